@@ -1,0 +1,1 @@
+//! Reinforcement-learning algorithms as pure functions of per-token numbers

@@ -1,0 +1,1 @@
+//! The typed configuration: strict parsing, overrides, cross-field checks

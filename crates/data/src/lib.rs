@@ -1,0 +1,1 @@
+//! Tasks from JSONL, Parquet and built-in generators, with a resumable cursor

@@ -1,0 +1,1 @@
+//! CPU kernels, their dispatch, buffers and memory mapping

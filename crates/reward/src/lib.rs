@@ -1,0 +1,1 @@
+//! Verifiers and their weighted sums

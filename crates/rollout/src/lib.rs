@@ -1,0 +1,1 @@
+//! Whoever turns prompts into tokens: the engine trait and the embedded engine

@@ -1,0 +1,1 @@
+//! The driver: run directory, event stream, journal, checkpoints, resume, report

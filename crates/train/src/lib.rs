@@ -1,0 +1,1 @@
+//! What a policy is to whoever trains it: the engine trait and the embedded engine
