@@ -12,4 +12,6 @@ mod trajectory;
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use task::{ChatMessage, PromptSource, Task};
-pub use trajectory::{Author, PolicyVersion, SampleKey, Span, StopReason, Ticket, Trajectory, TrajectoryError, VersionSpan};
+pub use trajectory::{
+    Author, PolicyVersion, SampleKey, Span, StopReason, Ticket, Trajectory, TrajectoryError, VersionSpan,
+};

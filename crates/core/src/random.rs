@@ -140,7 +140,10 @@ mod tests {
     #[test]
     fn philox_known_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         assert_eq!(
             philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
@@ -149,7 +152,8 @@ mod tests {
 
     #[test]
     fn every_part_of_the_key_matters() {
-        let base = RandomKey { seed: 1, stage: 0, purpose: Purpose::Rollout, ticket: 7, sample: 2, segment: 0 };
+        let base =
+            RandomKey { seed: 1, stage: 0, purpose: Purpose::Rollout, ticket: 7, sample: 2, segment: 0 };
         let others = [
             RandomKey { seed: 2, ..base },
             RandomKey { stage: 1, ..base },

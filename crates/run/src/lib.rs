@@ -1,1 +1,11 @@
-//! The driver: run directory, event stream, journal, checkpoints, resume, report
+//! The driver: run directory, event stream, journal, checkpoints, resume, publication of weights, trackers.
+
+pub mod checkpoint;
+pub mod directory;
+mod error;
+mod events;
+mod journal;
+mod tensorboard;
+
+pub use error::RunError;
+pub use events::{Event, EventLine, Metrics, Observer, Phase, Sample, StageOutline, read_events, surviving};

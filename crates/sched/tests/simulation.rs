@@ -86,9 +86,11 @@ impl World {
                 Command::Finish => self.finished = true,
             }
         }
-        let alive = (self.running.len() + self.ready.len() + self.training.as_ref().map_or(0, Vec::len)) as u64;
+        let alive =
+            (self.running.len() + self.ready.len() + self.training.as_ref().map_or(0, Vec::len)) as u64;
         let v = self.scheduler.version().0;
-        let bound = (v + 1 + self.settings.max_staleness) * self.settings.batch_groups + self.settings.oversample;
+        let bound =
+            (v + 1 + self.settings.max_staleness) * self.settings.batch_groups + self.settings.oversample;
         assert!(v * self.settings.batch_groups + alive <= bound, "SCHED-1");
     }
 
@@ -216,6 +218,7 @@ fn what_was_not_asked_for_is_an_error() {
     assert_eq!(scheduler.handle(Event::Begin).unwrap(), [Command::StartGroup(Ticket(0))]);
     assert!(scheduler.handle(Event::BatchTrained).is_err());
     assert!(scheduler.handle(Event::GroupReady { ticket: Ticket(9), oldest: PolicyVersion(0) }).is_err());
-    let commands = scheduler.handle(Event::GroupReady { ticket: Ticket(0), oldest: PolicyVersion(0) }).unwrap();
+    let commands =
+        scheduler.handle(Event::GroupReady { ticket: Ticket(0), oldest: PolicyVersion(0) }).unwrap();
     assert_eq!(commands, [Command::TrainBatch { batch: 0, tickets: vec![Ticket(0)] }]);
 }
