@@ -1,0 +1,110 @@
+//! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its backward.
+//!
+//! Shapes: T rows, F features of the feed-forward layer. The fused form reads both halves from one `[T, 2F]` buffer
+//! whose rows are `[gate | up]`, the output of one linear layer.
+
+use crate::{Buf, Ctx, partition};
+
+/// `y = silu(gate) · up`, all `[rows, f]`.
+///
+/// # Panics
+///
+/// If a length does not fit.
+pub fn swiglu(ctx: &Ctx, y_tf: &mut Buf, gate_tf: &Buf, up_tf: &Buf, rows: usize, f: usize) {
+    assert_eq!(y_tf.len(), rows * f, "swiglu: y must be [rows, f]");
+    assert_eq!(gate_tf.len(), rows * f, "swiglu: gate must be [rows, f]");
+    assert_eq!(up_tf.len(), rows * f, "swiglu: up must be [rows, f]");
+    let (gate, up) = (gate_tf.as_slice(), up_tf.as_slice());
+    partition::for_rows(ctx, y_tf.as_mut_slice(), f, |first, count, y| {
+        forward_row(y, &gate[first * f..][..count * f], &up[first * f..][..count * f]);
+    });
+}
+
+/// `y = silu(gate) · up` with rows `[gate | up]` in `gate_up` `[rows, 2f]`; `y` is `[rows, f]`.
+///
+/// # Panics
+///
+/// If a length does not fit.
+pub fn swiglu_fused(ctx: &Ctx, y_tf: &mut Buf, gate_up_t2f: &Buf, rows: usize, f: usize) {
+    assert_eq!(y_tf.len(), rows * f, "swiglu_fused: y must be [rows, f]");
+    assert_eq!(gate_up_t2f.len(), rows * 2 * f, "swiglu_fused: gate_up must be [rows, 2f]");
+    let gate_up = gate_up_t2f.as_slice();
+    partition::for_rows(ctx, y_tf.as_mut_slice(), f, |first, count, y| {
+        for row in 0..count {
+            let (gate, up) = gate_up[(first + row) * 2 * f..][..2 * f].split_at(f);
+            forward_row(&mut y[row * f..][..f], gate, up);
+        }
+    });
+}
+
+/// Gradients of [`swiglu`], overwriting `dgate` and `dup`.
+///
+/// # Panics
+///
+/// If a length does not fit.
+pub fn swiglu_backward(
+    ctx: &Ctx,
+    dgate_tf: &mut Buf,
+    dup_tf: &mut Buf,
+    dy_tf: &Buf,
+    gate_tf: &Buf,
+    up_tf: &Buf,
+    rows: usize,
+    f: usize,
+) {
+    assert_eq!(dgate_tf.len(), rows * f, "swiglu_backward: dgate must be [rows, f]");
+    assert_eq!(dup_tf.len(), rows * f, "swiglu_backward: dup must be [rows, f]");
+    assert_eq!(dy_tf.len(), rows * f, "swiglu_backward: dy must be [rows, f]");
+    assert_eq!(gate_tf.len(), rows * f, "swiglu_backward: gate must be [rows, f]");
+    assert_eq!(up_tf.len(), rows * f, "swiglu_backward: up must be [rows, f]");
+    let (dy, gate, up) = (dy_tf.as_slice(), gate_tf.as_slice(), up_tf.as_slice());
+    let (dgate, dup) = (dgate_tf.as_mut_slice(), dup_tf.as_mut_slice());
+    partition::for_rows2(ctx, dgate, f, dup, f, |first, count, dgate, dup| {
+        let rows = first * f..(first + count) * f;
+        backward_row(dgate, dup, &dy[rows.clone()], &gate[rows.clone()], &up[rows]);
+    });
+}
+
+/// Gradients of [`swiglu_fused`], overwriting `dgate_up` `[rows, 2f]`.
+///
+/// # Panics
+///
+/// If a length does not fit.
+pub fn swiglu_fused_backward(
+    ctx: &Ctx,
+    dgate_up_t2f: &mut Buf,
+    dy_tf: &Buf,
+    gate_up_t2f: &Buf,
+    rows: usize,
+    f: usize,
+) {
+    assert_eq!(dgate_up_t2f.len(), rows * 2 * f, "swiglu_fused_backward: dgate_up must be [rows, 2f]");
+    assert_eq!(gate_up_t2f.len(), rows * 2 * f, "swiglu_fused_backward: gate_up must be [rows, 2f]");
+    assert_eq!(dy_tf.len(), rows * f, "swiglu_fused_backward: dy must be [rows, f]");
+    let (dy, gate_up) = (dy_tf.as_slice(), gate_up_t2f.as_slice());
+    partition::for_rows(ctx, dgate_up_t2f.as_mut_slice(), 2 * f, |first, count, d| {
+        for row in 0..count {
+            let (gate, up) = gate_up[(first + row) * 2 * f..][..2 * f].split_at(f);
+            let (dgate, dup) = d[row * 2 * f..][..2 * f].split_at_mut(f);
+            backward_row(dgate, dup, &dy[(first + row) * f..][..f], gate, up);
+        }
+    });
+}
+
+fn forward_row(y: &mut [f32], gate: &[f32], up: &[f32]) {
+    for i in 0..y.len() {
+        let sigmoid = 1.0 / (1.0 + (-gate[i]).exp());
+        y[i] = (gate[i] * sigmoid) * up[i];
+    }
+}
+
+fn backward_row(dgate: &mut [f32], dup: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) {
+    for i in 0..dy.len() {
+        let g = gate[i];
+        let sigmoid = 1.0 / (1.0 + (-g).exp());
+        dup[i] = dy[i] * (g * sigmoid);
+        // silu'(g) = σ + g·σ·(1 − σ)
+        let slope = (g * sigmoid).mul_add(1.0 - sigmoid, sigmoid);
+        dgate[i] = (dy[i] * up[i]) * slope;
+    }
+}

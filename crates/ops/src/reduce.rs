@@ -1,0 +1,78 @@
+//! Sums and sweeps over whole tensors.
+
+use crate::{Buf, Ctx, partition};
+
+/// `y += x`, element by element.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn add(ctx: &Ctx, y: &mut Buf, x: &Buf) {
+    assert_eq!(y.len(), x.len(), "add: lengths differ");
+    let x = x.as_slice();
+    partition::for_rows(ctx, y.as_mut_slice(), 1, |first, count, y| {
+        for (y, x) in y.iter_mut().zip(&x[first..][..count]) {
+            *y += x;
+        }
+    });
+}
+
+/// `y *= s`.
+pub fn scale(ctx: &Ctx, y: &mut Buf, s: f32) {
+    partition::for_rows(ctx, y.as_mut_slice(), 1, |_, _, y| {
+        for y in y {
+            *y *= s;
+        }
+    });
+}
+
+/// Floats that are summed into one partial sum. Fixed, so that bytes do not depend on the threads.
+const CHUNK: usize = 16 * 1024;
+
+/// `Σ x²` in f64: squares of f32 are exact there, each chunk of a fixed size is summed in 16 strided lanes, and the
+/// chunks are added in ascending order.
+pub fn sum_squares(ctx: &Ctx, x: &Buf) -> f64 {
+    let x = x.as_slice();
+    let chunks = x.len().div_ceil(CHUNK);
+    let sums: Vec<std::sync::atomic::AtomicU64> = (0..chunks).map(|_| 0.into()).collect();
+    ctx.parallel_for(chunks, |chunk| {
+        let x = &x[chunk * CHUNK..x.len().min((chunk + 1) * CHUNK)];
+        sums[chunk].store(chunk_squares(x).to_bits(), std::sync::atomic::Ordering::Relaxed);
+    });
+    sums.into_iter().map(|s| f64::from_bits(s.into_inner())).sum()
+}
+
+fn chunk_squares(x: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 16];
+    let (whole, tail) = x.as_chunks::<16>();
+    for x in whole {
+        for l in 0..16 {
+            lanes[l] += f64::from(x[l]) * f64::from(x[l]);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(tail) {
+        *lane += f64::from(*x) * f64::from(*x);
+    }
+    let mut width = 8;
+    while width > 0 {
+        for l in 0..width {
+            lanes[l] += lanes[l + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Whether no element is infinite or NaN.
+pub fn all_finite(ctx: &Ctx, x: &Buf) -> bool {
+    let x = x.as_slice();
+    let bad = std::sync::atomic::AtomicBool::new(false);
+    ctx.parallel_for(x.len().div_ceil(CHUNK), |chunk| {
+        let x = &x[chunk * CHUNK..x.len().min((chunk + 1) * CHUNK)];
+        // Folding instead of `all` lets the loop run without a branch for each element.
+        if x.iter().fold(false, |bad, x| bad | !x.is_finite()) {
+            bad.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    !bad.into_inner()
+}
