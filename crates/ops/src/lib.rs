@@ -1,1 +1,76 @@
-//! CPU kernels, their dispatch, buffers and memory mapping
+//! CPU kernels, their dispatch, buffers and memory mapping.
+//!
+//! Every operation is a free function over [`Buf`]s and takes a [`Ctx`]. All matrices are row-major. The letters in
+//! names and docs are the shapes:
+//!
+//! | letter | meaning | letter | meaning |
+//! | --- | --- | --- | --- |
+//! | `t` | packed tokens (rows) | `v` | vocabulary |
+//! | `r` | rows of a decode step | `h` | query heads |
+//! | `d` | hidden size | `g` | key/value heads |
+//! | `n`, `k` | out and in features of a linear layer | `e` | size of a head |
+//! | `f` | size of the feed-forward layer | | |
+//!
+//! # One definition of every sum
+//!
+//! The same inputs give the same bits on every instruction set, for any number of threads, and for a row alone as for
+//! a row among many. That holds because the order of each sum is part of the operation's definition:
+//!
+//! * A sum of products (linear layers, attention, weight gradients) is one chain of fused multiply-adds per output
+//!   element, in ascending index of the reduced dimension. It starts from zero, or from what the output holds where
+//!   the operation accumulates. Blocking stores the chain's value and takes it up again, which changes nothing.
+//! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo
+//!   16, then in one fixed tree over the lanes.
+//! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
+//! * A sum over tokens ascends. Threads share out output elements, never a sum.
+//!
+//! # Panics
+//!
+//! A shape that does not fit its buffer is a mistake in the calling code: operations check the lengths of their
+//! arguments and panic with the name of the argument. User input is checked before it comes here.
+
+mod activation;
+mod adamw;
+mod attention;
+mod buf;
+mod cache;
+mod convert;
+mod ctx;
+mod disjoint;
+mod embedding;
+mod error;
+mod head;
+mod isa;
+mod linear;
+mod mapped;
+mod norm;
+mod partition;
+mod reduce;
+mod rope;
+mod simd;
+#[cfg(target_arch = "aarch64")]
+mod simd_neon;
+#[cfg(target_arch = "x86_64")]
+mod simd_x86;
+
+pub use activation::{swiglu, swiglu_backward, swiglu_fused, swiglu_fused_backward};
+pub use adamw::{AdamW, adamw};
+pub use attention::{AttentionShape, CachedRow, attention, attention_backward, attention_cached};
+pub use buf::Buf;
+pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_write};
+pub use convert::{
+    bf16_bytes_from_f32, f16_bytes_from_f32, f32_bytes_from_f32, f32_from_bf16_bytes, f32_from_f16_bytes,
+    f32_from_f32_bytes,
+};
+pub use ctx::Ctx;
+pub use embedding::{embedding, embedding_backward, gather_rows, scatter_rows};
+pub use error::OpsError;
+pub use head::{HeadScores, RowScores, head_backward, head_forward, head_logits, row_scores};
+pub use isa::Isa;
+pub use linear::{
+    Packed, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack,
+};
+pub use mapped::MappedFile;
+pub use norm::{rms_norm, rms_norm_backward};
+pub use reduce::{add, all_finite, scale, sum_squares};
+pub use rope::{RopeTable, rope, rope_backward};

@@ -1,0 +1,389 @@
+//! Vectors of 16 `f32` lanes, and how a kernel is built for each instruction set.
+//!
+//! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function whose first argument is the
+//! token `s: S`. The macro [`dispatch!`] makes the function that others call: it instantiates the kernel inside one
+//! `#[target_feature]` function per instruction set and picks by [`Level`](crate::isa::Level). A token can only be
+//! made there, after detection, which is what makes the methods of [`Simd`] safe.
+//!
+//! ```text
+//! #[inline(always)]
+//! fn scale_generic<S: Simd>(s: S, y: &mut [f32], factor: f32) { … }
+//!
+//! dispatch! {
+//!     /// y *= factor
+//!     fn scale_row(y: &mut [f32], factor: f32) = scale_generic;
+//! }
+//! // scale_row(ctx.level(), y, factor);
+//! ```
+//!
+//! Every operation on lanes is exact by IEEE 754 (one rounding, fused multiply-add included) and every reduction over
+//! the lanes is one fixed tree, so all implementations give the same bits.
+
+/// Number of lanes of every vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// An instruction set as vectors of [`LANES`] `f32`s. The implementing type is a token without data.
+///
+/// `load`, `store` and their like panic when the slice is too short.
+pub(crate) trait Simd: Copy + Send + Sync {
+    /// A vector of [`LANES`] lanes.
+    type V: Copy;
+
+    /// # Safety
+    /// `LANES` floats must be readable at `p`; no alignment is needed.
+    unsafe fn load_ptr(self, p: *const f32) -> Self::V;
+    /// # Safety
+    /// `LANES` floats must be writable at `p`; no alignment is needed.
+    unsafe fn store_ptr(self, p: *mut f32, v: Self::V);
+    /// Lanes `n..` are zero and their memory is not touched.
+    /// # Safety
+    /// `n <= LANES` floats must be readable at `p`.
+    unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Self::V;
+    /// The memory of lanes `n..` is not touched.
+    /// # Safety
+    /// `n <= LANES` floats must be writable at `p`.
+    unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Self::V);
+
+    fn splat(self, x: f32) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `if a > b { a } else { b }`: `b` when either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { a } else { b }`: `b` when either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a > b { x } else { y }` in each lane: `y` when either is NaN.
+    fn select_gt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+
+    // Operations on the bits of the lanes.
+    fn and(self, a: Self::V, b: Self::V) -> Self::V;
+    fn or(self, a: Self::V, b: Self::V) -> Self::V;
+    fn xor(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Wrapping sum of the lanes as 32-bit integers.
+    fn add_i32(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Wrapping difference of the lanes as 32-bit integers.
+    fn sub_i32(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Arithmetic shift right by one.
+    fn half_i32(self, a: Self::V) -> Self::V;
+    /// Shift left by the width of the mantissa: an integer becomes an exponent.
+    fn to_exponent(self, a: Self::V) -> Self::V;
+
+    /// Lane sums by the tree of [`tree_sum`].
+    fn sum(self, v: Self::V) -> f32;
+
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn splat_bits(self, bits: u32) -> Self::V {
+        self.splat(f32::from_bits(bits))
+    }
+
+    /// The first [`LANES`] elements.
+    #[inline(always)]
+    fn load(self, x: &[f32]) -> Self::V {
+        assert!(x.len() >= LANES);
+        // SAFETY: the length was just checked.
+        unsafe { self.load_ptr(x.as_ptr()) }
+    }
+
+    /// Writes the first [`LANES`] elements.
+    #[inline(always)]
+    fn store(self, y: &mut [f32], v: Self::V) {
+        assert!(y.len() >= LANES);
+        // SAFETY: the length was just checked.
+        unsafe { self.store_ptr(y.as_mut_ptr(), v) }
+    }
+
+    /// All of `x`, at most [`LANES`] elements; the lanes beyond are zero.
+    #[inline(always)]
+    fn load_tail(self, x: &[f32]) -> Self::V {
+        assert!(x.len() <= LANES);
+        // SAFETY: the length was just checked.
+        unsafe { self.load_ptr_n(x.as_ptr(), x.len()) }
+    }
+
+    /// All of `x`, at most [`LANES`] elements; the lanes beyond are `fill`.
+    #[inline(always)]
+    fn load_tail_or(self, x: &[f32], fill: f32) -> Self::V {
+        let mut lanes = [fill; LANES];
+        lanes[..x.len()].copy_from_slice(x);
+        self.load(&lanes)
+    }
+
+    /// Writes all of `y`, at most [`LANES`] elements.
+    #[inline(always)]
+    fn store_tail(self, y: &mut [f32], v: Self::V) {
+        assert!(y.len() <= LANES);
+        // SAFETY: the length was just checked.
+        unsafe { self.store_ptr_n(y.as_mut_ptr(), y.len(), v) }
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes, v);
+        lanes
+    }
+
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        self.and(a, self.splat_bits(0x7fff_ffff))
+    }
+
+    #[inline(always)]
+    fn neg(self, a: Self::V) -> Self::V {
+        self.xor(a, self.splat_bits(0x8000_0000))
+    }
+
+    /// The largest lane. Meaningful only without NaN.
+    #[inline(always)]
+    fn max_lane(self, v: Self::V) -> f32 {
+        let mut a = self.to_array(v);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                a[i] = if a[i] > a[i + width] { a[i] } else { a[i + width] };
+            }
+        }
+        a[0]
+    }
+
+    /// e^x within 2 units in the last place; 0 at −∞ and far below, ∞ above 88.73, NaN at NaN.
+    ///
+    /// `x = n·ln 2 + r` with |r| ≤ ln 2 / 2; e^r by the polynomial of Cephes' `expf` (Moshier), then two
+    /// multiplications by powers of two, so that results below the normal range round gradually.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        /// 1.5 · 2²³: added to a small number, leaves its nearest integer in the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        // The constant comes first: `max` and `min` give their second argument when one is NaN.
+        let x = self.max(self.splat(-104.0), x);
+        let x = self.min(self.splat(89.0), x);
+        let rounded = self.fma(x, self.splat(std::f32::consts::LOG2_E), self.splat(ROUND));
+        let n = self.sub(rounded, self.splat(ROUND));
+        // ln 2 in two parts; the first has few enough bits that n times it is exact.
+        let r = self.fma(n, self.splat(-0.693_359_4), x);
+        let r = self.fma(n, self.splat(2.121_944_4e-4), r);
+        let mut p = self.splat(1.987_569_2e-4);
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = self.fma(p, r, self.splat(c));
+        }
+        let p = self.fma(p, self.mul(r, r), r);
+        let p = self.add(p, self.splat(1.0));
+
+        let n = self.sub_i32(rounded, self.splat(ROUND));
+        let half = self.half_i32(n);
+        let rest = self.sub_i32(n, half);
+        let bias = self.splat_bits(127);
+        let p = self.mul(p, self.to_exponent(self.add_i32(half, bias)));
+        self.mul(p, self.to_exponent(self.add_i32(rest, bias)))
+    }
+}
+
+/// The one tree over lanes: halves are added until one lane is left.
+#[inline(always)]
+pub(crate) fn tree_sum(mut a: [f32; LANES]) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            a[i] += a[i + width];
+        }
+    }
+    a[0]
+}
+
+/// Plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+/// Sixteen floats in an array.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Array([f32; LANES]);
+
+impl Array {
+    #[inline(always)]
+    fn zip(self, o: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], o.0[i])))
+    }
+
+    #[inline(always)]
+    fn zip_bits(self, o: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        self.zip(o, |a, b| f32::from_bits(f(a.to_bits(), b.to_bits())))
+    }
+
+    #[inline(always)]
+    fn map_bits(self, f: impl Fn(u32) -> u32) -> Self {
+        Self(self.0.map(|a| f32::from_bits(f(a.to_bits()))))
+    }
+}
+
+impl Simd for Portable {
+    type V = Array;
+
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const f32) -> Array {
+        // SAFETY: the caller vouches for 16 floats; an unaligned read needs no more.
+        Array(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: Array) {
+        // SAFETY: as in `load_ptr`.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(v.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Array {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the caller vouches for n ≤ 16 floats.
+        lanes[..n].copy_from_slice(unsafe { std::slice::from_raw_parts(p, n) });
+        Array(lanes)
+    }
+    #[inline(always)]
+    unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Array) {
+        // SAFETY: the caller vouches for n ≤ 16 floats.
+        unsafe { std::slice::from_raw_parts_mut(p, n) }.copy_from_slice(&v.0[..n]);
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Array {
+        Array([x; LANES])
+    }
+    #[inline(always)]
+    fn add(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn sqrt(self, a: Array) -> Array {
+        Array(a.0.map(f32::sqrt))
+    }
+    #[inline(always)]
+    fn fma(self, a: Array, b: Array, c: Array) -> Array {
+        Array(std::array::from_fn(|i| a.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn max(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: Array, b: Array) -> Array {
+        a.zip(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn select_gt(self, a: Array, b: Array, x: Array, y: Array) -> Array {
+        Array(std::array::from_fn(|i| if a.0[i] > b.0[i] { x.0[i] } else { y.0[i] }))
+    }
+    #[inline(always)]
+    fn and(self, a: Array, b: Array) -> Array {
+        a.zip_bits(b, |a, b| a & b)
+    }
+    #[inline(always)]
+    fn or(self, a: Array, b: Array) -> Array {
+        a.zip_bits(b, |a, b| a | b)
+    }
+    #[inline(always)]
+    fn xor(self, a: Array, b: Array) -> Array {
+        a.zip_bits(b, |a, b| a ^ b)
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Array, b: Array) -> Array {
+        a.zip_bits(b, u32::wrapping_add)
+    }
+    #[inline(always)]
+    fn sub_i32(self, a: Array, b: Array) -> Array {
+        a.zip_bits(b, u32::wrapping_sub)
+    }
+    #[inline(always)]
+    fn half_i32(self, a: Array) -> Array {
+        a.map_bits(|a| ((a as i32) >> 1) as u32)
+    }
+    #[inline(always)]
+    fn to_exponent(self, a: Array) -> Array {
+        a.map_bits(|a| a << 23)
+    }
+    #[inline(always)]
+    fn sum(self, v: Array) -> f32 {
+        tree_sum(v.0)
+    }
+}
+
+/// Makes `fn name(level, args…)` from a generic kernel `fn generic<S: Simd>(s: S, args…)`: see the module's
+/// documentation. With `unsafe fn` the kernel is an unsafe function and so is the result. The arguments must not borrow
+/// with named lifetimes, and a result must not borrow at all.
+macro_rules! dispatch {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
+        $(#[$meta])*
+        $vis fn $name(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                $generic(s, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                $generic(s, $($arg),*)
+            }
+            match level.isa() {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a level exists only for an instruction set that was detected.
+                $crate::Isa::Avx512 => unsafe { avx512($crate::simd_x86::Avx512::detected(), $($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::Isa::Avx2 => unsafe { avx2($crate::simd_x86::Avx2::detected(), $($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                $crate::Isa::Neon => $generic($crate::simd_neon::Neon, $($arg),*),
+                _ => $generic($crate::simd::Portable, $($arg),*),
+            }
+        }
+    };
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
+        $(#[$meta])*
+        $vis unsafe fn $name(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn avx512(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the caller's duty is this function's, word for word.
+                unsafe { $generic(s, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $generic(s, $($arg),*) }
+            }
+            // SAFETY: a level exists only for an instruction set that was detected; the rest is the caller's duty.
+            unsafe {
+                match level.isa() {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx512 => avx512($crate::simd_x86::Avx512::detected(), $($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx2 => avx2($crate::simd_x86::Avx2::detected(), $($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::Isa::Neon => $generic($crate::simd_neon::Neon, $($arg),*),
+                    _ => $generic($crate::simd::Portable, $($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use dispatch;
+
+#[cfg(test)]
+#[path = "simd_tests.rs"]
+mod tests;

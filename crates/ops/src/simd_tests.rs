@@ -1,0 +1,143 @@
+use super::*;
+use crate::Isa;
+use crate::isa::Level;
+
+fn exp_all_generic<S: Simd>(s: S, y: &mut [f32], x: &[f32]) {
+    for (y, x) in y.chunks_mut(LANES).zip(x.chunks(LANES)) {
+        let v = s.exp(s.load_tail(x));
+        s.store_tail(y, v);
+    }
+}
+
+dispatch! {
+    fn exp_all(y: &mut [f32], x: &[f32]) = exp_all_generic;
+}
+
+fn levels() -> Vec<Level> {
+    Isa::available().into_iter().filter_map(Level::of).collect()
+}
+
+fn same(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn exp_is_within_two_ulp_and_equal_everywhere() {
+    let x: Vec<f32> = (0..200_003).map(|i| -105.0 + i as f32 * (194.5 / 200_003.0)).collect();
+    let mut first = vec![0.0; x.len()];
+    exp_all(levels()[0], &mut first, &x);
+    let mut worst = 0.0_f64;
+    for (&x, &y) in x.iter().zip(&first) {
+        let exact = f64::from(x).exp();
+        if exact > f64::from(f32::MAX) {
+            assert!(y.is_infinite() || y == f32::MAX, "exp({x}) = {y}");
+            continue;
+        }
+        // Below the normal range the unit in the last place no longer shrinks.
+        let ulp = 2.0_f64.powi((exact.log2().floor() as i32 - 23).max(-149));
+        worst = worst.max((f64::from(y) - exact).abs() / ulp);
+    }
+    assert!(worst <= 2.0, "{worst} ulp");
+    for level in levels() {
+        let mut y = vec![0.0; x.len()];
+        exp_all(level, &mut y, &x);
+        assert!(same(&y, &first), "{:?}", level.isa());
+    }
+}
+
+#[test]
+fn exp_of_the_extremes() {
+    let x = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, 0.0, -0.0, -1000.0, 1000.0, f32::MIN, f32::MAX];
+    for level in levels() {
+        let mut y = [7.0; 9];
+        exp_all(level, &mut y, &x);
+        assert_eq!((y[0], y[1], y[3], y[4]), (0.0, f32::INFINITY, 1.0, 1.0), "{:?}", level.isa());
+        assert_eq!((y[5], y[6], y[7], y[8]), (0.0, f32::INFINITY, 0.0, f32::INFINITY));
+        assert!(y[2].is_nan());
+    }
+}
+
+/// Every operation once, on two vectors; the results one after the other.
+#[inline(always)]
+fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
+    let (x, y) = (s.load(a), s.load(b));
+    let results = [
+        s.add(x, y),
+        s.sub(x, y),
+        s.mul(x, y),
+        s.div(x, y),
+        s.sqrt(s.abs(x)),
+        s.fma(x, y, x),
+        s.max(x, y),
+        s.min(x, y),
+        s.select_gt(x, y, s.splat(1.0), s.splat(2.0)),
+        s.and(x, y),
+        s.or(x, y),
+        s.xor(x, y),
+        s.add_i32(x, y),
+        s.sub_i32(x, y),
+        s.half_i32(x),
+        s.to_exponent(x),
+        s.neg(x),
+        s.zero(),
+    ];
+    for v in results {
+        out.extend(s.to_array(v));
+    }
+    for n in 0..=LANES {
+        out.extend(s.to_array(s.load_tail(&a[..n])));
+        out.extend(s.to_array(s.load_tail_or(&a[..n], -3.0)));
+        let mut stored = [9.0; LANES + 1];
+        s.store_tail(&mut stored[..n], x);
+        out.extend(stored);
+    }
+    out.push(s.sum(x));
+}
+
+dispatch! {
+    fn all(out: &mut Vec<f32>, a: &[f32], b: &[f32]) = all_generic;
+}
+
+#[test]
+fn every_operation_gives_the_same_bits_everywhere() {
+    let special =
+        [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, 1e-40, -1e-40, f32::MAX, 1.5e-20, 3.0];
+    for round in 0..50_usize {
+        let pick = |i: usize| {
+            let h = (i + 1).wrapping_mul(0x9e37_79b9).wrapping_add(round * 0x85eb_ca6b);
+            if (h >> 8).is_multiple_of(3) {
+                special[h % special.len()]
+            } else {
+                (h % 20011) as f32 * 0.37 - 3700.0
+            }
+        };
+        let a: Vec<f32> = (0..LANES).map(pick).collect();
+        let b: Vec<f32> = (0..LANES).map(|i| pick(i * 7 + 100)).collect();
+        let mut want = Vec::new();
+        all(levels()[0], &mut want, &a, &b);
+        for level in levels() {
+            let mut got = Vec::new();
+            all(level, &mut got, &a, &b);
+            for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+                // The bits of a NaN are not part of the promise.
+                assert!(
+                    g.to_bits() == w.to_bits() || g.is_nan() && w.is_nan(),
+                    "{:?} {i}: {g} {w}",
+                    level.isa()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn max_and_select_take_the_second_argument_at_nan() {
+    for level in levels() {
+        let mut out = Vec::new();
+        all(level, &mut out, &[f32::NAN; LANES], &[5.0; LANES]);
+        assert_eq!(out[6 * LANES..9 * LANES], [[5.0; 2 * LANES].as_slice(), &[2.0; LANES]].concat());
+        let mut out = Vec::new();
+        all(level, &mut out, &[5.0; LANES], &[f32::NAN; LANES]);
+        assert!(out[6 * LANES..8 * LANES].iter().all(|x| x.is_nan()));
+    }
+}
