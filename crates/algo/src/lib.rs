@@ -1,1 +1,48 @@
-//! Reinforcement-learning algorithms as pure functions of per-token numbers
+//! Reinforcement-learning algorithms as pure functions of per-token numbers.
+//!
+//! A training engine yields [`TokenScores`]; [`policy_loss`] maps them to a loss *and to the loss's derivative by
+//! each score*, which the engine back-propagates. [`advantages`] maps rewards to the weights that the losses use.
+//! No tensor, no I/O, no clock, no random number: the same numbers in give the same bits out.
+//!
+//! Two rules hold everywhere:
+//!
+//! * **Losses are sums; [`GlobalCounts`] divide.** A coefficient depends on its own sequence and on the counts of
+//!   the whole optimiser step, never on what shares its micro-batch, so a split into micro-batches gives the same
+//!   bits. The metrics do too, because [`ExactSum`] adds without rounding.
+//! * **Coefficients are computed in `f64` and rounded once.** Log-ratios are clamped to ±20 before `exp`.
+//!
+//! A named [`Method`] is a preset: a point in {advantage × loss × KL × aggregation}. [`AlgorithmSettings`] overrides
+//! its knobs one by one and [`Algorithm::resolve`] refuses what makes no sense.
+//!
+//! Legend: `lp` current log-probability, `old` that of the policy before the batch's first optimiser step, `beh`
+//! the sampler's, `ref` the reference model's; R reward, A advantage, ρ = exp(lp − old).
+
+mod advantage;
+mod aggregate;
+mod algorithm;
+mod error;
+mod exact_sum;
+mod kl;
+mod loss;
+mod method;
+mod preset;
+mod resolve;
+mod settings;
+mod show;
+
+pub use advantage::{
+    AdvantageReport, AdvantageSpec, Advantages, EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards,
+    advantages,
+};
+pub use aggregate::{Aggregation, GlobalCounts};
+pub use algorithm::Algorithm;
+pub use error::{AlgoError, Score, Unread};
+pub use exact_sum::ExactSum;
+pub use kl::{KlEstimator, KlLoss, KlPlacement};
+pub use loss::{
+    LossBatch, LossGrad, LossMetrics, LossTerms, Mismatch, PolicyLoss, PpoClip, Reinforce, Scope, Sft,
+    Surrogate, TokenScores, policy_loss,
+};
+pub use method::Method;
+pub use settings::{AdvantageKind, AlgorithmSettings, KlSettings, Level, LossKind};
+pub use show::MethodInfo;

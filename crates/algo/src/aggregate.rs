@@ -1,0 +1,80 @@
+use serde::{Deserialize, Serialize};
+
+use crate::AlgoError;
+
+/// What is counted over the *whole* optimiser step: every micro-batch of it is divided by the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GlobalCounts {
+    /// Policy tokens.
+    pub tokens: u64,
+    /// Sequences with at least one policy token.
+    pub sequences: u64,
+    /// The stage's limit on the policy tokens of a sequence: the constant of [`Aggregation::ConstantLength`].
+    pub completion_limit: u64,
+}
+
+impl GlobalCounts {
+    /// Counts sequences given by their numbers of policy tokens. Those without any are not counted.
+    pub fn of_lengths(lengths: impl IntoIterator<Item = usize>, completion_limit: u64) -> Self {
+        let mut counts = Self { completion_limit, ..Self::default() };
+        for length in lengths {
+            counts.tokens += length as u64;
+            counts.sequences += u64::from(length > 0);
+        }
+        counts
+    }
+}
+
+/// How the per-token terms of an optimiser step become one number.
+///
+/// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. There is no mode
+/// that divides by a micro-batch's own counts: its result would depend on the split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// Σ_i Σ_t ℓ / T: every token weighs the same (DAPO; verl's `token-mean`).
+    TokenMean,
+    /// 1/S Σ_i 1/|y_i| Σ_t ℓ: every sequence weighs the same (GRPO's paper; verl's `seq-mean-token-mean`).
+    SequenceMean,
+    /// Σ_i Σ_t ℓ / (S·L) with the constant L = the completion limit (Dr.GRPO).
+    ConstantLength,
+    /// 1/S Σ_i Σ_t ℓ: a sequence is one action (RLOO; verl's `seq-mean-token-sum`).
+    SequenceSum,
+}
+
+impl Aggregation {
+    /// All modes.
+    pub const ALL: [Self; 4] = [Self::TokenMean, Self::SequenceMean, Self::ConstantLength, Self::SequenceSum];
+
+    /// Its name in a recipe.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TokenMean => "token_mean",
+            Self::SequenceMean => "sequence_mean",
+            Self::ConstantLength => "constant_length",
+            Self::SequenceSum => "sequence_sum",
+        }
+    }
+
+    /// Its formula, for `rloom algo show`.
+    pub(crate) fn formula(self) -> &'static str {
+        match self {
+            Self::TokenMean => "sum over all policy tokens of the optimiser step / their number",
+            Self::SequenceMean => "mean over the policy tokens of a sequence, then mean over sequences",
+            Self::ConstantLength => "sum over all policy tokens / (sequences x completion limit, a constant)",
+            Self::SequenceSum => "sum over the policy tokens of a sequence, then mean over sequences",
+        }
+    }
+
+    /// What a token's term is divided by, in a sequence of `length` policy tokens.
+    pub(crate) fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
+        let sequences = counts.sequences as f64;
+        match self {
+            Self::TokenMean => Ok(counts.tokens as f64),
+            Self::SequenceMean => Ok(length as f64 * sequences),
+            Self::ConstantLength if counts.completion_limit == 0 => Err(AlgoError::NoCompletionLimit),
+            Self::ConstantLength => Ok(sequences * counts.completion_limit as f64),
+            Self::SequenceSum => Ok(sequences),
+        }
+    }
+}

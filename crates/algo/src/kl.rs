@@ -1,0 +1,139 @@
+//! Estimators of KL(policy ‖ reference) from the log-probability of the sampled token
+//! (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html).
+
+use serde::{Deserialize, Serialize};
+
+/// Log-ratios are clamped to this before `exp`: e²⁰ ≈ 4.9e8 is already far beyond use, and nothing overflows.
+pub(crate) const LOG_RATIO_LIMIT: f64 = 20.0;
+
+/// Which estimate of the divergence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    /// lp − ref: unbiased as a value; its gradient is zero in expectation, so it belongs in the reward.
+    K1,
+    /// ½(lp − ref)²: gradient lp − ref, which is the gradient of the reverse KL in expectation.
+    K2,
+    /// exp(ref − lp) − (ref − lp) − 1: unbiased, never negative; gradient 1 − exp(ref − lp), which is the gradient
+    /// of the *forward* KL in expectation.
+    K3,
+}
+
+impl KlEstimator {
+    /// Its name in a recipe.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::K1 => "k1",
+            Self::K2 => "k2",
+            Self::K3 => "k3",
+        }
+    }
+
+    /// Value and derivative by `lp` (nats).
+    ///
+    /// Above ref − lp = 20, k3 continues along its tangent: a token that the policy has all but given up is still
+    /// pulled back, by e²⁰ − 1 and no more. (A clamp of the whole expression, as elsewhere, has no gradient there.)
+    pub fn value_and_gradient(self, lp: f64, reference: f64) -> (f64, f64) {
+        let log_ratio = lp - reference;
+        match self {
+            Self::K1 => (log_ratio, 1.0),
+            Self::K2 => (0.5 * log_ratio * log_ratio, log_ratio),
+            Self::K3 => {
+                let d = -log_ratio;
+                let over = (d - LOG_RATIO_LIMIT).max(0.0);
+                // exp_m1 keeps the digits of small divergences, which d + 1 would cancel.
+                let e = d.min(LOG_RATIO_LIMIT).exp_m1();
+                (e - d.min(LOG_RATIO_LIMIT) + over * e, -e)
+            }
+        }
+    }
+}
+
+/// Where the divergence enters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlPlacement {
+    /// Subtracted from the reward, held constant: −coef·(old − ref).
+    Reward,
+    /// Added to the loss, with a gradient.
+    Loss,
+}
+
+impl KlPlacement {
+    /// Its name in a recipe.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reward => "reward",
+            Self::Loss => "loss",
+        }
+    }
+}
+
+/// A divergence in the loss.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KlLoss {
+    /// Its weight, > 0.
+    pub coef: f64,
+    /// k2 or k3.
+    pub estimator: KlEstimator,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_at_the_reference() {
+        for e in [KlEstimator::K2, KlEstimator::K3] {
+            assert_eq!(e.value_and_gradient(-1.5, -1.5), (0.0, 0.0));
+        }
+        assert_eq!(KlEstimator::K1.value_and_gradient(-1.5, -1.5), (0.0, 1.0));
+    }
+
+    /// The derivative is that of the value everywhere, also beyond the limit, and k3 is continuous there.
+    #[test]
+    fn derivative_of_the_value() {
+        for e in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
+            for lp in [-60.0, -25.0, -19.0, -3.0, -0.1, 4.0, 30.0] {
+                let h = 1e-5;
+                let (_, g) = e.value_and_gradient(lp, 0.0);
+                let (up, _) = e.value_and_gradient(lp + h, 0.0);
+                let (down, _) = e.value_and_gradient(lp - h, 0.0);
+                let numeric = (up - down) / (2.0 * h);
+                assert!(
+                    (g - numeric).abs() <= 1e-5 * g.abs().max(1.0),
+                    "{e:?} at {lp}: {g} against {numeric}"
+                );
+            }
+        }
+        let (below, _) = KlEstimator::K3.value_and_gradient(-20.0 + 1e-12, 0.0);
+        let (above, _) = KlEstimator::K3.value_and_gradient(-20.0 - 1e-12, 0.0);
+        assert!((below / above - 1.0).abs() < 1e-9);
+    }
+
+    /// Over all tokens, E[k1] = E[k3] = KL(p‖r) under p, and k2's gradient is the reverse KL's.
+    #[test]
+    fn expectations() {
+        let p: [f64; 3] = [0.5, 0.3, 0.2];
+        let r: [f64; 3] = [0.2, 0.2, 0.6];
+        let kl: f64 = (0..3).map(|i| p[i] * (p[i] / r[i]).ln()).sum();
+        for e in [KlEstimator::K1, KlEstimator::K3] {
+            let mean: f64 = (0..3).map(|i| p[i] * e.value_and_gradient(p[i].ln(), r[i].ln()).0).sum();
+            assert!((mean - kl).abs() < 1e-12, "{e:?}");
+        }
+        // d/dlogit_0 of KL = p_0 (log p_0/r_0 − KL); the score-function form needs Σ_i p_i g_i (1[i=0] − p_0).
+        let exact = p[0] * ((p[0] / r[0]).ln() - kl);
+        let from = |e: KlEstimator| -> f64 {
+            (0..3)
+                .map(|i| {
+                    let (_, g) = e.value_and_gradient(p[i].ln(), r[i].ln());
+                    p[i] * g * (f64::from(u8::from(i == 0)) - p[0])
+                })
+                .sum()
+        };
+        assert!((from(KlEstimator::K2) - exact).abs() < 1e-12);
+        assert!(from(KlEstimator::K1).abs() < 1e-12, "k1 as a loss has no gradient in expectation");
+        // KL(r‖p) by the logits is p − r.
+        assert!((from(KlEstimator::K3) - (p[0] - r[0])).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,40 @@
+use super::kernel::{Clipped, Token, TokenLoss, TokenTerm};
+use crate::kl::LOG_RATIO_LIMIT;
+
+/// PPO's clipped surrogate (arXiv 1707.06347, eq. 7), per token:
+///
+/// ℓ = max(−ρA, −clip(ρ, 1 − ε_low, 1 + ε_high)·A), ρ = exp(lp − old).
+///
+/// ε_high > ε_low is DAPO's clip-higher (arXiv 2503.14476). With a dual clip c (arXiv 1912.09729), ℓ = min(ℓ, −cA)
+/// where A < 0. Where a constant branch is active the gradient is zero.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PpoClip {
+    /// ε_low, in (0, 1).
+    pub clip_low: f64,
+    /// ε_high, > 0.
+    pub clip_high: f64,
+    /// c > 1; `None` for none.
+    pub dual_clip: Option<f64>,
+}
+
+impl TokenLoss for PpoClip {
+    fn term(&self, token: Token) -> TokenTerm {
+        let Token { lp, old, advantage: a } = token;
+        let log_ratio = lp - old;
+        let ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp();
+        let constant = |bound: f64, clipped| TokenTerm { value: -bound * a, d_logprob: 0.0, clipped };
+        if a > 0.0 && ratio > 1.0 + self.clip_high {
+            return constant(1.0 + self.clip_high, Clipped::High);
+        }
+        if a < 0.0 && ratio < 1.0 - self.clip_low {
+            return constant(1.0 - self.clip_low, Clipped::Low);
+        }
+        if let Some(c) = self.dual_clip.filter(|&c| a < 0.0 && ratio > c) {
+            return constant(c, Clipped::Dual);
+        }
+        let value = -ratio * a;
+        // The clamp of the log-ratio is a constant branch too.
+        let d_logprob = if log_ratio.abs() <= LOG_RATIO_LIMIT { value } else { 0.0 };
+        TokenTerm { value, d_logprob, clipped: Clipped::No }
+    }
+}

@@ -1,0 +1,117 @@
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::AlgoError;
+
+/// A named algorithm: what a stage's `method` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// Supervised fine-tuning.
+    Sft,
+    /// Group relative policy optimisation.
+    Grpo,
+    /// GRPO without its two biases.
+    DrGrpo,
+    /// REINFORCE with a leave-one-out baseline.
+    Rloo,
+    /// REINFORCE++.
+    ReinforcePp,
+    /// REINFORCE++ with the group's mean as baseline.
+    ReinforcePpBaseline,
+}
+
+impl Method {
+    /// All methods, in the order in which they are listed.
+    pub const ALL: [Self; 6] =
+        [Self::Sft, Self::Grpo, Self::DrGrpo, Self::Rloo, Self::ReinforcePp, Self::ReinforcePpBaseline];
+
+    /// Its name in a recipe and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sft => "sft",
+            Self::Grpo => "grpo",
+            Self::DrGrpo => "dr_grpo",
+            Self::Rloo => "rloo",
+            Self::ReinforcePp => "reinforce_pp",
+            Self::ReinforcePpBaseline => "reinforce_pp_baseline",
+        }
+    }
+
+    /// Whether it learns from demonstrations: then nothing is sampled and nothing rewarded.
+    pub fn is_supervised(self) -> bool {
+        matches!(self, Self::Sft)
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Method {
+    type Err = AlgoError;
+
+    /// Reads a name; the error suggests one that is close.
+    fn from_str(name: &str) -> Result<Self, AlgoError> {
+        if let Some(method) = Self::ALL.into_iter().find(|m| m.name() == name) {
+            return Ok(method);
+        }
+        let plain = |s: &str| s.to_lowercase().replace("++", "_pp").replace(['-', '.', ' '], "_");
+        let asked = plain(name);
+        let nearest = Self::ALL
+            .into_iter()
+            .map(|m| (edit_distance(&asked, m.name()), m))
+            .min_by_key(|&(distance, _)| distance)
+            .filter(|&(distance, m)| distance <= 2 && distance < m.name().len() / 2 + 1)
+            .map(|(_, m)| m);
+        Err(AlgoError::UnknownMethod { name: name.to_owned(), nearest })
+    }
+}
+
+/// Insertions, deletions and substitutions between two short ASCII names.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<u8> = b.bytes().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_serde_agrees() {
+        for m in Method::ALL {
+            assert_eq!(m.name().parse::<Method>().unwrap(), m);
+            assert_eq!(serde_json::to_value(m).unwrap(), m.name());
+        }
+    }
+
+    #[test]
+    fn close_names_are_suggested() {
+        let nearest = |s: &str| match s.parse::<Method>() {
+            Err(AlgoError::UnknownMethod { nearest, .. }) => nearest,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(nearest("GRPO"), Some(Method::Grpo));
+        assert_eq!(nearest("dr-grpo"), Some(Method::DrGrpo));
+        assert_eq!(nearest("drgrpo"), Some(Method::DrGrpo));
+        assert_eq!(nearest("reinforce++"), Some(Method::ReinforcePp));
+        assert_eq!(nearest("rlo"), Some(Method::Rloo));
+        assert_eq!(nearest("impala"), None);
+        let text = "gpro".parse::<Method>().unwrap_err().to_string();
+        assert!(text.ends_with("hint: did you mean \"grpo\"?"), "{text}");
+    }
+}
