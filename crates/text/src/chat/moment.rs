@@ -1,0 +1,163 @@
+use minijinja::{Error, ErrorKind};
+
+/// A point in time by a wall clock, for templates that print the date. RLoom reads no clock for it: whoever renders
+/// says when it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Year, as in 2026.
+    pub year: u16,
+    /// Month, 1 to 12.
+    pub month: u8,
+    /// Day of the month, from 1.
+    pub day: u8,
+    /// Hour, 0 to 23.
+    pub hour: u8,
+    /// Minute.
+    pub minute: u8,
+    /// Second.
+    pub second: u8,
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+
+impl Moment {
+    /// Midnight of a day; `None` if there is no such day.
+    pub fn date(year: u16, month: u8, day: u8) -> Option<Self> {
+        let moment = Self { year, month, day, hour: 0, minute: 0, second: 0 };
+        moment.is_valid().then_some(moment)
+    }
+
+    fn is_valid(self) -> bool {
+        (1..=12).contains(&self.month)
+            && (1..=self.days_in_month(self.month)).contains(&self.day)
+            && self.hour < 24
+            && self.minute < 60
+            && self.second < 60
+    }
+
+    fn is_leap(self) -> bool {
+        self.year.is_multiple_of(4) && (!self.year.is_multiple_of(100) || self.year.is_multiple_of(400))
+    }
+
+    fn days_in_month(self, month: u8) -> u8 {
+        match month {
+            4 | 6 | 9 | 11 => 30,
+            2 => 28 + u8::from(self.is_leap()),
+            _ => 31,
+        }
+    }
+
+    /// Days since the year began, from 1.
+    fn day_of_year(self) -> u32 {
+        (1..self.month).map(|month| u32::from(self.days_in_month(month))).sum::<u32>() + u32::from(self.day)
+    }
+
+    /// Sunday is 0.
+    fn weekday(self) -> usize {
+        let years = i64::from(self.year) - 1;
+        let leap_days = years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400);
+        let days = years * 365 + leap_days + i64::from(self.day_of_year());
+        days.rem_euclid(7) as usize
+    }
+
+    /// Formats as C's and Python's `strftime` do in the C locale. `%-d` and its like leave out leading zeros.
+    pub(super) fn format(self, format: &str) -> Result<String, Error> {
+        let invalid = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+        if !self.is_valid() {
+            return Err(invalid(format!("{self:?} is no point in time")));
+        }
+        let mut out = String::with_capacity(format.len() * 2);
+        let mut rest = format.chars();
+        while let Some(character) = rest.next() {
+            if character != '%' {
+                out.push(character);
+                continue;
+            }
+            let mut directive = rest.next();
+            let bare = directive == Some('-');
+            if bare {
+                directive = rest.next();
+            }
+            let Some(directive) = directive else {
+                return Err(invalid(format!("strftime_now: {format:?} ends in the middle of a directive")));
+            };
+            let unsupported =
+                || invalid(format!("strftime_now: %{directive} is not supported (in {format:?})"));
+            let piece = match self.directive(directive).ok_or_else(unsupported)? {
+                Field::Text(text) => text,
+                Field::Number(value, _) if bare => value.to_string(),
+                Field::Number(value, Pad::Zeros(width)) => format!("{value:0width$}"),
+                Field::Number(value, Pad::Spaces(width)) => format!("{value:width$}"),
+            };
+            out.push_str(&piece);
+        }
+        Ok(out)
+    }
+
+    fn directive(self, directive: char) -> Option<Field> {
+        let month = MONTHS[usize::from(self.month - 1)];
+        let day = DAYS[self.weekday()];
+        let hour12 = match self.hour % 12 {
+            0 => 12,
+            hour => hour,
+        };
+        let two = |value: u8| Field::Number(u32::from(value), Pad::Zeros(2));
+        let text = |text: &str| Field::Text(text.to_owned());
+        let nested = |format: &str| self.format(format).ok().map(Field::Text);
+        Some(match directive {
+            'Y' => Field::Number(u32::from(self.year), Pad::Zeros(1)),
+            'y' => Field::Number(u32::from(self.year % 100), Pad::Zeros(2)),
+            'm' => two(self.month),
+            'd' => two(self.day),
+            'e' => Field::Number(u32::from(self.day), Pad::Spaces(2)),
+            'H' => two(self.hour),
+            'I' => two(hour12),
+            'M' => two(self.minute),
+            'S' => two(self.second),
+            'f' => text("000000"),
+            'j' => Field::Number(self.day_of_year(), Pad::Zeros(3)),
+            'w' => Field::Number(self.weekday() as u32, Pad::Zeros(1)),
+            'u' => Field::Number((self.weekday() as u32 + 6) % 7 + 1, Pad::Zeros(1)),
+            'p' => text(if self.hour < 12 { "AM" } else { "PM" }),
+            'A' => text(day),
+            'a' => text(&day[..3]),
+            'B' => text(month),
+            'b' | 'h' => text(&month[..3]),
+            // A naive time, as Python's `datetime.now()`, has no zone.
+            'Z' | 'z' => text(""),
+            'F' => return nested("%Y-%m-%d"),
+            'T' | 'X' => return nested("%H:%M:%S"),
+            'R' => return nested("%H:%M"),
+            'D' | 'x' => return nested("%m/%d/%y"),
+            'c' => return nested("%a %b %e %H:%M:%S %Y"),
+            'n' => text("\n"),
+            't' => text("\t"),
+            '%' => text("%"),
+            _ => return None,
+        })
+    }
+}
+
+enum Field {
+    Text(String),
+    Number(u32, Pad),
+}
+
+enum Pad {
+    Zeros(usize),
+    Spaces(usize),
+}

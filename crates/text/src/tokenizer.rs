@@ -1,0 +1,268 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokenizers::AddedToken;
+
+use crate::folder::{self, Folder};
+use crate::{CharacterSettings, ChatTemplate, SpecialTokens, TextError};
+
+/// Text to token ids and back, as a Hugging Face folder defines it. Cheap to clone.
+#[derive(Clone)]
+pub struct Tokenizer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inner: tokenizers::Tokenizer,
+    folder: Folder,
+    special: SpecialTokens,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    pad: Option<u32>,
+    stop: Vec<u32>,
+    vocab_size: usize,
+    template: Option<ChatTemplate>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("special", self.special_tokens())
+            .field("eos_ids", &self.eos_ids())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` and what accompanies it (`tokenizer_config.json`, `special_tokens_map.json`, chat
+    /// templates, the end-of-text ids of `generation_config.json` or `config.json`) from a Hugging Face folder.
+    ///
+    /// # Errors
+    ///
+    /// A missing `tokenizer.json` (with a hint that says what the folder has instead), a malformed file, and a chat
+    /// template that does not parse; each names the file.
+    pub fn load(dir: &Path) -> Result<Self, TextError> {
+        let folder = Folder::read(dir)?;
+        let declared = declared_stop_ids(dir)?;
+        Self::from_folder(folder, &declared)
+    }
+
+    /// Makes a tokenizer with one token per character, from nothing but an alphabet.
+    ///
+    /// Token ids are fixed by the settings: the padding token is 0, the end-of-text token 1, the beginning-of-text
+    /// token 2 if there is one, and the alphabet follows in its own order. A character outside the alphabet is an
+    /// error, never a silent unknown token. What [`save`](Self::save) writes opens in `transformers` as a
+    /// `PreTrainedTokenizerFast` with the same ids.
+    ///
+    /// # Errors
+    ///
+    /// An empty alphabet, a character that occurs twice, or a chat template that does not parse.
+    pub fn characters(settings: &CharacterSettings) -> Result<Self, TextError> {
+        Self::from_folder(Folder::in_memory(settings.files()?), &[])
+    }
+
+    pub(crate) fn from_folder(folder: Folder, declared_stop: &[u32]) -> Result<Self, TextError> {
+        let unusable = |reason: String| folder.malformed(folder::TOKENIZER, reason);
+        let bytes = folder.bytes(folder::TOKENIZER).unwrap_or_default();
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| unusable(error.to_string()))?;
+        // Some folders carry the truncation and padding of whoever saved them; a prompt is never cut or filled.
+        inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
+        inner.with_padding(None);
+
+        let config = folder.object(folder::TOKENIZER_CONFIG)?.unwrap_or_default();
+        let legacy_map = folder.object(folder::SPECIAL_TOKENS_MAP)?;
+        let special = SpecialTokens::from_config(&config, legacy_map.as_ref());
+        add_declared_tokens(&mut inner, &config, &special)
+            .map_err(|reason| folder.malformed(folder::TOKENIZER_CONFIG, reason))?;
+
+        let id = |text: &Option<String>| text.as_deref().and_then(|text| inner.token_to_id(text));
+        let (bos, eos, pad) = (id(&special.bos), id(&special.eos), id(&special.pad));
+        let mut stop: Vec<u32> = eos.into_iter().chain(declared_stop.iter().copied()).collect();
+        stop.sort_unstable();
+        stop.dedup();
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
+        let template = ChatTemplate::from_folder(&folder, &config, &special)?;
+        Ok(Self {
+            shared: Arc::new(Shared { inner, folder, special, bos, eos, pad, stop, vocab_size, template }),
+        })
+    }
+
+    /// Writes the tokenizer's files into `dir` (made if need be), byte for byte as they were loaded or made.
+    ///
+    /// # Errors
+    ///
+    /// The first file that cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<(), TextError> {
+        self.shared.folder.write(dir)
+    }
+
+    /// Token ids of a text.
+    ///
+    /// Special tokens *written out* in the text become their ids. `add_special` adds what the tokenizer puts around a
+    /// text of its own accord (often a beginning-of-text token); a rendered chat has it already, so pass `false`
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// A character for which there is no token, if the tokenizer has no unknown token for it.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        match self.shared.inner.encode_fast(text, add_special) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => {
+                Err(self.unknown_character(text).unwrap_or_else(|| TextError::Encode(error.to_string())))
+            }
+        }
+    }
+
+    /// Finds the character on which a whole text failed.
+    fn unknown_character(&self, text: &str) -> Option<TextError> {
+        let mut buffer = [0; 4];
+        text.chars().enumerate().find_map(|(position, character)| {
+            let alone: &str = character.encode_utf8(&mut buffer);
+            let failed = self.shared.inner.encode_fast(alone, false).is_err();
+            failed.then_some(TextError::UnknownCharacter { character, position })
+        })
+    }
+
+    /// The text of token ids; `skip_special` leaves special tokens out.
+    ///
+    /// Ids beyond the vocabulary (models often have spare rows) stand for no text. Bytes that are not UTF-8 become
+    /// U+FFFD. No clean-up of spaces around punctuation is done, whatever `clean_up_tokenization_spaces` says: the
+    /// text is what the tokens say.
+    ///
+    /// # Errors
+    ///
+    /// Only what the tokenizer's own decoder refuses.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
+        self.shared.inner.decode(ids, skip_special).map_err(|error| TextError::Decode(error.to_string()))
+    }
+
+    /// The highest token id plus one, added tokens included: a model's embedding needs at least so many rows.
+    pub fn vocab_size(&self) -> usize {
+        self.shared.vocab_size
+    }
+
+    /// The tokens with a named role, as text.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.shared.special
+    }
+
+    /// The beginning-of-text token.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.shared.bos
+    }
+
+    /// The end-of-text token by the tokenizer's own configuration; generation ends at any of [`eos_ids`](Self::eos_ids).
+    pub fn eos_id(&self) -> Option<u32> {
+        self.shared.eos
+    }
+
+    /// The padding token.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.shared.pad
+    }
+
+    /// Every token that ends a completion, ascending: the end-of-text token, and those that `generation_config.json`
+    /// names (or `config.json`, where there is no generation configuration).
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.shared.stop
+    }
+
+    /// The id of one token, by its text in the vocabulary.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.shared.inner.token_to_id(token)
+    }
+
+    /// A token's text in the vocabulary (not decoded: byte-level tokens look odd); `None` beyond the vocabulary.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.shared.inner.id_to_token(id)
+    }
+
+    /// The chat template, if the folder has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.shared.template.as_ref()
+    }
+
+    /// The chat template, for callers that cannot do without.
+    ///
+    /// # Errors
+    ///
+    /// [`TextError::NoChatTemplate`].
+    pub fn require_chat_template(&self) -> Result<&ChatTemplate, TextError> {
+        self.chat_template().ok_or(TextError::NoChatTemplate)
+    }
+}
+
+/// Adds the tokens that `tokenizer_config.json` declares and `tokenizer.json` lacks, in the order of their ids.
+fn add_declared_tokens(
+    inner: &mut tokenizers::Tokenizer,
+    config: &Map<String, Value>,
+    special: &SpecialTokens,
+) -> Result<(), String> {
+    let mut declared = Vec::new();
+    for (id, token) in config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten() {
+        let entry = || format!("`added_tokens_decoder` has an entry that is no token: {id}: {token}");
+        let id: u32 = id.parse().map_err(|_| entry())?;
+        let content = token.get("content").and_then(Value::as_str).ok_or_else(entry)?;
+        let flag = |name: &str| token.get(name).and_then(Value::as_bool);
+        let is_special = flag("special").unwrap_or(false);
+        let added = AddedToken::from(content, is_special)
+            .single_word(flag("single_word").unwrap_or(false))
+            .lstrip(flag("lstrip").unwrap_or(false))
+            .rstrip(flag("rstrip").unwrap_or(false))
+            .normalized(flag("normalized").unwrap_or(!is_special));
+        declared.push((id, added));
+    }
+    declared.sort_by_key(|(id, _)| *id);
+    for (id, token) in declared {
+        let content = token.content.clone();
+        if !inner.get_added_tokens_decoder().values().any(|known| known.content == content) {
+            inner.add_tokens([token]).map_err(|error| error.to_string())?;
+        }
+        let found = inner.token_to_id(&content);
+        if found != Some(id) {
+            let found = found.map_or_else(|| "none".to_owned(), |id| id.to_string());
+            return Err(format!(
+                "`added_tokens_decoder` gives {content:?} the id {id}, in tokenizer.json it is {found}"
+            ));
+        }
+    }
+    for (_, text) in special.named() {
+        if !inner.get_added_tokens_decoder().values().any(|known| known.content == text) {
+            inner.add_special_tokens([AddedToken::from(text, true)]).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// The end-of-text ids of `generation_config.json`, or of `config.json` where that has none.
+fn declared_stop_ids(dir: &Path) -> Result<Vec<u32>, TextError> {
+    for name in ["generation_config.json", "config.json"] {
+        let path = dir.join(name);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(TextError::Read { path, source }),
+        };
+        let malformed = |reason: String| TextError::Malformed {
+            path: path.clone(),
+            reason,
+            hint: "if it was downloaded or copied, it may be incomplete: get it again",
+        };
+        let config: Value = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        let ids = match config.get("eos_token_id") {
+            None | Some(Value::Null) => continue,
+            Some(Value::Array(ids)) => ids.clone(),
+            Some(id) => vec![id.clone()],
+        };
+        return ids
+            .iter()
+            .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
+            .collect::<Option<Vec<u32>>>()
+            .ok_or_else(|| malformed("`eos_token_id` is neither a token id nor a list of them".to_owned()));
+    }
+    Ok(Vec::new())
+}
