@@ -1,1 +1,51 @@
-//! Decoder-only transformers with hand-written backward passes, and Hugging Face folders in and out
+//! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families: forward and hand-written backward over packed
+//! sequences, decoding through a cache, AdamW, and Hugging Face folders in and out.
+//!
+//! A [`Model`] never reads an element of a tensor while it computes: it calls the operations of `rloom_ops` on
+//! buffers. All of them are batch-invariant, so the log-probability of a token is the same bits whether it was
+//! sampled by [`Model::step`] or scored by [`Model::forward`], whatever shared its batch.
+//!
+//! Letters in names and docs are shapes: T packed tokens, S scored tokens, R rows of a decode step, D hidden size,
+//! F feed-forward size, V vocabulary, H query heads, G key/value heads, E head size. Everything is row-major.
+
+mod backward;
+mod batch;
+mod checkpoint;
+mod config;
+mod decode;
+mod forward;
+mod generation;
+mod gradients;
+pub mod hub;
+mod layer;
+mod model;
+mod optimizer;
+mod schedule;
+mod tensors;
+mod workspace;
+
+use std::sync::Arc;
+
+use rloom_core::PolicyVersion;
+
+pub use batch::{BatchError, PackedTokens, ScoreRows, Scores};
+pub use checkpoint::CheckpointError;
+pub use config::{ConfigError, Family, ModelConfig, NewModel, RopeScaling};
+pub use decode::{KvCache, StepError, StepRow, StepScratch};
+pub use forward::Forward;
+pub use generation::GenerationConfig;
+pub use gradients::Gradients;
+pub use model::{LoadError, Model};
+pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepStats};
+pub use schedule::Schedule;
+pub use tensors::TensorSpec;
+
+/// An immutable, versioned hand-over of weights to whoever samples from them. Nothing is copied: training gets the
+/// model back through [`Arc::get_mut`] once nobody samples, or works on a copy ([`Arc::make_mut`]).
+#[derive(Debug, Clone)]
+pub struct Weights {
+    /// Counts published batches.
+    pub version: PolicyVersion,
+    /// The weights.
+    pub model: Arc<Model>,
+}

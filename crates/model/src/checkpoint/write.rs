@@ -1,0 +1,63 @@
+//! Writing: one tensor after the other, through a buffer of fixed size. The same tensors give the same bytes.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::CheckpointError;
+
+/// A tensor to be written as f32.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorOut<'a> {
+    pub(crate) name: String,
+    pub(crate) shape: &'a [usize],
+    pub(crate) values: &'a [f32],
+}
+
+/// Writes a `safetensors` file: tensors by name, `notes` as its metadata.
+pub(crate) fn write_tensors(
+    path: &Path,
+    notes: &[(&str, String)],
+    mut tensors: Vec<TensorOut<'_>>,
+) -> Result<(), CheckpointError> {
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let write = || -> std::io::Result<()> {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        let header = header(notes, &tensors);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        let mut bytes = Vec::with_capacity(1 << 16);
+        for tensor in &tensors {
+            for values in tensor.values.chunks(1 << 14) {
+                bytes.clear();
+                bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+                file.write_all(&bytes)?;
+            }
+        }
+        // Dropping would swallow the error of the last write.
+        file.flush()
+    };
+    write().map_err(|source| CheckpointError::Write { path: path.to_owned(), source })
+}
+
+fn header(notes: &[(&str, String)], tensors: &[TensorOut<'_>]) -> Vec<u8> {
+    let mut header = Map::new();
+    let notes: Map<String, Value> =
+        notes.iter().map(|(name, note)| ((*name).to_owned(), json!(note))).collect();
+    header.insert("__metadata__".into(), Value::Object(notes));
+    let mut end = 0;
+    for tensor in tensors {
+        let start = end;
+        end += tensor.values.len() * size_of::<f32>();
+        header.insert(
+            tensor.name.clone(),
+            json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [start, end] }),
+        );
+    }
+    let mut bytes = Value::Object(header).to_string().into_bytes();
+    // Padded with spaces so that the numbers begin at a multiple of 8, as the format recommends.
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    bytes
+}

@@ -1,0 +1,78 @@
+//! From the fields of `config.json` to a [`ModelConfig`], with the defaults that each family has in `transformers`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use super::{ConfigError, Family, ModelConfig, rope, unsupported};
+
+pub(super) fn read(source: Map<String, Value>, path: &Path) -> Result<ModelConfig, ConfigError> {
+    let fields = Fields { map: &source, path, prefix: "" };
+    let family = family(fields)?;
+    let required = |name: &str| fields.count(name)?.ok_or_else(|| fields.missing(name));
+
+    let layers = required("num_hidden_layers")?;
+    let heads = required("num_attention_heads")?;
+    let hidden_size = required("hidden_size")?;
+    unsupported::check(fields, family)?;
+
+    let head_dim = match fields.count("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if family == Family::Qwen3 => 128,
+        None if heads > 0 && hidden_size.is_multiple_of(heads) => hidden_size / heads,
+        None => {
+            return Err(ConfigError::Inconsistent {
+                path: path.to_owned(),
+                message: format!(
+                    "hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and head_dim is not given"
+                ),
+            });
+        }
+    };
+    let default_positions = if family == Family::Llama { 2048 } else { 32_768 };
+    let max_positions = fields.count("max_position_embeddings")?.unwrap_or(default_positions);
+    let (rope_theta, rope_scaling) = rope::read(fields, max_positions)?;
+    let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let config = ModelConfig {
+        family,
+        vocab_size: required("vocab_size")?,
+        hidden_size,
+        intermediate_size: required("intermediate_size")?,
+        layers,
+        heads,
+        // An absent count means 32 to Qwen's classes and one per head to Llama's; guessing 32 helps nobody.
+        kv_heads: fields.count("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        max_positions,
+        rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
+        rope_theta,
+        rope_scaling,
+        tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+        qkv_bias: family == Family::Qwen2 || attention_bias,
+        output_bias: family != Family::Qwen2 && attention_bias,
+        initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+        bos_token_id: fields.token_id("bos_token_id")?,
+        eos_token_ids: fields.token_ids("eos_token_id")?,
+        pad_token_id: fields.token_id("pad_token_id")?,
+        source: Map::new(),
+    };
+    config.validate(path)?;
+    Ok(ModelConfig { source, ..config })
+}
+
+fn family(fields: Fields<'_>) -> Result<Family, ConfigError> {
+    const HINT: &str = "supported are LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
+    let value = fields.get("model_type").ok_or_else(|| fields.missing("model_type"))?;
+    let family = [Family::Llama, Family::Qwen2, Family::Qwen3]
+        .into_iter()
+        .find(|family| value.as_str() == Some(family.model_type()))
+        .ok_or_else(|| fields.unsupported("model_type", value, "it is another architecture", HINT))?;
+    if let Some(architectures) = fields.list("architectures")?
+        && !architectures.iter().any(|a| a.as_str() == Some(family.architecture()))
+        && let Some(first) = architectures.first()
+    {
+        return Err(fields.unsupported("architectures", first, "it is not a causal language model", HINT));
+    }
+    Ok(family)
+}

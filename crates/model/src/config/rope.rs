@@ -1,0 +1,181 @@
+//! Rotary frequencies: theta and the scalings that RLoom computes.
+
+use std::f64::consts::TAU;
+
+use serde_json::{Map, Value, json};
+
+use super::ConfigError;
+use super::fields::Fields;
+
+/// How the rotary frequencies are stretched for longer contexts.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All frequencies divided by one factor (position interpolation; Chen et al., 2023, arXiv:2306.15595).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3.1's: long wavelengths are divided by the factor, short ones are left, those between are blended.
+    Llama3 {
+        /// The divisor of long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original_max_positions / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_positions / high_freq_factor` are left.
+        high_freq_factor: f64,
+        /// The context length that the model was first trained with.
+        original_max_positions: usize,
+    },
+}
+
+impl RopeScaling {
+    /// `[head_dim / 2]` radians per position.
+    pub(super) fn inverse_frequencies(self, theta: f64, head_dim: usize) -> Vec<f32> {
+        (0..head_dim / 2)
+            .map(|i| {
+                // The exponent and the power are rounded to f32 where `transformers` has them in f32.
+                let exponent = (2 * i) as f32 / head_dim as f32;
+                let plain = 1.0 / theta.powf(f64::from(exponent)) as f32;
+                self.scaled(f64::from(plain)) as f32
+            })
+            .collect()
+    }
+
+    fn scaled(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                let original = original_max_positions as f64;
+                let wavelength = TAU / frequency;
+                if wavelength > original / low_freq_factor {
+                    frequency / factor
+                } else if wavelength < original / high_freq_factor {
+                    frequency
+                } else {
+                    let share =
+                        (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    (1.0 - share) * frequency / factor + share * frequency
+                }
+            }
+        }
+    }
+
+    /// The `rope_scaling` object, without theta; `None` where there is no scaling.
+    pub(super) fn to_json(self) -> Option<Map<String, Value>> {
+        let value = match self {
+            Self::None => return None,
+            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_max_positions,
+            }),
+        };
+        value.as_object().cloned()
+    }
+}
+
+/// Theta and scaling, from `rope_theta`, `rope_scaling` and `rope_parameters`, which must agree where several are given.
+pub(super) fn read(fields: Fields<'_>, max_positions: usize) -> Result<(f64, RopeScaling), ConfigError> {
+    let mut theta = fields.number("rope_theta")?;
+    let mut scaling = None;
+    for (name, prefix) in [("rope_scaling", "rope_scaling."), ("rope_parameters", "rope_parameters.")] {
+        let Some(map) = fields.object(name)? else { continue };
+        let inner = Fields { map, path: fields.path, prefix };
+        let found = read_scaling(inner, max_positions)?;
+        let disagree = || ConfigError::Inconsistent {
+            path: fields.path.to_owned(),
+            message: format!("{name} disagrees with rope_theta or rope_scaling"),
+        };
+        if scaling.is_some_and(|scaling| scaling != found) {
+            return Err(disagree());
+        }
+        scaling = Some(found);
+        if let Some(inner_theta) = inner.number("rope_theta")? {
+            if theta.is_some_and(|theta| theta != inner_theta) {
+                return Err(disagree());
+            }
+            theta = Some(inner_theta);
+        }
+    }
+    Ok((theta.unwrap_or(10_000.0), scaling.unwrap_or_default()))
+}
+
+fn read_scaling(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling, ConfigError> {
+    const KNOWN: [&str; 8] = [
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+    ];
+    const HINT: &str = "supported are default, linear and llama3";
+    for (name, value) in fields.map {
+        if !KNOWN.contains(&name.as_str()) && !value.is_null() {
+            return Err(fields.unsupported(name, value, "it changes the rotary embedding", HINT));
+        }
+    }
+    super::unsupported::check_partial_rotary(fields)?;
+    let number = |name: &str| {
+        let value = fields.number(name)?.ok_or_else(|| fields.missing(name))?;
+        if value.is_finite() && value > 0.0 {
+            return Ok(value);
+        }
+        Err(fields.wrong(name, "a positive number", &json!(value)))
+    };
+    let kind = match fields.text("rope_type")? {
+        Some(kind) => kind,
+        None => fields.text("type")?.unwrap_or("default"),
+    };
+    match kind {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
+        "llama3" => {
+            let scaling = RopeScaling::Llama3 {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_max_positions: fields
+                    .count("original_max_position_embeddings")?
+                    .unwrap_or(max_positions),
+            };
+            if number("high_freq_factor")? <= number("low_freq_factor")? {
+                return Err(ConfigError::Inconsistent {
+                    path: fields.path.to_owned(),
+                    message: format!("{0}high_freq_factor must be above {0}low_freq_factor", fields.prefix),
+                });
+            }
+            Ok(scaling)
+        }
+        other => Err(fields.unsupported("rope_type", &json!(other), "it is another scaling", HINT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_leaves_short_waves_and_divides_long_ones() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_positions: 8192,
+        };
+        let plain = RopeScaling::None.inverse_frequencies(500_000.0, 128);
+        let scaled = scaling.inverse_frequencies(500_000.0, 128);
+        assert_eq!(scaled[0], plain[0]);
+        assert_eq!(scaled[63], plain[63] / 8.0);
+        assert!(scaled.iter().zip(&plain).any(|(s, p)| *s < *p && *s > *p / 8.0), "some are blended");
+    }
+}

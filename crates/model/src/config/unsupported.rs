@@ -1,0 +1,131 @@
+//! Fields that would change the computation in a way RLoom does not have. Each is fine at its neutral value, which
+//! many files spell out, and an error at any other.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{ConfigError, Family};
+
+/// When a value changes nothing.
+enum Neutral {
+    /// `null`, `false`, `0` or an empty list.
+    Off,
+    /// Off, or 1.
+    OffOrOne,
+    /// The string `silu`.
+    Silu,
+}
+
+impl Neutral {
+    fn holds(&self, value: &Value) -> bool {
+        let off = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Number(n) => n.as_f64() == Some(0.0),
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        match self {
+            Self::Off => off,
+            Self::OffOrOne => off || value.as_f64() == Some(1.0),
+            Self::Silu => value.as_str() == Some("silu"),
+        }
+    }
+}
+
+const EXPERTS: &str = "it makes the feed-forward layer a mixture of experts";
+const DENSE: &str = "use a dense model of the same family";
+const SCALES: &str = "it scales activations";
+const SOFT_CAP: &str = "it bounds logits by a tanh";
+const FAMILY: &str = "use a model of the Llama, Qwen2 or Qwen3 family";
+const QUANTISED: &str = "the weights are quantised";
+const FULL_PRECISION: &str = "use the model's f32, f16 or bf16 folder";
+
+#[rustfmt::skip] // a table
+const RULES: &[(&str, Neutral, &str, &str)] = &[
+    ("hidden_act", Neutral::Silu, "the feed-forward layer is SwiGLU", "only silu is computed"),
+    ("hidden_activation", Neutral::Silu, "the feed-forward layer is SwiGLU", "only silu is computed"),
+    ("mlp_bias", Neutral::Off, "feed-forward layers have no bias", FAMILY),
+    ("attention_dropout", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
+    ("hidden_dropout", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
+    ("resid_pdrop", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
+    ("embd_pdrop", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
+    ("num_experts", Neutral::Off, EXPERTS, DENSE),
+    ("num_local_experts", Neutral::Off, EXPERTS, DENSE),
+    ("n_routed_experts", Neutral::Off, EXPERTS, DENSE),
+    ("num_experts_per_tok", Neutral::Off, EXPERTS, DENSE),
+    ("moe_intermediate_size", Neutral::Off, EXPERTS, DENSE),
+    ("quantization_config", Neutral::Off, QUANTISED, FULL_PRECISION),
+    ("attn_logit_softcapping", Neutral::Off, SOFT_CAP, FAMILY),
+    ("final_logit_softcapping", Neutral::Off, SOFT_CAP, FAMILY),
+    ("logit_softcapping", Neutral::Off, SOFT_CAP, FAMILY),
+    ("logit_scale", Neutral::OffOrOne, SCALES, FAMILY),
+    ("logits_scaling", Neutral::OffOrOne, SCALES, FAMILY),
+    ("embedding_multiplier", Neutral::OffOrOne, SCALES, FAMILY),
+    ("residual_multiplier", Neutral::OffOrOne, SCALES, FAMILY),
+    ("attention_multiplier", Neutral::Off, SCALES, FAMILY),
+    ("query_pre_attn_scalar", Neutral::Off, SCALES, FAMILY),
+    ("scale_emb", Neutral::OffOrOne, SCALES, FAMILY),
+    ("scale_depth", Neutral::OffOrOne, SCALES, FAMILY),
+    ("clip_qkv", Neutral::Off, "it clips queries, keys and values", FAMILY),
+    ("use_qk_norm", Neutral::Off, "only Qwen3 normalises queries and keys", FAMILY),
+    ("qk_layernorm", Neutral::Off, "only Qwen3 normalises queries and keys", FAMILY),
+    ("no_rope_layers", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
+    ("no_rope_layer_interval", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
+    ("rope_interleaved", Neutral::Off, "it pairs other elements in the rotary embedding", FAMILY),
+    ("attention_chunk_size", Neutral::Off, "it cuts attention into chunks", FAMILY),
+    ("is_encoder_decoder", Neutral::Off, "it is not a decoder-only model", FAMILY),
+    ("add_cross_attention", Neutral::Off, "it is not a decoder-only model", FAMILY),
+    ("vision_config", Neutral::Off, "the model sees images", FAMILY),
+    ("text_config", Neutral::Off, "the model is a part of a larger one", FAMILY),
+];
+
+pub(super) fn check(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
+    for (name, neutral, reason, hint) in RULES {
+        if let Some(value) = fields.get(name)
+            && !neutral.holds(value)
+        {
+            return Err(fields.unsupported(name, value, reason, hint));
+        }
+    }
+    check_partial_rotary(fields)?;
+    check_windows(fields, family)?;
+    if let Some(map) = fields.object("auto_map")?
+        && let Some(code) = map.get("AutoModelForCausalLM")
+    {
+        return Err(fields.unsupported("auto_map", code, "the folder computes by its own program", FAMILY));
+    }
+    Ok(())
+}
+
+pub(super) fn check_partial_rotary(fields: Fields<'_>) -> Result<(), ConfigError> {
+    match fields.number("partial_rotary_factor")? {
+        Some(factor) if factor != 1.0 => Err(fields.unsupported(
+            "partial_rotary_factor",
+            &serde_json::json!(factor),
+            "it turns only a part of each head",
+            FAMILY,
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Qwen files name a window beside the switch that keeps it off; only a window in force matters.
+fn check_windows(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
+    const REASON: &str = "attention would not see all earlier tokens";
+    const HINT: &str = "use a model with full attention";
+    if fields.flag("use_sliding_window")? == Some(true) {
+        return Err(fields.unsupported("use_sliding_window", &Value::Bool(true), REASON, HINT));
+    }
+    let switched_off = family != Family::Llama || fields.flag("use_sliding_window")? == Some(false);
+    if let Some(window) = fields.get("sliding_window")
+        && !switched_off
+    {
+        return Err(fields.unsupported("sliding_window", window, REASON, HINT));
+    }
+    if let Some(types) = fields.list("layer_types")?
+        && let Some(other) = types.iter().find(|t| t.as_str() != Some("full_attention"))
+    {
+        return Err(fields.unsupported("layer_types", other, REASON, HINT));
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! `generation_config.json`: what ends a text, and the sampling that its authors recommend.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::fields::Fields;
+use crate::config::token_ids_to_json;
+use crate::{ConfigError, ModelConfig};
+
+/// The parts of `generation_config.json` that RLoom reads; all other fields are kept and written back.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GenerationConfig {
+    /// First token of a text, where there is one.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Filler of padded batches.
+    pub pad_token_id: Option<u32>,
+    /// Whether to sample at all; greedy otherwise.
+    pub do_sample: Option<bool>,
+    /// Recommended temperature.
+    pub temperature: Option<f64>,
+    /// Recommended number of most likely tokens to sample from.
+    pub top_k: Option<usize>,
+    /// Recommended share of probability to sample from.
+    pub top_p: Option<f64>,
+    /// Recommended least probability, relative to the most likely token.
+    pub min_p: Option<f64>,
+    /// The fields as they were read, in their order.
+    source: Map<String, Value>,
+}
+
+const FILE: &str = "generation_config.json";
+
+impl GenerationConfig {
+    /// A configuration that only says what ends a text.
+    pub fn new(bos_token_id: Option<u32>, eos_token_ids: Vec<u32>, pad_token_id: Option<u32>) -> Self {
+        Self { bos_token_id, eos_token_ids, pad_token_id, ..Self::default() }
+    }
+
+    /// Reads a model folder's file. Without one, the special tokens are those of `config.json`.
+    pub fn load(folder: &Path, config: &ModelConfig) -> Result<Self, ConfigError> {
+        let path = folder.join(FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::new(config.bos_token_id, config.eos_token_ids.clone(), config.pad_token_id));
+            }
+            Err(source) => return Err(ConfigError::Read { path, source }),
+        };
+        let source: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
+        let fields = Fields { map: &source, path: &path, prefix: "" };
+        let mut eos_token_ids = fields.token_ids("eos_token_id")?;
+        if eos_token_ids.is_empty() {
+            eos_token_ids.clone_from(&config.eos_token_ids);
+        }
+        Ok(Self {
+            bos_token_id: fields.token_id("bos_token_id")?.or(config.bos_token_id),
+            eos_token_ids,
+            pad_token_id: fields.token_id("pad_token_id")?.or(config.pad_token_id),
+            do_sample: fields.flag("do_sample")?,
+            temperature: fields.number("temperature")?,
+            top_k: fields.count("top_k")?,
+            top_p: fields.number("top_p")?,
+            min_p: fields.number("min_p")?,
+            source,
+        })
+    }
+
+    /// Writes it to a model folder.
+    pub fn save(&self, folder: &Path) -> Result<(), ConfigError> {
+        write_json(&folder.join(FILE), &self.to_json())
+    }
+
+    fn to_json(&self) -> Map<String, Value> {
+        let mut fields = self.source.clone();
+        let values = [
+            ("bos_token_id", json!(self.bos_token_id)),
+            ("eos_token_id", token_ids_to_json(&self.eos_token_ids)),
+            ("pad_token_id", json!(self.pad_token_id)),
+            ("do_sample", json!(self.do_sample)),
+            ("temperature", json!(self.temperature)),
+            ("top_k", json!(self.top_k)),
+            ("top_p", json!(self.top_p)),
+            ("min_p", json!(self.min_p)),
+        ];
+        for (name, value) in values {
+            if value.is_null() {
+                fields.shift_remove(name);
+            } else {
+                fields.insert(name.to_owned(), value);
+            }
+        }
+        fields
+    }
+}
+
+/// Writes an indented JSON object with a final line break.
+pub(crate) fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ConfigError> {
+    // A map of strings and numbers always has a JSON text.
+    let text = serde_json::to_string_pretty(fields)
+        .map_err(|source| ConfigError::Json { path: path.to_owned(), source })?;
+    std::fs::write(path, text + "\n").map_err(|source| ConfigError::Write { path: path.to_owned(), source })
+}

@@ -1,0 +1,50 @@
+//! Gradients of a model's weights.
+
+use std::sync::Arc;
+
+use rloom_ops::{self as ops, Ctx};
+
+use crate::Model;
+use crate::tensors::{TensorSet, TensorSpec};
+
+/// The gradient of every weight, summed over micro-batches.
+#[derive(Debug, Clone)]
+pub struct Gradients {
+    pub(crate) set: TensorSet,
+    specs: Arc<[TensorSpec]>,
+}
+
+impl Gradients {
+    /// Zeros for every weight of `model`.
+    pub fn zeros(model: &Model) -> Self {
+        Self { set: TensorSet::zeros(model.config()), specs: Arc::clone(model.specs()) }
+    }
+
+    /// Forgets what was summed.
+    pub fn zero(&mut self) {
+        for buf in self.set.bufs_mut() {
+            buf.fill(0.0);
+        }
+    }
+
+    /// The Euclidean norm over all weights.
+    pub fn norm(&self, ctx: &Ctx) -> f64 {
+        self.set.bufs().into_iter().map(|buf| ops::sum_squares(ctx, buf)).sum::<f64>().sqrt()
+    }
+
+    /// Whether no number is infinite or not a number.
+    pub fn all_finite(&self, ctx: &Ctx) -> bool {
+        self.set.bufs().into_iter().all(|buf| ops::all_finite(ctx, buf))
+    }
+
+    /// The gradients under the Hugging Face names of their weights.
+    pub fn named(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
+        self.set.named(&self.specs)
+    }
+
+    /// The first weight whose gradient has a number that is not finite.
+    pub(crate) fn first_not_finite(&self) -> Option<&str> {
+        let mut named = self.named();
+        named.find(|(_, values)| values.iter().any(|v| !v.is_finite())).map(|(spec, _)| spec.name.as_str())
+    }
+}

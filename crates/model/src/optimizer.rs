@@ -1,0 +1,218 @@
+//! AdamW over a model's weights.
+
+use std::path::{Path, PathBuf};
+
+use rloom_ops::{self as ops, Ctx};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::{TensorFile, write_tensors};
+use crate::model::tensors_out;
+use crate::tensors::{TensorSet, TensorSpec};
+use crate::{CheckpointError, Gradients, Model, Schedule};
+
+/// How weights are changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSettings {
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay of matrices, the embedding table included; norms and biases do not decay.
+    pub weight_decay: f64,
+    /// Gradients of a greater norm are scaled down to it; 0 leaves them as they are.
+    pub max_grad_norm: f64,
+    /// Optimiser steps until the peak learning rate.
+    pub warmup_steps: u64,
+    /// What follows the warm-up.
+    pub schedule: Schedule,
+    /// Where falling schedules end, as a share of the peak.
+    pub min_lr_ratio: f64,
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-6,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            warmup_steps: 0,
+            schedule: Schedule::Constant,
+            min_lr_ratio: 0.0,
+        }
+    }
+}
+
+impl OptimizerSettings {
+    /// Checks the ranges; the error names the key and what it may be.
+    pub fn validate(&self) -> Result<(), OptimizerError> {
+        let checks = [
+            ("learning_rate", self.learning_rate, self.learning_rate >= 0.0, "0 or more"),
+            ("beta1", self.beta1, (0.0..1.0).contains(&self.beta1), "from 0 to less than 1"),
+            ("beta2", self.beta2, (0.0..1.0).contains(&self.beta2), "from 0 to less than 1"),
+            ("eps", self.eps, self.eps > 0.0, "greater than 0"),
+            ("weight_decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more"),
+            ("max_grad_norm", self.max_grad_norm, self.max_grad_norm >= 0.0, "0 (off) or more"),
+            ("min_lr_ratio", self.min_lr_ratio, (0.0..=1.0).contains(&self.min_lr_ratio), "from 0 to 1"),
+        ];
+        match checks.into_iter().find(|(_, value, fine, _)| !(*fine && value.is_finite())) {
+            Some((key, value, _, range)) => Err(OptimizerError::Setting { key, value, range }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What one optimiser step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepStats {
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Whether it was scaled down.
+    pub clipped: bool,
+    /// The learning rate used.
+    pub learning_rate: f64,
+}
+
+/// An optimiser step that was not taken, or a state that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimizerError {
+    /// The gradient has an infinity or a NaN; weights and moments are as before.
+    #[error(
+        "optimiser step {step}: the gradient of {tensor} is not finite; the weights were left as they are\nhint: lower the learning rate or max_grad_norm"
+    )]
+    NotFinite {
+        /// The step that was not taken, from 1.
+        step: u64,
+        /// The first tensor concerned.
+        tensor: String,
+    },
+    /// A setting is out of range.
+    #[error("{key} = {value}: must be {range}")]
+    Setting {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// The state's file.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it.
+#[derive(Debug, Clone)]
+pub struct Optimizer {
+    settings: OptimizerSettings,
+    /// Steps taken.
+    step: u64,
+    first: TensorSet,
+    second: TensorSet,
+    specs: std::sync::Arc<[TensorSpec]>,
+    /// Whether each buffer decays.
+    decays: Vec<bool>,
+}
+
+const FIRST: &str = "exp_avg.";
+const SECOND: &str = "exp_avg_sq.";
+
+impl Optimizer {
+    /// An optimiser that has not taken a step.
+    pub fn new(model: &Model, settings: OptimizerSettings) -> Self {
+        let specs = std::sync::Arc::clone(model.specs());
+        let mut decays = vec![false; model.weights().bufs().len()];
+        for spec in specs.iter() {
+            decays[spec.buffer] = spec.decays;
+        }
+        let zeros = || TensorSet::zeros(model.config());
+        Self { settings, step: 0, first: zeros(), second: zeros(), specs, decays }
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &OptimizerSettings {
+        &self.settings
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Changes the weights by one step along `gradients`, clipped to the global norm. A gradient that is not finite is
+    /// an error and changes nothing.
+    ///
+    /// # Panics
+    ///
+    /// If `model` or `gradients` have another shape than the model that the optimiser was made for.
+    pub fn step(
+        &mut self,
+        ctx: &Ctx,
+        model: &mut Model,
+        gradients: &Gradients,
+        learning_rate: f64,
+    ) -> Result<StepStats, OptimizerError> {
+        let grad_norm = gradients.norm(ctx);
+        if !grad_norm.is_finite() {
+            let tensor = gradients.first_not_finite().unwrap_or("a tensor").to_owned();
+            return Err(OptimizerError::NotFinite { step: self.step + 1, tensor });
+        }
+        self.step += 1;
+        let s = &self.settings;
+        // As `torch.nn.utils.clip_grad_norm_`.
+        let scale = if s.max_grad_norm > 0.0 { (s.max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
+        let weights = model.weights_mut().bufs_mut();
+        let moments = self.first.bufs_mut().into_iter().zip(self.second.bufs_mut());
+        let gradients = gradients.set.bufs().into_iter().zip(&self.decays);
+        for ((w, (m, v)), (g, &decays)) in weights.into_iter().zip(moments).zip(gradients) {
+            let adamw = ops::AdamW {
+                lr: learning_rate as f32,
+                beta1: s.beta1 as f32,
+                beta2: s.beta2 as f32,
+                eps: s.eps as f32,
+                weight_decay: if decays { s.weight_decay as f32 } else { 0.0 },
+                step: self.step,
+                grad_scale: scale as f32,
+            };
+            ops::adamw(ctx, w, m, v, g, &adamw);
+        }
+        Ok(StepStats { grad_norm, clipped: scale < 1.0, learning_rate })
+    }
+
+    /// Writes moments and step count as a `safetensors` file (`exp_avg.NAME` and `exp_avg_sq.NAME`).
+    pub fn save(&self, path: &Path) -> Result<(), OptimizerError> {
+        let mut tensors = tensors_out(&self.first, &self.specs, FIRST);
+        tensors.extend(tensors_out(&self.second, &self.specs, SECOND));
+        write_tensors(path, &[("step", self.step.to_string())], tensors)?;
+        Ok(())
+    }
+
+    /// Reads what [`save`](Self::save) wrote for a model of this shape.
+    pub fn load(path: &Path, model: &Model, settings: OptimizerSettings) -> Result<Self, OptimizerError> {
+        let file = TensorFile::open(path)?;
+        let mut optimizer = Self::new(model, settings);
+        let note = file.note("step").and_then(|step| step.parse().ok());
+        optimizer.step = note.ok_or_else(|| CheckpointError::Metadata {
+            path: PathBuf::from(file.path()),
+            message:
+                "the header does not say how many steps were taken\nhint: this is not an optimiser state"
+                    .into(),
+        })?;
+        for (prefix, set) in [(FIRST, &mut optimizer.first), (SECOND, &mut optimizer.second)] {
+            let mut bufs = set.bufs_mut();
+            for spec in optimizer.specs.iter() {
+                let to = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
+                file.read_into(&format!("{prefix}{}", spec.name), &spec.shape, to)?;
+            }
+        }
+        Ok(optimizer)
+    }
+}

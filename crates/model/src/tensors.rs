@@ -1,0 +1,244 @@
+//! The tensors of a model, as one structure that serves weights, gradients and optimiser moments alike.
+//!
+//! Buffers are laid out for the kernels: `gate_up` holds the gate's rows, then the up projection's. Files have them
+//! apart; [`specs`] says which file tensor lives where.
+
+use rloom_ops::Buf;
+
+use crate::ModelConfig;
+
+/// The tensors of one decoder layer. Shapes: D hidden, H query heads, G kv heads, E head size, F feed-forward.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerTensors {
+    /// `[D]`
+    pub(crate) attention_norm: Buf,
+    /// `[H·E, D]`
+    pub(crate) q: Buf,
+    /// `[G·E, D]`
+    pub(crate) k: Buf,
+    /// `[G·E, D]`
+    pub(crate) v: Buf,
+    /// `[H·E]`, `[G·E]`, `[G·E]`
+    pub(crate) qkv_bias: Option<[Buf; 3]>,
+    /// `[E]` each
+    pub(crate) qk_norm: Option<[Buf; 2]>,
+    /// `[D, H·E]`
+    pub(crate) o: Buf,
+    /// `[D]`
+    pub(crate) o_bias: Option<Buf>,
+    /// `[D]`
+    pub(crate) mlp_norm: Buf,
+    /// `[2F, D]`: the gate's rows, then the up projection's.
+    pub(crate) gate_up: Buf,
+    /// `[D, F]`
+    pub(crate) down: Buf,
+}
+
+/// All tensors of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorSet {
+    /// `[V, D]`
+    pub(crate) embedding: Buf,
+    pub(crate) layers: Vec<LayerTensors>,
+    /// `[D]`
+    pub(crate) norm: Buf,
+    /// `[V, D]`; absent where it is the embedding.
+    pub(crate) head: Option<Buf>,
+}
+
+impl LayerTensors {
+    fn zeros(c: &ModelConfig) -> Self {
+        let (d, f, e) = (c.hidden_size, c.intermediate_size, c.head_dim);
+        let (he, ge) = (c.heads * e, c.kv_heads * e);
+        let zeros = Buf::zeros;
+        Self {
+            attention_norm: zeros(d),
+            q: zeros(he * d),
+            k: zeros(ge * d),
+            v: zeros(ge * d),
+            qkv_bias: c.qkv_bias.then(|| [zeros(he), zeros(ge), zeros(ge)]),
+            qk_norm: c.qk_norm().then(|| [zeros(e), zeros(e)]),
+            o: zeros(d * he),
+            o_bias: c.output_bias.then(|| zeros(d)),
+            mlp_norm: zeros(d),
+            gate_up: zeros(2 * f * d),
+            down: zeros(d * f),
+        }
+    }
+
+    fn bufs(&self) -> impl Iterator<Item = &Buf> {
+        [&self.attention_norm, &self.q, &self.k, &self.v]
+            .into_iter()
+            .chain(self.qkv_bias.iter().flatten())
+            .chain(self.qk_norm.iter().flatten())
+            .chain([&self.o])
+            .chain(&self.o_bias)
+            .chain([&self.mlp_norm, &self.gate_up, &self.down])
+    }
+
+    fn bufs_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
+        [&mut self.attention_norm, &mut self.q, &mut self.k, &mut self.v]
+            .into_iter()
+            .chain(self.qkv_bias.iter_mut().flatten())
+            .chain(self.qk_norm.iter_mut().flatten())
+            .chain([&mut self.o])
+            .chain(&mut self.o_bias)
+            .chain([&mut self.mlp_norm, &mut self.gate_up, &mut self.down])
+    }
+}
+
+impl TensorSet {
+    /// Zeros in the shapes of `config`.
+    pub(crate) fn zeros(config: &ModelConfig) -> Self {
+        let table = config.vocab_size * config.hidden_size;
+        Self {
+            embedding: Buf::zeros(table),
+            layers: (0..config.layers).map(|_| LayerTensors::zeros(config)).collect(),
+            norm: Buf::zeros(config.hidden_size),
+            head: (!config.tie_embeddings).then(|| Buf::zeros(table)),
+        }
+    }
+
+    /// All buffers, in the order that [`TensorSpec::buffer`] counts.
+    pub(crate) fn bufs(&self) -> Vec<&Buf> {
+        std::iter::once(&self.embedding)
+            .chain(self.layers.iter().flat_map(LayerTensors::bufs))
+            .chain([&self.norm])
+            .chain(&self.head)
+            .collect()
+    }
+
+    /// As [`TensorSet::bufs`], to be written.
+    pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
+        std::iter::once(&mut self.embedding)
+            .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
+            .chain([&mut self.norm])
+            .chain(&mut self.head)
+            .collect()
+    }
+
+    /// The tensors under their file names.
+    pub(crate) fn named<'a>(
+        &'a self,
+        specs: &'a [TensorSpec],
+    ) -> impl Iterator<Item = (&'a TensorSpec, &'a [f32])> {
+        let bufs = self.bufs();
+        specs.iter().map(move |spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]))
+    }
+}
+
+/// A tensor as files name it, and where it lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its Hugging Face name.
+    pub name: String,
+    /// Its shape, rows first.
+    pub shape: Vec<usize>,
+    /// Whether weight decay holds for it: for matrices, the embedding table included, but not for norms and biases.
+    pub decays: bool,
+    /// The buffer it lives in, counted in the order of [`TensorSet::bufs`].
+    pub(crate) buffer: usize,
+    /// Its first element there.
+    pub(crate) offset: usize,
+}
+
+impl TensorSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Every tensor of a model, in the order of its buffers.
+pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
+    let (d, f, e, v) = (c.hidden_size, c.intermediate_size, c.head_dim, c.vocab_size);
+    let (he, ge) = (c.heads * e, c.kv_heads * e);
+    let mut list = SpecList::default();
+    list.add("model.embed_tokens.weight".into(), vec![v, d]);
+    for l in 0..c.layers {
+        let name = |tensor: &str| format!("model.layers.{l}.{tensor}");
+        list.add(name("input_layernorm.weight"), vec![d]);
+        list.add(name("self_attn.q_proj.weight"), vec![he, d]);
+        list.add(name("self_attn.k_proj.weight"), vec![ge, d]);
+        list.add(name("self_attn.v_proj.weight"), vec![ge, d]);
+        if c.qkv_bias {
+            list.add(name("self_attn.q_proj.bias"), vec![he]);
+            list.add(name("self_attn.k_proj.bias"), vec![ge]);
+            list.add(name("self_attn.v_proj.bias"), vec![ge]);
+        }
+        if c.qk_norm() {
+            list.add(name("self_attn.q_norm.weight"), vec![e]);
+            list.add(name("self_attn.k_norm.weight"), vec![e]);
+        }
+        list.add(name("self_attn.o_proj.weight"), vec![d, he]);
+        if c.output_bias {
+            list.add(name("self_attn.o_proj.bias"), vec![d]);
+        }
+        list.add(name("post_attention_layernorm.weight"), vec![d]);
+        list.add(name("mlp.gate_proj.weight"), vec![f, d]);
+        list.add_behind(name("mlp.up_proj.weight"), vec![f, d]);
+        list.add(name("mlp.down_proj.weight"), vec![d, f]);
+    }
+    list.add("model.norm.weight".into(), vec![d]);
+    if !c.tie_embeddings {
+        list.add("lm_head.weight".into(), vec![v, d]);
+    }
+    list.specs
+}
+
+#[derive(Default)]
+struct SpecList {
+    specs: Vec<TensorSpec>,
+    buffers: usize,
+}
+
+impl SpecList {
+    /// A tensor in a buffer of its own.
+    fn add(&mut self, name: String, shape: Vec<usize>) {
+        let decays = shape.len() > 1;
+        self.specs.push(TensorSpec { name, shape, decays, buffer: self.buffers, offset: 0 });
+        self.buffers += 1;
+    }
+
+    /// A tensor behind the one before, in the same buffer.
+    fn add_behind(&mut self, name: String, shape: Vec<usize>) {
+        let decays = shape.len() > 1;
+        let offset = self.specs.last().map_or(0, |before| before.offset + before.len());
+        self.specs.push(TensorSpec { name, shape, decays, buffer: self.buffers - 1, offset });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Family, NewModel};
+
+    #[test]
+    fn specs_and_buffers_agree() {
+        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+            for tie_embeddings in [false, true] {
+                let new: NewModel = serde_json::from_value(serde_json::json!({
+                    "family": family, "layers": 2, "hidden_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 8,
+                    "intermediate_size": 40, "max_positions": 64, "tie_embeddings": tie_embeddings,
+                }))
+                .unwrap();
+                let mut config = new.config(30).unwrap();
+                config.output_bias = family == Family::Llama;
+                let set = TensorSet::zeros(&config);
+                let specs = specs(&config);
+                let mut filled = vec![0; set.bufs().len()];
+                for spec in &specs {
+                    assert_eq!(filled[spec.buffer], spec.offset, "{}", spec.name);
+                    filled[spec.buffer] += spec.len();
+                }
+                let lens: Vec<usize> = set.bufs().iter().map(|buf| buf.len()).collect();
+                assert_eq!(filled, lens);
+            }
+        }
+    }
+}
