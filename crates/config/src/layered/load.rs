@@ -1,0 +1,60 @@
+//! Files and overrides, read and merged.
+
+use std::path::{Path, PathBuf};
+
+use super::merge::{Exclusive, merge};
+use super::overrides::parse_override;
+use super::parse::parse;
+use super::source::{Source, SourceKind, Sources};
+use super::tree::Table;
+use crate::problem::{Code, Problem};
+
+/// The layers of a configuration so far.
+#[derive(Debug)]
+pub struct Layers {
+    /// The texts.
+    pub sources: Sources,
+    /// Everything merged.
+    pub root: Table,
+    /// What was wrong on the way.
+    pub problems: Vec<Problem>,
+    exclusive: &'static Exclusive,
+}
+
+impl Layers {
+    /// No layers yet.
+    pub fn new(exclusive: &'static Exclusive) -> Self {
+        Self { sources: Sources::default(), root: Table::default(), problems: Vec::new(), exclusive }
+    }
+
+    /// Lays a TOML file on top.
+    pub fn add_file(&mut self, path: &Path) {
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.add_text(path.to_owned(), text),
+            Err(error) => {
+                let message = format!("cannot read {}: {error}", path.display());
+                let problem = Problem::new(Code::Unreadable, message);
+                self.problems.push(if path.is_dir() {
+                    problem.hint(format!("name the file, for example {}", path.join("config.toml").display()))
+                } else {
+                    problem
+                });
+            }
+        }
+    }
+
+    /// Lays TOML text on top; `path` is what messages call it.
+    pub fn add_text(&mut self, path: PathBuf, text: String) {
+        // A byte order mark is no part of the text, and columns would count it.
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+        let source = self.sources.add(Source { kind: SourceKind::File(path), text });
+        let table = parse(&self.sources.get(source).text, source, &mut self.problems);
+        merge(&mut self.root, table, self.exclusive, &mut self.problems);
+    }
+
+    /// Lays `path.to.key=value` on top.
+    pub fn add_override(&mut self, text: &str) {
+        let table = parse_override(text, &mut self.sources, &mut self.problems);
+        merge(&mut self.root, table, self.exclusive, &mut self.problems);
+    }
+}
