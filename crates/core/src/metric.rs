@@ -60,7 +60,9 @@ pub const TIME_WAIT_FOR_POLICY: &str = "time/wait_for_policy";
 pub const ROLLOUT_TOKENS_PER_SECOND: &str = "tokens_per_second/rollout";
 /// Trained tokens (prompt and completion) per second of training.
 pub const TRAIN_TOKENS_PER_SECOND: &str = "tokens_per_second/train";
-/// Held-out accuracy with one sample per task.
+/// Share of held-out tasks that greedy decoding solves.
+pub const EVAL_ACCURACY: &str = "eval/accuracy";
+/// Held-out pass@1: from the sampled completions where there are any, else greedy.
 pub const EVAL_PASS_AT_1: &str = "eval/pass@1";
 /// Prefix of held-out pass@k; the number follows.
 pub const EVAL_PASS_AT: &str = "eval/pass@";

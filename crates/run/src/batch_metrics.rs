@@ -1,0 +1,119 @@
+//! Metrics of a batch of groups, under the field's names.
+
+use std::collections::BTreeMap;
+
+use rloom_core::{Episode, Group, PolicyVersion, metric};
+
+use crate::events::Metrics;
+
+/// Rewards, lengths and staleness of a batch that is trained from `version`.
+pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
+    let mut metrics = Metrics::new();
+    let episodes: Vec<&Episode> = groups.iter().flat_map(|g| &g.episodes).collect();
+    let rewards: Vec<f64> = episodes.iter().filter_map(|e| e.rewards.total()).collect();
+    if let Some((mean, std)) = mean_and_std(&rewards) {
+        metrics.insert(metric::REWARD.into(), mean);
+        metrics.insert(metric::REWARD_STD.into(), std);
+    }
+    let mut components: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for component in episodes.iter().flat_map(|e| &e.rewards.components) {
+        if let Some(value) = component.value {
+            components.entry(&component.name).or_default().push(value);
+        }
+    }
+    for (name, values) in components {
+        if let Some((mean, _)) = mean_and_std(&values) {
+            metrics.insert(format!("{}{name}", metric::REWARD_PREFIX), mean);
+        }
+    }
+    if !groups.is_empty() {
+        let equal = groups.iter().filter(|g| all_rewards_equal(g)).count();
+        metrics.insert(metric::FRAC_REWARD_ZERO_STD.into(), equal as f64 / groups.len() as f64);
+    }
+    let lengths: Vec<f64> = episodes.iter().map(|e| e.policy_tokens() as f64).collect();
+    if let Some((mean, _)) = mean_and_std(&lengths) {
+        metrics.insert(metric::MEAN_LENGTH.into(), mean);
+        metrics.insert(metric::MIN_LENGTH.into(), lengths.iter().copied().fold(f64::INFINITY, f64::min));
+        metrics.insert(metric::MAX_LENGTH.into(), lengths.iter().copied().fold(0.0, f64::max));
+        let cut = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
+        metrics.insert(metric::CLIPPED_RATIO.into(), cut as f64 / episodes.len() as f64);
+    }
+    let ages: Vec<f64> =
+        groups.iter().filter_map(Group::oldest_version).map(|v| version.0.saturating_sub(v.0) as f64).collect();
+    if let Some((mean, _)) = mean_and_std(&ages) {
+        metrics.insert(metric::STALENESS_MEAN.into(), mean);
+    }
+    metrics
+}
+
+fn all_rewards_equal(group: &Group) -> bool {
+    let mut totals = group.episodes.iter().map(|e| e.rewards.total());
+    let first = totals.next();
+    totals.all(|total| Some(total) == first)
+}
+
+/// Mean and sample standard deviation (n − 1; 0 for one value); `None` of nothing.
+fn mean_and_std(values: &[f64]) -> Option<(f64, f64)> {
+    if values.is_empty() {
+        return None;
+    }
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares = values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>();
+    Some((mean, if values.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 }))
+}
+
+/// The unbiased estimate of pass@k from `n` samples of which `correct` solved the task:
+/// 1 − C(n − c, k) / C(n, k) (Chen et al., arXiv 2107.03374, equation 1). `k ≤ n`.
+pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
+    if n - correct < k {
+        return 1.0;
+    }
+    let mut all_fail = 1.0;
+    for i in (n - correct + 1)..=n {
+        all_fail *= 1.0 - k as f64 / i as f64;
+    }
+    1.0 - all_fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rloom_core::{PromptSource, RewardComponent, Rewards, Role, Task, Ticket};
+
+    #[test]
+    fn pass_at_k_counts_subsets() {
+        // Of 5 samples 2 are right: C(3, 2) = 3 of C(5, 2) = 10 pairs are all wrong.
+        assert!((pass_at_k(5, 2, 2) - 0.7).abs() < 1e-12);
+        assert!((pass_at_k(5, 2, 1) - 0.4).abs() < 1e-12);
+        assert_eq!((pass_at_k(5, 0, 3), pass_at_k(5, 3, 3), pass_at_k(1, 1, 1)), (0.0, 1.0, 1.0));
+    }
+
+    fn group(rewards: &[Option<f64>]) -> Group {
+        let task = Task {
+            index: 0,
+            prompt: PromptSource::Text(String::new()),
+            answer: String::new(),
+            demonstration: None,
+            domain: String::new(),
+        };
+        let episodes = rewards
+            .iter()
+            .map(|&value| {
+                let components = vec![RewardComponent { name: "exact".into(), weight: 2.0, value }];
+                let rewards = Rewards { components, solved: None, parsed: None };
+                Episode { role: Role::Train, segments: vec![], rewards }
+            })
+            .collect();
+        Group { ticket: Ticket(0), task, episodes }
+    }
+
+    #[test]
+    fn rewards_are_weighted_and_missing_ones_left_out() {
+        let groups = [group(&[Some(1.0), Some(0.0), None]), group(&[Some(1.0), Some(1.0)])];
+        let m = batch_metrics(&groups, PolicyVersion(3));
+        assert_eq!((m["reward"], m["reward/exact"], m["frac_reward_zero_std"]), (1.5, 0.75, 0.5));
+        assert!((m["reward_std"] - 1.0).abs() < 1e-12);
+        assert!(!m.contains_key("off_policy/staleness_mean"));
+    }
+}

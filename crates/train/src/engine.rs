@@ -1,0 +1,66 @@
+use std::path::Path;
+
+use rloom_algo::{AlgoError, LossGrad, LossTerms, TokenScores};
+use rloom_model::Weights;
+
+use crate::{PackedBatch, TrainError};
+
+/// Which policy scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// The one that is trained.
+    Policy,
+    /// The fixed one that KL is measured against.
+    Reference,
+}
+
+/// Scores of a micro-batch in, coefficients out. Implemented by the driver over `rloom-algo`'s pure functions.
+pub trait LossFn: Sync {
+    /// The loss of micro-batch number `micro_batch` of the step and its derivative by each score.
+    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError>;
+}
+
+/// What an accumulation saw.
+#[derive(Debug, Clone)]
+pub struct LossReport {
+    /// Sums over the step, merged in micro-batch order.
+    pub terms: LossTerms,
+    /// Tokens (prompt and completion) that went through forward and backward.
+    pub tokens: u64,
+}
+
+/// One optimiser step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptimStep {
+    /// Its learning rate.
+    pub learning_rate: f64,
+}
+
+/// What an optimiser step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReport {
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+}
+
+/// What a policy is to whoever trains it.
+///
+/// An optimiser step is [`accumulate`](Self::accumulate) over its micro-batches, then [`step`](Self::step). The
+/// engine chooses order, placement and overlap of the micro-batches; their sums are merged in their order. Scores
+/// are flat over a micro-batch's scored tokens. Second implementation in sight: PyTorch workers, which run the same
+/// `rloom-algo` on their own side instead of taking a [`LossFn`] over the wire.
+pub trait TrainEngine {
+    /// Scores without a gradient.
+    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>;
+    /// Forward, hand the scores to `loss`, back-propagate its coefficients, add to the gradient.
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError>;
+    /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights
+    /// stay as they were.
+    fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError>;
+    /// An immutable, versioned hand-over of the current weights.
+    fn publish(&mut self) -> Result<Weights, TrainError>;
+    /// Writes a Hugging Face folder and, in `trainer/`, the optimiser's state.
+    fn save(&self, directory: &Path) -> Result<(), TrainError>;
+    /// Goes on from what [`save`](Self::save) wrote.
+    fn restore(&mut self, directory: &Path) -> Result<(), TrainError>;
+}
