@@ -120,7 +120,7 @@ fn loss_formula(loss: &PolicyLoss) -> String {
         Surrogate::PpoClip(clip) => {
             let mut text = "l_t = max(-rho_t A, -clip(rho_t, 1 - clip_low, 1 + clip_high) A)".to_owned();
             if clip.dual_clip.is_some() {
-                text.push_str(";  where A < 0: min(l_t, -dual_clip A)");
+                text.push_str("\nwhere A < 0: min(l_t, -dual_clip A)");
             }
             text.push_str("\nrho_t = exp(lp_t - old_t), log-ratio clamped to +-20");
             text
@@ -170,7 +170,12 @@ impl Algorithm {
     /// What this algorithm computes, in plain text: its equations, its source, and every knob it reads.
     pub fn describe(&self) -> String {
         let page = page(self.method);
-        let mut out = format!("{} - {}\n{}.\n", self.method, page.title, page.summary);
+        let summary = if *self == Self::preset(self.method) {
+            page.summary
+        } else {
+            "The preset of that name, with overrides"
+        };
+        let mut out = format!("{} - {}\n{summary}.\n", self.method, page.title);
         let mut section = |title: &str, text: &str| {
             let _ = write!(out, "\n{title}\n");
             for line in text.lines() {

@@ -1,0 +1,215 @@
+//! Sums, groups without contrast, rewards that do not apply.
+
+use proptest::prelude::*;
+use rloom_algo::{
+    AdvantageSpec, Advantages, AlgoError, Algorithm, EpisodeAdvantage, EpisodeRewards, Estimator,
+    GroupRewards, Method, Score, advantages,
+};
+use rloom_core::Role;
+
+const GROUP: Estimator = Estimator::Group { std_epsilon: 1e-4 };
+const RETURNS: Estimator = Estimator::ReinforcePp { gamma: 1.0 };
+const ALL: [Estimator; 4] = [GROUP, Estimator::GroupMean, Estimator::Rloo, RETURNS];
+
+fn spec(estimator: Estimator, whiten: bool) -> AdvantageSpec {
+    AdvantageSpec { estimator, kl_coef: 0.0, whiten }
+}
+
+fn groups(rewards: &[Vec<Option<f64>>], tokens: usize) -> Vec<GroupRewards<'static>> {
+    rewards
+        .iter()
+        .map(|g| GroupRewards { episodes: g.iter().map(|&r| EpisodeRewards::new(r, tokens)).collect() })
+        .collect()
+}
+
+fn one(estimator: Estimator, rewards: &[f64]) -> Vec<f32> {
+    let rewards = vec![rewards.iter().map(|&r| Some(r)).collect()];
+    constants(&advantages(&spec(estimator, false), &groups(&rewards, 1)).unwrap(), 0)
+}
+
+fn constants(advantages: &Advantages, group: usize) -> Vec<f32> {
+    advantages.episodes[group].iter().map(|e| e.at(0)).collect()
+}
+
+proptest! {
+    /// ΣA over a group is 0, whatever the rewards; episodes that do not apply have 0.
+    #[test]
+    fn group_sums_are_zero(
+        rewards in prop::collection::vec(prop_oneof![1 => Just(None), 6 => (-5.0f64..5.0).prop_map(Some)], 2..12),
+    ) {
+        for estimator in [GROUP, Estimator::GroupMean, Estimator::Rloo] {
+            let a = advantages(&spec(estimator, false), &groups(std::slice::from_ref(&rewards), 3)).unwrap();
+            let a = constants(&a, 0);
+            let sum: f64 = a.iter().map(|&x| f64::from(x)).sum();
+            let scale = a.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+            prop_assert!(sum.abs() < 1e-5 * f64::from(scale), "{:?} {:?}", estimator, a);
+            for (x, r) in a.iter().zip(&rewards) {
+                prop_assert!(r.is_some() || *x == 0.0);
+            }
+        }
+    }
+
+    /// After whitening, mean 0 and variance 1 over tokens.
+    #[test]
+    fn whitened_over_tokens(
+        batch in prop::collection::vec(prop::collection::vec((-5.0f64..5.0, 0usize..6), 2..5), 1..5),
+    ) {
+        for estimator in ALL {
+            let groups: Vec<_> = batch
+                .iter()
+                .map(|g| GroupRewards { episodes: g.iter().map(|&(r, n)| EpisodeRewards::new(Some(r), n)).collect() })
+                .collect();
+            let a = advantages(&spec(estimator, true), &groups).unwrap();
+            let mut flat = Vec::new();
+            for (group, row) in batch.iter().zip(&a.episodes) {
+                for (&(_, tokens), episode) in group.iter().zip(row) {
+                    episode.extend_into(0..tokens, &mut flat);
+                }
+            }
+            let n = flat.len() as f64;
+            let mean: f64 = flat.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+            let variance: f64 = flat.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n;
+            if flat.iter().any(|&x| x != 0.0) {
+                prop_assert!(mean.abs() < 1e-5, "mean {}", mean);
+                // A variance under 1e-8 is not blown up.
+                prop_assert!((variance - 1.0).abs() < 1e-4 || variance < 1.0, "variance {}", variance);
+            }
+        }
+    }
+
+    /// Equal rewards give exactly 0, also 0.1 + 0.2 beside 0.3, also through f32.
+    #[test]
+    fn no_contrast_is_exactly_zero(reward in -1e3f64..1e3, size in 2usize..20) {
+        let mut rewards = vec![Some(reward); size];
+        rewards[0] = Some(f64::from(reward as f32));
+        rewards[1] = Some(reward * (1.0 + f64::EPSILON));
+        for estimator in [GROUP, Estimator::GroupMean, Estimator::Rloo] {
+            for whiten in [false, true] {
+                let a = advantages(&spec(estimator, whiten), &groups(std::slice::from_ref(&rewards), 2)).unwrap();
+                prop_assert!(a.episodes[0].iter().all(EpisodeAdvantage::is_zero), "{:?}", a);
+                prop_assert_eq!(a.report.zero_spread_groups, 1);
+                prop_assert_eq!(a.report.frac_zero_spread(), Some(1.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn by_hand() {
+    assert_eq!(one(Estimator::GroupMean, &[1.0, 0.0, 0.0, 0.0]), [0.75, -0.25, -0.25, -0.25]);
+    let rloo = one(Estimator::Rloo, &[1.0, 0.0, 0.0, 0.0]);
+    for (got, wanted) in rloo.iter().zip([1.0, -1.0 / 3.0, -1.0 / 3.0, -1.0 / 3.0]) {
+        assert!((f64::from(*got) - wanted).abs() < 1e-7);
+    }
+    // std with n − 1 of [1, 0, 0, 0] is ½.
+    assert!((one(GROUP, &[1.0, 0.0, 0.0, 0.0])[0] - 0.75 / 0.5001).abs() < 1e-6);
+    assert_eq!(one(Estimator::Rloo, &[3.0, 1.0]), [2.0, -2.0]);
+}
+
+/// E[x²] − mean² in f32 makes thousands of this group; its advantages are of order one.
+#[test]
+fn near_equal_rewards_do_not_explode() {
+    let reward = f64::from(0.95f32);
+    let mut rewards = vec![reward; 8];
+    rewards[0] = 0.0;
+    let a = one(GROUP, &rewards);
+    assert!((f64::from(a[0]) + 2.4748).abs() < 1e-2, "{a:?}");
+    assert!(a[1..].iter().all(|x| (f64::from(*x) - 0.3535).abs() < 1e-2), "{a:?}");
+    // Far from zero, one part in a million apart: still bounded by the group's size.
+    for spread in [1e-5, 1e-6, 1e-7, 1e-9, 1e-14] {
+        let mut rewards = vec![0.95; 8];
+        rewards[3] += spread;
+        for estimator in ALL {
+            for whiten in [false, true] {
+                let groups = groups(&[rewards.iter().map(|&r| Some(r)).collect()], 1);
+                let a = advantages(&spec(estimator, whiten), &groups).unwrap();
+                assert!(constants(&a, 0).iter().all(|x| x.abs() < 3.0), "{estimator:?} {spread} {a:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_of_one_is_counted_and_teaches_nothing() {
+    let rewards = [vec![Some(1.0), None, None], vec![Some(1.0), Some(0.0), None], vec![None, None, None]];
+    for whiten in [false, true] {
+        for estimator in [GROUP, Estimator::GroupMean, Estimator::Rloo] {
+            let a = advantages(&spec(estimator, whiten), &groups(&rewards, 2)).unwrap();
+            assert!(a.episodes[0].iter().all(EpisodeAdvantage::is_zero));
+            assert!(!a.episodes[1][0].is_zero() && a.episodes[1][2].is_zero());
+            assert!(a.episodes[2].iter().all(EpisodeAdvantage::is_zero));
+            assert_eq!((a.report.groups, a.report.groups_of_one), (2, 1));
+            assert_eq!((a.report.zero_spread_groups, a.report.not_applicable), (1, 6));
+        }
+    }
+    // Returns compare with nobody.
+    let a = advantages(&spec(RETURNS, false), &groups(&rewards, 2)).unwrap();
+    assert_eq!(constants(&a, 0), [1.0, 0.0, 0.0]);
+    assert_eq!(a.report.groups_of_one, 0);
+}
+
+#[test]
+fn baseline_episodes_are_neither_compared_nor_trained() {
+    let mut group = groups(&[vec![Some(1.0), Some(0.0), Some(100.0)]], 2);
+    group[0].episodes[2].role = Role::Baseline;
+    for estimator in ALL {
+        let a = advantages(&spec(estimator, false), &group).unwrap();
+        let alone = advantages(&spec(estimator, false), &groups(&[vec![Some(1.0), Some(0.0)]], 2)).unwrap();
+        assert_eq!(a.episodes[0][..2], alone.episodes[0][..]);
+        assert!(a.episodes[0][2].is_zero());
+    }
+}
+
+/// Per token: the reward arrives at the last token, each token pays its own divergence, the future is discounted.
+#[test]
+fn returns_by_hand() {
+    let (old, reference) = ([-1.0f32, -2.0, -0.5], [-1.5f32, -1.0, -0.5]);
+    let episode = EpisodeRewards {
+        old_logprob: &old,
+        reference_logprob: &reference,
+        ..EpisodeRewards::new(Some(1.0), 3)
+    };
+    let spec =
+        AdvantageSpec { estimator: Estimator::ReinforcePp { gamma: 0.5 }, kl_coef: 0.1, whiten: false };
+    let a = advantages(&spec, &[GroupRewards { episodes: vec![episode] }]).unwrap();
+    // r = [−0.05, 0.1, 1.0]
+    let wanted = [-0.05 + 0.5 * (0.1 + 0.5), 0.1 + 0.5, 1.0];
+    for (t, wanted) in wanted.into_iter().enumerate() {
+        assert!((f64::from(a.episodes[0][0].at(t)) - wanted).abs() < 1e-7);
+    }
+    assert_eq!(a.episodes[0][0].at(3), 0.0, "beyond the end");
+}
+
+#[test]
+fn nothing_at_all() {
+    for estimator in ALL {
+        for whiten in [false, true] {
+            let spec = spec(estimator, whiten);
+            assert_eq!(advantages(&spec, &[]).unwrap().report.frac_zero_spread(), None);
+            let no_tokens = advantages(&spec, &groups(&[vec![Some(1.0), Some(0.0)], vec![]], 0)).unwrap();
+            assert!(no_tokens.episodes.iter().flatten().all(|e| e.at(0).is_finite()));
+        }
+    }
+}
+
+#[test]
+fn errors_name_the_episode() {
+    let bad = groups(&[vec![Some(0.0), Some(1.0)], vec![Some(0.0), Some(f64::NAN)]], 2);
+    let error = advantages(&spec(GROUP, false), &bad).unwrap_err();
+    assert_eq!(error.to_string(), "reward is NaN in group 1, episode 1");
+
+    let spec = Algorithm::preset(Method::Rloo).advantage.unwrap();
+    let missing = advantages(&spec, &groups(&[vec![Some(0.0), Some(1.0)]], 2)).unwrap_err();
+    assert!(matches!(
+        missing,
+        AlgoError::EpisodeLength { what: Score::OldLogprob, group: 0, episode: 0, got: 0, expected: 2 }
+    ));
+    let (good, nan) = ([-1.0f32, -1.0], [-1.0f32, f32::NEG_INFINITY]);
+    let mut group = groups(&[vec![Some(0.0), Some(1.0)]], 2);
+    for e in &mut group[0].episodes {
+        (e.old_logprob, e.reference_logprob) = (&good, &good);
+    }
+    group[0].episodes[1].reference_logprob = &nan;
+    let error = advantages(&spec, &group).unwrap_err();
+    assert_eq!(error.to_string(), "reference log-probability is -inf in group 0, episode 1");
+}
