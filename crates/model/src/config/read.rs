@@ -41,8 +41,12 @@ pub(super) fn read(source: Map<String, Value>, path: &Path) -> Result<ModelConfi
         intermediate_size: required("intermediate_size")?,
         layers,
         heads,
-        // An absent count means 32 to Qwen's classes and one per head to Llama's; guessing 32 helps nobody.
-        kv_heads: fields.count("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads: match fields.count("num_key_value_heads")? {
+            Some(kv_heads) => kv_heads,
+            None if family == Family::Llama => heads,
+            // Qwen's classes take 32 for an absent count, which is right for hardly any model.
+            None => return Err(fields.missing("num_key_value_heads")),
+        },
         head_dim,
         max_positions,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
