@@ -13,6 +13,14 @@
 //! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one product;
 //! - `lse = m + ln l`.
 
+mod backward;
+mod blocks;
+mod cached;
+mod forward;
+mod kernels;
+mod packed;
+mod tile;
+
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx};
 
@@ -74,25 +82,8 @@ pub fn attention(
     let tokens = check_packed(q_the, k_tge, v_tge, shape, seq_starts);
     assert_eq!(out_the.len(), q_the.len(), "attention: out must be [tokens, heads, head_dim]");
     assert_eq!(lse_th.len(), tokens * shape.heads, "attention: lse must be [tokens, heads]");
-    let _ = ctx;
-    let (h, g, e) = (shape.heads, shape.kv_heads, shape.head_dim);
-    let (q, k, v) = (q_the.as_slice(), k_tge.as_slice(), v_tge.as_slice());
-    let (out, lse) = (out_the.as_mut_slice(), lse_th.as_mut_slice());
-    for bounds in seq_starts.windows(2) {
-        for t in bounds[0]..bounds[1] {
-            for head in 0..h {
-                let kv = |j: usize| ((bounds[0] + j) * g + head / shape.group()) * e;
-                lse[t * h + head] = one_row(
-                    &mut out[(t * h + head) * e..][..e],
-                    &q[(t * h + head) * e..][..e],
-                    t - bounds[0] + 1,
-                    shape.scale(),
-                    |j, i| k[kv(j) + i],
-                    |j, i| v[kv(j) + i],
-                );
-            }
-        }
-    }
+    let inputs = (q_the.as_slice(), k_tge.as_slice(), v_tge.as_slice());
+    packed::forward(ctx, out_the.as_mut_slice(), lse_th.as_mut_slice(), inputs, shape, seq_starts);
 }
 
 /// [`attention`] against the cache: bit-equal to it for the same token and prefix, whatever other rows are there.
@@ -107,29 +98,16 @@ pub fn attention_cached(ctx: &Ctx, out_rhe: &mut Buf, q_rhe: &Buf, cache: &KvLay
     let (h, e) = (shape.heads, shape.head_dim);
     assert_eq!(q_rhe.len(), rows.len() * h * e, "attention_cached: q must be [rows, heads, head_dim]");
     assert_eq!(out_rhe.len(), q_rhe.len(), "attention_cached: out must be [rows, heads, head_dim]");
-    let _ = ctx;
-    let (q, out) = (q_rhe.as_slice(), out_rhe.as_mut_slice());
     for (r, row) in rows.iter().enumerate() {
+        let needed = row.len.div_ceil(KV_BLOCK);
+        assert!(row.len > 0, "attention_cached: row {r} attends to nothing");
+        assert!(needed <= row.blocks.len(), "attention_cached: row {r} has too few blocks for {}", row.len);
         assert!(
-            row.len > 0 && row.len.div_ceil(KV_BLOCK) <= row.blocks.len(),
-            "attention_cached: row {r} has {} blocks for {} positions",
-            row.blocks.len(),
-            row.len
+            row.blocks[..needed].iter().all(|&b| (b as usize) < cache.blocks()),
+            "attention_cached: row {r} has a block outside of the cache"
         );
-        for head in 0..h {
-            let at = |j: usize| {
-                (row.blocks[j / KV_BLOCK] as usize * shape.kv_heads + head / shape.group()) * e * KV_BLOCK
-            };
-            one_row(
-                &mut out[(r * h + head) * e..][..e],
-                &q[(r * h + head) * e..][..e],
-                row.len,
-                shape.scale(),
-                |j, i| cache.k.as_slice()[at(j) + i * KV_BLOCK + j % KV_BLOCK],
-                |j, i| cache.v.as_slice()[at(j) + (j % KV_BLOCK) * e + i],
-            );
-        }
     }
+    cached::forward(ctx, out_rhe.as_mut_slice(), q_rhe.as_slice(), cache, rows);
 }
 
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
@@ -161,35 +139,17 @@ pub fn attention_backward(
     assert_eq!(dk_tge.len(), k_tge.len(), "attention_backward: dk must be [tokens, kv_heads, head_dim]");
     assert_eq!(dv_tge.len(), k_tge.len(), "attention_backward: dv must be [tokens, kv_heads, head_dim]");
     assert_eq!(lse_th.len(), tokens * shape.heads, "attention_backward: lse must be [tokens, heads]");
-    let _ = ctx;
-    let (h, g, e) = (shape.heads, shape.kv_heads, shape.head_dim);
-    let (q, k, v) = (q_the.as_slice(), k_tge.as_slice(), v_tge.as_slice());
-    let (d_out, out, lse) = (d_out_the.as_slice(), out_the.as_slice(), lse_th.as_slice());
+    let inputs = backward::Inputs {
+        d_out: d_out_the.as_slice(),
+        out: out_the.as_slice(),
+        lse: lse_th.as_slice(),
+        q: q_the.as_slice(),
+        k: k_tge.as_slice(),
+        v: v_tge.as_slice(),
+        shape,
+    };
     let (dq, dk, dv) = (dq_the.as_mut_slice(), dk_tge.as_mut_slice(), dv_tge.as_mut_slice());
-    dq.fill(0.0);
-    dk.fill(0.0);
-    dv.fill(0.0);
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |sum, (a, b)| a.mul_add(*b, sum));
-    for bounds in seq_starts.windows(2) {
-        for t in bounds[0]..bounds[1] {
-            for head in 0..h {
-                let row = (t * h + head) * e..(t * h + head + 1) * e;
-                let delta = dot(&d_out[row.clone()], &out[row.clone()]);
-                for j in bounds[0]..=t {
-                    let kv = (j * g + head / shape.group()) * e..(j * g + head / shape.group() + 1) * e;
-                    let p = (dot(&q[row.clone()], &k[kv.clone()]) * shape.scale() - lse[t * h + head]).exp();
-                    let ds = p * (dot(&d_out[row.clone()], &v[kv.clone()]) - delta);
-                    for i in 0..e {
-                        let (a, b) = (row.start + i, kv.start + i);
-                        dq[a] = ds.mul_add(k[b], dq[a]);
-                        dk[b] = ds.mul_add(q[a], dk[b]);
-                        dv[b] = p.mul_add(d_out[a], dv[b]);
-                    }
-                }
-            }
-        }
-    }
-    dq.iter_mut().chain(dk).for_each(|x| *x *= shape.scale());
+    packed::backward(ctx, &inputs, dq, dk, dv, seq_starts);
 }
 
 fn check_packed(q: &Buf, k: &Buf, v: &Buf, shape: AttentionShape, seq_starts: &[usize]) -> usize {
@@ -211,28 +171,4 @@ fn check_packed(q: &Buf, k: &Buf, v: &Buf, shape: AttentionShape, seq_starts: &[
         "attention: seq_starts must ascend from 0 to {tokens}"
     );
     tokens
-}
-
-fn one_row(
-    out: &mut [f32],
-    q: &[f32],
-    keys: usize,
-    scale: f32,
-    k: impl Fn(usize, usize) -> f32,
-    v: impl Fn(usize, usize) -> f32,
-) -> f32 {
-    let mut p: Vec<f32> = (0..keys)
-        .map(|j| q.iter().enumerate().fold(0.0f32, |sum, (i, q)| q.mul_add(k(j, i), sum)) * scale)
-        .collect();
-    let max = p.iter().fold(f32::NEG_INFINITY, |max, s| max.max(*s));
-    let mut lanes = [0.0f32; 16];
-    for (j, p) in p.iter_mut().enumerate() {
-        *p = (*p - max).exp();
-        lanes[j % 16] += *p;
-    }
-    let l = crate::simd::tree_sum(lanes);
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = p.iter().enumerate().fold(0.0f32, |sum, (j, p)| p.mul_add(v(j, i), sum)) * (1.0 / l);
-    }
-    max + l.ln()
 }

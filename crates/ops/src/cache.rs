@@ -74,9 +74,9 @@ pub fn kv_write(ctx: &Ctx, cache: &mut KvLayer, k_rge: &Buf, v_rge: &Buf, slots:
         }
     };
     if slots.len() * g * e < SERIAL_FLOATS {
-        (0..g).for_each(write_head)
+        (0..g).for_each(write_head);
     } else {
-        ctx.parallel_for(g, write_head)
+        ctx.parallel_for(g, write_head);
     }
 }
 

@@ -29,6 +29,12 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// A vector of [`LANES`] lanes.
     type V: Copy;
 
+    /// Rows of the matrix product's register tile: 8 where there are 32 registers of 16 lanes, 6 elsewhere.
+    const TILE_ROWS: usize = 6;
+
+    /// How many vectors can be summed up at a time, with registers to spare for the operands.
+    const CHAINS: usize;
+
     /// # Safety
     /// `LANES` floats must be readable at `p`; no alignment is needed.
     unsafe fn load_ptr(self, p: *const f32) -> Self::V;
@@ -224,6 +230,7 @@ impl Array {
 
 impl Simd for Portable {
     type V = Array;
+    const CHAINS: usize = 6;
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Array {

@@ -35,6 +35,7 @@ fn floats(v: uint32x4_t) -> float32x4_t {
 
 impl Simd for Neon {
     type V = Quad;
+    const CHAINS: usize = 6;
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Quad {

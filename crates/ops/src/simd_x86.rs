@@ -35,6 +35,8 @@ macro_rules! bits512 {
 
 impl Simd for Avx512 {
     type V = __m512;
+    const TILE_ROWS: usize = 8;
+    const CHAINS: usize = 24;
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> __m512 {
@@ -191,6 +193,7 @@ macro_rules! pair_bits {
 
 impl Simd for Avx2 {
     type V = Pair;
+    const CHAINS: usize = 6;
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Pair {

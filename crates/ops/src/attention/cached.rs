@@ -1,0 +1,139 @@
+//! Attention against the cache: how the rows of a step are gathered and shared out.
+
+use std::ops::Range;
+
+use super::kernels::BLOCK;
+use super::tile::Rows;
+use super::{CachedRow, forward};
+use crate::cache::KvLayer;
+use crate::disjoint::Disjoint;
+use crate::{Ctx, KV_BLOCK};
+
+/// The most rows of one unit of work: more would only make the pieces uneven.
+const MOST_ROWS: usize = 64;
+
+/// Below this many multiply-adds a piece costs less than waking a thread for it.
+const SMALLEST_PIECE: usize = 512 * 1024;
+
+/// Consecutive rows whose keys lie in the same blocks: one row of a decoding sequence, or the rows of a prefill chunk.
+struct Run {
+    rows: Range<usize>,
+    /// The row with the longest prefix.
+    longest: usize,
+}
+
+pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, rows: &[CachedRow<'_>]) {
+    let g = cache.shape.kv_heads;
+    let runs = runs(rows);
+    let pieces = pieces(ctx, cache, &runs, rows);
+    let keys = rows.iter().map(|row| row.len).max().unwrap_or(0);
+    let out = Disjoint::new(out);
+    ctx.parallel_for(pieces.len(), |i| {
+        ctx.with_scratch(forward::scratch_floats(keys), |scratch| {
+            for unit in pieces[i].clone() {
+                // SAFETY: units are pairs of a run and a head, each in one piece.
+                unsafe {
+                    attend(ctx, &runs[unit / g], unit % g, rows, q, out, cache, scratch.as_mut_slice());
+                }
+            }
+        });
+    });
+}
+
+/// One run and one kv head.
+///
+/// # Safety
+///
+/// Nobody else may reach this head of the run's rows in `out`, which must hold them; the rows' blocks must be in the
+/// cache.
+unsafe fn attend(
+    ctx: &Ctx,
+    run: &Run,
+    kv_head: usize,
+    all: &[CachedRow<'_>],
+    q: &[f32],
+    out: Disjoint<'_>,
+    cache: &KvLayer,
+    scratch: &mut [f32],
+) {
+    let shape = cache.shape;
+    let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
+    let longest = &all[run.longest];
+    let blocks = &longest.blocks[..longest.len.div_ceil(KV_BLOCK)];
+    let table = |floats: &[f32]| -> Vec<*const f32> {
+        let head = |block: u32| {
+            floats[(block as usize * shape.kv_heads + kv_head) * BLOCK * e..][..BLOCK * e].as_ptr()
+        };
+        blocks.iter().map(|&block| head(block)).collect()
+    };
+    let rows = Rows {
+        first: (run.rows.start * h + kv_head * group) * e,
+        token_stride: h * e,
+        group,
+        head_dim: e,
+        tokens: run.rows.len(),
+    };
+    let (k, v) = (table(cache.k.as_slice()), table(cache.v.as_slice()));
+    let limit = |token: usize| all[run.rows.start + token].len;
+    // SAFETY: the tables hold whole blocks for the longest prefix of the run; the outputs are the caller's word.
+    unsafe {
+        forward::attend(
+            ctx.level(),
+            rows,
+            q,
+            out,
+            &k,
+            &v,
+            shape.scale(),
+            longest.len,
+            limit,
+            scratch,
+            |_, _| (),
+        );
+    }
+}
+
+fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (r, row) in rows.iter().enumerate() {
+        if let Some(run) = runs.last_mut() {
+            let longest = &rows[run.longest];
+            let shared = row.len.min(longest.len).div_ceil(KV_BLOCK);
+            if run.rows.len() < MOST_ROWS && row.blocks[..shared] == longest.blocks[..shared] {
+                run.rows.end = r + 1;
+                if row.len > longest.len {
+                    run.longest = r;
+                }
+                continue;
+            }
+        }
+        runs.push(Run { rows: r..r + 1, longest: r });
+    }
+    runs
+}
+
+/// Ranges of units (unit u is kv head `u % G` of run `u / G`) of about equal work, a few for each thread.
+fn pieces(ctx: &Ctx, cache: &KvLayer, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
+    let shape = cache.shape;
+    let cost = |run: &Run| 2 * run.rows.len() * shape.group() * shape.head_dim * rows[run.longest].len;
+    let total = runs.iter().map(cost).sum::<usize>() * shape.kv_heads;
+    let target =
+        if ctx.threads() == 1 { usize::MAX } else { (total / (4 * ctx.threads())).max(SMALLEST_PIECE) };
+    let mut pieces = Vec::new();
+    let (mut first, mut sum) = (0, 0);
+    for (r, run) in runs.iter().enumerate() {
+        for head in 0..shape.kv_heads {
+            sum += cost(run);
+            if sum >= target {
+                let end = r * shape.kv_heads + head + 1;
+                pieces.push(first..end);
+                (first, sum) = (end, 0);
+            }
+        }
+    }
+    let units = runs.len() * shape.kv_heads;
+    if first < units {
+        pieces.push(first..units);
+    }
+    pieces
+}

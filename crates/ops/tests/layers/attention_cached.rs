@@ -1,0 +1,146 @@
+//! Attention against the cache gives the bits of attention over packed sequences.
+
+use proptest::prelude::*;
+use rloom_ops::{Buf, CachedRow, Ctx, Isa, KV_BLOCK, KvLayer, attention_cached, kv_copy_block, kv_write};
+
+use crate::attention::{Case, SHAPES};
+use crate::support::{bits, numbers};
+
+/// A cache whose every slot is NaN, so that reading one that was never written shows.
+fn poisoned(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer {
+    let mut cache = KvLayer::new(blocks, case.shape);
+    let slots: Vec<u32> = (0..(blocks * KV_BLOCK) as u32).collect();
+    let nan = Buf::from_vec(vec![f32::NAN; slots.len() * case.shape.kv_heads * case.shape.head_dim]);
+    kv_write(ctx, &mut cache, &nan, &nan, &slots);
+    cache
+}
+
+/// Block tables for sequences of these lengths, drawn from a shuffled pool.
+fn tables(lengths: &[usize], seed: u64) -> (Vec<Vec<u32>>, usize) {
+    let needed: usize = lengths.iter().map(|n| n.div_ceil(KV_BLOCK)).sum();
+    let blocks = needed + 3;
+    let keys = numbers(seed, blocks);
+    let mut pool: Vec<u32> = (0..blocks as u32).collect();
+    pool.sort_by(|a, b| keys[*a as usize].total_cmp(&keys[*b as usize]));
+    let tables = lengths.iter().map(|n| pool.split_off(pool.len() - n.div_ceil(KV_BLOCK))).collect();
+    (tables, blocks)
+}
+
+fn pick(x: &Buf, rows: &[usize], width: usize) -> Buf {
+    Buf::from_vec(
+        rows.iter().flat_map(|r| x.as_slice()[r * width..(r + 1) * width].iter().copied()).collect(),
+    )
+}
+
+/// Steps of `chunk` tokens of every sequence until all are done; the rows of a step are turned by one place each time,
+/// so that runs of one sequence are also broken. Returns the output of all tokens in packed order.
+fn stepwise(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Buf {
+    let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
+    let (tables, blocks) = tables(&lengths, seed);
+    let mut cache = poisoned(ctx, blocks, case);
+    let (wide, narrow) = (case.shape.heads * case.shape.head_dim, case.shape.kv_heads * case.shape.head_dim);
+    let mut out = Buf::zeros(case.q.len());
+    for start in (0..*lengths.iter().max().unwrap()).step_by(chunk) {
+        let mut step: Vec<(usize, usize)> = lengths
+            .iter()
+            .enumerate()
+            .flat_map(|(s, &n)| (start.min(n)..n.min(start + chunk)).map(move |t| (s, t)))
+            .collect();
+        let turn = start / chunk % step.len();
+        step.rotate_left(turn);
+        let packed: Vec<usize> = step.iter().map(|(s, t)| case.seq_starts[*s] + t).collect();
+        let slots: Vec<u32> = step
+            .iter()
+            .map(|&(s, t)| tables[s][t / KV_BLOCK] * KV_BLOCK as u32 + (t % KV_BLOCK) as u32)
+            .collect();
+        kv_write(ctx, &mut cache, &pick(&case.k, &packed, narrow), &pick(&case.v, &packed, narrow), &slots);
+        let rows: Vec<CachedRow<'_>> =
+            step.iter().map(|&(s, t)| CachedRow { blocks: &tables[s], len: t + 1 }).collect();
+        let mut step_out = Buf::from_vec(vec![f32::NAN; rows.len() * wide]);
+        attention_cached(ctx, &mut step_out, &pick(&case.q, &packed, wide), &cache, &rows);
+        for (i, token) in packed.iter().enumerate() {
+            out.as_mut_slice()[token * wide..][..wide]
+                .copy_from_slice(&step_out.as_slice()[i * wide..][..wide]);
+        }
+    }
+    out
+}
+
+#[test]
+fn prefill_in_chunks_and_decode_have_the_bits_of_training() {
+    for shape in SHAPES {
+        let case = Case::new(shape, &[1, 35, 16, 17, 50]);
+        for threads in 1..=3 {
+            let ctx = Ctx::new(threads).unwrap();
+            let expected = bits(&case.forward(&ctx).0);
+            for chunk in [1, 3, 16, 17, 50] {
+                assert_eq!(bits(&stepwise(&ctx, &case, chunk, 7)), expected, "{shape:?}, chunks of {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn long_sequences_have_the_bits_of_training() {
+    let case = Case::new((4, 2, 32), &[300, 150]);
+    let ctx = Ctx::new(3).unwrap();
+    let expected = bits(&case.forward(&ctx).0);
+    for chunk in [1, 64, 300] {
+        assert_eq!(bits(&stepwise(&ctx, &case, chunk, 1)), expected, "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn every_instruction_set_has_the_bits_of_the_best() {
+    let case = Case::new((6, 2, 20), &[3, 35, 18]);
+    let expected = bits(&case.forward(&Ctx::serial()).0);
+    for isa in Isa::available() {
+        let ctx = Ctx::with_isa(2, isa).unwrap();
+        for chunk in [1, 17] {
+            assert_eq!(bits(&stepwise(&ctx, &case, chunk, 3)), expected, "{isa:?}, chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn a_copied_block_serves_another_sequence() {
+    let ctx = Ctx::serial();
+    let case = Case::new((4, 2, 20), &[20]);
+    let mut cache = poisoned(&ctx, 4, &case);
+    let slots: Vec<u32> = (0..20).collect();
+    kv_write(&ctx, &mut cache, &case.k, &case.v, &slots);
+    kv_copy_block(&mut cache, 1, 3);
+    let last = pick(&case.q, &[19, 19], 80);
+    let mut out = Buf::zeros(160);
+    let rows = [CachedRow { blocks: &[0, 1], len: 20 }, CachedRow { blocks: &[0, 3], len: 20 }];
+    attention_cached(&ctx, &mut out, &last, &cache, &rows);
+    let expected = &bits(&case.forward(&ctx).0)[19 * 80..];
+    assert_eq!(&bits(&out)[..80], expected);
+    assert_eq!(&bits(&out)[80..], expected);
+}
+
+#[test]
+fn the_cache_tells_its_size() {
+    let cache = KvLayer::new(10, Case::new((4, 2, 20), &[1]).shape);
+    assert_eq!(cache.bytes(), 10 * KV_BLOCK * 2 * 20 * 2 * 4);
+    assert_eq!(cache.blocks(), 10);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_way_through_a_sequence_has_the_bits_of_training(
+        group in 1usize..8,
+        kv_heads in 1usize..3,
+        head_dim in 1usize..40,
+        lengths in prop::collection::vec(1usize..60, 1..5),
+        chunk in 1usize..60,
+        threads in 1usize..4,
+        seed in 0u64..1000,
+    ) {
+        let case = Case::new((group * kv_heads, kv_heads, head_dim), &lengths);
+        let ctx = Ctx::new(threads).unwrap();
+        prop_assert_eq!(bits(&stepwise(&ctx, &case, chunk, seed)), bits(&case.forward(&ctx).0));
+    }
+}

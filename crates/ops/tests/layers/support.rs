@@ -1,0 +1,77 @@
+//! Numbers, contexts and comparisons for the tests.
+
+use rloom_ops::{Buf, Ctx, Isa};
+
+/// `n` numbers around zero, the same for the same seed.
+pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+    let mut uniform = || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..n).map(|_| uniform() + uniform() + uniform()).collect()
+}
+
+pub(crate) fn buf(seed: u64, n: usize) -> Buf {
+    Buf::from_vec(numbers(seed, n))
+}
+
+pub(crate) fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// Every instruction set of this machine, on one, two and three threads.
+pub(crate) fn contexts() -> Vec<Ctx> {
+    let threads = [1, 2, 3];
+    Isa::available().iter().flat_map(|&isa| threads.map(|n| Ctx::with_isa(n, isa).unwrap())).collect()
+}
+
+/// The largest difference, relative to the largest magnitude of what is expected.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+    let size = expected.iter().fold(1e-30f64, |m, x| m.max(x.abs()));
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(*g) - e).abs() <= tolerance * size, "{what}[{i}]: got {g}, expected {e}");
+    }
+}
+
+pub(crate) fn bits(x: &Buf) -> Vec<u32> {
+    x.as_slice().iter().map(|x| x.to_bits()).collect()
+}
+
+/// `f` must give the same bits in every context.
+#[track_caller]
+pub(crate) fn assert_same_bits_everywhere(what: &str, f: impl Fn(&Ctx) -> Vec<Buf>) {
+    let expected: Vec<_> = f(&Ctx::serial()).iter().map(bits).collect();
+    for ctx in contexts() {
+        let got: Vec<_> = f(&ctx).iter().map(bits).collect();
+        assert!(got == expected, "{what}: other bits in {ctx:?}");
+    }
+}
+
+/// The central difference of `f` along every coordinate of `x`.
+pub(crate) fn finite_differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let step = 1e-5;
+    let mut x = x.to_vec();
+    (0..x.len())
+        .map(|i| {
+            let at = x[i];
+            x[i] = at + step;
+            let up = f(&x);
+            x[i] = at - step;
+            let down = f(&x);
+            x[i] = at;
+            (up - down) / (2.0 * step)
+        })
+        .collect()
+}
+
+/// `Σ a · b`: turns an output into a loss whose gradient is `b`.
+pub(crate) fn inner(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
