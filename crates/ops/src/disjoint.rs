@@ -31,6 +31,11 @@ impl<'a> Disjoint<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.at.add(range.start), range.len()) }
     }
 
+    /// Number of elements of the whole.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The first element, for kernels that walk a matrix with a stride.
     pub(crate) fn as_mut_ptr(&self) -> *mut f32 {
         self.at

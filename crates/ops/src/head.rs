@@ -5,8 +5,9 @@
 //! `H = lse − Σ p·z`. Backward: `∂logprob(j)/∂z_i = [i = j] − p_i` and `∂H/∂z_i = −p_i·(ln p_i + H)`.
 
 use crate::disjoint::Disjoint;
+use crate::gemm::check;
 use crate::isa::Level;
-use crate::linear::{Packed, check, linear, linear_backward_input, linear_backward_weight};
+use crate::linear::{Packed, linear, linear_backward_input, linear_backward_weight};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx};
 

@@ -39,6 +39,7 @@ mod ctx;
 mod disjoint;
 mod embedding;
 mod error;
+mod gemm;
 mod head;
 mod isa;
 mod linear;
@@ -68,7 +69,7 @@ pub use error::OpsError;
 pub use head::{HeadScores, RowScores, head_backward, head_forward, head_logits, row_scores};
 pub use isa::Isa;
 pub use linear::{
-    Packed, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack,
+    Packed, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack, repack,
 };
 pub use mapped::MappedFile;
 pub use norm::{rms_norm, rms_norm_backward};

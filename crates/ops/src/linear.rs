@@ -1,8 +1,14 @@
 //! Linear layers: y = x·Wᵀ and its derivatives.
 
 use crate::disjoint::Disjoint;
-use crate::simd::{LANES, Simd, dispatch};
+use crate::gemm::{Into, Left, Product, Right, check};
+use crate::simd::LANES;
 use crate::{Buf, Ctx};
+
+/// Elements below which copying or adding is not worth a second thread.
+const SMALL: usize = 100_000;
+/// Columns of a bias gradient that one piece sums up: enough to read whole cache lines, few enough for all threads.
+const BIAS_COLUMNS: usize = 128;
 
 /// A weight `[n, k]` laid out for `y = x·Wᵀ`: panels of 16 rows of the weight, in each panel `[k, 16]`. The rows of
 /// the last panel that the weight does not have are zero.
@@ -28,14 +34,6 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         self.panels.len() * size_of::<f32>()
     }
-
-    pub(crate) fn panels(&self) -> &[f32] {
-        self.panels.as_slice()
-    }
-}
-
-pub(crate) fn check(name: &str, buf: &Buf, want: usize) {
-    assert!(buf.len() == want, "{name} has {} elements, its shape needs {want}", buf.len());
 }
 
 /// Lays out the weight `w_nk` for [`linear`].
@@ -43,72 +41,55 @@ pub(crate) fn check(name: &str, buf: &Buf, want: usize) {
 /// # Panics
 /// If `w_nk` has not `n * k` elements.
 pub fn pack(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed {
+    let mut packed = Packed { n, k, panels: Buf::zeros(n.div_ceil(LANES) * LANES * k) };
+    repack(ctx, &mut packed, w_nk);
+    packed
+}
+
+/// Lays out another weight of the same shape in the memory of `packed`.
+///
+/// # Panics
+/// If `w_nk` has not `n * k` elements.
+pub fn repack(ctx: &Ctx, packed: &mut Packed, w_nk: &Buf) {
+    let (n, k) = (packed.n, packed.k);
     check("w_nk", w_nk, n * k);
-    let mut panels = Buf::zeros(n.div_ceil(LANES) * LANES * k);
     let w = w_nk.as_slice();
-    let out = Disjoint::new(panels.as_mut_slice());
-    ctx.parallel_for(n.div_ceil(LANES), |p| {
-        // SAFETY: each piece writes its own panel.
-        let panel = unsafe { out.slice(p * k * LANES..(p + 1) * k * LANES) };
-        for lane in 0..LANES.min(n - p * LANES) {
-            let row = &w[(p * LANES + lane) * k..][..k];
-            for (i, &x) in row.iter().enumerate() {
-                panel[i * LANES + lane] = x;
-            }
+    let out = Disjoint::new(packed.panels.as_mut_slice());
+    let panels = n.div_ceil(LANES);
+    let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
+    ctx.parallel_for(pieces, |i| {
+        for p in panels * i / pieces..panels * (i + 1) / pieces {
+            // SAFETY: each panel belongs to one piece.
+            let panel = unsafe { out.slice(p * k * LANES..(p + 1) * k * LANES) };
+            let rows = LANES.min(n - p * LANES);
+            transpose(panel, &w[p * LANES * k..][..rows * k], k);
         }
     });
-    Packed { n, k, panels }
 }
 
-/// One row of x against every panel.
-#[inline(always)]
-fn row_generic<S: Simd>(s: S, y: &mut [f32], x: &[f32], panels: &[f32], bias: Option<&[f32]>, add: bool) {
-    for (p, (y, panel)) in y.chunks_mut(LANES).zip(panels.chunks(x.len() * LANES)).enumerate() {
-        let mut acc = s.zero();
-        for (&x, b) in x.iter().zip(panel.chunks_exact(LANES)) {
-            acc = s.fma(s.splat(x), s.load(b), acc);
+/// Rows of `k` elements, up to 16 of them, into a panel `[k, 16]`.
+fn transpose(panel: &mut [f32], rows: &[f32], k: usize) {
+    if rows.len() == LANES * k {
+        // The common case, with a constant number of rows: 16 ordered reads, one ordered write.
+        for (i, out) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            *out = std::array::from_fn(|lane| rows[lane * k + i]);
         }
-        if let Some(bias) = bias {
-            acc = s.add(acc, s.load_tail(&bias[p * LANES..][..y.len()]));
+    } else {
+        for (lane, row) in rows.chunks_exact(k.max(1)).enumerate() {
+            for (out, &x) in panel[lane..].iter_mut().step_by(LANES).zip(row) {
+                *out = x;
+            }
         }
-        if add {
-            acc = s.add(s.load_tail(y), acc);
-        }
-        s.store_tail(y, acc);
     }
 }
 
-dispatch! {
-    fn row_kernel(y: &mut [f32], x: &[f32], panels: &[f32], bias: Option<&[f32]>, add: bool) = row_generic;
-}
-
-/// y += a·x, one fused multiply-add per element.
-#[inline(always)]
-fn axpy_generic<S: Simd>(s: S, y: &mut [f32], a: f32, x: &[f32]) {
-    for (y, x) in y.chunks_mut(LANES).zip(x.chunks(LANES)) {
-        let v = s.fma(s.splat(a), s.load_tail(x), s.load_tail(y));
-        s.store_tail(y, v);
-    }
-}
-
-dispatch! {
-    fn axpy(y: &mut [f32], a: f32, x: &[f32]) = axpy_generic;
-}
-
-fn forward(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: usize, w: &Packed, bias: Option<&Buf>, add: bool) {
+fn forward(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: usize, w: &Packed, into: Into<'_>) {
     let (n, k) = (w.n, w.k);
     check("x_tk", x, rows * k);
     check("y_tn", y, rows * n);
-    if let Some(bias) = bias {
-        check("bias_n", bias, n);
-    }
-    let out = Disjoint::new(y.as_mut_slice());
-    ctx.parallel_for(rows, |t| {
-        // SAFETY: each piece writes its own row.
-        let y = unsafe { out.slice(t * n..(t + 1) * n) };
-        let x = &x.as_slice()[t * k..][..k];
-        row_kernel(ctx.level(), y, x, w.panels(), bias.map(Buf::as_slice), add);
-    });
+    let a = Left { data: x.as_slice(), row: k, step: 1 };
+    let b = Right::panels(w.panels.as_slice(), k);
+    Product { m: rows, n, k, a, b, c_row: n, into }.run(ctx, y.as_mut_slice());
 }
 
 /// `y_tn = x_tk · Wᵀ (+ bias_n)`. The bias is added after the sum.
@@ -116,7 +97,10 @@ fn forward(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: usize, w: &Packed, bias: Optio
 /// # Panics
 /// If a buffer does not have the size of its shape.
 pub fn linear(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed, bias_n: Option<&Buf>) {
-    forward(ctx, y_tn, x_tk, rows, w, bias_n, false);
+    if let Some(bias) = bias_n {
+        check("bias_n", bias, w.n);
+    }
+    forward(ctx, y_tn, x_tk, rows, w, bias_n.map_or(Into::Store, |bias| Into::Bias(bias.as_slice())));
 }
 
 /// `y_tn = y_tn + (x_tk · Wᵀ)`: the sum starts at zero and is added to `y` once, which is a residual connection.
@@ -124,7 +108,7 @@ pub fn linear(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed, bi
 /// # Panics
 /// If a buffer does not have the size of its shape.
 pub fn linear_add(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed) {
-    forward(ctx, y_tn, x_tk, rows, w, None, true);
+    forward(ctx, y_tn, x_tk, rows, w, Into::Add);
 }
 
 /// `dx_tk = dy_tn · W`, or `dx_tk += dy_tn · W` with the sum starting from what `dx_tk` holds.
@@ -144,17 +128,10 @@ pub fn linear_backward_input(
     check("dx_tk", dx_tk, rows * k);
     check("dy_tn", dy_tn, rows * n);
     check("w_nk", w_nk, n * k);
-    let out = Disjoint::new(dx_tk.as_mut_slice());
-    ctx.parallel_for(rows, |t| {
-        // SAFETY: each piece writes its own row.
-        let dx = unsafe { out.slice(t * k..(t + 1) * k) };
-        if !accumulate {
-            dx.fill(0.0);
-        }
-        for j in 0..n {
-            axpy(ctx.level(), dx, dy_tn.as_slice()[t * n + j], &w_nk.as_slice()[j * k..][..k]);
-        }
-    });
+    let a = Left { data: dy_tn.as_slice(), row: n, step: 1 };
+    let b = Right::rows(w_nk.as_slice(), k);
+    let into = if accumulate { Into::Chain } else { Into::Store };
+    Product { m: rows, n: k, k: n, a, b, c_row: k, into }.run(ctx, dx_tk.as_mut_slice());
 }
 
 /// `dw_nk += dy_tnᵀ · x_tk`: tokens are summed in ascending order, starting from what `dw_nk` holds.
@@ -173,14 +150,9 @@ pub fn linear_backward_weight(
     check("dw_nk", dw_nk, n * k);
     check("dy_tn", dy_tn, rows * n);
     check("x_tk", x_tk, rows * k);
-    let out = Disjoint::new(dw_nk.as_mut_slice());
-    ctx.parallel_for(n, |j| {
-        // SAFETY: each piece writes its own row.
-        let dw = unsafe { out.slice(j * k..(j + 1) * k) };
-        for t in 0..rows {
-            axpy(ctx.level(), dw, dy_tn.as_slice()[t * n + j], &x_tk.as_slice()[t * k..][..k]);
-        }
-    });
+    let a = Left { data: dy_tn.as_slice(), row: 1, step: n };
+    let b = Right::rows(x_tk.as_slice(), k);
+    Product { m: n, n: k, k: rows, a, b, c_row: k, into: Into::Chain }.run(ctx, dw_nk.as_mut_slice());
 }
 
 /// `db_n += Σ_t dy_tn`: tokens are summed in ascending order, starting from what `db_n` holds.
@@ -190,10 +162,17 @@ pub fn linear_backward_weight(
 pub fn bias_backward(ctx: &Ctx, db_n: &mut Buf, dy_tn: &Buf, rows: usize, n: usize) {
     check("db_n", db_n, n);
     check("dy_tn", dy_tn, rows * n);
-    let _ = ctx;
-    for row in dy_tn.as_slice().chunks_exact(n.max(1)) {
-        for (b, dy) in db_n.as_mut_slice().iter_mut().zip(row) {
-            *b += dy;
+    let dy = dy_tn.as_slice();
+    let out = Disjoint::new(db_n.as_mut_slice());
+    let pieces = if rows * n < SMALL { 1 } else { n.div_ceil(BIAS_COLUMNS) };
+    ctx.parallel_for(pieces, |i| {
+        let cols = n * i / pieces..n * (i + 1) / pieces;
+        // SAFETY: each piece has columns of its own.
+        let db = unsafe { out.slice(cols.clone()) };
+        for t in 0..rows {
+            for (db, dy) in db.iter_mut().zip(&dy[t * n..][cols.clone()]) {
+                *db += dy;
+            }
         }
-    }
+    });
 }
