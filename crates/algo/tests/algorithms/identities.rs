@@ -79,7 +79,8 @@ proptest! {
             prop_assert!(grad.d_logprob.iter().all(|d| d.to_bits() == 0));
             prop_assert_eq!(grad.terms.loss(), 0.0);
             let m = grad.terms.finish(&step.counts()).unwrap();
-            prop_assert_eq!(m.clip_ratio_low.unwrap_or(0.0) + m.clip_ratio_high.unwrap_or(0.0), 0.0);
+            let clipped = [m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual];
+            prop_assert!(clipped.iter().flatten().all(|&share| share == 0.0));
         }
     }
 }
@@ -141,6 +142,14 @@ fn clips_are_counted() {
     let wanted = (-0.5 - 1.2 + 0.8 + 1.5 + 3.0 - 2.0) / 6.0;
     assert!((m.loss - wanted).abs() < 1e-7);
 
+    // A dual clip below 1 + ε_high bounds negative advantages only.
+    let low_dual = PolicyLoss {
+        surrogate: Surrogate::PpoClip(PpoClip { clip_low: 0.2, clip_high: 1.0, dual_clip: Some(1.1) }),
+        ..clip(None)
+    };
+    let grad = step.loss(&low_dual).unwrap();
+    assert!(grad.d_logprob[1] < 0.0 && grad.d_logprob[3] == 0.0, "{:?}", grad.d_logprob);
+
     let without = step.loss(&clip(None)).unwrap();
     assert!(without.d_logprob[4] > 0.0);
     let m = without.terms.finish(&step.counts()).unwrap();
@@ -175,9 +184,9 @@ fn metrics_over_optimiser_steps() {
 /// The mismatch is measured between what the caller names, and only then reported.
 #[test]
 fn mismatch() {
-    let rows = [0..2];
+    let rows = [0..1, 1..2];
     let scores = TokenScores { logprob: vec![-1.0, -1.0], entropy: vec![0.5; 2], value: Vec::new() };
-    let counts = GlobalCounts::of_lengths([2], 2);
+    let counts = GlobalCounts::of_lengths([1, 1], 2);
     let loss = reinforce(Level::Token, Aggregation::TokenMean);
     let measured = |mismatch| {
         let batch = LossBatch {

@@ -19,10 +19,12 @@ fn step() -> Step {
     }
 }
 
+type Column = fn(&mut Step) -> &mut Vec<f32>;
+
 #[test]
 fn nan_and_infinity_name_row_and_token() {
     let loss = Algorithm::preset(Method::Grpo).loss;
-    let columns: [(Score, fn(&mut Step) -> &mut Vec<f32>); 5] = [
+    let columns: [(Score, Column); 5] = [
         (Score::Logprob, |s| &mut s.logprob),
         (Score::Entropy, |s| &mut s.entropy),
         (Score::Advantage, |s| &mut s.advantage),
