@@ -1,1 +1,51 @@
-//! Whoever turns prompts into tokens: the engine trait and the embedded engine
+//! Whoever turns prompts into tokens: the [`RolloutEngine`] trait and the [`EmbeddedEngine`].
+//!
+//! Token ids go in; token ids, their log-probabilities and the versions of the weights that chose them come out. The way
+//! of a request through the embedded engine:
+//!
+//! ```text
+//! generate ──► board (checked, queued) ──► lane: waiting ──► running ──► Generation
+//!                                                  ▲            │
+//!                                                  └─ put back ─┘  when key-value blocks run out
+//! ```
+//!
+//! A lane is a thread with its own blocks and its own batch. Each of its steps computes one token for every sequence
+//! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), then chooses the
+//! next tokens ([`Sampler`]). Since all kernels are batch-invariant and random numbers are counted by position, none of
+//! the scheduling can change a result.
+
+mod batch;
+mod blocks;
+mod decoder;
+mod dispatch;
+mod embedded;
+mod engine;
+mod error;
+mod lane;
+mod request;
+mod sampling;
+mod sequence;
+mod settings;
+mod stop;
+
+pub use batch::Statistics;
+pub use embedded::EmbeddedEngine;
+pub use engine::{Abort, Capabilities, Health, InFlight, RolloutEngine};
+pub use error::{RequestName, RolloutError};
+pub use request::{GenerateRequest, Generation};
+pub use sampling::{Pick, SampleScratch, Sampler};
+pub use settings::{RolloutSettings, SamplingSettings, inverse_temperature};
+
+/// Completes all requests together, in their order. The first error cancels the others.
+pub async fn generate_all<E: RolloutEngine>(
+    engine: &E,
+    requests: impl IntoIterator<Item = GenerateRequest>,
+) -> Result<Vec<Generation>, RolloutError> {
+    // Each call queues its request, so awaiting them one after the other costs no concurrency.
+    let futures: Vec<_> = requests.into_iter().map(|request| engine.generate(request)).collect();
+    let mut generations = Vec::with_capacity(futures.len());
+    for future in futures {
+        generations.push(future.await?);
+    }
+    Ok(generations)
+}

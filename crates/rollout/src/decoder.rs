@@ -1,0 +1,75 @@
+use std::sync::Arc;
+
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Weights};
+use rloom_ops::{Buf, Ctx};
+
+/// The part of a lane that computes. The real one is [`ModelDecoder`]; tests put others in its place.
+pub(crate) trait Decoder: Send {
+    /// Where the lane's work runs.
+    fn ctx(&self) -> &Ctx;
+
+    /// Length of a row of logits.
+    fn vocabulary(&self) -> usize;
+
+    /// Takes other weights, or lets go of those it has.
+    fn load(&mut self, weights: Option<&Weights>);
+
+    /// Copies the keys and values of a block.
+    fn copy_block(&mut self, from: u32, to: u32);
+
+    /// Computes keys and values of all rows, and the logits `[wanted, vocabulary]` of the wanted ones. An error is the
+    /// end of the lane.
+    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String>;
+}
+
+/// A model with a cache.
+#[derive(Debug)]
+pub(crate) struct ModelDecoder {
+    ctx: Ctx,
+    config: ModelConfig,
+    model: Option<Arc<Model>>,
+    blocks: usize,
+    /// Made at the first step.
+    cache: Option<KvCache>,
+    scratch: StepScratch,
+    /// Whether to keep the cache's memory while there are no weights.
+    keeps_cache: bool,
+}
+
+impl ModelDecoder {
+    pub(crate) fn new(ctx: Ctx, config: ModelConfig, blocks: usize, keeps_cache: bool) -> Self {
+        Self { ctx, config, model: None, blocks, cache: None, scratch: StepScratch::default(), keeps_cache }
+    }
+}
+
+impl Decoder for ModelDecoder {
+    fn ctx(&self) -> &Ctx {
+        &self.ctx
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn load(&mut self, weights: Option<&Weights>) {
+        self.model = weights.map(|weights| Arc::clone(&weights.model));
+        if self.model.is_none() && !self.keeps_cache {
+            self.cache = None;
+            self.scratch = StepScratch::default();
+        }
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        if let Some(cache) = &mut self.cache {
+            cache.copy_block(from, to);
+        }
+    }
+
+    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+        let model = self.model.as_ref().ok_or("asked to decode without weights")?;
+        let cache = self.cache.get_or_insert_with(|| KvCache::new(&self.config, self.blocks));
+        model
+            .step(&self.ctx, cache, rows, wanted, &mut self.scratch, logits)
+            .map_err(|error| error.to_string())
+    }
+}
