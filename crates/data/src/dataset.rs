@@ -28,7 +28,7 @@ pub struct Dataset {
 #[derive(Debug, Clone)]
 enum Tasks {
     Rows(Vec<Task>),
-    Generated { generator: Generator, presentation: Presentation },
+    Generated(Box<(Generator, Presentation)>),
 }
 
 impl Dataset {
@@ -38,10 +38,10 @@ impl Dataset {
         let presentation = &settings.presentation;
         let tasks = match settings.source.files() {
             Some(files) => Tasks::Rows(files.read(presentation, split)?),
-            None => Tasks::Generated {
-                generator: Generator::new(&settings.source, split, seed)?,
-                presentation: presentation.clone(),
-            },
+            None => {
+                let generator = Generator::new(&settings.source, split, seed)?;
+                Tasks::Generated(Box::new((generator, presentation.clone())))
+            }
         };
         let dataset = Self { tasks };
         if dataset.is_empty() {
@@ -56,7 +56,7 @@ impl Dataset {
     pub fn len(&self) -> u64 {
         match &self.tasks {
             Tasks::Rows(rows) => rows.len() as u64,
-            Tasks::Generated { generator, .. } => generator.len(),
+            Tasks::Generated(generated) => generated.0.len(),
         }
     }
 
@@ -73,7 +73,8 @@ impl Dataset {
         }
         match &self.tasks {
             Tasks::Rows(rows) => Ok(rows[position as usize].clone()),
-            Tasks::Generated { generator, presentation } => {
+            Tasks::Generated(generated) => {
+                let (generator, presentation) = generated.as_ref();
                 let made = generator.task(position)?;
                 Ok(Task {
                     index: position,

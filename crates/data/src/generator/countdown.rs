@@ -80,7 +80,7 @@ impl CountdownSettings {
             return refuse("max_numbers", format!("{} is more than 8", self.max_numbers));
         }
         for (key, value) in [("max_number", self.max_number), ("max_target", self.max_target)] {
-            if value < 2 || value > 999_999 {
+            if !(2..=999_999).contains(&value) {
                 return refuse(key, format!("{value} is not between 2 and 999999"));
             }
         }
