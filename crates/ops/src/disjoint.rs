@@ -4,20 +4,29 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A mutable slice that is handed out in pieces to the calls of one `parallel_for`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Disjoint<'a> {
-    at: *mut f32,
+#[derive(Debug)]
+pub(crate) struct Disjoint<'a, T = f32> {
+    at: *mut T,
     len: usize,
-    borrow: PhantomData<&'a mut [f32]>,
+    borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Disjoint` gives access only through `slice`, whose caller vouches that no two pieces overlap.
-unsafe impl Send for Disjoint<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Disjoint<'_> {}
+// By hand, since the derived ones would ask the same of `T`.
+impl<T> Clone for Disjoint<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
 
-impl<'a> Disjoint<'a> {
-    pub(crate) fn new(whole: &'a mut [f32]) -> Self {
+impl<T> Copy for Disjoint<'_, T> {}
+
+// SAFETY: a `Disjoint` gives access only through `slice`, whose caller vouches that no two pieces overlap.
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(whole: &'a mut [T]) -> Self {
         Self { at: whole.as_mut_ptr(), len: whole.len(), borrow: PhantomData }
     }
 
@@ -25,7 +34,7 @@ impl<'a> Disjoint<'a> {
     ///
     /// # Safety
     /// No element of `range` may be reached by anyone else while the result lives.
-    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range is inside the borrowed slice, and exclusive by the caller's word.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(range.start), range.len()) }
@@ -37,7 +46,7 @@ impl<'a> Disjoint<'a> {
     }
 
     /// The first element, for kernels that walk a matrix with a stride.
-    pub(crate) fn as_mut_ptr(&self) -> *mut f32 {
+    pub(crate) fn as_mut_ptr(&self) -> *mut T {
         self.at
     }
 }

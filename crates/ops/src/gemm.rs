@@ -88,15 +88,37 @@ impl Product<'_> {
     pub(crate) fn run(&self, ctx: &Ctx, c: &mut [f32]) {
         let (across, down) = self.grid(ctx.threads());
         let c = Disjoint::new(c);
-        ctx.parallel_for(across * down, |i| {
-            // Neighbouring pieces share the columns of B, which are the larger part of what a piece reads.
-            // SAFETY: the pieces cover different elements of C.
-            unsafe { self.run_piece(ctx, c, across, down, i) }
+        // SAFETY: the pieces cover different elements of C.
+        ctx.parallel_for(across * down, |i| unsafe { self.run_piece(ctx, c, (across, down), i) });
+    }
+
+    /// Computes into `c` on the calling thread.
+    pub(crate) fn run_inline(&self, ctx: &Ctx, c: &mut [f32]) {
+        let grid = self.grid(1);
+        let c = Disjoint::new(c);
+        for i in 0..grid.0 * grid.1 {
+            // SAFETY: nobody else has C.
+            unsafe { self.run_piece(ctx, c, grid, i) }
+        }
+    }
+
+    /// Computes two products that do not depend on each other, with one wait for both.
+    pub(crate) fn run_both(ctx: &Ctx, one: &Self, c: &mut [f32], two: &Self, d: &mut [f32]) {
+        let (a, b) = (one.grid(ctx.threads()), two.grid(ctx.threads()));
+        let (c, d) = (Disjoint::new(c), Disjoint::new(d));
+        ctx.parallel_for(a.0 * a.1 + b.0 * b.1, |i| {
+            // SAFETY: the pieces cover different elements of the two results.
+            unsafe {
+                match i.checked_sub(a.0 * a.1) {
+                    None => one.run_piece(ctx, c, a, i),
+                    Some(i) => two.run_piece(ctx, d, b, i),
+                }
+            }
         });
     }
 
     /// How many pieces the columns and the rows are cut into for `threads` threads.
-    pub(crate) fn grid(&self, threads: usize) -> (usize, usize) {
+    fn grid(&self, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(MAX_ROWS));
         if threads > 1 && self.m * self.n * self.k > SERIAL {
@@ -115,7 +137,8 @@ impl Product<'_> {
     ///
     /// # Safety
     /// Nobody else may reach the piece's elements of `c` meanwhile.
-    pub(crate) unsafe fn run_piece(&self, ctx: &Ctx, c: Disjoint<'_>, across: usize, down: usize, i: usize) {
+    unsafe fn run_piece(&self, ctx: &Ctx, c: Disjoint<'_>, (across, down): (usize, usize), i: usize) {
+        // Neighbouring pieces share the columns of B, which are the larger part of what a piece reads.
         let panels = piece(self.n.div_ceil(LANES), across, i / down);
         let rows = piece(self.m, down, i % down);
         let cols = panels.start * LANES..(panels.end * LANES).min(self.n);

@@ -3,13 +3,21 @@
 //!
 //! With `z = logits · inv_temperature` of a row: `lse = ln Σ eᶻ`, `logprob(j) = z_j − lse`, and the entropy is
 //! `H = lse − Σ p·z`. Backward: `∂logprob(j)/∂z_i = [i = j] − p_i` and `∂H/∂z_i = −p_i·(ln p_i + H)`.
+//!
+//! Logits exist in tiles of some rows × [`BLOCK`] columns. The backward pass computes them again rather than keep them:
+//! that is a third more multiplications for the head instead of `[t, v]` floats of memory.
 
 use crate::disjoint::Disjoint;
-use crate::gemm::check;
-use crate::isa::Level;
-use crate::linear::{Packed, linear, linear_backward_input, linear_backward_weight};
+use crate::gemm::{Into, Left, Product, Right, check};
+use crate::linear::{Packed, linear};
+use crate::logsumexp::{BLOCK, Block, block, join};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx};
+
+/// Rows of a tile of logits: with [`BLOCK`] columns it fills an eighth of a megabyte.
+const TILE_ROWS: usize = 64;
+/// Rows whose logit derivatives the backward pass holds at a time, for one block of columns.
+const CHUNK_ROWS: usize = 2048;
 
 /// What the head says of each row's target token.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,114 +30,34 @@ pub struct HeadScores {
     pub lse: Vec<f32>,
 }
 
-/// What one row of logits amounts to. The log-probability of token `j` is `logits[j] * inv_temperature - lse`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RowScores {
-    /// Largest scaled logit.
-    pub max: f32,
-    /// Log-sum-exp of the scaled logits.
-    pub lse: f32,
-    /// Entropy in nats.
-    pub entropy: f32,
-}
-
-/// Columns of one block of the log-sum-exp. Part of the definition of the result, not a tuning knob.
-const BLOCK: usize = 512;
-
-/// Running maximum m, Σ e^(z−m) and Σ e^(z−m)·(z−m).
-#[derive(Debug, Clone, Copy)]
-struct Stats {
-    max: f32,
-    sum: f32,
-    moment: f32,
-}
-
-impl Stats {
-    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, moment: 0.0 };
-
-    fn finish(self) -> RowScores {
-        // In f64, so that the last bit does not hang on the platform's `logf`.
-        let log_sum = f64::from(self.sum).ln() as f32;
-        RowScores { max: self.max, lse: self.max + log_sum, entropy: log_sum - self.moment / self.sum }
-    }
-}
-
-/// The block's statistics.
-#[inline(always)]
-fn block_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32) -> Stats {
-    let scale = s.splat(inv_temperature);
-    let (full, tail) = logits.split_at(logits.len() / LANES * LANES);
-    let mut max = s.splat(f32::NEG_INFINITY);
-    for x in full.chunks_exact(LANES) {
-        max = s.max(s.mul(s.load(x), scale), max);
-    }
-    let mut max = s.max_lane(max);
-    for &x in tail {
-        let z = x * inv_temperature;
-        max = if z > max { z } else { max };
-    }
-    let m = s.splat(max);
-    let (mut sum, mut moment) = (s.zero(), s.zero());
-    for x in full.chunks_exact(LANES) {
-        let z = s.sub(s.mul(s.load(x), scale), m);
-        let e = s.exp(z);
-        sum = s.add(sum, e);
-        moment = s.fma(e, z, moment);
-    }
-    let (mut sum, mut moment) = (s.to_array(sum), s.to_array(moment));
-    if !tail.is_empty() {
-        let z = s.sub(s.mul(s.load_tail(tail), scale), m);
-        let (e, z) = (s.to_array(s.exp(z)), s.to_array(z));
-        for i in 0..tail.len() {
-            sum[i] += e[i];
-            moment[i] = e[i].mul_add(z[i], moment[i]);
-        }
-    }
-    Stats { max, sum: s.sum(s.load(&sum)), moment: s.sum(s.load(&moment)) }
-}
-
-dispatch! {
-    fn block_stats(logits: &[f32], inv_temperature: f32) -> Stats = block_generic;
-}
-
-#[inline(always)]
-fn exp_generic<S: Simd>(s: S, x: f32) -> f32 {
-    s.to_array(s.exp(s.splat(x)))[0]
-}
-
-dispatch! {
-    fn exp(x: f32) -> f32 = exp_generic;
-}
-
-fn join(level: Level, a: Stats, b: Stats) -> Stats {
-    if a.max == f32::NEG_INFINITY && a.sum == 0.0 {
-        return b;
-    }
-    let max = if a.max > b.max { a.max } else { b.max };
-    let part = |s: Stats| {
-        let (shift, factor) = (s.max - max, exp(level, s.max - max));
-        (s.sum * factor, s.sum.mul_add(shift, s.moment) * factor)
-    };
-    let ((sa, ma), (sb, mb)) = (part(a), part(b));
-    Stats { max, sum: sa + sb, moment: ma + mb }
-}
-
-fn scores(level: Level, logits: &[f32], inv_temperature: f32) -> RowScores {
-    let blocks = logits.chunks(BLOCK).map(|block| block_stats(level, block, inv_temperature));
-    blocks.fold(Stats::EMPTY, |a, b| join(level, a, b)).finish()
-}
-
-/// Log-sum-exp and entropy of one row of logits, bit-equal to what [`head_forward`] finds for that row.
-pub fn row_scores(logits_v: &[f32], inv_temperature: f32) -> RowScores {
-    scores(Level::best(), logits_v, inv_temperature)
-}
-
 /// Plain logits `h_rd · Wᵀ`, for the few rows of a decode step; bit-equal to the logits inside [`head_forward`].
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
 pub fn head_logits(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf, rows: usize, w: &Packed) {
     linear(ctx, logits_rv, h_rd, rows, w, None);
+}
+
+/// Logits of the rows from `first` on and the columns of block `b`, into a tile of `columns` columns.
+fn logits_tile(ctx: &Ctx, tile: &mut [f32], h: &[f32], first: usize, rows: usize, w: &Packed, b: usize) {
+    let d = w.k();
+    let columns = BLOCK.min(w.n() - b * BLOCK);
+    let product = Product {
+        m: rows,
+        n: columns,
+        k: d,
+        a: Left { data: &h[first * d..][..rows * d], row: d, step: 1 },
+        b: Right::panels(&w.panels()[b * BLOCK * d..], d),
+        c_row: columns,
+        into: Into::Store,
+    };
+    product.run_inline(ctx, tile);
+}
+
+fn check_targets(rows: usize, w: &Packed, targets: &[u32], inv_temperature: &[f32]) {
+    assert!(targets.len() == rows, "{} targets for {rows} rows", targets.len());
+    assert!(inv_temperature.len() == rows, "{} temperatures for {rows} rows", inv_temperature.len());
+    assert!(targets.iter().all(|&t| (t as usize) < w.n()), "a target is not in the vocabulary of {}", w.n());
 }
 
 /// Log-probability of each row's target, and the row's entropy and log-sum-exp, at the row's temperature.
@@ -144,52 +72,94 @@ pub fn head_forward(
     targets: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
-    assert!(targets.len() == rows && inv_temperature.len() == rows, "one target and temperature per row");
-    let (v, d) = (w.n(), w.k());
-    check("h_td", h_td, rows * d);
-    let mut out = HeadScores::default();
-    let mut logits = Buf::zeros(v);
-    for t in 0..rows {
-        let h = Buf::from_slice(&h_td.as_slice()[t * d..][..d]);
-        head_logits(ctx, &mut logits, &h, 1, w);
-        let row = scores(ctx.level(), logits.as_slice(), inv_temperature[t]);
-        out.logprob.push(logits.as_slice()[targets[t] as usize] * inv_temperature[t] - row.lse);
-        out.entropy.push(row.entropy);
-        out.lse.push(row.lse);
+    check("h_td", h_td, rows * w.k());
+    check_targets(rows, w, targets, inv_temperature);
+    let (h, blocks, tiles) = (h_td.as_slice(), w.n().div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
+    let mut stats = vec![Block::default(); rows * blocks];
+    let mut target_logits = vec![0.0; rows];
+    {
+        let stats = Disjoint::new(&mut stats);
+        let target_logits = Disjoint::new(&mut target_logits);
+        // Neighbouring pieces share a block of the weight, so that it is read from memory once.
+        ctx.parallel_for(tiles * blocks, |i| {
+            let (b, tile) = (i / tiles, i % tiles);
+            let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
+            let columns = BLOCK.min(w.n() - b * BLOCK);
+            ctx.with_scratch((end - first) * columns, |scratch| {
+                logits_tile(ctx, scratch.as_mut_slice(), h, first, end - first, w, b);
+                for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns)) {
+                    // SAFETY: a row and block belong to one piece.
+                    let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
+                    stats[0] = block(ctx.level(), logits, inv_temperature[t]);
+                    if let Some(&logit) =
+                        (targets[t] as usize).checked_sub(b * BLOCK).and_then(|j| logits.get(j))
+                    {
+                        // SAFETY: a row's target lies in one block, which belongs to one piece.
+                        unsafe { target_logits.slice(t..t + 1)[0] = logit }
+                    }
+                }
+            });
+        });
     }
+    let mut out = HeadScores { logprob: target_logits, entropy: vec![0.0; rows], lse: vec![0.0; rows] };
+    let logprob = Disjoint::new(&mut out.logprob);
+    let (entropy, lse) = (Disjoint::new(&mut out.entropy), Disjoint::new(&mut out.lse));
+    ctx.parallel_for(tiles, |tile| {
+        for t in rows * tile / tiles..rows * (tile + 1) / tiles {
+            let row = join(ctx.level(), &stats[t * blocks..][..blocks]);
+            // SAFETY: a row belongs to one piece.
+            unsafe {
+                entropy.slice(t..t + 1)[0] = row.entropy;
+                lse.slice(t..t + 1)[0] = row.lse;
+                let logprob = logprob.slice(t..t + 1);
+                logprob[0] = logprob[0] * inv_temperature[t] - row.lse;
+            }
+        }
+    });
     out
 }
 
-/// `∂logit` of one row, written over its logits.
-#[inline(always)]
-fn d_logits_generic<S: Simd>(
-    s: S,
-    row: &mut [f32],
+/// What the derivative by a row's logits needs.
+#[derive(Debug, Clone, Copy)]
+struct RowGrad {
     inv_temperature: f32,
     lse: f32,
     entropy: f32,
     d_logprob: f32,
     d_entropy: f32,
-) {
-    for x in row.chunks_mut(LANES) {
-        let logp = s.sub(s.mul(s.load_tail(x), s.splat(inv_temperature)), s.splat(lse));
-        let p = s.exp(logp);
-        let c = s.fma(s.splat(d_entropy), s.add(logp, s.splat(entropy)), s.splat(d_logprob));
-        s.store_tail(x, s.mul(s.mul(p, c), s.splat(-inv_temperature)));
+}
+
+/// The derivative by the logits of one row, but for its target's term, written over the logits.
+#[inline(always)]
+fn d_logits_generic<S: Simd>(s: S, logits: &mut [f32], row: RowGrad) {
+    let scale = s.splat(row.inv_temperature);
+    let (lse, entropy) = (s.splat(row.lse), s.splat(row.entropy));
+    let (d_logprob, d_entropy) = (s.splat(row.d_logprob), s.splat(row.d_entropy));
+    let minus_scale = s.neg(scale);
+    let derivative = |x: S::V| {
+        let logp = s.sub(s.mul(x, scale), lse);
+        let by_z = s.fma(d_entropy, s.add(logp, entropy), d_logprob);
+        s.mul(s.mul(s.exp(logp), by_z), minus_scale)
+    };
+    let (full, tail) = logits.as_chunks_mut::<LANES>();
+    for x in full {
+        let v = derivative(s.load(x));
+        s.store(x, v);
     }
+    let v = derivative(s.load_tail(tail));
+    s.store_tail(tail, v);
 }
 
 dispatch! {
-    fn d_logits(
-        row: &mut [f32], inv_temperature: f32, lse: f32, entropy: f32, d_logprob: f32, d_entropy: f32,
-    ) = d_logits_generic;
+    fn d_logits(logits: &mut [f32], row: RowGrad) = d_logits_generic;
 }
 
 /// Backward of [`head_forward`]: from the derivatives by each row's log-probability and entropy to `dh_td`
-/// (overwritten) and `dw_vd` (accumulated, rows ascending). The logits are computed again.
+/// (overwritten) and `dw_vd` (accumulated, rows ascending). The logits are computed again. `scores` is what
+/// `head_forward` gave, `w` the packed form of `w_vd`.
 ///
 /// # Panics
-/// If a buffer or slice does not have the size of its shape.
+/// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary's size.
 pub fn head_backward(
     ctx: &Ctx,
     dh_td: &mut Buf,
@@ -206,20 +176,73 @@ pub fn head_backward(
 ) {
     let (v, d) = (w.n(), w.k());
     check("dh_td", dh_td, rows * d);
+    check("dw_vd", dw_vd, v * d);
     check("h_td", h_td, rows * d);
-    let mut logits = Buf::zeros(v);
-    let mut dh = Buf::zeros(d);
-    let out = Disjoint::new(dh_td.as_mut_slice());
-    for t in 0..rows {
-        let h = Buf::from_slice(&h_td.as_slice()[t * d..][..d]);
-        head_logits(ctx, &mut logits, &h, 1, w);
-        let (c, it) = (d_logprob[t], inv_temperature[t]);
-        let row = logits.as_mut_slice();
-        d_logits(ctx.level(), row, it, scores.lse[t], scores.entropy[t], c, d_entropy[t]);
-        row[targets[t] as usize] += c * it;
-        linear_backward_input(ctx, &mut dh, &logits, 1, w_vd, v, d, false);
-        linear_backward_weight(ctx, dw_vd, &logits, &h, 1, v, d);
-        // SAFETY: one thread, one row at a time.
-        unsafe { out.slice(t * d..(t + 1) * d) }.copy_from_slice(dh.as_slice());
-    }
+    check("w_vd", w_vd, v * d);
+    check_targets(rows, w, targets, inv_temperature);
+    let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
+    assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
+
+    let (h, dh) = (h_td.as_slice(), Disjoint::new(dh_td.as_mut_slice()));
+    let dw = Disjoint::new(dw_vd.as_mut_slice());
+    let chunk = rows.min(CHUNK_ROWS);
+    ctx.with_scratch(chunk * BLOCK.min(v), |scratch| {
+        // Rows ascend outside, so that each element of dw is one chain over them; columns ascend inside, for dh.
+        for first in (0..rows).step_by(CHUNK_ROWS) {
+            let count = CHUNK_ROWS.min(rows - first);
+            for b in 0..v.div_ceil(BLOCK) {
+                let columns = BLOCK.min(v - b * BLOCK);
+                let tile = &mut scratch.as_mut_slice()[..count * columns];
+                let pieces = count.div_ceil(TILE_ROWS);
+                let parts = Disjoint::new(tile);
+                ctx.parallel_for(pieces, |i| {
+                    let (from, end) = (count * i / pieces, count * (i + 1) / pieces);
+                    // SAFETY: a row of the tile belongs to one piece.
+                    let part = unsafe { parts.slice(from * columns..end * columns) };
+                    logits_tile(ctx, part, h, first + from, end - from, w, b);
+                    for (t, logits) in (first + from..first + end).zip(part.chunks_exact_mut(columns)) {
+                        let row = RowGrad {
+                            inv_temperature: inv_temperature[t],
+                            lse: scores.lse[t],
+                            entropy: scores.entropy[t],
+                            d_logprob: d_logprob[t],
+                            d_entropy: d_entropy[t],
+                        };
+                        d_logits(ctx.level(), logits, row);
+                        let target = (targets[t] as usize).checked_sub(b * BLOCK);
+                        if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
+                            *x = d_logprob[t].mul_add(inv_temperature[t], *x);
+                        }
+                    }
+                });
+                let tile = &scratch.as_slice()[..count * columns];
+                let by_h = Product {
+                    m: count,
+                    n: d,
+                    k: columns,
+                    a: Left { data: tile, row: columns, step: 1 },
+                    b: Right::rows(&w_vd.as_slice()[b * BLOCK * d..][..columns * d], d),
+                    c_row: d,
+                    into: if b == 0 { Into::Store } else { Into::Chain },
+                };
+                let by_w = Product {
+                    m: columns,
+                    n: d,
+                    k: count,
+                    a: Left { data: tile, row: 1, step: columns },
+                    b: Right::rows(&h[first * d..][..count * d], d),
+                    c_row: d,
+                    into: Into::Chain,
+                };
+                // SAFETY: these are the only borrows of the two ranges while they live.
+                let (dh, dw) = unsafe {
+                    (
+                        dh.slice(first * d..(first + count) * d),
+                        dw.slice(b * BLOCK * d..(b * BLOCK + columns) * d),
+                    )
+                };
+                Product::run_both(ctx, &by_h, dh, &by_w, dw);
+            }
+        }
+    });
 }

@@ -43,6 +43,7 @@ mod gemm;
 mod head;
 mod isa;
 mod linear;
+mod logsumexp;
 mod mapped;
 mod norm;
 mod partition;
@@ -66,11 +67,12 @@ pub use convert::{
 pub use ctx::Ctx;
 pub use embedding::{embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
-pub use head::{HeadScores, RowScores, head_backward, head_forward, head_logits, row_scores};
+pub use head::{HeadScores, head_backward, head_forward, head_logits};
 pub use isa::Isa;
 pub use linear::{
     Packed, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack, repack,
 };
+pub use logsumexp::{RowScores, row_scores};
 pub use mapped::MappedFile;
 pub use norm::{rms_norm, rms_norm_backward};
 pub use reduce::{add, all_finite, scale, sum_squares};

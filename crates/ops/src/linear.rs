@@ -34,6 +34,11 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         self.panels.len() * size_of::<f32>()
     }
+
+    /// The panels, one after the other.
+    pub(crate) fn panels(&self) -> &[f32] {
+        self.panels.as_slice()
+    }
 }
 
 /// Lays out the weight `w_nk` for [`linear`].

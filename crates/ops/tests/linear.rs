@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rloom_ops::{
     Buf, Ctx, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack, repack,
 };
-use support::{assert_same, close, contexts, noise};
+use support::{assert_same, contexts, noise};
 
 /// The definition: `start` and then one fused multiply-add for each index, ascending.
 fn chain(start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
@@ -16,6 +16,11 @@ fn chain(start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f3
 
 fn sum64(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f64 {
     (0..k).map(|i| f64::from(a(i)) * f64::from(b(i))).sum()
+}
+
+/// Whether a sum of `terms` products of numbers up to one is right within f32 rounding.
+fn close(got: f32, want: f64, terms: usize) -> bool {
+    (f64::from(got) - want).abs() <= 1e-6 * (terms as f64).sqrt() * 4.0 + 1e-7
 }
 
 fn table(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Vec<f32> {

@@ -27,8 +27,3 @@ pub(crate) fn assert_same(got: &Buf, want: &[f32], what: &str) {
         assert!(g.to_bits() == w.to_bits(), "{what}: element {i} is {g:e}, not {w:e}");
     }
 }
-
-/// Whether a sum of `terms` products of numbers up to one is right within f32 rounding.
-pub(crate) fn close(got: f32, want: f64, terms: usize) -> bool {
-    (f64::from(got) - want).abs() <= 1e-6 * (terms as f64).sqrt() * 4.0 + 1e-7
-}
