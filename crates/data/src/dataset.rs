@@ -36,12 +36,11 @@ impl Dataset {
     pub fn open(settings: &DataSettings, split: Split, seed: u64) -> Result<Self, DataError> {
         settings.validate()?;
         let presentation = &settings.presentation;
-        let tasks = match settings.source.files() {
-            Some(files) => Tasks::Rows(files.read(presentation, split)?),
-            None => {
-                let generator = Generator::new(&settings.source, split, seed)?;
-                Tasks::Generated(Box::new((generator, presentation.clone())))
-            }
+        let tasks = if let Some(files) = settings.source.files() {
+            Tasks::Rows(files.read(presentation, split)?)
+        } else {
+            let generator = Generator::new(&settings.source, split, seed)?;
+            Tasks::Generated(Box::new((generator, presentation.clone())))
         };
         let dataset = Self { tasks };
         if dataset.is_empty() {

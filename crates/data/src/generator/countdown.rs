@@ -91,8 +91,8 @@ impl CountdownSettings {
     /// The characters that its prompts and completions are made of, in order.
     pub fn alphabet(&self) -> String {
         let text = match self.wording {
-            Wording::Sentence => sentence(&[0], 0),
-            Wording::Short => short(&[0], 0),
+            Wording::Sentence => sentence(&[0, 0], 0),
+            Wording::Short => short(&[0, 0], 0),
         };
         let mut characters: Vec<char> = text.chars().chain(" ()0123456789".chars()).collect();
         characters.extend(self.operations.iter().map(|o| o.sign()));
@@ -182,15 +182,13 @@ fn combine(numbers: &[u64], operations: &[Operation], draws: &mut Draws) -> Opti
 
 /// A part as an operand, in parentheses where its meaning would change without.
 fn bracketed(part: &Part, outer: Operation, is_right: bool) -> String {
-    let sum = |o| matches!(o, Operation::Add | Operation::Subtract);
-    let needed = match part.last {
-        None => false,
-        Some(inner) if sum(inner) && !sum(outer) => true,
-        Some(inner) if sum(inner) == sum(outer) => {
-            is_right && matches!(outer, Operation::Subtract | Operation::Divide)
-                || is_right && inner == Operation::Divide
-        }
-        Some(_) => false,
+    let is_sum = |o| matches!(o, Operation::Add | Operation::Subtract);
+    let Some(inner) = part.last else { return part.text.clone() };
+    let needed = if is_sum(inner) == is_sum(outer) {
+        // a-(b+c) and a/(b*c) change without; a*(b/c) stays whole at every step only with.
+        is_right && (matches!(outer, Operation::Subtract | Operation::Divide) || inner == Operation::Divide)
+    } else {
+        is_sum(inner)
     };
     if needed { format!("({})", part.text) } else { part.text.clone() }
 }

@@ -1,0 +1,377 @@
+//! The built-in generators: deterministic, right, and with splits that have nothing in common.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+
+use std::collections::BTreeSet;
+
+use rloom_core::{PromptSource, Task};
+use rloom_data::{
+    ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, HeldOut, Operation,
+    SortingSettings, Source, Split, Style, Wording,
+};
+
+const SPLITS: [Split; 3] = [Split::Demonstration, Split::Train, Split::Eval];
+
+fn tasks(source: &Source, split: Split, seed: u64) -> Vec<Task> {
+    Dataset::open(&DataSettings::from(source.clone()), split, seed)
+        .unwrap()
+        .iter()
+        .collect::<Result<_, _>>()
+        .unwrap()
+}
+
+fn prompt(task: &Task) -> &str {
+    match &task.prompt {
+        PromptSource::Text(text) => text,
+        PromptSource::Messages(_) => unreachable!("no presentation was asked for"),
+    }
+}
+
+/// The operands and the operation of `47+85=`.
+fn operands(task: &Task) -> (i64, char, i64) {
+    let text = prompt(task).strip_suffix('=').unwrap();
+    let sign = text.find(['+', '-', '*']).unwrap();
+    (text[..sign].parse().unwrap(), text[sign..].chars().next().unwrap(), text[sign + 1..].parse().unwrap())
+}
+
+fn arithmetic(settings: ArithmeticSettings) -> Source {
+    Source::Arithmetic(settings)
+}
+
+fn every_operation() -> Vec<Operation> {
+    vec![Operation::Add, Operation::Subtract, Operation::Multiply]
+}
+
+#[test]
+fn answers_are_right_in_every_split() {
+    for digit_order in [DigitOrder::Normal, DigitOrder::Reversed] {
+        let source = arithmetic(ArithmeticSettings {
+            operations: every_operation(),
+            digit_order,
+            ..Default::default()
+        });
+        let mut signs = BTreeSet::new();
+        for split in SPLITS {
+            for task in tasks(&source, split, 3) {
+                let (a, sign, b) = operands(&task);
+                signs.insert(sign);
+                let value = match sign {
+                    '+' => a + b,
+                    '-' => a - b,
+                    _ => a * b,
+                };
+                let written = match digit_order {
+                    DigitOrder::Normal => task.answer.clone(),
+                    DigitOrder::Reversed => {
+                        let digits: String = task.answer.trim_start_matches('-').chars().rev().collect();
+                        if value < 0 { format!("-{digits}") } else { digits }
+                    }
+                };
+                assert_eq!(written, value.to_string());
+                assert_eq!(task.demonstration.as_deref(), Some(task.answer.as_str()));
+                assert_eq!(task.domain, "arithmetic");
+            }
+        }
+        assert_eq!(signs.len(), 3);
+    }
+}
+
+#[test]
+fn no_held_out_operand_occurs_in_demonstrations_or_training() {
+    for (min_digits, max_digits) in [(1, 1), (1, 2), (2, 2), (3, 3)] {
+        let size = (max_digits == 3).then_some(30_000);
+        let source = arithmetic(ArithmeticSettings {
+            min_digits,
+            max_digits,
+            operations: every_operation(),
+            size,
+            eval_size: (max_digits == 3).then_some(5_000),
+            ..Default::default()
+        });
+        let values = |split, seed| -> BTreeSet<i64> {
+            tasks(&source, split, seed).iter().map(operands).flat_map(|(a, _, b)| [a, b]).collect()
+        };
+        let shown: BTreeSet<i64> = [1, 2]
+            .into_iter()
+            .flat_map(|seed| SPLITS[..2].iter().flat_map(move |&s| [(s, seed)]))
+            .flat_map(|(s, seed)| values(s, seed))
+            .collect();
+        let held_out: BTreeSet<i64> =
+            [1, 2, 3].into_iter().flat_map(|seed| values(Split::Eval, seed)).collect();
+        assert!(!held_out.is_empty() && shown.is_disjoint(&held_out), "{min_digits} to {max_digits} digits");
+    }
+}
+
+#[test]
+fn no_pair_is_in_two_splits_in_either_order() {
+    for held_out in [HeldOut::Operands, HeldOut::Pairs] {
+        let source = arithmetic(ArithmeticSettings {
+            held_out,
+            operations: every_operation(),
+            eval_size: Some(900),
+            ..Default::default()
+        });
+        let pairs = |split| -> BTreeSet<(i64, i64)> {
+            [1, 2]
+                .into_iter()
+                .flat_map(|seed| tasks(&source, split, seed))
+                .map(|t| operands(&t))
+                .map(|(a, _, b)| (a.min(b), a.max(b)))
+                .collect()
+        };
+        let [demonstrations, train, eval] = SPLITS.map(pairs);
+        assert!(demonstrations.is_disjoint(&train), "{held_out:?}");
+        assert!(demonstrations.is_disjoint(&eval), "{held_out:?}");
+        assert!(train.is_disjoint(&eval), "{held_out:?}");
+        let everything = demonstrations.len() + train.len() + eval.len();
+        match held_out {
+            // 75 values are left of 100, and all of their pairs are used; the 25 others make 325 pairs.
+            HeldOut::Operands => {
+                assert_eq!((demonstrations.len() + train.len(), eval.len() <= 325), (75 * 76 / 2, true))
+            }
+            HeldOut::Pairs => {
+                assert!(demonstrations.len() + train.len() == 5050 - 1263 && everything <= 5050)
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_recipe_has_500_distinct_held_out_tasks() {
+    let eval = tasks(&arithmetic(ArithmeticSettings::default()), Split::Eval, 1);
+    assert!(eval.len() >= 500);
+    let distinct: BTreeSet<&str> = eval.iter().map(prompt).collect();
+    assert_eq!(distinct.len(), eval.len());
+}
+
+#[test]
+fn a_split_is_walked_without_repetition() {
+    let source = arithmetic(ArithmeticSettings::default());
+    for split in SPLITS {
+        let all = tasks(&source, split, 1);
+        let distinct: BTreeSet<&str> = all.iter().map(prompt).collect();
+        // A pair of equal operands comes once for each order of its operands.
+        let equal = all.iter().map(operands).filter(|&(a, _, b)| a == b).count();
+        assert!(all.len() - distinct.len() <= equal / 2, "{split:?}");
+    }
+}
+
+#[test]
+fn operands_have_the_digits_that_were_asked_for() {
+    let source = arithmetic(ArithmeticSettings {
+        min_digits: 2,
+        max_digits: 3,
+        size: Some(20_000),
+        ..Default::default()
+    });
+    let all: Vec<i64> =
+        tasks(&source, Split::Train, 1).iter().map(operands).flat_map(|(a, _, b)| [a, b]).collect();
+    assert!(all.iter().all(|v| (10..1000).contains(v)));
+    assert!(all.iter().any(|&v| v < 100) && all.iter().any(|&v| v > 900));
+    let wide = arithmetic(ArithmeticSettings {
+        max_digits: 8,
+        size: Some(1000),
+        operations: every_operation(),
+        ..Default::default()
+    });
+    assert!(tasks(&wide, Split::Train, 1).iter().any(|t| operands(t).0 > 10_000_000));
+}
+
+#[test]
+fn worked_examples_end_in_the_answer_and_every_step_holds() {
+    let source = arithmetic(ArithmeticSettings {
+        operations: every_operation(),
+        style: Style::Worked,
+        max_digits: 3,
+        size: Some(5_000),
+        ..Default::default()
+    });
+    for task in tasks(&source, Split::Demonstration, 1) {
+        let text = task.demonstration.clone().unwrap();
+        let (steps, answer) = text.split_once("#### ").unwrap();
+        assert_eq!(answer, task.answer);
+        for step in steps.split_whitespace().filter(|s| !s.starts_with("-(")) {
+            let (left, right) = step.split_once('=').unwrap();
+            let sign = left.find(['+', '-', '*']).unwrap();
+            let value = match &left[sign..=sign] {
+                "+" => left.split('+').map(|v| v.parse::<i64>().unwrap()).sum(),
+                "*" => left.split('*').map(|v| v.parse::<i64>().unwrap()).product::<i64>(),
+                _ => left.split('-').map(|v| v.parse::<i64>().unwrap()).reduce(|a, b| a - b).unwrap(),
+            };
+            assert_eq!(value, right.parse::<i64>().unwrap(), "{}{text}", prompt(&task));
+        }
+    }
+}
+
+#[test]
+fn the_alphabet_is_exactly_what_is_written() {
+    let sources = [
+        arithmetic(ArithmeticSettings::default()),
+        arithmetic(ArithmeticSettings {
+            operations: vec![Operation::Multiply],
+            style: Style::Worked,
+            ..Default::default()
+        }),
+        arithmetic(ArithmeticSettings {
+            operations: every_operation(),
+            style: Style::Worked,
+            ..Default::default()
+        }),
+        arithmetic(ArithmeticSettings { operations: vec![Operation::Subtract], ..Default::default() }),
+        Source::Countdown(CountdownSettings { size: Some(2000), ..Default::default() }),
+        Source::Countdown(CountdownSettings {
+            size: Some(2000),
+            wording: Wording::Short,
+            ..Default::default()
+        }),
+        Source::Sorting(SortingSettings { size: Some(2000), ..Default::default() }),
+    ];
+    for source in sources {
+        let alphabet = DataSettings::from(source.clone()).alphabet().unwrap();
+        let mut written = BTreeSet::new();
+        for split in SPLITS {
+            for task in tasks(&source, split, 1) {
+                written.extend(prompt(&task).chars());
+                written.extend(task.answer.chars());
+                written.extend(task.demonstration.iter().flat_map(|d| d.chars().collect::<Vec<_>>()));
+            }
+        }
+        assert_eq!(alphabet, written.into_iter().collect::<String>(), "{source:?}");
+    }
+}
+
+#[test]
+fn tasks_are_functions_of_seed_split_and_position() {
+    for source in [
+        arithmetic(ArithmeticSettings { size: Some(50), ..Default::default() }),
+        Source::Countdown(CountdownSettings { size: Some(50), ..Default::default() }),
+        Source::Sorting(SortingSettings { size: Some(50), ..Default::default() }),
+    ] {
+        for split in SPLITS {
+            let first = tasks(&source, split, 1);
+            assert_eq!(first, tasks(&source, split, 1));
+            assert_ne!(first, tasks(&source, split, 2));
+            let dataset = Dataset::open(&DataSettings::from(source.clone()), split, 1).unwrap();
+            for position in [49, 7, 0] {
+                assert_eq!(dataset.get(position).unwrap(), first[position as usize]);
+            }
+        }
+    }
+    // Fixed for good: another order of the same tasks would change every run.
+    let golden: Vec<String> =
+        tasks(&arithmetic(ArithmeticSettings { size: Some(3), ..Default::default() }), Split::Train, 1)
+            .iter()
+            .map(|t| format!("{}{}", prompt(t), t.answer))
+            .collect();
+    assert_eq!(golden, GOLDEN);
+}
+
+const GOLDEN: [&str; 3] = ["29+1=30", "55+23=78", "85+31=116"];
+
+/// Evaluates an expression of whole numbers, `+-*/` and parentheses: two levels of precedence, left to right.
+fn evaluate(text: &str) -> (f64, Vec<u64>) {
+    fn sum(chars: &[char], at: &mut usize, used: &mut Vec<u64>) -> f64 {
+        let mut value = product(chars, at, used);
+        while *at < chars.len() && matches!(chars[*at], '+' | '-') {
+            let sign = chars[*at];
+            *at += 1;
+            let right = product(chars, at, used);
+            value = if sign == '+' { value + right } else { value - right };
+        }
+        value
+    }
+    fn product(chars: &[char], at: &mut usize, used: &mut Vec<u64>) -> f64 {
+        let mut value = atom(chars, at, used);
+        while *at < chars.len() && matches!(chars[*at], '*' | '/') {
+            let sign = chars[*at];
+            *at += 1;
+            let right = atom(chars, at, used);
+            value = if sign == '*' { value * right } else { value / right };
+        }
+        value
+    }
+    fn atom(chars: &[char], at: &mut usize, used: &mut Vec<u64>) -> f64 {
+        if chars[*at] == '(' {
+            *at += 1;
+            let value = sum(chars, at, used);
+            assert_eq!(chars[*at], ')');
+            *at += 1;
+            return value;
+        }
+        let digits: String = chars[*at..].iter().take_while(|c| c.is_ascii_digit()).collect();
+        *at += digits.len();
+        let number = digits.parse().unwrap();
+        used.push(number);
+        number as f64
+    }
+    let chars: Vec<char> = text.chars().collect();
+    let (mut at, mut used) = (0, Vec::new());
+    let value = sum(&chars, &mut at, &mut used);
+    assert_eq!(at, chars.len(), "{text}");
+    (value, used)
+}
+
+#[test]
+fn countdown_is_solvable_and_its_sets_of_numbers_are_apart() {
+    let source = Source::Countdown(CountdownSettings {
+        wording: Wording::Short,
+        size: Some(3_000),
+        eval_size: Some(1_000),
+        ..Default::default()
+    });
+    let sets = SPLITS.map(|split| {
+        let mut sets = BTreeSet::new();
+        for task in tasks(&source, split, 1) {
+            let (numbers, target) = prompt(&task).strip_suffix(':').unwrap().split_once(" = ").unwrap();
+            let mut numbers: Vec<u64> = numbers.split(' ').map(|n| n.parse().unwrap()).collect();
+            let (value, mut used) = evaluate(&task.answer);
+            assert_eq!(value, target.parse::<f64>().unwrap(), "{}", task.answer);
+            numbers.sort_unstable();
+            used.sort_unstable();
+            assert_eq!(numbers, used);
+            assert!((1.0..=999.0).contains(&value));
+            sets.insert(numbers);
+        }
+        sets
+    });
+    assert!(sets[0].is_disjoint(&sets[1]) && sets[0].is_disjoint(&sets[2]) && sets[1].is_disjoint(&sets[2]));
+    let operations: BTreeSet<char> = tasks(&source, Split::Train, 1)
+        .iter()
+        .flat_map(|t| t.answer.chars().collect::<Vec<_>>())
+        .filter(|c| "+-*/".contains(*c))
+        .collect();
+    assert_eq!(operations.len(), 4);
+}
+
+#[test]
+fn sorting_is_right_and_its_lists_are_apart() {
+    let source = Source::Sorting(SortingSettings { max_number: 20, size: Some(3_000), ..Default::default() });
+    let lists = SPLITS.map(|split| {
+        let mut lists = BTreeSet::new();
+        for task in tasks(&source, split, 1) {
+            let given = prompt(&task).strip_prefix("sort ").unwrap().strip_suffix(':').unwrap();
+            let mut numbers: Vec<u64> = given.split(' ').map(|n| n.parse().unwrap()).collect();
+            numbers.sort_unstable();
+            assert_eq!(task.answer, numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
+            lists.insert(numbers);
+        }
+        lists
+    });
+    assert!(
+        lists[0].is_disjoint(&lists[1]) && lists[0].is_disjoint(&lists[2]) && lists[1].is_disjoint(&lists[2])
+    );
+}
+
+#[test]
+fn a_space_too_small_for_a_split_is_an_error_and_not_an_endless_search() {
+    let source = Source::Sorting(SortingSettings {
+        min_length: 2,
+        max_length: 2,
+        max_number: 1,
+        held_out_share: 0.01,
+        ..Default::default()
+    });
+    let dataset = Dataset::open(&DataSettings::from(source), Split::Eval, 1).unwrap();
+    let error = dataset.get(0).unwrap_err().to_string();
+    assert!(error.contains("found no task 0") && error.contains("\nhint: "), "{error}");
+}
