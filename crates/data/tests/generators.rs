@@ -127,10 +127,10 @@ fn no_pair_is_in_two_splits_in_either_order() {
         match held_out {
             // 75 values are left of 100, and all of their pairs are used; the 25 others make 325 pairs.
             HeldOut::Operands => {
-                assert_eq!((demonstrations.len() + train.len(), eval.len() <= 325), (75 * 76 / 2, true))
+                assert_eq!((demonstrations.len() + train.len(), eval.len() <= 325), (75 * 76 / 2, true));
             }
             HeldOut::Pairs => {
-                assert!(demonstrations.len() + train.len() == 5050 - 1263 && everything <= 5050)
+                assert!(demonstrations.len() + train.len() == 5050 - 1263 && everything <= 5050);
             }
         }
     }
