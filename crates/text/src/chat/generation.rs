@@ -1,63 +1,50 @@
 //! The `{% generation %}` tag of `transformers`, which marks what the assistant wrote.
 //!
-//! minijinja has no custom tags, so the tag is rewritten into a call block, whose body runs in a scope of its own as
-//! it does under `transformers`. The called function puts a sentinel on either side, and the sentinels are taken out
-//! of the finished text.
-
-use minijinja::value::Kwargs;
-use minijinja::{Error, State, Value};
+//! minijinja has no custom tags, so the tag is rewritten into tags that it has, with a sentinel character on either
+//! side of the body; the sentinels are taken out of the finished text. The body gets a scope of its own, as it has
+//! under `transformers`.
 
 use super::Rendered;
 
-/// What the rewritten tag calls. No template variable can have this name.
-pub(super) const FUNCTION: &str = "__generation__";
-
-/// Two of Unicode's noncharacters, which "should never be interchanged" in text.
+/// Two of Unicode's noncharacters, which are not meant to occur in interchanged text.
 const OPEN: char = '\u{10FFFE}';
 const CLOSE: char = '\u{10FFFF}';
 
-/// Turns `{% generation %}` into `{% call __generation__() %}`, and its end likewise, keeping white-space control.
+/// Rewrites `{% generation %}` and `{% endgeneration %}`. Each becomes two tags with the sentinel between them, so that
+/// the white-space control of either side stays where it was.
 pub(super) fn replace_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let inner = tag[2..].trim_start_matches(['-', '+']);
-        let open = &tag[..tag.len() - inner.len()];
-        let word = inner.trim_start();
-        let name_length = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(word.len());
-        let (name, after) = word.split_at(name_length);
-        let after = after.trim_start();
-        let closes = ["%}", "-%}", "+%}"].iter().any(|close| after.starts_with(close));
-        let replacement = match name {
-            "generation" if closes => "call __generation__()",
-            "endgeneration" if closes => "endcall",
-            _ => {
-                out.push_str(open);
-                rest = inner;
-                continue;
-            }
+        let Some((name, left, right, after)) = bare_tag(tag) else {
+            out.push_str("{%");
+            rest = &tag[2..];
+            continue;
         };
-        out.push_str(open);
-        out.push(' ');
-        out.push_str(replacement);
-        out.push(' ');
+        let replacement = match name {
+            "generation" => format!("{{%{left} if true %}}{OPEN}{{% with {right}%}}"),
+            "endgeneration" => format!("{{%{left} endwith %}}{CLOSE}{{% endif {right}%}}"),
+            _ => tag[..tag.len() - after.len()].to_owned(),
+        };
+        out.push_str(&replacement);
         rest = after;
     }
     out.push_str(rest);
     out
 }
 
-/// Renders the block's body between sentinels.
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "minijinja calls filters and functions with owned arguments"
-)]
-pub(super) fn mark(state: &mut State<'_, '_>, kwargs: Kwargs) -> Result<Value, Error> {
-    let caller: Value = kwargs.get("caller")?;
-    let body = caller.call(state, &[])?;
-    Ok(Value::from(format!("{OPEN}{body}{CLOSE}")))
+/// Takes apart a tag that is nothing but a name: the name, the white-space control on its left and right, what follows.
+fn bare_tag(tag: &str) -> Option<(&str, &str, &str, &str)> {
+    let control = |text: &str| usize::from(text.starts_with(['-', '+']));
+    let inner = tag.strip_prefix("{%")?;
+    let (left, inner) = inner.split_at(control(inner));
+    let inner = inner.trim_start();
+    let (name, inner) = inner.split_at(inner.find(|c: char| !c.is_ascii_alphabetic())?);
+    let inner = inner.trim_start();
+    let (right, inner) = inner.split_at(control(inner));
+    Some((name, left, right, inner.strip_prefix("%}")?))
 }
 
 /// Takes the sentinels out and says where they were.
@@ -82,8 +69,11 @@ mod tests {
 
     #[test]
     fn only_the_tag_is_rewritten() {
-        let source = "{%- generation -%}a{%endgeneration%}{% set generation = 1 %}{{ '{% if' }}{%";
-        let expected = "{%- call __generation__() -%}a{% endcall %}{% set generation = 1 %}{{ '{% if' }}{%";
+        let source = "{%- generation -%}a{%+endgeneration%}{% set generation = 1 %}{% else %}{{ '{% if' }}{%";
+        let expected = format!(
+            "{{%- if true %}}{OPEN}{{% with -%}}a{{%+ endwith %}}{CLOSE}{{% endif %}}\
+             {{% set generation = 1 %}}{{% else %}}{{{{ '{{% if' }}}}{{%"
+        );
         assert_eq!(replace_tags(source), expected);
     }
 

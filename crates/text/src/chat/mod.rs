@@ -1,9 +1,10 @@
 //! Chat templates: conversations to prompts, the way `transformers` renders them.
 //!
 //! Templates are Jinja, run by minijinja. Where that differs from Jinja2 under Python, the modules below close the
-//! gap: [`tojson`], [`python`] (methods of strings), [`kinds`] (type tests), [`generation`] (the tag that marks what
+//! gap: [`tojson`], [`python`] (methods of strings), [`kinds`] (type tests), [`display`] (values as text), [`generation`] (the tag that marks what
 //! the assistant wrote) and [`moment`] (`strftime_now` without a clock).
 
+mod display;
 mod generation;
 mod kinds;
 mod moment;
@@ -207,7 +208,7 @@ impl ChatTemplate {
         }
 
         let template = self.environment.get_template(name).map_err(|error| render_error(&error))?;
-        let text = template.render(Value::from_iter(context)).map_err(|error| render_error(&error))?;
+        let text = template.render(Value::from_pairs(context)).map_err(|error| render_error(&error))?;
         Ok(generation::extract_marks(&text))
     }
 
@@ -284,7 +285,11 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.set_unknown_method_callback(python::call_method);
     environment.add_filter("tojson", tojson::tojson);
     environment.add_function("raise_exception", raise_exception);
-    environment.add_function(generation::FUNCTION, generation::mark);
+    environment.set_formatter(display::write);
+    environment.add_filter("string", display::string);
+    environment.add_filter("trim", python::trim);
+    environment.add_filter("int", python::int);
+    environment.add_filter("float", python::float);
     kinds::add_tests(&mut environment);
     minijinja_contrib::add_to_environment(&mut environment);
     Ok(environment)

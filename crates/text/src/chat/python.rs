@@ -1,4 +1,4 @@
-//! Methods that templates call on strings, with Python's arguments and results.
+//! Methods that templates call on strings, and a few filters, with Python's arguments and results.
 //!
 //! minijinja's own Python compatibility answers for what is not here, and for methods of lists and mappings.
 
@@ -20,6 +20,40 @@ pub(super) fn call_method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
+/// The `trim` filter.
+pub(super) fn trim(value: &Value, characters: Option<Value>) -> Result<Value, Error> {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let args: Vec<Value> = characters.into_iter().collect();
+    strip(&text, &args, true, true)
+}
+
+/// The `int` filter: what cannot be read as a number is the default.
+pub(super) fn int(value: &Value, default: Option<Value>) -> Value {
+    if let Ok(whole) = i64::try_from(value.clone()) {
+        return Value::from(whole);
+    }
+    let text = value.as_str().map(str::trim);
+    if let Some(whole) = text.and_then(|text| text.parse::<i64>().ok()) {
+        return Value::from(whole);
+    }
+    let number = number(value).filter(|number| number.is_finite());
+    number.map_or_else(|| default.unwrap_or(Value::from(0)), |number| Value::from(number as i64))
+}
+
+/// The `float` filter: what cannot be read as a number is the default.
+pub(super) fn float(value: &Value, default: Option<Value>) -> Value {
+    number(value).map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from)
+}
+
+fn number(value: &Value) -> Option<f64> {
+    match value.kind() {
+        ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        ValueKind::Number => f64::try_from(value.clone()).ok(),
+        ValueKind::String => value.as_str()?.trim().parse().ok(),
+        _ => None,
+    }
+}
+
 fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
         "strip" => strip(text, args, true, true),
@@ -38,6 +72,10 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
         "zfill" => from_args::<(usize,)>(args).map(|(width,)| Value::from(zfill(text, width))),
         "ljust" => justify(text, args, |missing| (0, missing)),
         "rjust" => justify(text, args, |missing| (missing, 0)),
+        "index" => one(args).and_then(|part| match text.find(part) {
+            Some(at) => Ok(Value::from(text[..at].chars().count())),
+            None => Err(Error::new(ErrorKind::InvalidOperation, "index: the part does not occur")),
+        }),
         _ => return None,
     })
 }
