@@ -50,7 +50,7 @@ impl Model {
             };
             let grads = &mut grads.set.layers[index];
             back.mlp(&kept, &mut dx, grads);
-            back.attention(kept, &mut dx, grads);
+            back.attention(&kept, &mut dx, grads);
         }
         let d = self.config().hidden_size;
         ops::embedding_backward(ctx, &mut grads.set.embedding, &dx, &tokens, d);
@@ -145,7 +145,7 @@ impl LayerBackward<'_> {
     }
 
     /// Through `x + attention · Wo`: `dx` comes in as the derivative of `mid` and leaves as that of `x`.
-    fn attention(&self, kept: LayerActivations, dx: &mut Buf, grads: &mut LayerTensors) {
+    fn attention(&self, kept: &LayerActivations, dx: &mut Buf, grads: &mut LayerTensors) {
         let (ctx, t, c) = (self.ctx, self.tokens, self.layer.config);
         let (d, he, ge) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let weights = self.layer.weights;
@@ -157,7 +157,7 @@ impl LayerBackward<'_> {
         let mut d_attended = self.lend(t * he);
         ops::linear_backward_input(ctx, &mut d_attended, dx, t, &weights.o, d, he, false);
 
-        let [dq, dk, dv] = self.attention_inner(&kept, &d_attended, grads);
+        let [dq, dk, dv] = self.attention_inner(kept, &d_attended, grads);
         drop(d_attended);
         if let Some([bq, bk, bv]) = &mut grads.qkv_bias {
             ops::bias_backward(ctx, bq, &dq, t, he);

@@ -74,7 +74,7 @@ impl Model {
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
     ) -> Result<Scores, BatchError> {
-        batch.check(&self.config())?;
+        batch.check(self.config())?;
         rows.check(batch)?;
         let x = self.run_layers(ctx, batch, &batch.positions(), None);
         let head = self.run_head(ctx, batch, rows, &x);

@@ -50,7 +50,7 @@ fn header(notes: &[(&str, String)], tensors: &[TensorOut<'_>]) -> Vec<u8> {
     let mut end = 0;
     for tensor in tensors {
         let start = end;
-        end += tensor.values.len() * size_of::<f32>();
+        end += size_of_val(tensor.values);
         header.insert(
             tensor.name.clone(),
             json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [start, end] }),

@@ -11,7 +11,9 @@ pub enum HubError {
         path: PathBuf,
     },
     /// The name is neither of a folder nor of a hub model.
-    #[error("{source_name}: there is no such folder\nhint: a model is a local folder or `organisation/name`, with `@revision` for a branch, tag or commit")]
+    #[error(
+        "{source_name}: there is no such folder\nhint: a model is a local folder or `organisation/name`, with `@revision` for a branch, tag or commit"
+    )]
     Name {
         /// What was given.
         source_name: String,
@@ -25,7 +27,9 @@ pub enum HubError {
         downloaded: Option<PathBuf>,
     },
     /// The hub does not have it.
-    #[error("{id}: {endpoint} has no such model or revision\nhint: check the spelling; a local folder of that name is not there either")]
+    #[error(
+        "{id}: {endpoint} has no such model or revision\nhint: check the spelling; a local folder of that name is not there either"
+    )]
     NotFound {
         /// The model, or the model and a file.
         id: String,
@@ -77,7 +81,9 @@ pub enum HubError {
         message: String,
     },
     /// The model has no files that can be opened.
-    #[error("{id}: has no {missing}\nhint: only models with config.json and safetensors weights can be opened")]
+    #[error(
+        "{id}: has no {missing}\nhint: only models with config.json and safetensors weights can be opened"
+    )]
     NotAModel {
         /// The model.
         id: String,
@@ -85,7 +91,9 @@ pub enum HubError {
         missing: &'static str,
     },
     /// A download broke off too often.
-    #[error("{id}: the download of {file} broke off {attempts} times, last at byte {at}: {message}\nhint: run it again, it goes on from there")]
+    #[error(
+        "{id}: the download of {file} broke off {attempts} times, last at byte {at}: {message}\nhint: run it again, it goes on from there"
+    )]
     Interrupted {
         /// The model.
         id: String,
@@ -99,7 +107,9 @@ pub enum HubError {
         message: String,
     },
     /// A file has another size than the hub says.
-    #[error("{id}: {file} has {actual} bytes, the hub lists {expected}\nhint: the partial file was removed; run it again")]
+    #[error(
+        "{id}: {file} has {actual} bytes, the hub lists {expected}\nhint: the partial file was removed; run it again"
+    )]
     Size {
         /// The model.
         id: String,
@@ -111,7 +121,9 @@ pub enum HubError {
         actual: u64,
     },
     /// A file's content is not what the hub says.
-    #[error("{id}: {file} has SHA-256 {actual}, the hub lists {expected}\nhint: the damaged file was removed; run it again")]
+    #[error(
+        "{id}: {file} has SHA-256 {actual}, the hub lists {expected}\nhint: the damaged file was removed; run it again"
+    )]
     Checksum {
         /// The model.
         id: String,

@@ -1,5 +1,6 @@
 //! Getting files over HTTP.
 
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -126,7 +127,7 @@ impl<'a> Client<'a> {
             },
             || len(&part),
         )?;
-        self.check(id, file, &part, size)?;
+        check(id, file, &part, size)?;
         let io = |source| HubError::Io { path: part.clone(), source };
         File::open(&part).and_then(|file| file.sync_all()).map_err(io)?;
         fs::rename(&part, &whole).map_err(|source| HubError::Io { path: whole, source })
@@ -160,8 +161,13 @@ impl<'a> Client<'a> {
             return Err(Failed::Final(self.refuse(format!("{id}/{}", file.name), status)));
         }
         let io = |source| Failed::Final(HubError::Io { path: part.to_owned(), source });
-        let mut to =
-            OpenOptions::new().create(true).write(true).append(resumed).truncate(!resumed).open(part).map_err(io)?;
+        let mut to = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .append(resumed)
+            .truncate(!resumed)
+            .open(part)
+            .map_err(io)?;
         if !resumed {
             have = 0;
         }
@@ -182,30 +188,11 @@ impl<'a> Client<'a> {
         }
         to.flush().map_err(io)?;
         match size {
-            Some(size) if have < size => Err(Failed::Broken(format!("the connection ended at byte {have} of {size}"))),
+            Some(size) if have < size => {
+                Err(Failed::Broken(format!("the connection ended at byte {have} of {size}")))
+            }
             size => Ok(size),
         }
-    }
-
-    fn check(&self, id: &HubId<'_>, file: &ListedFile, part: &Path, size: Option<u64>) -> Result<(), HubError> {
-        let io = |source| HubError::Io { path: part.to_owned(), source };
-        let actual = len(part);
-        let error = match size {
-            Some(expected) if expected != actual => {
-                HubError::Size { id: id.to_string(), file: file.name.clone(), expected, actual }
-            }
-            _ => {
-                let Some(expected) = file.sha256() else { return Ok(()) };
-                let actual = sha256(part).map_err(io)?;
-                if actual.eq_ignore_ascii_case(expected) {
-                    return Ok(());
-                }
-                let expected = expected.to_owned();
-                HubError::Checksum { id: id.to_string(), file: file.name.clone(), expected, actual }
-            }
-        };
-        fs::remove_file(part).map_err(io)?;
-        Err(error)
     }
 
     fn connection(&self, id: &HubId<'_>, error: &ureq::Error) -> Failed {
@@ -248,6 +235,28 @@ impl<'a> Client<'a> {
     }
 }
 
+/// Size and content as the hub lists them; a damaged file is removed.
+fn check(id: &HubId<'_>, file: &ListedFile, part: &Path, size: Option<u64>) -> Result<(), HubError> {
+    let io = |source| HubError::Io { path: part.to_owned(), source };
+    let actual = len(part);
+    let error = match size {
+        Some(expected) if expected != actual => {
+            HubError::Size { id: id.to_string(), file: file.name.clone(), expected, actual }
+        }
+        _ => {
+            let Some(expected) = file.sha256() else { return Ok(()) };
+            let actual = sha256(part).map_err(io)?;
+            if actual.eq_ignore_ascii_case(expected) {
+                return Ok(());
+            }
+            let expected = expected.to_owned();
+            HubError::Checksum { id: id.to_string(), file: file.name.clone(), expected, actual }
+        }
+    };
+    fs::remove_file(part).map_err(io)?;
+    Err(error)
+}
+
 /// Statuses of a server that is only busy at the moment.
 fn is_passing(status: u16) -> bool {
     matches!(status, 408 | 429 | 500 | 502 | 503 | 504)
@@ -273,5 +282,9 @@ fn sha256(path: &Path) -> io::Result<String> {
             n => hasher.update(&buffer[..n]),
         }
     }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    let mut text = String::new();
+    for byte in hasher.finalize() {
+        let _ = write!(text, "{byte:02x}"); // a String takes everything
+    }
+    Ok(text)
 }

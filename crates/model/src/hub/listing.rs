@@ -37,11 +37,10 @@ impl ListedFile {
         self.lfs.as_ref()?.sha256.as_deref()
     }
 
-    /// Weights in one file or in numbered shards, under the names that `transformers` gives them. A folder may hold
-    /// copies in other layouts, which nobody needs.
-    fn is_weights(&self) -> bool {
-        let shard = self.name.starts_with("model-") && self.name.ends_with(".safetensors");
-        shard || self.name == "model.safetensors"
+    /// Weights in numbered shards, under the names that `transformers` gives them. A folder may hold copies in other
+    /// layouts, which nobody needs.
+    fn is_shard(&self) -> bool {
+        self.middle("model-", ".safetensors").is_some()
     }
 
     fn is_small(&self) -> bool {
@@ -54,9 +53,14 @@ impl ListedFile {
             "merges.txt",
             "chat_template.jinja",
         ];
-        let tokenizer = self.name.starts_with("tokenizer") && self.name.ends_with(".json");
-        let json = |c: char| c != '/';
-        SMALL.contains(&self.name.as_str()) || (tokenizer && self.name.chars().all(json))
+        SMALL.contains(&self.name.as_str()) || self.middle("tokenizer", ".json").is_some()
+    }
+
+    /// What stands between two parts of the name. Only of names without folders: a server must not choose where on
+    /// this machine a file goes.
+    fn middle(&self, start: &str, end: &str) -> Option<&str> {
+        let middle = self.name.strip_prefix(start)?.strip_suffix(end)?;
+        middle.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).then_some(middle)
     }
 }
 
@@ -83,7 +87,7 @@ impl Listing {
             return Err(not_a_model("model.safetensors"));
         }
         wanted.extend(self.files.iter().filter(|file| {
-            if single { file.name == "model.safetensors" } else { file.name == index || file.is_weights() }
+            if single { file.name == "model.safetensors" } else { file.name == index || file.is_shard() }
         }));
         Ok(wanted)
     }

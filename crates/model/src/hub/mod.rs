@@ -127,10 +127,8 @@ pub fn resolve(source: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
         return Ok(commits.join(id.revision));
     }
     let downloaded = downloaded_commit(&commits);
-    let client = Client::new(options).ok_or_else(|| HubError::NoEndpoint {
-        id: id.to_string(),
-        downloaded: downloaded.clone(),
-    })?;
+    let client = Client::new(options)
+        .ok_or_else(|| HubError::NoEndpoint { id: id.to_string(), downloaded: downloaded.clone() })?;
     let listing = client.listing(&id).map_err(|error| error.with_downloaded(downloaded))?;
     let folder = commits.join(&listing.commit);
     if folder.join(COMPLETE).is_file() {
@@ -175,7 +173,8 @@ mod tests {
         let id = |source| HubId::parse(source).map(|id| id.to_string());
         assert_eq!(id("org/name").as_deref(), Some("org/name@main"));
         assert_eq!(id("org/na.me-1_b@refs/pr/1").as_deref(), Some("org/na.me-1_b@refs/pr/1"));
-        for bad in ["name", "a/b/c", "../x", "a/..", "/a", "a/", "a/b@", "a/b@../c", "a b/c", "./a", "a/b?c"] {
+        for bad in ["name", "a/b/c", "../x", "a/..", "/a", "a/", "a/b@", "a/b@../c", "a b/c", "./a", "a/b?c"]
+        {
             assert_eq!(id(bad), None, "{bad}");
         }
     }

@@ -1,0 +1,42 @@
+//! Writes a model anew, with its logits beside it, for `tests/golden/open_in_transformers.py` to compare.
+//!
+//! ```text
+//! resave SOURCE FOLDER      # SOURCE is a model folder, or llama | qwen2 | qwen3 for a new random model
+//! ```
+
+use std::error::Error;
+use std::path::Path;
+
+use rloom_model::{GenerationConfig, Model, NewModel, PackedTokens};
+use rloom_ops::Ctx;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [source, folder] = arguments.as_slice() else {
+        return Err("usage: resave SOURCE FOLDER".into());
+    };
+    let model = match source.as_str() {
+        "llama" | "qwen2" | "qwen3" => new(source)?,
+        path => Model::load(Path::new(path))?,
+    };
+    let folder = Path::new(folder);
+    std::fs::create_dir_all(folder)?;
+    model.save(folder, &GenerationConfig::new(Some(1), vec![2], Some(0)))?;
+
+    let vocabulary = model.config().vocab_size as u32;
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % vocabulary).collect();
+    let rows: Vec<u32> = (0..40).collect();
+    let batch = PackedTokens { tokens: &tokens, seq_starts: &[0, 40] };
+    let logits = model.logits(&Ctx::serial(), &batch, &rows)?;
+    let text = serde_json::json!({ "tokens": tokens, "logits": logits }).to_string();
+    std::fs::write(folder.join("logits.json"), text)?;
+    Ok(())
+}
+
+fn new(family: &str) -> Result<Model, Box<dyn Error>> {
+    let new: NewModel = serde_json::from_value(serde_json::json!({
+        "family": family, "layers": 2, "hidden_size": 48, "heads": 6, "kv_heads": 2, "intermediate_size": 80,
+        "max_positions": 64, "initializer_range": 0.3,
+    }))?;
+    Ok(Model::init(&new.config(70)?, 1))
+}

@@ -1,0 +1,175 @@
+//! `config.json` as people have it: what is understood, what is refused, and what is written back.
+
+use std::path::Path;
+
+use rloom_model::{ConfigError, Family, ModelConfig, NewModel, RopeScaling};
+use serde_json::{Value, json};
+
+use crate::reference::{NAMES, fixture};
+
+fn fields(name: &str) -> Value {
+    let text = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn read(fields: &Value) -> Result<ModelConfig, ConfigError> {
+    ModelConfig::from_json_str(&fields.to_string(), Path::new("some/config.json"))
+}
+
+fn with(name: &str, field: &str, value: Value) -> Value {
+    let mut fields = fields(name);
+    fields[field] = value;
+    fields
+}
+
+#[test]
+fn the_fixtures_are_understood() {
+    let llama = read(&fields("tiny-llama")).unwrap();
+    assert_eq!(
+        (llama.family, llama.tie_embeddings, llama.qkv_bias, llama.qk_norm()),
+        (Family::Llama, false, false, false)
+    );
+    assert!(matches!(
+        llama.rope_scaling,
+        RopeScaling::Llama3 { factor: 8.0, original_max_positions: 128, .. }
+    ));
+    let qwen2 = read(&fields("tiny-qwen2")).unwrap();
+    assert_eq!((qwen2.rope_theta, qwen2.qkv_bias, qwen2.output_bias), (1e6, true, false));
+    let qwen3 = read(&fields("tiny-qwen3")).unwrap();
+    assert_eq!((qwen3.head_dim, qwen3.qk_norm(), qwen3.output_bias), (16, true, true));
+    assert_eq!(qwen3.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(qwen3.eos_token_ids, [2]);
+}
+
+/// Everything that was read is written back; only the data type says what is now there.
+#[test]
+fn what_was_read_is_written_back() {
+    for name in NAMES {
+        let mut before = fields(name);
+        before["a_field_nobody_knows"] = json!({"kept": [1, 2.5e-7]});
+        let written = Value::Object(read(&before).unwrap().to_json());
+        let dtype = if name == "tiny-llama" { "torch_dtype" } else { "dtype" };
+        before[dtype] = json!("float32");
+        assert_eq!(written, before, "{name}");
+    }
+}
+
+#[test]
+fn both_spellings_of_rope_mean_the_same() {
+    let old = fields("tiny-llama");
+    let mut new = old.clone();
+    let mut parameters = old["rope_scaling"].clone();
+    parameters["rope_theta"] = old["rope_theta"].clone();
+    new["rope_parameters"] = parameters;
+    new.as_object_mut().unwrap().remove("rope_theta");
+    new.as_object_mut().unwrap().remove("rope_scaling");
+    let (a, b) = (read(&old).unwrap(), read(&new).unwrap());
+    assert_eq!((a.rope_theta, a.rope_scaling), (b.rope_theta, b.rope_scaling));
+    new["rope_theta"] = json!(20000.0);
+    assert!(read(&new).unwrap_err().to_string().contains("rope_parameters disagrees"));
+    // The old name of the type, as Qwen's first files have it.
+    let old = with("tiny-llama", "rope_scaling", json!({"type": "linear", "factor": 4.0}));
+    assert_eq!(read(&old).unwrap().rope_scaling, RopeScaling::Linear { factor: 4.0 });
+}
+
+#[test]
+fn another_computation_is_refused_by_name() {
+    let cases = [
+        ("tiny-qwen2", "use_sliding_window", json!(true)),
+        ("tiny-qwen2", "layer_types", json!(["full_attention", "sliding_attention"])),
+        ("tiny-llama", "sliding_window", json!(4096)),
+        ("tiny-llama", "mlp_bias", json!(true)),
+        ("tiny-llama", "hidden_act", json!("gelu")),
+        ("tiny-llama", "partial_rotary_factor", json!(0.5)),
+        ("tiny-llama", "num_local_experts", json!(8)),
+        ("tiny-qwen3", "num_experts", json!(128)),
+        ("tiny-qwen3", "attention_dropout", json!(0.1)),
+        ("tiny-qwen3", "quantization_config", json!({"bits": 4})),
+        ("tiny-qwen3", "final_logit_softcapping", json!(30.0)),
+        ("tiny-llama", "model_type", json!("mixtral")),
+        ("tiny-llama", "architectures", json!(["LlamaForSequenceClassification"])),
+        ("tiny-llama", "auto_map", json!({"AutoModelForCausalLM": "modeling.Llama"})),
+    ];
+    for (name, field, value) in cases {
+        let error = read(&with(name, field, value)).unwrap_err();
+        assert!(matches!(error, ConfigError::Unsupported { .. }), "{field}: {error}");
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("some/config.json: {field} = ")), "{text}");
+        assert!(text.contains("\nhint: "), "{text}");
+    }
+    for kind in ["yarn", "dynamic", "longrope"] {
+        let rope = json!({"rope_type": kind, "factor": 2.0});
+        let text = read(&with("tiny-qwen2", "rope_parameters", rope)).unwrap_err().to_string();
+        assert!(text.contains(&format!("rope_parameters.rope_type = \"{kind}\"")), "{text}");
+    }
+    let rope = json!({"rope_type": "default", "mrope_section": [16, 24, 24]});
+    let text = read(&with("tiny-qwen2", "rope_scaling", rope)).unwrap_err().to_string();
+    assert!(text.contains("rope_scaling.mrope_section"), "{text}");
+}
+
+/// Neutral values that real files spell out.
+#[test]
+fn neutral_values_are_fine() {
+    let cases = [
+        ("tiny-qwen2", "sliding_window", json!(32768)),
+        ("tiny-qwen2", "max_window_layers", json!(21)),
+        ("tiny-llama", "rope_scaling", Value::Null),
+        ("tiny-llama", "quantization_config", Value::Null),
+        ("tiny-llama", "partial_rotary_factor", json!(1.0)),
+        ("tiny-llama", "num_experts", json!(0)),
+        ("tiny-llama", "logits_scaling", json!(1.0)),
+        ("tiny-llama", "pretraining_tp", json!(1)),
+        ("tiny-llama", "eos_token_id", json!([2, 5])),
+    ];
+    for (name, field, value) in cases {
+        read(&with(name, field, value)).unwrap_or_else(|error| panic!("{field}: {error}"));
+    }
+}
+
+#[test]
+fn errors_name_file_field_and_value() {
+    let text = |fields: Value| read(&fields).unwrap_err().to_string();
+    assert_eq!(
+        text(with("tiny-llama", "hidden_size", json!("32"))),
+        "some/config.json: hidden_size is \"32\", expected a whole number"
+    );
+    assert_eq!(
+        text(with("tiny-llama", "vocab_size", Value::Null)),
+        "some/config.json: the field vocab_size is missing"
+    );
+    assert!(
+        text(with("tiny-llama", "num_key_value_heads", json!(3)))
+            .contains("4 is not a multiple of num_key_value_heads 3")
+    );
+    assert!(text(with("tiny-llama", "num_attention_heads", json!(0))).contains("num_attention_heads is 0"));
+    assert!(text(with("tiny-llama", "head_dim", json!(7))).contains("head_dim 7 is odd"));
+    assert!(text(with("tiny-llama", "eos_token_id", json!(96))).contains("outside of the vocabulary"));
+    assert!(text(with("tiny-llama", "rms_norm_eps", json!(-1.0))).contains("rms_norm_eps is -1"));
+    let error = ModelConfig::from_json_str("{\"a\": }", Path::new("c.json")).unwrap_err().to_string();
+    assert!(error.starts_with("c.json: ") && error.contains("line 1 column 7"), "{error}");
+    let error = ModelConfig::from_json_file(Path::new("nowhere/config.json")).unwrap_err().to_string();
+    assert!(error.starts_with("nowhere/config.json: ") && error.contains("hint: "), "{error}");
+}
+
+#[test]
+fn a_new_model_is_read_as_it_was_meant() {
+    for family in ["llama", "qwen2", "qwen3"] {
+        let text = format!(
+            "{{\"family\": \"{family}\", \"layers\": 2, \"hidden_size\": 32, \"heads\": 4, \"kv_heads\": 2,
+               \"intermediate_size\": 56, \"max_positions\": 128}}"
+        );
+        let new: NewModel = serde_json::from_str(&text).unwrap();
+        let mut config = new.config(64).unwrap();
+        config.eos_token_ids = vec![2];
+        let again = read(&Value::Object(config.to_json())).unwrap();
+        let json = |config: &ModelConfig| Value::Object(config.to_json());
+        assert_eq!(json(&again), json(&config), "{family}");
+        assert_eq!((again.head_dim, again.rope_scaling), (8, RopeScaling::None));
+    }
+    assert!(serde_json::from_str::<NewModel>("{\"layer\": 2}").is_err());
+    let odd: NewModel = serde_json::from_value(json!({
+        "layers": 1, "hidden_size": 30, "heads": 4, "intermediate_size": 8, "max_positions": 8
+    }))
+    .unwrap();
+    assert!(odd.config(10).unwrap_err().to_string().starts_with("[model.new]: "));
+}
