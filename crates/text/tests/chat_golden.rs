@@ -1,5 +1,7 @@
 //! What `transformers` renders, ours renders: `golden/chat.json` was made by `golden/chat.py` beside it.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may panic, as tests may")]
+
 use std::path::Path;
 
 use rloom_text::{ChatTemplate, Moment, RenderOptions, SpecialTokens, TextError};

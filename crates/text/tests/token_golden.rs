@@ -1,5 +1,7 @@
 //! The ids and texts of `transformers`: `golden/tokens.json` was made by `golden/tokens.py` beside it.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+
 use std::path::{Path, PathBuf};
 
 use rloom_text::{CharacterSettings, Tokenizer};

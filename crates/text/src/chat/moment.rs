@@ -161,3 +161,45 @@ enum Pad {
     Zeros(usize),
     Spaces(usize),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Python's `datetime.strftime` gives.
+    #[test]
+    fn formats_as_python_does() {
+        let moment =
+            |year, month, day, hour, minute, second| Moment { year, month, day, hour, minute, second };
+        let all = "%Y %y %m %-m %d %-d %e %H %-H %I %-I %M %S %j %w %u %p %A %a %B %b %F %T %R %D %c %%";
+        let cases = [
+            (
+                moment(2024, 2, 29, 0, 5, 9),
+                "2024 24 02 2 29 29 29 00 0 12 12 05 09 060 4 4 AM Thursday Thu February Feb 2024-02-29 00:05:09 \
+                 00:05 02/29/24 Thu Feb 29 00:05:09 2024 %",
+            ),
+            (
+                moment(1999, 12, 5, 13, 0, 59),
+                "1999 99 12 12 05 5  5 13 13 01 1 00 59 339 0 7 PM Sunday Sun December Dec 1999-12-05 13:00:59 13:00 \
+                 12/05/99 Sun Dec  5 13:00:59 1999 %",
+            ),
+            (
+                moment(2100, 3, 1, 12, 30, 0),
+                "2100 00 03 3 01 1  1 12 12 12 12 30 00 060 1 1 PM Monday Mon March Mar 2100-03-01 12:30:00 12:30 \
+                 03/01/00 Mon Mar  1 12:30:00 2100 %",
+            ),
+        ];
+        for (moment, expected) in cases {
+            assert_eq!(moment.format(all).unwrap(), expected, "{moment:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_an_error() {
+        let day = Moment::date(2024, 1, 1).unwrap();
+        assert!(day.format("%Q").unwrap_err().to_string().contains("%Q is not supported"));
+        assert!(day.format("100%").unwrap_err().to_string().contains("ends in the middle"));
+        assert!(Moment { month: 13, ..day }.format("%Y").is_err());
+        assert!(Moment { day: 0, ..day }.format("%Y").is_err());
+    }
+}

@@ -187,3 +187,31 @@ pub(super) fn python_float(value: f64) -> String {
     }
     format!("{value:?}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::python_float;
+
+    #[test]
+    fn floats_are_written_as_python_writes_them() {
+        let cases = [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1 + 0.2, "0.30000000000000004"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-1.5e-7, "-1.5e-07"),
+            (999_999_999_999_999.9, "999999999999999.9"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.234e100, "1.234e+100"),
+            (5e-324, "5e-324"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-Infinity"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(python_float(value), expected);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Hugging Face folders: what is read, what is written back, and what is said when something is wrong.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+
+use std::path::{Path, PathBuf};
+
+use rloom_text::{CharacterSettings, Moment, RenderOptions, TextError, Tokenizer};
+use serde_json::json;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// A copy of a golden folder, to be damaged.
+fn copied(name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(golden(name)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    dir
+}
+
+fn error(dir: &Path) -> String {
+    Tokenizer::load(dir).unwrap_err().to_string().replace(&dir.display().to_string(), "DIR")
+}
+
+fn question() -> Vec<serde_json::Value> {
+    vec![json!({"role": "user", "content": "hi"})]
+}
+
+#[test]
+fn saving_writes_every_file_back_byte_for_byte() {
+    for name in ["byte_level", "metaspace", "characters"] {
+        let source = copied(name);
+        let extra = [
+            ("chat_template.jinja", "{{ messages[0].content }}\r\n"),
+            ("additional_chat_templates/rag.jinja", "rag"),
+            ("tokenizer.model", "\u{1}\u{2}"),
+            ("merges.txt", "a b"),
+        ];
+        std::fs::create_dir(source.path().join("additional_chat_templates")).unwrap();
+        for (file, content) in extra {
+            std::fs::write(source.path().join(file), content).unwrap();
+        }
+        let target = tempfile::tempdir().unwrap();
+        let saved = target.path().join("made/for/it");
+        Tokenizer::load(source.path()).unwrap().save(&saved).unwrap();
+        let mut files: Vec<&str> = extra.iter().map(|(file, _)| *file).collect();
+        files.extend(["tokenizer.json", "tokenizer_config.json"]);
+        files.extend((name == "metaspace").then_some("special_tokens_map.json"));
+        for file in files {
+            let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
+            assert_eq!(read(&saved), read(source.path()), "{name}/{file}");
+        }
+        // What belongs to the model is the model's to write.
+        assert!(!saved.join("generation_config.json").exists());
+    }
+}
+
+#[test]
+fn a_missing_tokenizer_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(
+        error(dir.path()),
+        "DIR/tokenizer.json is missing\nhint: a model folder needs the tokenizer.json that `transformers` saves \
+         beside the weights"
+    );
+    std::fs::write(dir.path().join("tokenizer.model"), [0]).unwrap();
+    let said = error(dir.path());
+    assert!(said.contains("only tokenizer.model (a sentencepiece model)"), "{said}");
+    assert!(said.contains("save_pretrained"), "{said}");
+    assert!(error(&dir.path().join("nowhere")).ends_with("hint: there is no folder DIR"));
+}
+
+#[test]
+fn malformed_files_are_named_with_the_place() {
+    let dir = copied("characters");
+    std::fs::write(dir.path().join("tokenizer.json"), "{\"version\": \"1.0\",\n \"model\": ").unwrap();
+    let said = error(dir.path());
+    assert!(said.starts_with("DIR/tokenizer.json cannot be used: ") && said.contains("line 2"), "{said}");
+
+    let dir = copied("characters");
+    std::fs::write(dir.path().join("tokenizer_config.json"), "[]").unwrap();
+    let said = error(dir.path());
+    assert!(said.starts_with("DIR/tokenizer_config.json cannot be used: it is not a JSON object"), "{said}");
+
+    let dir = copied("byte_level");
+    std::fs::write(dir.path().join("generation_config.json"), "{\"eos_token_id\": \"x\"}").unwrap();
+    let said = error(dir.path());
+    assert!(
+        said.starts_with("DIR/generation_config.json cannot be used: `eos_token_id` is neither"),
+        "{said}"
+    );
+
+    let dir = copied("characters");
+    std::fs::write(dir.path().join("chat_template.jinja"), "a\n{% if %}").unwrap();
+    let said = error(dir.path());
+    assert!(said.starts_with("chat template `default`, line 2: "), "{said}");
+}
+
+#[test]
+fn an_added_token_at_another_id_is_an_error() {
+    let dir = copied("characters");
+    let path = dir.path().join("tokenizer_config.json");
+    let config = std::fs::read_to_string(&path).unwrap().replace("\"1\": {", "\"7\": {");
+    std::fs::write(&path, config).unwrap();
+    let said = error(dir.path());
+    assert!(said.contains("gives \"<|eos|>\" the id 7, in tokenizer.json it is 1"), "{said}");
+}
+
+#[test]
+fn end_of_text_ids_come_from_config_json_where_nothing_else_says_them() {
+    let dir = copied("characters");
+    std::fs::write(dir.path().join("config.json"), "{\"eos_token_id\": 7}").unwrap();
+    assert_eq!(Tokenizer::load(dir.path()).unwrap().eos_ids(), [1, 7]);
+    std::fs::write(dir.path().join("generation_config.json"), "{\"eos_token_id\": [9, 5]}").unwrap();
+    assert_eq!(Tokenizer::load(dir.path()).unwrap().eos_ids(), [1, 5, 9]);
+}
+
+#[test]
+fn a_character_outside_the_alphabet_is_named() {
+    let tokenizer = Tokenizer::characters(&CharacterSettings::new("0123456789+= \n")).unwrap();
+    let failed = tokenizer.encode("1+1=\u{e9}?", false).unwrap_err();
+    assert!(
+        matches!(failed, TextError::UnknownCharacter { character: 'é', position: 4 }),
+        "{failed:?} should name é at 4"
+    );
+    assert_eq!(
+        failed.to_string(),
+        "the tokenizer has no token for 'é' (U+00E9), character 4 of the text\nhint: add it to the alphabet, or take \
+         it out of the text"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    tokenizer.save(dir.path()).unwrap();
+    let failed = Tokenizer::load(dir.path()).unwrap().encode("1+1=\u{e9}?", false).unwrap_err();
+    assert!(matches!(failed, TextError::UnknownCharacter { character: 'é', position: 4 }), "{failed:?}");
+}
+
+#[test]
+fn character_ids_follow_the_alphabet() {
+    let tokenizer = Tokenizer::characters(&CharacterSettings::new("ba\n語")).unwrap();
+    assert_eq!((tokenizer.pad_id(), tokenizer.eos_id(), tokenizer.bos_id()), (Some(0), Some(1), None));
+    assert_eq!(tokenizer.encode("ab\n語", true).unwrap(), [3, 2, 4, 5]);
+    assert_eq!(tokenizer.vocab_size(), 6);
+    assert_eq!(tokenizer.decode(&[3, 2, 4, 5, 1], true).unwrap(), "ab\n語");
+    assert_eq!(tokenizer.decode(&[3, 1, 0, 99], false).unwrap(), "a<|eos|><|pad|>");
+}
+
+#[test]
+fn an_alphabet_that_makes_no_tokenizer_is_refused() {
+    let said =
+        |alphabet: &str| Tokenizer::characters(&CharacterSettings::new(alphabet)).unwrap_err().to_string();
+    assert!(said("").contains("it is empty"));
+    assert!(said("abca").contains("'a' occurs twice"));
+}
+
+#[test]
+fn a_template_file_wins_over_the_configuration() {
+    let dir = copied("byte_level");
+    let render = |options: &RenderOptions<'_>| {
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        tokenizer.require_chat_template().unwrap().render(&question(), options)
+    };
+    let prompt = RenderOptions::prompt();
+    let tools = [json!({"name": "é", "n": 1})];
+    let with_tools = RenderOptions { tools: Some(&tools), ..prompt.clone() };
+    assert_eq!(render(&prompt).unwrap(), "<|turn|>user\nhi<|stop|>\n<|turn|>assistant\n");
+    assert_eq!(render(&with_tools).unwrap(), "[{\"name\": \"é\", \"n\": 1}]hi<|stop|>");
+    let named = RenderOptions { template: Some("default"), ..with_tools.clone() };
+    assert!(render(&named).unwrap().starts_with("<|turn|>user"));
+
+    std::fs::write(dir.path().join("chat_template.jinja"), "from a file: {{ messages[0].content }}").unwrap();
+    assert_eq!(render(&with_tools).unwrap(), "from a file: hi");
+
+    std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(dir.path().join("additional_chat_templates/rag.jinja"), "rag").unwrap();
+    let said = render(&prompt).unwrap_err().to_string();
+    assert_eq!(said, "there are several chat templates and none is named `default`; they are `rag`");
+    assert_eq!(render(&RenderOptions { template: Some("rag"), ..prompt }).unwrap(), "rag");
+}
+
+#[test]
+fn messages_without_a_template_are_an_error_with_a_hint() {
+    let tokenizer = Tokenizer::characters(&CharacterSettings::new("abc")).unwrap();
+    assert!(tokenizer.chat_template().is_none());
+    let said = tokenizer.require_chat_template().unwrap_err().to_string();
+    assert!(said.starts_with("this tokenizer has no chat template") && said.contains("\nhint: "), "{said}");
+}
+
+#[test]
+fn a_character_tokenizer_can_carry_a_template() {
+    let template = "{% for m in messages %}{{ m.content }}={% endfor %}{{ eos_token }}";
+    let settings =
+        CharacterSettings { chat_template: Some(template.to_owned()), ..CharacterSettings::new("12+=") };
+    let dir = tempfile::tempdir().unwrap();
+    Tokenizer::characters(&settings).unwrap().save(dir.path()).unwrap();
+    let loaded = Tokenizer::load(dir.path()).unwrap();
+    let messages = [rloom_core::ChatMessage { role: "user".to_owned(), content: "1+1".to_owned() }];
+    let text = loaded.require_chat_template().unwrap().render(&messages, &RenderOptions::prompt()).unwrap();
+    assert_eq!(text, "1+1=<|eos|>");
+    assert_eq!(loaded.encode(&text, false).unwrap(), [2, 4, 2, 5, 1]);
+}
+
+#[test]
+fn without_a_date_the_template_uses_its_own() {
+    let special = rloom_text::SpecialTokens::default();
+    let source = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'its own' }}";
+    let template = rloom_text::ChatTemplate::new(source, &special).unwrap();
+    let render =
+        |now| template.render(&question(), &RenderOptions { now, ..RenderOptions::prompt() }).unwrap();
+    assert_eq!(render(None), "its own");
+    assert_eq!(render(Moment::date(2024, 2, 29)), "29 Feb 2024");
+    assert_eq!(Moment::date(2023, 2, 29), None);
+}
