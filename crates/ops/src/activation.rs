@@ -3,7 +3,8 @@
 //! Shapes: T rows, F features of the feed-forward layer. The fused form reads both halves from one `[T, 2F]` buffer
 //! whose rows are `[gate | up]`, the output of one linear layer.
 
-use crate::{Buf, Ctx, partition};
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, lanes, partition};
 
 /// `y = silu(gate) · up`, all `[rows, f]`.
 ///
@@ -16,7 +17,7 @@ pub fn swiglu(ctx: &Ctx, y_tf: &mut Buf, gate_tf: &Buf, up_tf: &Buf, rows: usize
     assert_eq!(up_tf.len(), rows * f, "swiglu: up must be [rows, f]");
     let (gate, up) = (gate_tf.as_slice(), up_tf.as_slice());
     partition::for_rows(ctx, y_tf.as_mut_slice(), f, |first, count, y| {
-        forward_row(y, &gate[first * f..][..count * f], &up[first * f..][..count * f]);
+        forward_row(ctx.level(), y, &gate[first * f..][..count * f], &up[first * f..][..count * f]);
     });
 }
 
@@ -32,7 +33,7 @@ pub fn swiglu_fused(ctx: &Ctx, y_tf: &mut Buf, gate_up_t2f: &Buf, rows: usize, f
     partition::for_rows(ctx, y_tf.as_mut_slice(), f, |first, count, y| {
         for row in 0..count {
             let (gate, up) = gate_up[(first + row) * 2 * f..][..2 * f].split_at(f);
-            forward_row(&mut y[row * f..][..f], gate, up);
+            forward_row(ctx.level(), &mut y[row * f..][..f], gate, up);
         }
     });
 }
@@ -61,7 +62,7 @@ pub fn swiglu_backward(
     let (dgate, dup) = (dgate_tf.as_mut_slice(), dup_tf.as_mut_slice());
     partition::for_rows2(ctx, dgate, f, dup, f, |first, count, dgate, dup| {
         let rows = first * f..(first + count) * f;
-        backward_row(dgate, dup, &dy[rows.clone()], &gate[rows.clone()], &up[rows]);
+        backward_row(ctx.level(), dgate, dup, &dy[rows.clone()], &gate[rows.clone()], &up[rows]);
     });
 }
 
@@ -86,25 +87,52 @@ pub fn swiglu_fused_backward(
         for row in 0..count {
             let (gate, up) = gate_up[(first + row) * 2 * f..][..2 * f].split_at(f);
             let (dgate, dup) = d[row * 2 * f..][..2 * f].split_at_mut(f);
-            backward_row(dgate, dup, &dy[(first + row) * f..][..f], gate, up);
+            backward_row(ctx.level(), dgate, dup, &dy[(first + row) * f..][..f], gate, up);
         }
     });
 }
 
-fn forward_row(y: &mut [f32], gate: &[f32], up: &[f32]) {
-    for i in 0..y.len() {
-        let sigmoid = 1.0 / (1.0 + (-gate[i]).exp());
-        y[i] = (gate[i] * sigmoid) * up[i];
+dispatch! {
+    /// `y = (g · σ(g)) · up`.
+    fn forward_row(y: &mut [f32], gate: &[f32], up: &[f32]) = forward_row_generic;
+}
+
+#[inline(always)]
+fn forward_row_generic<S: Simd>(s: S, y: &mut [f32], gate: &[f32], up: &[f32]) {
+    for (y, (gate, up)) in y.chunks_mut(LANES).zip(gate.chunks(LANES).zip(up.chunks(LANES))) {
+        let gate = lanes::load(s, gate);
+        lanes::store(s, y, s.mul(s.mul(gate, sigmoid(s, gate)), lanes::load(s, up)));
     }
 }
 
-fn backward_row(dgate: &mut [f32], dup: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) {
-    for i in 0..dy.len() {
-        let g = gate[i];
-        let sigmoid = 1.0 / (1.0 + (-g).exp());
-        dup[i] = dy[i] * (g * sigmoid);
-        // silu'(g) = σ + g·σ·(1 − σ)
-        let slope = (g * sigmoid).mul_add(1.0 - sigmoid, sigmoid);
-        dgate[i] = (dy[i] * up[i]) * slope;
+dispatch! {
+    /// `dup = dy · silu(g)`, `dgate = (dy · up) · silu'(g)` with `silu'(g) = σ + (g·σ)(1 − σ)`.
+    fn backward_row(dgate: &mut [f32], dup: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) = backward_row_generic;
+}
+
+#[inline(always)]
+fn backward_row_generic<S: Simd>(
+    s: S,
+    dgate: &mut [f32],
+    dup: &mut [f32],
+    dy: &[f32],
+    gate: &[f32],
+    up: &[f32],
+) {
+    let outputs = dgate.chunks_mut(LANES).zip(dup.chunks_mut(LANES));
+    let inputs = dy.chunks(LANES).zip(gate.chunks(LANES)).zip(up.chunks(LANES));
+    for ((dgate, dup), ((dy, gate), up)) in outputs.zip(inputs) {
+        let (dy, gate, up) = (lanes::load(s, dy), lanes::load(s, gate), lanes::load(s, up));
+        let sigma = sigmoid(s, gate);
+        let silu = s.mul(gate, sigma);
+        lanes::store(s, dup, s.mul(dy, silu));
+        let slope = s.fma(silu, s.sub(s.splat(1.0), sigma), sigma);
+        lanes::store(s, dgate, s.mul(s.mul(dy, up), slope));
     }
+}
+
+#[inline(always)]
+fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, s.exp(s.neg(x))))
 }

@@ -1,7 +1,8 @@
 //! AdamW (Loshchilov & Hutter, 2019, arXiv:1711.05101): one pass over weight, moments and gradient.
 
 use crate::disjoint::Disjoint;
-use crate::{Buf, Ctx, partition};
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, lanes, partition};
 
 /// The settings of one [`adamw`] step; names as in `torch.optim.AdamW`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +40,7 @@ pub fn adamw(ctx: &Ctx, w: &mut Buf, m: &mut Buf, v: &mut Buf, grad: &Buf, setti
     partition::for_rows2(ctx, w.as_mut_slice(), 1, m.as_mut_slice(), 1, |first, count, w, m| {
         // SAFETY: `for_rows2` gives every piece once, and pieces are disjoint.
         let v = unsafe { v.slice(first..first + count) };
-        update(w, m, v, &grad[first..][..count], &factors);
+        update(ctx.level(), w, m, v, &grad[first..][..count], &factors);
     });
 }
 
@@ -74,12 +75,24 @@ impl Factors {
     }
 }
 
-fn update(w: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], f: &Factors) {
-    for i in 0..w.len() {
-        let g = grad[i] * f.grad_scale;
-        m[i] = f.one_minus_beta1.mul_add(g - m[i], m[i]);
-        v[i] = f.one_minus_beta2.mul_add(g * g, v[i] * f.beta2);
-        let denominator = v[i].sqrt().mul_add(f.inverse_root_correction2, f.eps);
-        w[i] = (-f.step_size).mul_add(m[i] / denominator, w[i] * f.keep);
+dispatch! {
+    fn update(w: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], f: &Factors) = update_generic;
+}
+
+#[inline(always)]
+fn update_generic<S: Simd>(s: S, w: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], f: &Factors) {
+    let (grad_scale, keep, eps) = (s.splat(f.grad_scale), s.splat(f.keep), s.splat(f.eps));
+    let (gain1, beta2, gain2) = (s.splat(f.one_minus_beta1), s.splat(f.beta2), s.splat(f.one_minus_beta2));
+    let (inverse_root, step) = (s.splat(f.inverse_root_correction2), s.splat(-f.step_size));
+    let state = w.chunks_mut(LANES).zip(m.chunks_mut(LANES)).zip(v.chunks_mut(LANES));
+    for (((w, m), v), grad) in state.zip(grad.chunks(LANES)) {
+        let g = s.mul(lanes::load(s, grad), grad_scale);
+        let old = lanes::load(s, m);
+        let mean = s.fma(gain1, s.sub(g, old), old);
+        lanes::store(s, m, mean);
+        let square = s.fma(gain2, s.mul(g, g), s.mul(lanes::load(s, v), beta2));
+        lanes::store(s, v, square);
+        let denominator = s.fma(s.sqrt(square), inverse_root, eps);
+        lanes::store(s, w, s.fma(step, s.div(mean, denominator), s.mul(lanes::load(s, w), keep)));
     }
 }

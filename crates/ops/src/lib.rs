@@ -42,6 +42,7 @@ mod error;
 mod gemm;
 mod head;
 mod isa;
+mod lanes;
 mod linear;
 mod logsumexp;
 mod mapped;

@@ -5,7 +5,8 @@
 //! head_dim. Sums over a row take 16 strided lanes, so a row's result depends on that row alone.
 
 use crate::disjoint::Disjoint;
-use crate::{Buf, Ctx, partition};
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, lanes, partition};
 
 /// Rows whose weight gradients are summed into one partial sum. Fixed, so that bytes do not depend on the threads.
 const PARTIAL_ROWS: usize = 128;
@@ -31,14 +32,7 @@ pub fn rms_norm(
     assert_eq!(w_d.len(), d, "rms_norm: w must be [d]");
     let (x, w) = (x_td.as_slice(), w_d.as_slice());
     partition::for_rows2(ctx, y_td.as_mut_slice(), d, rstd_t.as_mut_slice(), 1, |first, count, y, rstd| {
-        for row in 0..count {
-            let x = &x[(first + row) * d..][..d];
-            let r = 1.0 / (lane_sum(d, |i, sum| x[i].mul_add(x[i], sum)) / d as f32 + eps).sqrt();
-            rstd[row] = r;
-            for i in 0..d {
-                y[row * d + i] = (x[i] * r) * w[i];
-            }
-        }
+        norm_rows(ctx.level(), y, rstd, &x[first * d..][..count * d], w, eps);
     });
 }
 
@@ -68,43 +62,87 @@ pub fn rms_norm_backward(
     assert_eq!(dw_d.len(), d, "rms_norm_backward: dw must be [d]");
     let (dy, x, w, rstd) = (dy_td.as_slice(), x_td.as_slice(), w_d.as_slice(), rstd_t.as_slice());
     let chunks = rows.div_ceil(PARTIAL_ROWS);
-    let mut partial = Buf::zeros(chunks * d);
-    let dx_shared = Disjoint::new(dx_td.as_mut_slice());
-    let partial_shared = Disjoint::new(partial.as_mut_slice());
-    ctx.parallel_for(chunks, |chunk| {
-        let first = chunk * PARTIAL_ROWS;
-        let count = PARTIAL_ROWS.min(rows - first);
-        // SAFETY: chunks are disjoint ranges of rows, and each has its own partial sum.
-        let (dx, dw) = unsafe {
-            (
-                dx_shared.slice(first * d..(first + count) * d),
-                partial_shared.slice(chunk * d..(chunk + 1) * d),
-            )
-        };
-        for row in 0..count {
-            let (dx, at) = (&mut dx[row * d..][..d], (first + row) * d);
-            let (dy, x, r) = (&dy[at..][..d], &x[at..][..d], rstd[first + row]);
-            let mean = lane_sum(d, |i, sum| (dy[i] * w[i]).mul_add(x[i] * r, sum)) / d as f32;
-            for i in 0..d {
-                let x_hat = x[i] * r;
-                let g = r * (-x_hat).mul_add(mean, dy[i] * w[i]);
-                dx[i] = if accumulate { dx[i] + g } else { g };
-                dw[i] = dy[i].mul_add(x_hat, dw[i]);
+    let dx = Disjoint::new(dx_td.as_mut_slice());
+    let dw = dw_d.as_mut_slice();
+    ctx.with_scratch(chunks * d, |partial| {
+        let sums = Disjoint::new(partial.as_mut_slice());
+        ctx.parallel_for(chunks, |chunk| {
+            let rows = chunk * PARTIAL_ROWS..rows.min((chunk + 1) * PARTIAL_ROWS);
+            let all = rows.start * d..rows.end * d;
+            // SAFETY: chunks are disjoint ranges of rows, and each has its own partial sum.
+            let (dx, sum) = unsafe { (dx.slice(all.clone()), sums.slice(chunk * d..(chunk + 1) * d)) };
+            sum.fill(0.0);
+            norm_backward_rows(ctx.level(), dx, sum, &dy[all.clone()], &x[all], w, &rstd[rows], accumulate);
+        });
+        for sum in partial.as_slice()[..chunks * d].chunks_exact(d) {
+            for (dw, sum) in dw.iter_mut().zip(sum) {
+                *dw += sum;
             }
         }
     });
-    let dw = dw_d.as_mut_slice();
-    for partial in partial.as_slice().chunks_exact(d.max(1)) {
-        for (dw, partial) in dw.iter_mut().zip(partial) {
-            *dw += partial;
+}
+
+dispatch! {
+    fn norm_rows(y: &mut [f32], rstd: &mut [f32], x: &[f32], w: &[f32], eps: f32) = norm_rows_generic;
+}
+
+#[inline(always)]
+fn norm_rows_generic<S: Simd>(s: S, y: &mut [f32], rstd: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let d = w.len();
+    for ((y, x), rstd) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).zip(rstd) {
+        let mut squares = s.zero();
+        for x in x.chunks(LANES) {
+            let x = lanes::load(s, x);
+            squares = s.fma(x, x, squares);
+        }
+        *rstd = 1.0 / (s.sum(squares) / d as f32 + eps).sqrt();
+        let r = s.splat(*rstd);
+        for ((y, x), w) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(w.chunks(LANES)) {
+            lanes::store(s, y, s.mul(s.mul(lanes::load(s, x), r), lanes::load(s, w)));
         }
     }
 }
 
-fn lane_sum(n: usize, step: impl Fn(usize, f32) -> f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for i in 0..n {
-        lanes[i % 16] = step(i, lanes[i % 16]);
+dispatch! {
+    fn norm_backward_rows(
+        dx: &mut [f32],
+        dw: &mut [f32],
+        dy: &[f32],
+        x: &[f32],
+        w: &[f32],
+        rstd: &[f32],
+        accumulate: bool,
+    ) = norm_backward_rows_generic;
+}
+
+#[inline(always)]
+fn norm_backward_rows_generic<S: Simd>(
+    s: S,
+    dx: &mut [f32],
+    dw: &mut [f32],
+    dy: &[f32],
+    x: &[f32],
+    w: &[f32],
+    rstd: &[f32],
+    accumulate: bool,
+) {
+    let d = w.len();
+    let rows = dx.chunks_exact_mut(d).zip(dy.chunks_exact(d)).zip(x.chunks_exact(d)).zip(rstd);
+    for (((dx, dy), x), &rstd) in rows {
+        let r = s.splat(rstd);
+        let mut products = s.zero();
+        for ((dy, x), w) in dy.chunks(LANES).zip(x.chunks(LANES)).zip(w.chunks(LANES)) {
+            let g = s.mul(lanes::load(s, dy), lanes::load(s, w));
+            products = s.fma(g, s.mul(lanes::load(s, x), r), products);
+        }
+        let mean = s.splat(s.sum(products) / d as f32);
+        let columns = dx.chunks_mut(LANES).zip(dw.chunks_mut(LANES)).zip(dy.chunks(LANES));
+        for (((dx, dw), dy), (x, w)) in columns.zip(x.chunks(LANES).zip(w.chunks(LANES))) {
+            let (dy, x_hat) = (lanes::load(s, dy), s.mul(lanes::load(s, x), r));
+            lanes::store(s, dw, s.fma(dy, x_hat, lanes::load(s, dw)));
+            let g = s.fma(s.neg(x_hat), mean, s.mul(dy, lanes::load(s, w)));
+            let g = s.mul(r, g);
+            lanes::store(s, dx, if accumulate { s.add(lanes::load(s, dx), g) } else { g });
+        }
     }
-    crate::simd::tree_sum(lanes)
 }

@@ -1,7 +1,8 @@
 //! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-split convention of Hugging Face models:
 //! element `i` of a head turns with element `i + E/2`.
 
-use crate::{Buf, Ctx, partition};
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, lanes, partition};
 
 /// Cosines and sines for every position, `[max_positions, E/2]` each.
 ///
@@ -70,14 +71,27 @@ fn turn(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &Rop
         for row in 0..count {
             let at = positions[first + row] as usize * half;
             let (cos, sin) = (&table.cos[at..][..half], &table.sin[at..][..half]);
-            for head in x[row * heads * e..][..heads * e].chunks_exact_mut(e) {
-                let (low, high) = head.split_at_mut(half);
-                for i in 0..half {
-                    let (a, b, s) = (low[i], high[i], sign * sin[i]);
-                    low[i] = (-b).mul_add(s, a * cos[i]);
-                    high[i] = a.mul_add(s, b * cos[i]);
-                }
-            }
+            turn_heads(ctx.level(), &mut x[row * heads * e..][..heads * e], cos, sin, sign);
         }
     });
+}
+
+dispatch! {
+    /// All heads of one token: `(a, b) ← (a·cos − b·sin, b·cos + a·sin)` with `a`, `b` the halves of a head.
+    fn turn_heads(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_generic;
+}
+
+#[inline(always)]
+fn turn_heads_generic<S: Simd>(s: S, x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
+    let sign = s.splat(sign);
+    for head in x.chunks_exact_mut(2 * cos.len()) {
+        let (low, high) = head.split_at_mut(cos.len());
+        let halves = low.chunks_mut(LANES).zip(high.chunks_mut(LANES));
+        for ((low, high), (cos, sin)) in halves.zip(cos.chunks(LANES).zip(sin.chunks(LANES))) {
+            let (a, b) = (lanes::load(s, low), lanes::load(s, high));
+            let (cos, sin) = (lanes::load(s, cos), s.mul(sign, lanes::load(s, sin)));
+            lanes::store(s, low, s.fma(s.neg(b), sin, s.mul(a, cos)));
+            lanes::store(s, high, s.fma(a, sin, s.mul(b, cos)));
+        }
+    }
 }

@@ -122,18 +122,11 @@ pub(super) unsafe fn run(
             tile::scores(level, tile.len(), |r| row_in(d_out_rows, r), &v_columns, e, 1.0, limit, ds, stride);
         }
         let tile_keys = limit(tile.len() - 1);
-        for row in 0..tile.len() {
+        for (row, &delta) in deltas[..tile.len()].iter().enumerate() {
             let at = row * stride..row * stride + tile_keys.next_multiple_of(BLOCK);
             let (token, head) = ((tile.start + row) / group, (tile.start + row) % group);
             let lse = x.lse[(first_token + token) * h + piece.kv_head * group + head];
-            kernels::softmax_backward(
-                level,
-                &mut probs[at.clone()],
-                &mut ds[at],
-                limit(row),
-                lse,
-                deltas[row],
-            );
+            kernels::softmax_backward(level, &mut probs[at.clone()], &mut ds[at], limit(row), lse, delta);
         }
         if let Some(dq) = gradients.dq {
             let out = |row: usize| tile::row_of(dq, rows.offset(tile.start + row));
