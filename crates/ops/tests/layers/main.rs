@@ -5,4 +5,9 @@
 mod attention;
 mod attention_cached;
 mod attention_reference;
+mod elementwise;
+mod files;
+mod golden;
+mod norm_and_rope;
+mod optimizer;
 mod support;

@@ -1,0 +1,76 @@
+//! Numbers in files, and files as memory.
+
+use proptest::prelude::*;
+use rloom_ops::{
+    MappedFile, OpsError, bf16_bytes_from_f32, f16_bytes_from_f32, f32_bytes_from_f32, f32_from_bf16_bytes,
+    f32_from_f16_bytes, f32_from_f32_bytes,
+};
+
+#[test]
+fn all_half_precision_numbers_survive_the_round_trip() {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for (name, widen, narrow) in [
+        ("f16", f32_from_f16_bytes as fn(&[u8]) -> _, f16_bytes_from_f32 as fn(&[f32]) -> Vec<u8>),
+        ("bf16", f32_from_bf16_bytes, bf16_bytes_from_f32),
+    ] {
+        let wide = widen(&all);
+        let back = narrow(wide.as_slice());
+        for ((x, before), after) in wide.as_slice().iter().zip(all.chunks(2)).zip(back.chunks(2)) {
+            // A NaN stays one, though it may become quiet.
+            assert!(before == after || x.is_nan(), "{name}: {before:?} became {after:?}");
+            if x.is_nan() {
+                assert!(widen(after).as_slice()[0].is_nan());
+            }
+        }
+    }
+}
+
+#[test]
+fn known_numbers_have_known_bytes() {
+    // Ties go to the even neighbour; what is too large becomes infinite.
+    let x = [1.0, -2.5, 1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65_519.0, 65_520.0, 6e-8];
+    let expected: [u16; 7] = [0x3c00, 0xc100, 0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001];
+    let expected: Vec<u8> = expected.into_iter().flat_map(u16::to_le_bytes).collect();
+    assert_eq!(f16_bytes_from_f32(&x), expected);
+    let x = [1.0, -2.5, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, f32::MAX];
+    let expected: [u16; 5] = [0x3f80, 0xc020, 0x3f80, 0x3f82, 0x7f80];
+    let expected: Vec<u8> = expected.into_iter().flat_map(u16::to_le_bytes).collect();
+    assert_eq!(bf16_bytes_from_f32(&x), expected);
+}
+
+#[test]
+#[should_panic(expected = "3 bytes are not a whole number of 2-byte numbers")]
+fn half_a_number_is_refused() {
+    f32_from_f16_bytes(&[0, 0, 0]);
+}
+
+#[test]
+fn a_mapped_file_shows_its_bytes() {
+    let path = std::env::temp_dir().join(format!("rloom-ops-mapped-{}", std::process::id()));
+    std::fs::write(&path, [1, 2, 3]).unwrap();
+    assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), [1, 2, 3]);
+    std::fs::write(&path, []).unwrap();
+    assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"");
+    std::fs::remove_file(&path).unwrap();
+    let error = MappedFile::open(&path).unwrap_err();
+    assert!(matches!(&error, OpsError::MapFile { path: named, .. } if *named == path));
+    assert!(error.to_string().contains("rloom-ops-mapped"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn full_precision_survives_bit_for_bit(x in prop::collection::vec(any::<u32>(), 0..50)) {
+        let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        prop_assert_eq!(f32_bytes_from_f32(f32_from_f32_bytes(&bytes).as_slice()), bytes);
+    }
+
+    #[test]
+    fn narrowing_takes_the_nearest(x in -70_000f32..70_000.0) {
+        // The neighbours of the result are never nearer.
+        let bits = u16::from_le_bytes(bf16_bytes_from_f32(&[x]).try_into().unwrap());
+        let value = |bits: u16| f32_from_bf16_bytes(&bits.to_le_bytes()).as_slice()[0];
+        let error = |bits: u16| (f64::from(value(bits)) - f64::from(x)).abs();
+        prop_assert!(error(bits) <= error(bits.wrapping_sub(1)) || bits & 0x7fff == 0);
+        prop_assert!(error(bits) <= error(bits + 1));
+    }
+}

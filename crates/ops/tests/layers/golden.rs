@@ -1,0 +1,129 @@
+//! The numbers of PyTorch: `tests/golden/layers.py` makes them.
+
+use rloom_ops::{
+    AdamW, AttentionShape, Buf, Ctx, RopeTable, adamw, attention, attention_backward, rms_norm,
+    rms_norm_backward, rope, rope_backward, swiglu_fused, swiglu_fused_backward,
+};
+use serde_json::Value;
+
+use crate::support::assert_close;
+
+/// What PyTorch's own rounding and order of sums leave.
+const TOLERANCE: f64 = 1e-6;
+
+struct Golden(Value);
+
+impl Golden {
+    fn of(name: &str) -> Self {
+        let all: Value = serde_json::from_str(include_str!("../golden/layers.json")).unwrap();
+        Self(all[name].clone())
+    }
+
+    fn count(&self, name: &str) -> usize {
+        self.0[name].as_u64().unwrap() as usize
+    }
+
+    fn number(&self, name: &str) -> f32 {
+        self.0[name].as_f64().unwrap() as f32
+    }
+
+    fn list(&self, name: &str) -> Vec<f64> {
+        self.0[name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    }
+
+    fn buf(&self, name: &str) -> Buf {
+        Buf::from_vec(self.list(name).iter().map(|x| *x as f32).collect())
+    }
+
+    /// A buffer as long as the list of this name.
+    fn like(&self, name: &str) -> Buf {
+        Buf::zeros(self.list(name).len())
+    }
+
+    #[track_caller]
+    fn check(&self, name: &str, got: &Buf) {
+        assert_close(name, got.as_slice(), &self.list(name), TOLERANCE);
+    }
+}
+
+#[test]
+fn rms_norm_as_in_pytorch() {
+    let ctx = Ctx::serial();
+    let g = Golden::of("rms_norm");
+    let (rows, d) = (g.count("rows"), g.count("d"));
+    let (x, w) = (g.buf("x"), g.buf("w"));
+    let (mut y, mut rstd) = (g.like("y"), Buf::zeros(rows));
+    rms_norm(&ctx, &mut y, &mut rstd, &x, &w, rows, d, g.number("eps"));
+    g.check("y", &y);
+    let (mut dx, mut dw) = (g.like("dx"), g.like("dw"));
+    rms_norm_backward(&ctx, &mut dx, &mut dw, &g.buf("dy"), &x, &w, &rstd, rows, d, false);
+    g.check("dx", &dx);
+    g.check("dw", &dw);
+}
+
+#[test]
+fn rope_as_in_transformers() {
+    let ctx = Ctx::serial();
+    let g = Golden::of("rope");
+    let positions: Vec<u32> = g.list("positions").iter().map(|p| *p as u32).collect();
+    let table = RopeTable::new(g.count("e"), g.buf("inv_freq").as_slice(), 512);
+    let (mut y, mut dx) = (g.buf("x"), g.buf("dy"));
+    rope(&ctx, &mut y, &positions, g.count("heads"), &table);
+    g.check("y", &y);
+    rope_backward(&ctx, &mut dx, &positions, g.count("heads"), &table);
+    g.check("dx", &dx);
+}
+
+#[test]
+fn swiglu_as_in_pytorch() {
+    let ctx = Ctx::serial();
+    let g = Golden::of("swiglu");
+    let (rows, f) = (g.count("rows"), g.count("f"));
+    let (mut y, mut d) = (g.like("y"), g.like("dgate_up"));
+    swiglu_fused(&ctx, &mut y, &g.buf("gate_up"), rows, f);
+    g.check("y", &y);
+    swiglu_fused_backward(&ctx, &mut d, &g.buf("dy"), &g.buf("gate_up"), rows, f);
+    g.check("dgate_up", &d);
+}
+
+#[test]
+fn attention_as_in_pytorch() {
+    let ctx = Ctx::serial();
+    let g = Golden::of("attention");
+    let shape =
+        AttentionShape { heads: g.count("heads"), kv_heads: g.count("kv_heads"), head_dim: g.count("e") };
+    let lengths: Vec<usize> = g.list("lengths").iter().map(|n| *n as usize).collect();
+    let starts: Vec<usize> = (0..=lengths.len()).map(|n| lengths[..n].iter().sum()).collect();
+    let (q, k, v) = (g.buf("q"), g.buf("k"), g.buf("v"));
+    let (mut out, mut lse) = (g.like("out"), Buf::zeros(starts[lengths.len()] * shape.heads));
+    attention(&ctx, &mut out, &mut lse, &q, &k, &v, shape, &starts);
+    g.check("out", &out);
+    let (mut dq, mut dk, mut dv) = (g.like("dq"), g.like("dk"), g.like("dv"));
+    let d_out = g.buf("d_out");
+    attention_backward(&ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, &starts);
+    g.check("dq", &dq);
+    g.check("dk", &dk);
+    g.check("dv", &dv);
+}
+
+#[test]
+fn adamw_as_in_pytorch() {
+    let g = Golden::of("adamw");
+    let (mut w, mut m, mut v) = (g.buf("start"), g.like("m"), g.like("v"));
+    for (i, grad) in g.0["grads"].as_array().unwrap().iter().enumerate() {
+        let grad = grad.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
+        let settings = AdamW {
+            lr: g.number("lr"),
+            beta1: g.number("beta1"),
+            beta2: g.number("beta2"),
+            eps: g.number("eps"),
+            weight_decay: g.number("weight_decay"),
+            step: i as u64 + 1,
+            grad_scale: 1.0,
+        };
+        adamw(&Ctx::serial(), &mut w, &mut m, &mut v, &Buf::from_vec(grad), &settings);
+    }
+    g.check("w", &w);
+    g.check("m", &m);
+    g.check("v", &v);
+}
