@@ -1,0 +1,53 @@
+use rloom_core::SampleKey;
+
+/// Why a component could not judge a completion.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JudgeError {
+    /// There is nothing to compare with.
+    #[error("task {task} has no reference answer\nhint: name the field that holds it with `answer_field`")]
+    NoReference {
+        /// The task's index in its dataset.
+        task: u64,
+    },
+    /// The reference answer is not what this component compares with.
+    #[error("the reference answer {answer:?} of task {task} {problem}")]
+    Reference {
+        /// The task's index in its dataset.
+        task: u64,
+        /// The answer.
+        answer: String,
+        /// What is wrong with it, as the rest of the sentence.
+        problem: String,
+    },
+    /// A limit that the component needs was not given.
+    #[error("the token limit is not known\nhint: set `max_tokens` of the component")]
+    NoTokenLimit,
+}
+
+/// Rewards that cannot be configured or computed.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardError {
+    /// Settings that do not go together.
+    #[error("{0}")]
+    Settings(String),
+    /// A component failed.
+    #[error("reward `{component}` failed on sample {sample:?}: {source}")]
+    Failed {
+        /// The component's name.
+        component: String,
+        /// The completion.
+        sample: SampleKey,
+        /// Why.
+        source: JudgeError,
+    },
+    /// A component gave a value that cannot be trained on.
+    #[error("reward `{component}` gave {value} on sample {sample:?}: a reward must be finite")]
+    NotFinite {
+        /// The component's name.
+        component: String,
+        /// The completion.
+        sample: SampleKey,
+        /// The value.
+        value: f64,
+    },
+}

@@ -1,0 +1,174 @@
+//! LaTeX commands.
+
+use super::lexer::Lexer;
+use super::token::{Function, Relation, Token};
+
+const GREEK: [(char, &str); 23] = [
+    ('α', "alpha"),
+    ('β', "beta"),
+    ('γ', "gamma"),
+    ('δ', "delta"),
+    ('ε', "epsilon"),
+    ('ζ', "zeta"),
+    ('η', "eta"),
+    ('θ', "theta"),
+    ('ι', "iota"),
+    ('κ', "kappa"),
+    ('λ', "lambda"),
+    ('μ', "mu"),
+    ('ν', "nu"),
+    ('ξ', "xi"),
+    ('ρ', "rho"),
+    ('σ', "sigma"),
+    ('τ', "tau"),
+    ('φ', "phi"),
+    ('χ', "chi"),
+    ('ψ', "psi"),
+    ('ω', "omega"),
+    ('Δ', "Delta"),
+    ('Ω', "Omega"),
+];
+
+/// The name of a Greek letter.
+pub(super) fn greek_letter(c: char) -> Option<&'static str> {
+    GREEK.iter().find(|(letter, _)| *letter == c).map(|(_, name)| *name)
+}
+
+/// Reads the command that begins here.
+pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
+    lexer.skip(1);
+    let mut name = String::new();
+    while let Some(c) = lexer.peek(0).filter(char::is_ascii_alphabetic) {
+        name.push(c);
+        lexer.skip(1);
+    }
+    if name.is_empty() {
+        return sign(lexer);
+    }
+    if let Some(function) = Function::named(&name) {
+        return lexer.push(Token::Function(function));
+    }
+    if GREEK.iter().any(|(_, greek)| *greek == name) || name == "varphi" || name == "varepsilon" {
+        return lexer.push(Token::Variable(name));
+    }
+    let token = match name.as_str() {
+        // Arguments
+        "frac" | "dfrac" | "tfrac" | "cfrac" => return two_arguments(lexer, Token::Fraction, end),
+        "binom" | "dbinom" | "tbinom" => return two_arguments(lexer, Token::Binomial, end),
+        "sqrt" => return root(lexer, end),
+        "boxed" | "fbox" => return lexer.inside(false),
+        "text" | "textbf" | "textit" | "textrm" | "mbox" | "mathrm" | "mathbf" | "mathit" | "mathsf"
+        | "operatorname" | "emph" => return lexer.inside(true),
+        "mathbb" | "mathcal" => {
+            let name = lexer.raw_group()?;
+            return lexer.push(Token::Variable(name));
+        }
+        "overline" | "bar" => return lexer.repeating(),
+        "begin" => return begin(lexer),
+        "end" => {
+            lexer.raw_group()?;
+            Token::MatrixEnd
+        }
+        // Layout
+        "left" | "right" | "big" | "bigl" | "bigr" | "Big" | "Bigl" | "Bigr" | "bigg" | "Bigg" => {
+            lexer.skip_spaces();
+            if lexer.peek(0) == Some('.') {
+                lexer.skip(1);
+            }
+            return Some(());
+        }
+        "quad" | "qquad" | "displaystyle" | "textstyle" | "limits" => {
+            lexer.set_space();
+            return Some(());
+        }
+        // Brackets
+        "lbrace" => return lexer.open('{'),
+        "rbrace" => return lexer.close('}'),
+        "lbrack" => return lexer.open('['),
+        "rbrack" => return lexer.close(']'),
+        "langle" => return lexer.open('⟨'),
+        "rangle" => return lexer.close('⟩'),
+        "lvert" | "rvert" | "vert" | "mid" => Token::Bar,
+        "lfloor" => Token::Floor,
+        "rfloor" => Token::FloorEnd,
+        "lceil" => Token::Ceiling,
+        "rceil" => Token::CeilingEnd,
+        // Signs
+        "pi" => Token::Pi,
+        "infty" => Token::Infinity,
+        "cdot" | "times" | "ast" => Token::Times,
+        "div" => Token::Divide,
+        "pm" => Token::PlusMinus,
+        "mp" => Token::MinusPlus,
+        "le" | "leq" | "leqslant" => Token::Relation(Relation::AtMost),
+        "ge" | "geq" | "geqslant" => Token::Relation(Relation::AtLeast),
+        "lt" => Token::Relation(Relation::Less),
+        "gt" => Token::Relation(Relation::Greater),
+        "ne" | "neq" => Token::Relation(Relation::Unequal),
+        "approx" => Token::Relation(Relation::About),
+        "in" => Token::In,
+        "cup" => Token::Union,
+        "emptyset" | "varnothing" => Token::EmptySet,
+        "circ" | "degree" | "textdegree" => Token::Degree,
+        "percent" => Token::Percent,
+        "dollar" | "textdollar" => Token::Currency("usd"),
+        "euro" | "texteuro" => Token::Currency("eur"),
+        "pounds" | "textsterling" => Token::Currency("gbp"),
+        _ => return None,
+    };
+    lexer.push(token)
+}
+
+/// Commands of one sign.
+fn sign(lexer: &mut Lexer<'_>) -> Option<()> {
+    let c = lexer.peek(0)?;
+    lexer.skip(1);
+    match c {
+        ',' | ';' | ':' | '!' | ' ' | '\n' => {
+            lexer.set_space();
+            Some(())
+        }
+        // Delimiters of mathematical writing.
+        '(' | ')' | '[' | ']' => Some(()),
+        '{' => lexer.open('{'),
+        '}' => lexer.close('}'),
+        '%' => lexer.push(Token::Percent),
+        '$' => lexer.push(Token::Currency("usd")),
+        '|' => lexer.push(Token::Bar),
+        '\\' => lexer.push(Token::Row),
+        '&' => lexer.push(Token::Column),
+        _ => None,
+    }
+}
+
+fn two_arguments(lexer: &mut Lexer<'_>, token: Token, end: usize) -> Option<()> {
+    lexer.push(token)?;
+    lexer.argument(end)?;
+    lexer.argument(end)
+}
+
+fn root(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
+    lexer.push(Token::Root)?;
+    lexer.skip_spaces();
+    if lexer.peek(0) == Some('[') {
+        let close = (1..end).find(|&ahead| matches!(lexer.peek(ahead), Some(']') | None))?;
+        lexer.skip(1);
+        lexer.open('[')?;
+        lexer.next_few(close - 1)?;
+        lexer.close(']')?;
+        lexer.skip(1);
+    }
+    lexer.argument(end)
+}
+
+fn begin(lexer: &mut Lexer<'_>) -> Option<()> {
+    let kind = lexer.raw_group()?;
+    match kind.as_str() {
+        "array" => {
+            lexer.raw_group()?;
+        }
+        "matrix" | "pmatrix" | "bmatrix" | "vmatrix" | "Bmatrix" | "smallmatrix" => {}
+        _ => return None,
+    }
+    lexer.push(Token::Matrix)
+}

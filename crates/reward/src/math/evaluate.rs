@@ -1,0 +1,314 @@
+//! Expressions to values: exact where that is possible, otherwise a double with a bound on its error.
+//!
+//! The bound is what makes a comparison of irrational numbers safe: two values are the same if they cannot be told apart within
+//! what rounding can have done to them, and that must be little.
+
+use super::expression::Expression;
+use super::rational::Rational;
+use super::token::Function;
+
+/// Rounding of one operation, relative to its result.
+const UNIT: f64 = 4.0 * f64::EPSILON;
+/// Largest argument of a factorial.
+const MAX_FACTORIAL: i64 = 300;
+/// Values whose error bound is larger than this, relative to them or to 1, are too uncertain to be the same as anything.
+const MAX_ERROR: f64 = 1e-9;
+
+/// The value of an expression.
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    Exact(Rational),
+    Real(Real),
+}
+
+/// A double and a bound on how far it is from the truth.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Real {
+    value: f64,
+    error: f64,
+}
+
+impl Real {
+    /// The result of an operation: the error that was carried over, and its own.
+    fn new(value: f64, carried: f64) -> Option<Self> {
+        let error = carried + value.abs() * UNIT;
+        (value.is_finite() && error.is_finite()).then_some(Self { value, error })
+    }
+}
+
+impl Value {
+    fn integer(value: i64) -> Self {
+        Self::Exact(Rational::integer(value))
+    }
+
+    fn real(&self) -> Option<Real> {
+        match self {
+            Self::Exact(value) => Real::new(value.to_f64(), 0.0),
+            Self::Real(real) => Some(*real),
+        }
+    }
+
+    /// Whether both are the same number, or differ by no more than `tolerance` relative to `self`.
+    pub(crate) fn is_same(&self, other: &Self, tolerance: f64) -> bool {
+        if let (Self::Exact(a), Self::Exact(b)) = (self, other)
+            && (a == b || tolerance == 0.0)
+        {
+            return a == b;
+        }
+        let (Some(a), Some(b)) = (self.real(), other.real()) else { return false };
+        let error = a.error + b.error;
+        let certain = error <= MAX_ERROR * a.value.abs().max(1.0);
+        certain && (a.value - b.value).abs() <= error + tolerance * a.value.abs()
+    }
+}
+
+/// What stands for a variable.
+pub(crate) type Assignment<'a> = dyn Fn(&str) -> Rational + 'a;
+
+/// Evaluates; `None` where there is no real value, or where it would take too much to find it.
+pub(crate) fn evaluate(expression: &Expression, variables: &Assignment<'_>) -> Option<Value> {
+    use Expression as E;
+    let of = |e: &Expression| evaluate(e, variables);
+    match expression {
+        E::Number(value) => Some(Value::Exact(value.clone())),
+        E::Variable(name) => Some(Value::Exact(variables(name))),
+        E::Pi => Real::new(std::f64::consts::PI, 0.0).map(Value::Real),
+        E::Euler => Real::new(std::f64::consts::E, 0.0).map(Value::Real),
+        E::Infinity => None,
+        E::Negate(a) => multiply(&of(a)?, &Value::integer(-1)),
+        E::Add(a, b) => add(&of(a)?, &of(b)?),
+        E::Subtract(a, b) => add(&of(a)?, &multiply(&of(b)?, &Value::integer(-1))?),
+        E::Multiply(a, b) => multiply(&of(a)?, &of(b)?),
+        E::Divide(a, b) => divide(&of(a)?, &of(b)?),
+        E::Power(a, b) => power(&of(a)?, &of(b)?),
+        E::Root(degree, a) => root(&of(degree)?, &of(a)?),
+        E::Apply(function, a) => apply(*function, &of(a)?),
+        E::Logarithm(base, a) => logarithm(&of(base)?, &of(a)?),
+        E::Absolute(a) => match of(a)? {
+            Value::Exact(v) => Some(Value::Exact(v.magnitude())),
+            Value::Real(r) => Some(Value::Real(Real { value: r.value.abs(), error: r.error })),
+        },
+        E::Floor(a) => floor(&of(a)?),
+        E::Ceiling(a) => {
+            let minus = Value::integer(-1);
+            multiply(&floor(&multiply(&of(a)?, &minus)?)?, &minus)
+        }
+        E::Factorial(a) => factorial(whole(&of(a)?)?).map(Value::Exact),
+        E::Binomial(n, k) => binomial(whole(&of(n)?)?, whole(&of(k)?)?).map(Value::Exact),
+    }
+}
+
+fn whole(value: &Value) -> Option<i64> {
+    match value {
+        Value::Exact(value) => value.to_i64(),
+        Value::Real(_) => None,
+    }
+}
+
+/// Exact where both are and the result is not too large, real otherwise.
+fn exact_or(
+    a: &Value,
+    b: &Value,
+    exact: impl Fn(&Rational, &Rational) -> Option<Rational>,
+    real: impl Fn(Real, Real) -> Option<Real>,
+) -> Option<Value> {
+    if let (Value::Exact(a), Value::Exact(b)) = (a, b)
+        && let Some(value) = exact(a, b)
+    {
+        return Some(Value::Exact(value));
+    }
+    real(a.real()?, b.real()?).map(Value::Real)
+}
+
+fn add(a: &Value, b: &Value) -> Option<Value> {
+    exact_or(a, b, Rational::add, |a, b| Real::new(a.value + b.value, a.error + b.error))
+}
+
+fn multiply(a: &Value, b: &Value) -> Option<Value> {
+    exact_or(a, b, Rational::multiply, |a, b| {
+        Real::new(a.value * b.value, a.value.abs() * b.error + b.value.abs() * a.error + a.error * b.error)
+    })
+}
+
+fn divide(a: &Value, b: &Value) -> Option<Value> {
+    if matches!(b, Value::Exact(b) if b.is_zero()) {
+        return None;
+    }
+    exact_or(a, b, Rational::divide, |a, b| {
+        // A divisor that may be zero gives nothing that could be relied on.
+        let least = b.value.abs() - b.error;
+        if least <= 0.0 {
+            return None;
+        }
+        let value = a.value / b.value;
+        Real::new(value, (a.error + value.abs() * b.error) / least)
+    })
+}
+
+fn power(base: &Value, exponent: &Value) -> Option<Value> {
+    if let (Value::Exact(base), Value::Exact(exponent)) = (base, exponent) {
+        if let Some(times) = exponent.to_i64() {
+            if base.is_zero() && times <= 0 {
+                return if times == 0 { Some(Value::integer(1)) } else { None };
+            }
+            if let Some(value) = base.power(times) {
+                return Some(Value::Exact(value));
+            }
+        } else if let Some(value) = rational_power(base, exponent) {
+            return Some(Value::Exact(value));
+        }
+    }
+    let times = whole(exponent);
+    let (x, y) = (base.real()?, exponent.real()?);
+    if x.value - x.error <= 0.0 {
+        // Zero to a positive power is zero; a negative base needs a whole exponent.
+        let times = times.filter(|t| t.unsigned_abs() < 1 << 20 && x.value + x.error < 0.0)?;
+        let value = x.value.powi(times as i32);
+        let least = x.value.abs() - x.error;
+        return Real::new(value, value.abs() * (times as f64).abs() * x.error / least).map(Value::Real);
+    }
+    let value = x.value.powf(y.value);
+    let relative =
+        y.value.abs() * x.error / (x.value - x.error) + x.value.ln().abs() * (y.error + y.value.abs() * UNIT);
+    Real::new(value, value.abs() * relative).map(Value::Real)
+}
+
+/// A power with a fraction as its exponent, where the root is rational: 8^(2/3). The base is not negative: roots of negative numbers are not
+/// real, or not what is meant.
+fn rational_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
+    if base.is_negative() || (base.is_zero() && exponent.is_negative()) {
+        return None;
+    }
+    let degree =
+        (2..=64).find(|&d| exponent.multiply(&Rational::integer(d)).is_some_and(|e| e.is_integer()))?;
+    let times = exponent.multiply(&Rational::integer(degree))?.to_i64()?;
+    base.root(u32::try_from(degree).ok()?)?.power(times)
+}
+
+fn root(degree: &Value, radicand: &Value) -> Option<Value> {
+    let degree = u32::try_from(whole(degree)?).ok().filter(|d| (1..=1000).contains(d))?;
+    let odd_negative = match radicand {
+        Value::Exact(value) => {
+            if let Some(root) = value.root(degree) {
+                return Some(Value::Exact(root));
+            }
+            value.is_negative() && degree % 2 == 1
+        }
+        Value::Real(real) => real.value + real.error < 0.0 && degree % 2 == 1,
+    };
+    if odd_negative {
+        let minus = Value::integer(-1);
+        return multiply(&root(&Value::integer(i64::from(degree)), &multiply(radicand, &minus)?)?, &minus);
+    }
+    let x = radicand.real()?;
+    if x.value < 0.0 || x.value - x.error < 0.0 {
+        return None;
+    }
+    let value = if degree == 2 { x.value.sqrt() } else { x.value.powf(1.0 / f64::from(degree)) };
+    let slope = if x.value == 0.0 { 0.0 } else { value / (f64::from(degree) * (x.value - x.error)) };
+    let rounding = value * UNIT * (1.0 + x.value.max(f64::MIN_POSITIVE).ln().abs() / f64::from(degree));
+    Real::new(value, slope * x.error + rounding).map(Value::Real)
+}
+
+fn floor(value: &Value) -> Option<Value> {
+    match value {
+        Value::Exact(value) => Some(Value::Exact(value.floor())),
+        Value::Real(real) => {
+            let (low, high) = ((real.value - real.error).floor(), (real.value + real.error).floor());
+            (low == high && low.abs() < 1e15).then(|| Value::integer(low as i64))
+        }
+    }
+}
+
+fn factorial(n: i64) -> Option<Rational> {
+    if !(0..=MAX_FACTORIAL).contains(&n) {
+        return None;
+    }
+    (1..=n).try_fold(Rational::integer(1), |product, i| product.multiply(&Rational::integer(i)))
+}
+
+fn binomial(n: i64, k: i64) -> Option<Rational> {
+    if !(0..=100_000).contains(&n) || k < 0 {
+        return None;
+    }
+    if k > n {
+        return Some(Rational::integer(0));
+    }
+    let k = k.min(n - k);
+    if k > MAX_FACTORIAL {
+        return None;
+    }
+    (1..=k).try_fold(Rational::integer(1), |product, i| {
+        product.multiply(&Rational::integer(n - k + i))?.divide(&Rational::integer(i))
+    })
+}
+
+fn logarithm(base: &Value, argument: &Value) -> Option<Value> {
+    if let (Value::Exact(base), Value::Exact(argument)) = (base, argument)
+        && let Some(value) = exact_logarithm(base, argument)
+    {
+        return Some(Value::integer(value));
+    }
+    divide(&apply(Function::Ln, argument)?, &apply(Function::Ln, base)?)
+}
+
+/// A whole logarithm, by trying: log₂ 8 = 3.
+fn exact_logarithm(base: &Rational, argument: &Rational) -> Option<i64> {
+    if base.is_negative() || base.is_zero() || *base == Rational::integer(1) {
+        return None;
+    }
+    (-64..=64).find(|&times| base.power(times).as_ref() == Some(argument))
+}
+
+fn apply(function: Function, argument: &Value) -> Option<Value> {
+    if let Value::Exact(value) = argument
+        && value.is_zero()
+    {
+        match function {
+            Function::Sin
+            | Function::Tan
+            | Function::ArcSin
+            | Function::ArcTan
+            | Function::Sinh
+            | Function::Tanh => return Some(Value::integer(0)),
+            Function::Cos | Function::Sec | Function::Cosh | Function::Exp => return Some(Value::integer(1)),
+            _ => {}
+        }
+    }
+    if function == Function::Ln && matches!(argument, Value::Exact(v) if *v == Rational::integer(1)) {
+        return Some(Value::integer(0));
+    }
+    let x = argument.real()?;
+    let v = x.value;
+    let inverse = |f: Function| divide(&Value::integer(1), &apply(f, argument)?);
+    // The value and how fast it changes with its argument.
+    let (value, slope) = match function {
+        Function::Sin => (v.sin(), 1.0),
+        Function::Cos => (v.cos(), 1.0),
+        Function::Tan => return divide(&apply(Function::Sin, argument)?, &apply(Function::Cos, argument)?),
+        Function::Cot => return divide(&apply(Function::Cos, argument)?, &apply(Function::Sin, argument)?),
+        Function::Sec => return inverse(Function::Cos),
+        Function::Csc => return inverse(Function::Sin),
+        Function::ArcSin | Function::ArcCos => {
+            if v.abs() > 1.0 {
+                return None;
+            }
+            let value = if function == Function::ArcSin { v.asin() } else { v.acos() };
+            // At the ends the slope is infinite; exact arguments have nearly no error there.
+            (value, 1.0 / (1.0 - v * v).max(1e-8).sqrt())
+        }
+        Function::ArcTan => (v.atan(), 1.0),
+        Function::Sinh => (v.sinh(), v.cosh()),
+        Function::Cosh => (v.cosh(), v.sinh().abs()),
+        Function::Tanh => (v.tanh(), 1.0),
+        Function::Exp => (v.exp(), v.exp()),
+        Function::Ln | Function::Log => {
+            if v - x.error <= 0.0 {
+                return None;
+            }
+            (v.ln(), 1.0 / (v - x.error))
+        }
+    };
+    // An absolute part of one unit covers results near zero, where the functions of the standard library are relative to their argument.
+    Real::new(value, slope * (x.error + v.abs() * f64::EPSILON) + f64::EPSILON).map(Value::Real)
+}

@@ -1,0 +1,508 @@
+//! Text to tokens: LaTeX, plain text and mixtures of both, as policies write them.
+//!
+//! What is not understood makes the whole text unreadable (`None`), rather than being passed over: a sign that is dropped can turn a wrong
+//! answer into the right one.
+
+use std::collections::BTreeSet;
+
+use super::command;
+use super::rational::Rational;
+use super::token::{Function, Relation, Spaced, Token};
+use super::unit;
+
+/// Longer answers than this are not read (characters).
+const MAX_LENGTH: usize = 1000;
+/// Nor are those of more tokens than this.
+const MAX_TOKENS: usize = 600;
+/// Nor those nested deeper than this.
+pub(super) const MAX_DEPTH: usize = 40;
+
+/// Which runs of letters are products of variables; the others are words.
+#[derive(Debug, Clone)]
+pub(crate) enum Letters {
+    /// To be told from the letters themselves: the reading of a reference answer.
+    Guess,
+    /// Those made of these letters alone: the reading of a candidate by the variables of its reference.
+    Known(BTreeSet<char>),
+}
+
+/// How to read a text.
+#[derive(Debug, Clone)]
+pub(crate) struct Reading {
+    pub(crate) letters: Letters,
+    /// Whether `1,234` is one number.
+    pub(crate) thousands: bool,
+}
+
+/// Reads a text.
+pub(crate) fn tokens(text: &str, reading: &Reading) -> Option<Vec<Spaced>> {
+    let chars: Vec<char> = text.chars().take(MAX_LENGTH + 1).collect();
+    if chars.len() > MAX_LENGTH {
+        return None;
+    }
+    let mut lexer = Lexer {
+        dollars: dollars_are_delimiters(&chars),
+        chars,
+        at: 0,
+        out: Vec::new(),
+        space: false,
+        brackets: 0,
+        depth: 0,
+        in_text: false,
+        decimals: None,
+        reading,
+    };
+    let end = lexer.chars.len();
+    lexer.until(end)?;
+    Some(lexer.out)
+}
+
+/// `$18$` is a number in mathematical writing, `$18` and `$5 and $6` are money: dollar signs enclose if they come in pairs whose second is never
+/// followed by a digit.
+fn dollars_are_delimiters(chars: &[char]) -> bool {
+    let places: Vec<usize> =
+        (0..chars.len()).filter(|&i| chars[i] == '$' && (i == 0 || chars[i - 1] != '\\')).collect();
+    places.len().is_multiple_of(2)
+        && places.chunks(2).all(|pair| {
+            pair.get(1).and_then(|&i| chars.get(i + 1)).is_none_or(|c| !c.is_ascii_digit() && *c != '.')
+        })
+}
+
+pub(super) struct Lexer<'a> {
+    chars: Vec<char>,
+    at: usize,
+    out: Vec<Spaced>,
+    space: bool,
+    /// How many printed brackets are open: commas inside them separate.
+    brackets: usize,
+    depth: usize,
+    in_text: bool,
+    dollars: bool,
+    /// Decimals of the number that was just read, for digits that repeat after it.
+    decimals: Option<usize>,
+    reading: &'a Reading,
+}
+
+impl Lexer<'_> {
+    /// Reads up to a position.
+    pub(super) fn until(&mut self, end: usize) -> Option<()> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return None;
+        }
+        while self.at < end {
+            self.one(end)?;
+            if self.out.len() > MAX_TOKENS {
+                return None;
+            }
+        }
+        self.depth -= 1;
+        (self.at == end).then_some(())
+    }
+
+    pub(super) fn push(&mut self, token: Token) -> Option<()> {
+        self.out.push(Spaced { token, space: std::mem::take(&mut self.space) });
+        self.decimals = None;
+        Some(())
+    }
+
+    pub(super) fn set_space(&mut self) {
+        self.space = true;
+    }
+
+    pub(super) fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    pub(super) fn skip(&mut self, count: usize) {
+        self.at += count;
+    }
+
+    pub(super) fn skip_spaces(&mut self) {
+        while self.peek(0).is_some_and(char::is_whitespace) {
+            self.at += 1;
+        }
+    }
+
+    /// Whether the text goes on with `what`.
+    pub(super) fn follows(&self, what: &str) -> bool {
+        what.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c))
+    }
+
+    fn previous(&self) -> Option<char> {
+        self.at.checked_sub(1).map(|i| self.chars[i])
+    }
+
+    pub(super) fn open(&mut self, bracket: char) -> Option<()> {
+        self.brackets += 1;
+        self.push(Token::Open(bracket))
+    }
+
+    pub(super) fn close(&mut self, bracket: char) -> Option<()> {
+        self.brackets = self.brackets.saturating_sub(1);
+        self.push(Token::Close(bracket))
+    }
+
+    /// Reads one sign, number, word or command.
+    fn one(&mut self, end: usize) -> Option<()> {
+        let c = self.peek(0)?;
+        if c.is_ascii_digit() || (c == '.' && self.peek(1).is_some_and(|d| d.is_ascii_digit())) {
+            return self.number();
+        }
+        if c.is_ascii_alphabetic() {
+            return self.letters();
+        }
+        if c == '\\' {
+            return command::read(self, end);
+        }
+        if c == '^' && self.degree_sign() {
+            return self.push(Token::Degree);
+        }
+        let two = |a: char, b: char| c == a && self.peek(1) == Some(b);
+        let pair = if two('<', '=') {
+            Some(Token::Relation(Relation::AtMost))
+        } else if two('>', '=') {
+            Some(Token::Relation(Relation::AtLeast))
+        } else if two('!', '=') {
+            Some(Token::Relation(Relation::Unequal))
+        } else if two('=', '=') {
+            Some(Token::Relation(Relation::Equal))
+        } else if two('*', '*') {
+            Some(Token::Power)
+        } else {
+            None
+        };
+        if let Some(token) = pair {
+            self.at += 2;
+            return self.push(token);
+        }
+        self.at += 1;
+        match c {
+            _ if c.is_whitespace() => {
+                self.space = true;
+                self.decimals = None;
+                Some(())
+            }
+            '+' => self.push(Token::Plus),
+            '-' | '−' | '–' => self.push(Token::Minus),
+            '*' | '×' | '·' | '⋅' | '∗' => self.push(Token::Times),
+            '/' | '÷' | '⁄' => self.push(Token::Divide),
+            '±' => self.push(Token::PlusMinus),
+            '^' => self.push(Token::Power),
+            '_' => self.push(Token::Subscript),
+            '!' => self.push(Token::Factorial),
+            '(' | '[' | '⟨' => self.open(c),
+            ')' | ']' => self.close(c),
+            '⟩' => self.close('⟩'),
+            '{' => self.push(Token::Group),
+            '}' => self.push(Token::GroupEnd),
+            '|' => self.push(Token::Bar),
+            ',' => self.push(Token::Comma),
+            ';' => self.push(Token::Semicolon),
+            ':' => self.push(Token::Colon),
+            '=' => self.push(Token::Relation(Relation::Equal)),
+            '≈' => self.push(Token::Relation(Relation::About)),
+            '≠' => self.push(Token::Relation(Relation::Unequal)),
+            '<' => self.push(Token::Relation(Relation::Less)),
+            '>' => self.push(Token::Relation(Relation::Greater)),
+            '≤' | '⩽' => self.push(Token::Relation(Relation::AtMost)),
+            '≥' | '⩾' => self.push(Token::Relation(Relation::AtLeast)),
+            '∈' => self.push(Token::In),
+            '∪' => self.push(Token::Union),
+            '∅' => self.push(Token::EmptySet),
+            '∞' => self.push(Token::Infinity),
+            'π' => self.push(Token::Pi),
+            '%' => self.push(Token::Percent),
+            '°' => self.push(Token::Degree),
+            '$' if self.dollars => Some(()),
+            '$' => self.push(Token::Currency("usd")),
+            '€' => self.push(Token::Currency("eur")),
+            '£' => self.push(Token::Currency("gbp")),
+            '¥' => self.push(Token::Currency("jpy")),
+            '₹' => self.push(Token::Currency("inr")),
+            '&' => self.push(Token::Column),
+            '√' => self.push(Token::Root),
+            '²' => self.raised(2),
+            '³' => self.raised(3),
+            '½' => self.simple_fraction(1, 2),
+            '⅓' => self.simple_fraction(1, 3),
+            '⅔' => self.simple_fraction(2, 3),
+            '¼' => self.simple_fraction(1, 4),
+            '¾' => self.simple_fraction(3, 4),
+            _ if c.is_alphabetic() => {
+                let greek = command::greek_letter(c);
+                match greek {
+                    Some(name) => self.push(Token::Variable(name.to_owned())),
+                    None => self.foreign_word(c),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    fn raised(&mut self, exponent: i64) -> Option<()> {
+        self.push(Token::Power)?;
+        self.push(Token::Number(Rational::integer(exponent), true))
+    }
+
+    fn simple_fraction(&mut self, numerator: i64, denominator: i64) -> Option<()> {
+        self.push(Token::Fraction)?;
+        for value in [numerator, denominator] {
+            self.push(Token::Group)?;
+            self.push(Token::Number(Rational::integer(value), true))?;
+            self.push(Token::GroupEnd)?;
+        }
+        Some(())
+    }
+
+    fn foreign_word(&mut self, first: char) -> Option<()> {
+        let mut word = String::from(first);
+        while let Some(c) = self.peek(0).filter(|c| c.is_alphabetic()) {
+            word.push(c);
+            self.at += 1;
+        }
+        self.push(Token::Words(word))
+    }
+
+    /// Passes over `^\circ` in its spellings.
+    fn degree_sign(&mut self) -> bool {
+        let spellings = [
+            "^\\circ",
+            "^{\\circ}",
+            "^ \\circ",
+            "^{ \\circ }",
+            "^{\\circ }",
+            "^\\degree",
+            "^{\\degree}",
+            "^{∘}",
+            "^∘",
+        ];
+        let found = spellings.iter().find(|s| self.follows(s));
+        if let Some(spelling) = found {
+            self.at += spelling.chars().count();
+        }
+        found.is_some()
+    }
+
+    /// What LaTeX takes as an argument: a group, a command with its own arguments, or a single character.
+    pub(super) fn argument(&mut self, end: usize) -> Option<()> {
+        self.skip_spaces();
+        if self.at >= end {
+            return None;
+        }
+        self.push(Token::Group)?;
+        match self.peek(0)? {
+            '{' => {
+                let close = self.matching_brace()?;
+                self.at += 1;
+                self.until(close)?;
+                self.at += 1;
+            }
+            '\\' => command::read(self, end)?,
+            c if c.is_ascii_digit() => {
+                self.at += 1;
+                let value = i64::from(c.to_digit(10)?);
+                self.push(Token::Number(Rational::integer(value), true))?;
+            }
+            c if c.is_ascii_alphabetic() => {
+                self.at += 1;
+                self.letter(c)?;
+            }
+            _ => return None,
+        }
+        self.push(Token::GroupEnd)
+    }
+
+    /// Reads the next few characters.
+    pub(super) fn next_few(&mut self, count: usize) -> Option<()> {
+        let end = (self.at + count).min(self.chars.len());
+        self.until(end)
+    }
+
+    /// The content of a group as it stands, and past it.
+    pub(super) fn raw_group(&mut self) -> Option<String> {
+        self.skip_spaces();
+        let close = self.matching_brace()?;
+        let content = self.chars[self.at + 1..close].iter().collect();
+        self.at = close + 1;
+        Some(content)
+    }
+
+    /// Reads the content of a group without the group: `\boxed{…}`, or words: `\text{…}`.
+    pub(super) fn inside(&mut self, is_text: bool) -> Option<()> {
+        self.skip_spaces();
+        let close = self.matching_brace()?;
+        self.at += 1;
+        let outer = self.in_text;
+        self.in_text = outer || is_text;
+        self.until(close)?;
+        self.in_text = outer;
+        self.at += 1;
+        Some(())
+    }
+
+    /// Where the group that begins here ends.
+    fn matching_brace(&self) -> Option<usize> {
+        if self.peek(0) != Some('{') {
+            return None;
+        }
+        let mut depth = 0usize;
+        let mut i = self.at;
+        while i < self.chars.len() {
+            match self.chars[i] {
+                '\\' => i += 1,
+                '{' => depth += 1,
+                '}' => {
+                    depth -= 1;
+                    if depth == 0 {
+                        return Some(i);
+                    }
+                }
+                _ => {}
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// A run of letters: functions, names of constants, variables or words.
+    fn letters(&mut self) -> Option<()> {
+        let before = self.previous();
+        let mut run = String::new();
+        while let Some(c) = self.peek(0).filter(char::is_ascii_alphabetic) {
+            run.push(c);
+            self.at += 1;
+        }
+        let lower = run.to_ascii_lowercase();
+        match lower.as_str() {
+            "and" | "or" => return self.separator(),
+            "sqrt" => return self.push(Token::Root),
+            "pi" => return self.push(Token::Pi),
+            "inf" | "infinity" => return self.push(Token::Infinity),
+            _ => {}
+        }
+        if run.len() == 1 {
+            let ten = [" 10^", "10^", " 10**"].iter().any(|s| self.follows(s));
+            let number = matches!(self.out.last(), Some(Spaced { token: Token::Number(..), .. }));
+            if lower == "x" && ten && number {
+                return self.push(Token::Times);
+            }
+            return self.letter(run.chars().next()?);
+        }
+        if let Some(function) = Function::named(&run) {
+            return self.push(Token::Function(function));
+        }
+        let product = !self.in_text
+            && match &self.reading.letters {
+                Letters::Known(variables) => run.chars().all(|c| variables.contains(&c) || c == 'e'),
+                Letters::Guess => {
+                    let joint = |c: Option<char>| c.is_some_and(|c| "^_+-*/=()}".contains(c));
+                    let attached = joint(before)
+                        || before.is_some_and(|c| c.is_ascii_digit())
+                        || joint(self.peek(0).filter(|&c| !matches!(c, ')' | '}')));
+                    run.len() <= 3 && attached && !unit::is_known(&lower)
+                }
+            };
+        if product { run.chars().try_for_each(|c| self.letter(c)) } else { self.push(Token::Words(run)) }
+    }
+
+    fn letter(&mut self, c: char) -> Option<()> {
+        if c == 'e' { self.push(Token::Euler) } else { self.push(Token::Variable(c.to_string())) }
+    }
+
+    /// `and` and `or` separate like commas, also after one.
+    fn separator(&mut self) -> Option<()> {
+        match self.out.last() {
+            Some(Spaced { token: Token::Comma, .. }) => Some(()),
+            _ => self.push(Token::Comma),
+        }
+    }
+
+    /// A number: digits in groups of three or not, decimals, an exponent of ten.
+    fn number(&mut self) -> Option<()> {
+        let mut digits = self.digits();
+        let plain = self.out.last().is_none_or(|t| t.token != Token::Subscript);
+        if (1..=3).contains(&digits.len())
+            && plain
+            && let Some(mark) = self.group_mark()
+        {
+            while self.follows(mark) && self.is_group_of_three(mark.chars().count()) {
+                self.at += mark.chars().count();
+                digits += &self.digits();
+            }
+        }
+        let mut whole = true;
+        let mut decimals = 0;
+        if self.peek(0) == Some('.') {
+            if self.peek(1).is_some_and(|c| c.is_ascii_digit()) {
+                self.at += 1;
+                let fraction = self.digits();
+                decimals = fraction.len();
+                digits += &fraction;
+                whole = false;
+            } else if self.chars[self.at + 1..].starts_with(&['\\']) {
+                // `0.\overline{3}`
+                self.at += 1;
+                whole = false;
+            }
+        }
+        let exponent = self.exponent();
+        whole &= exponent.is_none();
+        let value = Rational::decimal(&digits, decimals, exponent.unwrap_or(0))?;
+        self.push(Token::Number(value, whole))?;
+        self.decimals = exponent.is_none().then_some(decimals);
+        Some(())
+    }
+
+    fn digits(&mut self) -> String {
+        let mut digits = String::new();
+        while let Some(c) = self.peek(0).filter(char::is_ascii_digit) {
+            digits.push(c);
+            self.at += 1;
+        }
+        digits
+    }
+
+    /// What separates thousands here, if anything does.
+    fn group_mark(&self) -> Option<&'static str> {
+        const ALWAYS: [&str; 7] = [",\\!", "{,}", "\\,", "\u{202f}", "\u{a0}", "\u{2009}", " "];
+        let comma = self.reading.thousands && self.brackets == 0;
+        let found = ALWAYS
+            .into_iter()
+            .find(|mark| self.follows(mark))
+            .or_else(|| (comma && self.follows(",")).then_some(","))?;
+        self.is_group_of_three(found.chars().count()).then_some(found)
+    }
+
+    /// Exactly three digits follow a mark of this length.
+    fn is_group_of_three(&self, mark: usize) -> bool {
+        let digit = |i| self.peek(mark + i).is_some_and(|c| c.is_ascii_digit());
+        digit(0) && digit(1) && digit(2) && !digit(3)
+    }
+
+    /// The exponent of `1.5e3`; the letter alone is Euler's number.
+    fn exponent(&mut self) -> Option<i64> {
+        if !matches!(self.peek(0), Some('e' | 'E')) {
+            return None;
+        }
+        let signed = usize::from(matches!(self.peek(1), Some('+' | '-')));
+        self.peek(1 + signed).filter(char::is_ascii_digit)?;
+        let negative = self.peek(1) == Some('-');
+        self.at += 1 + signed;
+        // One that does not fit is far beyond what is read at all.
+        let value = self.digits().parse().unwrap_or(i64::from(u32::MAX));
+        Some(if negative { -value } else { value })
+    }
+
+    /// `\overline{36}` after a number.
+    pub(super) fn repeating(&mut self) -> Option<()> {
+        let decimals = self.decimals?;
+        let digits = self.raw_group()?;
+        if digits.is_empty() || digits.len() > 40 || !digits.chars().all(|c| c.is_ascii_digit()) {
+            return None;
+        }
+        let value = Rational::decimal(&digits, decimals, 0)?;
+        let nines = Rational::integer(10).power(digits.len() as i64)?.add(&Rational::integer(-1))?;
+        self.push(Token::Repeating(value.divide(&nines)?))
+    }
+}

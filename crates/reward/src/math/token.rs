@@ -1,0 +1,127 @@
+use super::rational::Rational;
+
+/// A sign of mathematical writing, whether it was LaTeX or plain text.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Token {
+    /// A number; the flag says that it was written with digits alone.
+    Number(Rational, bool),
+    /// A letter, a Greek name, or a letter with its index (`x_1`).
+    Variable(String),
+    /// A function of one argument.
+    Function(Function),
+    Pi,
+    Euler,
+    Infinity,
+    /// `\frac`, followed by two groups.
+    Fraction,
+    /// `\sqrt`, followed by its degree in brackets, if it has one, and a group.
+    Root,
+    /// `\binom`, followed by two groups.
+    Binomial,
+    Plus,
+    Minus,
+    PlusMinus,
+    MinusPlus,
+    Times,
+    Divide,
+    Power,
+    Subscript,
+    Factorial,
+    /// A group that LaTeX does not print.
+    Group,
+    GroupEnd,
+    /// `(`, `[`, `{` (printed), `⟨`.
+    Open(char),
+    Close(char),
+    /// `|`, which opens or closes.
+    Bar,
+    Floor,
+    FloorEnd,
+    Ceiling,
+    CeilingEnd,
+    Comma,
+    Semicolon,
+    Colon,
+    Relation(Relation),
+    /// `∈`
+    In,
+    Union,
+    EmptySet,
+    Percent,
+    Degree,
+    Currency(&'static str),
+    /// Words: of the text, or inside `\text{…}`.
+    Words(String),
+    Matrix,
+    MatrixEnd,
+    /// `&`
+    Column,
+    /// `\\`
+    Row,
+    /// Digits that repeat for ever, as the value of one run of them: `0.3\overline{6}` is 0.3 and this.
+    Repeating(Rational),
+}
+
+/// How two sides compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relation {
+    Equal,
+    About,
+    Unequal,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+/// Functions of one argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Function {
+    Sin,
+    Cos,
+    Tan,
+    Cot,
+    Sec,
+    Csc,
+    ArcSin,
+    ArcCos,
+    ArcTan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Ln,
+    /// Base 10 unless an index says otherwise.
+    Log,
+    Exp,
+}
+
+impl Function {
+    /// A function by its name, in LaTeX and in plain text.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "sin" => Self::Sin,
+            "cos" => Self::Cos,
+            "tan" => Self::Tan,
+            "cot" => Self::Cot,
+            "sec" => Self::Sec,
+            "csc" => Self::Csc,
+            "arcsin" | "asin" => Self::ArcSin,
+            "arccos" | "acos" => Self::ArcCos,
+            "arctan" | "atan" => Self::ArcTan,
+            "sinh" => Self::Sinh,
+            "cosh" => Self::Cosh,
+            "tanh" => Self::Tanh,
+            "ln" => Self::Ln,
+            "log" | "lg" => Self::Log,
+            "exp" => Self::Exp,
+            _ => return None,
+        })
+    }
+}
+
+/// A token and whether white space stands before it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Spaced {
+    pub(crate) token: Token,
+    pub(crate) space: bool,
+}

@@ -1,0 +1,204 @@
+//! What stands behind a number: units, currencies, and words that count things.
+
+use super::token::{Spaced, Token};
+
+/// Units that are told apart. Two answers with different ones are different answers, whatever their numbers; nothing is converted. Other words
+/// (`18 eggs`) say what was counted and are not compared.
+const UNITS: [(&str, &[&str]); 41] = [
+    ("usd", &["dollar", "usd", "buck"]),
+    ("cent", &["cent", "¢"]),
+    ("eur", &["euro", "eur"]),
+    ("gbp", &["pound sterling", "gbp"]),
+    ("inr", &["rupee", "inr", "rs"]),
+    ("jpy", &["yen", "jpy"]),
+    ("mm", &["mm", "millimeter", "millimetre"]),
+    ("cm", &["cm", "centimeter", "centimetre"]),
+    ("m", &["m", "meter", "metre"]),
+    ("km", &["km", "kilometer", "kilometre"]),
+    ("inch", &["inch", "inche"]),
+    ("foot", &["foot", "feet", "ft"]),
+    ("yard", &["yard", "yd"]),
+    ("mile", &["mile", "mi"]),
+    ("mg", &["mg", "milligram"]),
+    ("g", &["g", "gram"]),
+    ("kg", &["kg", "kilogram", "kilo"]),
+    ("tonne", &["ton", "tonne"]),
+    ("pound", &["lb", "pound"]),
+    ("ounce", &["oz", "ounce"]),
+    ("ms", &["ms", "millisecond"]),
+    ("s", &["s", "sec", "second"]),
+    ("minute", &["min", "minute"]),
+    ("h", &["h", "hr", "hour"]),
+    ("day", &["day"]),
+    ("week", &["week"]),
+    ("month", &["month"]),
+    ("year", &["year", "yr"]),
+    ("ml", &["ml", "milliliter", "millilitre"]),
+    ("l", &["l", "liter", "litre"]),
+    ("gallon", &["gal", "gallon"]),
+    ("quart", &["qt", "quart"]),
+    ("mph", &["mph"]),
+    ("kph", &["kph", "kmh"]),
+    ("degree", &["deg", "degree"]),
+    ("radian", &["rad", "radian"]),
+    ("celsius", &["celsius"]),
+    ("fahrenheit", &["fahrenheit"]),
+    ("dozen", &["dozen"]),
+    ("watt", &["w", "watt"]),
+    ("joule", &["j", "joule"]),
+];
+
+/// The unit of an answer: the first one that is told apart, with its exponent. `square metres` and `m^2` are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unit {
+    name: &'static str,
+    exponent: i64,
+}
+
+impl Unit {
+    pub(crate) fn currency(name: &'static str) -> Self {
+        Self { name, exponent: 1 }
+    }
+
+    /// A number that is written in another base than ten.
+    pub(crate) fn base(base: i64) -> Self {
+        Self { name: "base", exponent: base }
+    }
+}
+
+/// The unit that a word names, in any number.
+fn named(word: &str) -> Option<&'static str> {
+    let lower = word.to_lowercase();
+    let is = |text: &str| UNITS.iter().find(|(_, words)| words.contains(&text)).map(|(name, _)| *name);
+    is(&lower).or_else(|| lower.strip_suffix('s').filter(|singular| !singular.is_empty()).and_then(is))
+}
+
+/// Whether a run of letters, in lower case, is a unit rather than a product of variables.
+pub(super) fn is_known(lower: &str) -> bool {
+    named(lower).is_some()
+}
+
+/// Factors that are written as words.
+pub(super) fn scale(word: &str) -> Option<i64> {
+    Some(match word.to_lowercase().as_str() {
+        "hundred" => 100,
+        "thousand" => 1_000,
+        "million" => 1_000_000,
+        "billion" => 1_000_000_000,
+        "trillion" => 1_000_000_000_000,
+        _ => return None,
+    })
+}
+
+/// Whether a word means a percent sign.
+fn is_percent(word: &str) -> bool {
+    matches!(word.to_lowercase().as_str(), "percent" | "pct" | "percentage")
+}
+
+/// What stands behind a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Tail {
+    pub(crate) unit: Option<Unit>,
+    pub(crate) percent: bool,
+}
+
+/// Reads everything behind a number as a unit; `None` if something there is neither word nor sign of one. Digits, in particular, never are: an answer is not
+/// cut off at the second number in it.
+pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
+    let mut tail = Tail::default();
+    let mut exponent = 1;
+    let mut rest = tokens.iter().map(|t| &t.token).peekable();
+    while let Some(token) = rest.next() {
+        let found = match token {
+            Token::Percent => {
+                tail.percent = true;
+                None
+            }
+            Token::Words(word) if is_percent(word) => {
+                tail.percent = true;
+                None
+            }
+            Token::Words(word) => match word.to_lowercase().as_str() {
+                "square" | "sq" | "squared" => {
+                    exponent = 2;
+                    None
+                }
+                "cubic" | "cu" | "cubed" => {
+                    exponent = 3;
+                    None
+                }
+                _ => named(word),
+            },
+            Token::Variable(letter) => Some(letter_unit(letter)?),
+            Token::Currency(name) => Some(*name),
+            Token::Degree => match rest.peek() {
+                Some(Token::Variable(c)) if c == "C" || c == "F" => {
+                    let name = if c == "C" { "celsius" } else { "fahrenheit" };
+                    rest.next();
+                    Some(name)
+                }
+                _ => Some("degree"),
+            },
+            Token::Divide => None,
+            Token::Power => {
+                if rest.peek() == Some(&&Token::Group) {
+                    rest.next();
+                    let power = raised(rest.next()?)?;
+                    if rest.next() != Some(&Token::GroupEnd) {
+                        return None;
+                    }
+                    set_power(&mut tail, power);
+                } else {
+                    set_power(&mut tail, raised(rest.next()?)?);
+                }
+                None
+            }
+            _ => return None,
+        };
+        if let (Some(name), None) = (found, tail.unit) {
+            tail.unit = Some(Unit { name, exponent });
+        }
+    }
+    // `5 metres squared`
+    if let Some(unit) = &mut tail.unit
+        && unit.exponent == 1
+    {
+        unit.exponent = exponent;
+    }
+    Some(tail)
+}
+
+/// An exponent behind a unit.
+fn raised(token: &Token) -> Option<i64> {
+    match token {
+        Token::Number(value, true) => value.to_i64().filter(|v| matches!(v, 2 | 3)),
+        _ => None,
+    }
+}
+
+/// The power belongs to the unit that was read just before; a later one than the first is not compared.
+fn set_power(tail: &mut Tail, power: i64) {
+    if let Some(unit) = &mut tail.unit
+        && unit.exponent == 1
+    {
+        unit.exponent = power;
+    }
+}
+
+/// The unit that one letter is short for.
+fn letter_unit(letter: &str) -> Option<&'static str> {
+    match letter {
+        "m" | "g" | "s" | "h" | "l" | "L" | "W" | "J" => named(letter),
+        _ => None,
+    }
+}
+
+/// Whether one letter can be a unit.
+pub(super) fn is_letter(letter: &str) -> bool {
+    letter_unit(letter).is_some()
+}
+
+/// The currency that a word before a number names.
+pub(super) fn leading_currency(word: &str) -> Option<Unit> {
+    named(word).filter(|name| matches!(*name, "usd" | "eur" | "gbp" | "inr" | "jpy")).map(Unit::currency)
+}
