@@ -1,12 +1,12 @@
 //! Chat templates: conversations to prompts, the way `transformers` renders them.
 //!
 //! Templates are Jinja, run by minijinja. Where that differs from Jinja2 under Python, the modules below close the
-//! gap: [`tojson`], [`python`] (methods of strings), [`kinds`] (type tests), [`display`] (values as text), [`generation`] (the tag that marks what
-//! the assistant wrote) and [`moment`] (`strftime_now` without a clock).
+//! gap: [`tojson`], [`python`] (methods of strings), [`kinds`] (type tests), [`display`] (values as text),
+//! [`generation`] (the tag that marks what the assistant wrote) and [`moment`] (`strftime_now` without a clock).
 //!
-//! What still differs, and occurs in none of the model families' templates that were tried: methods of a mapping are no
-//! attributes (Jinja2 finds the method `items` under `schema.items` even where the mapping has such a key), `%` formats
-//! no text, macros see neither `varargs` nor `kwargs`, and a loop over `none` is empty where Jinja2 fails.
+//! What still differs: methods of a mapping are no attributes (Jinja2 finds the method `items` under `schema.items`,
+//! and under `schema['items']` where the mapping has no such key), `%` formats no text, macros see neither `varargs`
+//! nor `kwargs`, and a loop over `none` is empty where Jinja2 fails.
 
 mod display;
 mod generation;
