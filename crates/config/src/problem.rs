@@ -120,10 +120,16 @@ pub struct ConfigErrors {
 
 impl ConfigErrors {
     /// Collects problems, sorted by place, each once.
-    pub(crate) fn new(sources: Sources, mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(|p| p.labels.first().map(|l| l.origin));
-        problems.dedup();
-        Self { sources, problems }
+    pub(crate) fn new(sources: Sources, problems: Vec<Problem>) -> Self {
+        let mut distinct: Vec<Problem> = Vec::with_capacity(problems.len());
+        for problem in problems {
+            // A shared table is read once per stage.
+            if !distinct.contains(&problem) {
+                distinct.push(problem);
+            }
+        }
+        distinct.sort_by_key(|p| p.labels.first().map(|l| l.origin));
+        Self { sources, problems: distinct }
     }
 
     /// The text for people, with ANSI colours if asked for.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::merge::{Exclusive, merge};
+use super::merge::{Choice, merge};
 use super::overrides::parse_override;
 use super::parse::parse;
 use super::source::{Source, SourceKind, Sources};
@@ -18,13 +18,13 @@ pub struct Layers {
     pub root: Table,
     /// What was wrong on the way.
     pub problems: Vec<Problem>,
-    exclusive: &'static Exclusive,
+    choices: &'static [Choice],
 }
 
 impl Layers {
     /// No layers yet.
-    pub fn new(exclusive: &'static Exclusive) -> Self {
-        Self { sources: Sources::default(), root: Table::default(), problems: Vec::new(), exclusive }
+    pub fn new(choices: &'static [Choice]) -> Self {
+        Self { sources: Sources::default(), root: Table::default(), problems: Vec::new(), choices }
     }
 
     /// Lays a TOML file on top.
@@ -49,12 +49,12 @@ impl Layers {
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let source = self.sources.add(Source { kind: SourceKind::File(path), text });
         let table = parse(&self.sources.get(source).text, source, &mut self.problems);
-        merge(&mut self.root, table, self.exclusive, &mut self.problems);
+        merge(&mut self.root, table, self.choices, &mut self.problems);
     }
 
     /// Lays `path.to.key=value` on top.
     pub fn add_override(&mut self, text: &str) {
         let table = parse_override(text, &mut self.sources, &mut self.problems);
-        merge(&mut self.root, table, self.exclusive, &mut self.problems);
+        merge(&mut self.root, table, self.choices, &mut self.problems);
     }
 }

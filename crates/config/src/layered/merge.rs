@@ -5,8 +5,9 @@
 //! appended. A layer above the first may also address stages as a table (`[stage.rl]`, `--set stage.rl.steps=20`);
 //! then the name has to exist.
 //!
-//! TOML has no null, so a later layer cannot delete a key. It needs to where two keys exclude each other (a model that
-//! is read from a folder or made from nothing): there, naming one drops the other from the layers below.
+//! TOML has no null, so a later layer cannot delete a key. It needs to where a table describes one of several things (a
+//! model that is read from a folder or made from nothing): there, a layer that chooses another one drops everything
+//! that the layers below say about the first.
 
 use super::suggest;
 use super::tree::{Entry, Node, Table, Value};
@@ -15,40 +16,60 @@ use crate::problem::{Code, Problem};
 /// The key whose array of tables merges by `name`.
 pub const STAGES: &str = "stage";
 
-/// Keys of a table that exclude each other, by the name of the table.
-pub type Exclusive = [(&'static str, &'static [&'static str])];
+/// A table that describes one of several things.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice {
+    /// The table's name.
+    pub table: &'static str,
+    /// The keys that exclude each other.
+    pub keys: &'static [&'static str],
+    /// The keys among them whose value chooses, too: another value is another thing.
+    pub by_value: &'static [&'static str],
+}
+
+impl Choice {
+    fn changes(&self, base: &Table, over: &Table) -> bool {
+        let chosen = |table: &Table| -> Vec<&str> {
+            self.keys.iter().copied().filter(|key| table.get(key).is_some()).collect()
+        };
+        let (before, now) = (chosen(base), chosen(over));
+        if before.is_empty() || now.is_empty() {
+            return false;
+        }
+        let other_value = |key: &&str| self.by_value.contains(key) && base.string(key) != over.string(key);
+        before != now || now.iter().any(other_value)
+    }
+}
 
 /// Lays `over` on `base`.
-pub fn merge(base: &mut Table, over: Table, exclusive: &Exclusive, problems: &mut Vec<Problem>) {
+pub fn merge(base: &mut Table, over: Table, choices: &[Choice], problems: &mut Vec<Problem>) {
     for entry in over.entries {
         if entry.key == STAGES {
-            merge_stages(base, entry, exclusive, problems);
+            merge_stages(base, entry, choices, problems);
         } else {
-            merge_entry(base, entry, exclusive);
+            merge_entry(base, entry, choices);
         }
     }
 }
 
 /// Lays the table `over`, called `name`, on `base`.
-pub fn merge_section(base: &mut Table, over: Table, name: &str, exclusive: &Exclusive) {
-    for (_, keys) in exclusive.iter().filter(|(table, _)| *table == name) {
-        if keys.iter().any(|key| over.get(key).is_some()) {
-            base.entries.retain(|e| !keys.contains(&e.key.as_str()) || over.get(&e.key).is_some());
-        }
+pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choice]) {
+    if choices.iter().any(|choice| choice.table == name && choice.changes(base, &over)) {
+        base.entries.clear();
     }
     for entry in over.entries {
-        merge_entry(base, entry, exclusive);
+        merge_entry(base, entry, choices);
     }
 }
 
-fn merge_entry(base: &mut Table, entry: Entry, exclusive: &Exclusive) {
+fn merge_entry(base: &mut Table, entry: Entry, choices: &[Choice]) {
     match base.entry_mut(&entry.key) {
         None => base.entries.push(entry),
         Some(old) => match (&mut old.node.value, entry.node.value) {
             (Value::Table(old_table), Value::Table(over)) => {
                 old.key_origin = entry.key_origin;
                 old.node.origin = entry.node.origin;
-                merge_section(old_table, over, &entry.key, exclusive);
+                merge_section(old_table, over, &entry.key, choices);
             }
             (_, value) => {
                 old.key_origin = entry.key_origin;
@@ -58,7 +79,7 @@ fn merge_entry(base: &mut Table, entry: Entry, exclusive: &Exclusive) {
     }
 }
 
-fn merge_stages(base: &mut Table, entry: Entry, exclusive: &Exclusive, problems: &mut Vec<Problem>) {
+fn merge_stages(base: &mut Table, entry: Entry, choices: &[Choice], problems: &mut Vec<Problem>) {
     let Some(old) = base.entry_mut(STAGES) else {
         base.entries.push(entry);
         return;
@@ -72,7 +93,7 @@ fn merge_stages(base: &mut Table, entry: Entry, exclusive: &Exclusive, problems:
             for item in items {
                 let existing = item.as_table().and_then(|t| t.string("name")).and_then(|n| find(stages, n));
                 match (existing, item.value) {
-                    (Some(i), Value::Table(over)) => merge_stage(&mut stages[i], over, exclusive),
+                    (Some(i), Value::Table(over)) => merge_stage(&mut stages[i], over, choices),
                     (_, value) => stages.push(Node { value, origin: item.origin }),
                 }
             }
@@ -80,7 +101,7 @@ fn merge_stages(base: &mut Table, entry: Entry, exclusive: &Exclusive, problems:
         Value::Table(by_name) => {
             for named in by_name.entries {
                 match (find(stages, &named.key), named.node.value) {
-                    (Some(i), Value::Table(over)) => merge_stage(&mut stages[i], over, exclusive),
+                    (Some(i), Value::Table(over)) => merge_stage(&mut stages[i], over, choices),
                     (Some(_), value) => problems.push(
                         Problem::new(
                             Code::WrongType,
@@ -109,8 +130,8 @@ fn find(stages: &[Node], name: &str) -> Option<usize> {
     stages.iter().position(|s| s.as_table().and_then(|t| t.string("name")) == Some(name))
 }
 
-fn merge_stage(stage: &mut Node, over: Table, exclusive: &Exclusive) {
+fn merge_stage(stage: &mut Node, over: Table, choices: &[Choice]) {
     if let Value::Table(table) = &mut stage.value {
-        merge_section(table, over, STAGES, exclusive);
+        merge_section(table, over, STAGES, choices);
     }
 }

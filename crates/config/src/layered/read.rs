@@ -22,8 +22,29 @@ pub struct Context<'a> {
     pub sources: &'a Sources,
     /// The path to the value in the configuration, as messages show it: `stage.rl.algorithm`; empty at the root.
     pub path: &'a str,
+    /// The tables that were merged into the value, lowest first. What one of them gave is called by its path.
+    pub layers: &'a [Layer],
+    /// Keys that the table has beside the type's own.
+    pub also: &'a [&'a str],
     /// Where else a key may belong.
     pub sections: &'a Sections<'a>,
+}
+
+/// A table that went into a merged one.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// Its path.
+    pub path: String,
+    /// What was written there.
+    pub node: Node,
+}
+
+impl<'a> Context<'a> {
+    /// The path in front of a value at `steps` whose place is `origin`.
+    fn prefix(&self, steps: &[Step], origin: Origin) -> &'a str {
+        let gave = |layer: &&Layer| layer.node.at(steps).is_some_and(|node| node.origin == origin);
+        self.layers.iter().rev().find(gave).map_or(self.path, |layer| &layer.path)
+    }
 }
 
 /// Reads a `T`. `None` when the tree cannot give one; then there is at least one problem more.
@@ -88,7 +109,10 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
     let name = format!("{}{separator}{inner}", context.path);
     let node = root.at(steps).unwrap_or(root);
     match &error.fault {
-        Fault::UnknownKey { key, known } => unknown_key(key, known, &name, key_origin(steps, root), context),
+        Fault::UnknownKey { key, known } => {
+            let known = [known, context.also].concat();
+            unknown_key(key, &known, &name, key_origin(steps, root), context)
+        }
         Fault::MissingKey { key } => {
             let whole = if name.is_empty() { (*key).to_owned() } else { format!("{name}.{key}") };
             Problem::new(Code::MissingKey, format!("`{whole}` is missing"))
@@ -102,9 +126,34 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
         Fault::WrongType { expected } | Fault::BadValue { expected } => {
             wrong_value(error, expected, &name, node, context.sources)
         }
-        Fault::Custom(message) => {
-            Problem::new(Code::OutOfRange, format!("`{name}`: {message}")).at(node.origin, "")
-        }
+        Fault::Custom(message) => custom(message, &name, node),
+    }
+}
+
+/// `prefix.inner`, where either may be empty.
+pub fn join(prefix: &str, inner: &str) -> String {
+    let separator = if prefix.is_empty() || inner.is_empty() || inner.starts_with('[') { "" } else { "." };
+    format!("{prefix}{separator}{inner}")
+}
+
+/// An error in a type's own words. Where it quotes a key of the table that it is about, the key is pointed at.
+pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
+    let (message, hint) = split_hint(message);
+    let text = if name.is_empty() { message.to_owned() } else { format!("`{name}`: {message}") };
+    let entry =
+        node.as_table().and_then(|t| message.split('`').skip(1).step_by(2).find_map(|key| t.entry(key)));
+    let problem = match entry {
+        Some(entry) => Problem::new(Code::Conflict, text).at(entry.key_origin, ""),
+        None => Problem::new(Code::Conflict, text).at(node.origin, ""),
+    };
+    hint.into_iter().fold(problem, Problem::hint)
+}
+
+/// Splits `…\nhint: …`, the form of the workspace's errors.
+pub fn split_hint(message: &str) -> (&str, Option<&str>) {
+    match message.split_once("\nhint: ") {
+        Some((message, hint)) => (message, Some(hint)),
+        None => (message, None),
     }
 }
 
@@ -122,6 +171,9 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
     let problem = Problem::new(Code::UnknownKey, format!("unknown key `{key}`{place}"));
     if let Some(near) = suggest::nearest(key, known) {
         return problem.at(origin, format!("did you mean `{near}`?"));
+    }
+    if let Some((here, there)) = suggest::translate(key, known) {
+        return problem.at(origin, format!("{there}; here it is `{here}`"));
     }
     let last = section.rsplit('.').next().unwrap_or(section);
     let elsewhere: Vec<&str> = context

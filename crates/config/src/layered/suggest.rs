@@ -38,6 +38,42 @@ pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
+/// Names that users bring from elsewhere: theirs, ours, and who has it.
+const FOREIGN: &[(&str, &str, &str)] = &[
+    ("batch_size", "batch", "many programs call it so"),
+    ("per_device_train_batch_size", "batch", "TRL counts per device"),
+    ("train_batch_size", "batch", "verl's name"),
+    ("max_steps", "steps", "TRL's name"),
+    ("lr", "learning_rate", "the short name"),
+    ("max_completion_length", "max_new_tokens", "TRL's name"),
+    ("max_tokens", "max_new_tokens", "vLLM's name"),
+    ("response_length", "max_new_tokens", "verl's name"),
+    ("num_generations", "group_size", "TRL's name"),
+    ("rollouts_per_example", "group_size", "prime-rl's name"),
+    ("n", "group_size", "verl's name"),
+    ("epsilon", "clip_low", "TRL's name"),
+    ("epsilon_high", "clip_high", "TRL's name"),
+    ("clip_ratio", "clip_low", "verl's name, for both sides"),
+    ("num_iterations", "epochs", "TRL's name"),
+    ("ppo_epochs", "epochs", "verl's name"),
+    ("beta", "kl", "TRL's name for the weight of the KL, `kl.coef`"),
+    ("clip_grad", "max_grad_norm", "verl's name"),
+    ("lr_scheduler_type", "schedule", "TRL's name"),
+    ("output_dir", "directory", "TRL's name"),
+    ("model_name_or_path", "path", "TRL's name"),
+    ("num_hidden_layers", "layers", "the name in `config.json`"),
+    ("num_attention_heads", "heads", "the name in `config.json`"),
+    ("num_key_value_heads", "kv_heads", "the name in `config.json`"),
+    ("max_position_embeddings", "max_positions", "the name in `config.json`"),
+    ("tie_word_embeddings", "tie_embeddings", "the name in `config.json`"),
+];
+
+/// What another program's name of a setting is called here, and whose name it is.
+pub fn translate(given: &str, known: &[&str]) -> Option<(&'static str, &'static str)> {
+    let row = FOREIGN.iter().find(|(theirs, ours, _)| *theirs == given && known.contains(ours))?;
+    Some((row.1, row.2))
+}
+
 /// ``did you mean `name`?``, or nothing.
 pub fn did_you_mean(given: &str, known: &[&str]) -> String {
     nearest(given, known).map_or_else(String::new, |name| format!("did you mean `{name}`?"))

@@ -6,12 +6,12 @@ use serde::Deserialize;
 
 use super::fields::field_names;
 use super::load::Layers;
-use super::merge::Exclusive;
+use super::merge::Choice;
 use super::read::{Context, read};
 use super::tree::{Node, Value};
 use crate::problem::{Code, ConfigErrors};
 
-const EXCLUSIVE: &Exclusive = &[("model", &["path", "new"])];
+const CHOICES: &[Choice] = &[Choice { table: "model", keys: &["path", "new"], by_value: &["path"] }];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -55,6 +55,7 @@ struct New {
 #[serde(deny_unknown_fields, default)]
 struct Model {
     path: Option<String>,
+    revision: Option<String>,
     new: Option<New>,
 }
 
@@ -78,7 +79,7 @@ struct Root {
 }
 
 fn load(files: &[(&str, &str)], overrides: &[&str]) -> Result<Root, ConfigErrors> {
-    let mut layers = Layers::new(EXCLUSIVE);
+    let mut layers = Layers::new(CHOICES);
     for (name, text) in files {
         layers.add_text(name.into(), (*text).to_owned());
     }
@@ -93,7 +94,11 @@ fn load(files: &[(&str, &str)], overrides: &[&str]) -> Result<Root, ConfigErrors
     let node = Node { value: Value::Table(root), origin };
     let keys: Vec<_> =
         [("optimizer", field_names::<Optimizer>()), ("model.new", field_names::<New>())].into();
-    let value = read::<Root>(&node, Context { sources: &sources, path: "", sections: &keys }, &mut problems);
+    let value = read::<Root>(
+        &node,
+        Context { sources: &sources, path: "", layers: &[], also: &[], sections: &keys },
+        &mut problems,
+    );
     match value {
         Some(value) if problems.is_empty() => Ok(value),
         _ => Err(ConfigErrors::new(sources, problems)),
@@ -145,13 +150,19 @@ fn stages_are_addressed_by_name() {
 }
 
 #[test]
-fn naming_one_of_two_exclusive_keys_drops_the_other() {
+fn another_choice_drops_what_belongs_to_the_first() {
     let root = load(&[("a.toml", "model.path = 'x'"), ("b.toml", "[model.new]\nlayers = 2")], &[]).unwrap();
     assert!(root.model.path.is_none() && root.model.new.is_some());
     let root = load(&[("a.toml", "[model.new]\nlayers = 2"), ("b.toml", "model.path = 'x'")], &[]).unwrap();
     assert!(root.model.path.is_some() && root.model.new.is_none());
     let root = load(&[("a.toml", "[model.new]\nlayers = 2")], &["model.new.width=8"]).unwrap();
     assert_eq!(root.model.new.and_then(|n| n.width), Some(8));
+    let base = ("a.toml", "model.path = 'x'\nmodel.revision = 'r'");
+    assert!(
+        load(&[base], &["model.path=x"]).unwrap().model.revision.is_some(),
+        "the same choice keeps the rest"
+    );
+    assert!(load(&[base], &["model.path=y"]).unwrap().model.revision.is_none());
     let root = load(&[("a.toml", "model.path = 'x'\n[model.new]\nlayers = 2")], &[]).unwrap();
     assert!(
         root.model.path.is_some() && root.model.new.is_some(),

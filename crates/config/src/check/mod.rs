@@ -1,0 +1,52 @@
+//! What no single value can tell: settings that contradict each other, and settings that nothing would read.
+
+mod eval;
+mod model;
+mod run;
+mod stage;
+mod values;
+
+use crate::compose::{Draft, SHARED};
+use crate::layered::source::Sources;
+use crate::problem::{Code, Problem};
+use crate::settings::Config;
+
+/// Checks a draft and makes the configuration of it. `None` when there are problems.
+pub(crate) fn check(
+    draft: Draft,
+    default_name: &str,
+    sources: &Sources,
+    problems: &mut Vec<Problem>,
+) -> Option<Config> {
+    let before = problems.len();
+    let run = run::check(&draft.run, default_name, problems);
+    let stages = stage::check_all(&draft, sources, problems);
+    unread_shared(&draft, problems);
+    let model = model::check(&draft, sources, problems);
+    let eval = draft.eval.as_ref().map(|eval| eval::check(eval, &draft, sources, problems));
+    if problems.len() > before {
+        return None;
+    }
+    Some(Config { run, model: model?, eval, stages: stages? })
+}
+
+/// Shared tables that no stage and no evaluation reads.
+fn unread_shared(draft: &Draft, problems: &mut Vec<Problem>) {
+    let samples = draft.stages.iter().any(|s| s.rollout.is_some());
+    for name in SHARED {
+        let read = match name {
+            "sampling" => samples,
+            "reward" | "rollout" => samples || draft.eval.is_some(),
+            _ => true,
+        };
+        if let (false, Some(origin)) = (read, draft.root.key_origin(name)) {
+            let problem = Problem::new(Code::Unread, format!("nothing reads `{name}`"))
+                .at(origin, "no stage samples: all learn from demonstrations");
+            problems.push(if name == "sampling" && draft.eval.is_some() {
+                problem.hint("sampling of held-out tasks is set in `[eval.sampling]`")
+            } else {
+                problem
+            });
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! `[model]` and `[tokenizer]`.
+
+use std::collections::BTreeSet;
+
+use rloom_data::DataSettings;
+use rloom_model::NewModel;
+use rloom_text::CharacterSettings;
+
+use super::values::{at_table, out_of_range};
+use crate::compose::Draft;
+use crate::layered::source::Sources;
+use crate::problem::{Code, Problem};
+use crate::section::Section;
+use crate::settings::ModelSource;
+
+/// The padding and end tokens come before the characters.
+const SPECIAL_TOKENS: usize = 2;
+
+pub(super) fn check(draft: &Draft, sources: &Sources, problems: &mut Vec<Problem>) -> Option<ModelSource> {
+    let section = &draft.model;
+    match (&section.value.path, &section.value.new) {
+        (Some(path), None) => {
+            if let Some(tokenizer) = &draft.tokenizer {
+                problems.push(
+                    Problem::new(Code::Unread, "nothing reads `tokenizer`")
+                        .at(tokenizer.node.origin, "makes a tokenizer from nothing")
+                        .at(section.place("path"), "has its own tokenizer"),
+                );
+            }
+            if path.is_empty() {
+                problems.push(out_of_range(section, "path", "is empty"));
+            }
+            Some(ModelSource::Path(path.clone()))
+        }
+        (None, Some(new)) => {
+            let tokenizer = tokenizer(draft, problems)?;
+            check_new(section, new, &tokenizer, problems);
+            check_length(draft, new, sources, problems);
+            Some(ModelSource::New { model: new.clone(), tokenizer })
+        }
+        (Some(_), Some(_)) => {
+            problems.push(
+                Problem::new(
+                    Code::Conflict,
+                    "the model is read from a folder or made from nothing, not both",
+                )
+                .at(section.place("path"), "reads one")
+                .at(section.place("new"), "makes one")
+                .hint("remove one of the two"),
+            );
+            None
+        }
+        (None, None) => {
+            problems.push(
+                Problem::new(Code::MissingKey, "there is no model to start from")
+                    .at(section.node.origin, "")
+                    .hint("set `model.path` to a folder or a hub id, or describe a new one in `[model.new]`"),
+            );
+            None
+        }
+    }
+}
+
+/// All data that the run reads.
+fn all_data(draft: &Draft) -> impl Iterator<Item = &Section<DataSettings>> {
+    draft.stages.iter().map(|s| &s.data).chain(draft.eval.iter().map(|e| &e.data))
+}
+
+fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSettings> {
+    let keys = draft.tokenizer.as_ref().map(|t| t.value.clone()).unwrap_or_default();
+    let mut needed = BTreeSet::new();
+    let before = problems.len();
+    for data in all_data(draft) {
+        match data.value.alphabet() {
+            Some(alphabet) => needed.extend(alphabet.chars()),
+            None if keys.alphabet.is_none() => problems.push(
+                Problem::new(Code::MissingKey, "a tokenizer from nothing has to know its characters")
+                    .at(data.place("path"), "files may hold any character")
+                    .at(draft.model.place("new"), "has no tokenizer yet")
+                    .hint("list them in `tokenizer.alphabet`"),
+            ),
+            None => {}
+        }
+        if data.value.presentation.chat.unwrap_or(data.value.presentation.system.is_some())
+            && keys.chat_template.is_none()
+        {
+            let key = if data.says("chat") { "chat" } else { "system" };
+            problems.push(
+                Problem::new(
+                    Code::Conflict,
+                    "a conversation needs a chat template, and a new tokenizer has none",
+                )
+                .at(data.place(key), "makes a conversation of each prompt")
+                .hint("set `tokenizer.chat_template`"),
+            );
+        }
+    }
+    if problems.len() > before {
+        return None;
+    }
+    let alphabet = match (keys.alphabet, &draft.tokenizer) {
+        (Some(alphabet), Some(section)) => {
+            check_alphabet(&alphabet, &needed, section, problems);
+            alphabet
+        }
+        _ => needed.into_iter().collect(),
+    };
+    Some(CharacterSettings { alphabet, bos: keys.bos, chat_template: keys.chat_template })
+}
+
+fn check_alphabet<T>(
+    alphabet: &str,
+    needed: &BTreeSet<char>,
+    section: &Section<T>,
+    problems: &mut Vec<Problem>,
+) {
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = alphabet.chars().find(|c| !seen.insert(*c)) {
+        problems.push(out_of_range(section, "alphabet", &format!("has {twice:?} twice")));
+    }
+    let missing: String = needed.difference(&seen).collect();
+    if !missing.is_empty() {
+        problems.push(
+            Problem::new(
+                Code::Conflict,
+                format!("`tokenizer.alphabet` lacks {missing:?}, which the data's prompts and answers use"),
+            )
+            .at(section.place("alphabet"), "")
+            .hint("leave `alphabet` out: it is then what the data needs"),
+        );
+    }
+}
+
+fn check_new<T>(
+    section: &Section<T>,
+    new: &NewModel,
+    tokenizer: &CharacterSettings,
+    problems: &mut Vec<Problem>,
+) {
+    let heads = section.origin("new.heads");
+    if let Some(kv_heads) = new.kv_heads
+        && kv_heads > 0
+        && !new.heads.is_multiple_of(kv_heads)
+    {
+        let fitting: Vec<String> =
+            (1..=new.heads).filter(|k| new.heads.is_multiple_of(*k)).map(|k| k.to_string()).collect();
+        problems.push(
+            Problem::new(Code::Conflict, "`model.new.kv_heads` does not divide `model.new.heads`")
+                .at(section.place("new.kv_heads"), format!("{kv_heads} key and value heads"))
+                .at_written(heads, format!("{} query heads share them evenly", new.heads))
+                .hint(format!("kv_heads = {}", fitting.join(", "))),
+        );
+        return;
+    }
+    if new.head_dim.is_none() && new.heads > 0 && !new.hidden_size.is_multiple_of(new.heads) {
+        problems.push(
+            Problem::new(Code::Conflict, "`model.new.heads` does not divide `model.new.hidden_size`")
+                .at_written(heads, format!("{} heads", new.heads))
+                .at_written(section.origin("new.hidden_size"), format!("{} wide", new.hidden_size))
+                .hint("change one of the two, or set `head_dim`"),
+        );
+        return;
+    }
+    if let Err(error) =
+        new.config(tokenizer.alphabet.chars().count() + SPECIAL_TOKENS + usize::from(tokenizer.bos))
+    {
+        let whole =
+            Section { value: (), node: section.node.clone(), layers: Vec::new(), path: "model".to_owned() };
+        problems.push(at_table(&whole, error.to_string().trim_start_matches("[model.new]: ")));
+    }
+}
+
+/// A completion needs room beside its prompt.
+fn check_length(draft: &Draft, new: &NewModel, _sources: &Sources, problems: &mut Vec<Problem>) {
+    let stages = draft.stages.iter().filter_map(|s| Some(&s.rollout.as_ref()?.sampling));
+    for sampling in stages.chain(draft.eval.iter().map(|e| &e.sampling)) {
+        let wanted = sampling.value.max_new_tokens;
+        if wanted >= new.max_positions {
+            problems.push(
+                Problem::new(Code::Conflict, "a completion of full length leaves no room for its prompt")
+                    .at(sampling.place("max_new_tokens"), format!("up to {wanted} new tokens"))
+                    .at_written(
+                        draft.model.origin("new.max_positions"),
+                        format!("{} positions in all", new.max_positions),
+                    )
+                    .hint(format!(
+                        "`{}` plus the longest prompt must fit `model.new.max_positions`",
+                        sampling.name("max_new_tokens")
+                    )),
+            );
+        }
+    }
+}

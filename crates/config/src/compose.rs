@@ -1,0 +1,317 @@
+//! From the merged tree to typed sections, each with the places of its keys.
+//!
+//! `[data]`, `[sampling]`, `[reward]`, `[trainer]` and `[rollout]` at the top are shared by all stages that read them;
+//! a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
+
+use rloom_data::DataSettings;
+use rloom_model::{NewModel, OptimizerSettings};
+use rloom_reward::RewardSettings;
+use rloom_rollout::{RolloutSettings, SamplingSettings};
+use rloom_train::TrainSettings;
+use serde::de::DeserializeOwned;
+
+use crate::keys::{EvalKeys, ModelKeys, RootKeys, StageKeys, TokenizerKeys};
+use crate::layered::fields::field_names;
+use crate::layered::merge::{Choice, STAGES, merge_section};
+use crate::layered::read::{Context, Layer, read};
+use crate::layered::source::{Origin, Sources};
+use crate::layered::tree::{Node, Table, Value};
+use crate::problem::{Code, Problem};
+use crate::section::{Section, empty};
+use crate::settings::RunSettings;
+
+/// Tables that describe one of several things.
+pub(crate) const CHOICES: &[Choice] = &[
+    Choice { table: "model", keys: &["path", "new"], by_value: &[] },
+    Choice { table: "data", keys: &["path", "generator"], by_value: &["generator"] },
+];
+
+/// Tables at the top that stages share.
+pub(crate) const SHARED: [&str; 5] = ["data", "sampling", "reward", "trainer", "rollout"];
+
+/// Everything that was read, before the checks.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) root: Section<()>,
+    pub(crate) run: Section<RunSettings>,
+    pub(crate) model: Section<ModelKeys>,
+    pub(crate) tokenizer: Option<Section<TokenizerKeys>>,
+    pub(crate) eval: Option<EvalDraft>,
+    pub(crate) stages: Vec<StageDraft>,
+}
+
+#[derive(Debug)]
+pub(crate) struct EvalDraft {
+    pub(crate) keys: Section<EvalKeys>,
+    pub(crate) sampling: Section<SamplingSettings>,
+    pub(crate) data: Section<DataSettings>,
+    pub(crate) reward: Section<RewardSettings>,
+    pub(crate) rollout: Section<RolloutSettings>,
+}
+
+#[derive(Debug)]
+pub(crate) struct StageDraft {
+    pub(crate) keys: Section<StageKeys>,
+    pub(crate) data: Section<DataSettings>,
+    pub(crate) optimizer: Section<OptimizerSettings>,
+    pub(crate) trainer: Section<TrainSettings>,
+    pub(crate) rollout: Option<RolloutDraft>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RolloutDraft {
+    pub(crate) sampling: Section<SamplingSettings>,
+    pub(crate) reward: Section<RewardSettings>,
+    pub(crate) engine: Section<RolloutSettings>,
+}
+
+/// Reads the merged tree. `None` when it cannot be read; then there are problems.
+pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
+    let whole = Origin { source: sources.first(), start: 0, end: 0 };
+    let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
+    let sections: [(&str, &[&str]); 10] = [
+        ("run", field_names::<RunSettings>()),
+        ("model.new", field_names::<NewModel>()),
+        ("tokenizer", field_names::<TokenizerKeys>()),
+        ("sampling", field_names::<SamplingSettings>()),
+        ("trainer", &trainer),
+        ("rollout", field_names::<RolloutSettings>()),
+        ("eval", field_names::<EvalKeys>()),
+        ("stage", field_names::<StageKeys>()),
+        ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
+        ("data", field_names::<DataSettings>()),
+    ];
+    let node = Node { value: Value::Table(root.clone()), origin: whole };
+    let mut composer = Composer { root, sources, sections: &sections, problems };
+    composer.compose(node)
+}
+
+struct Composer<'a> {
+    root: &'a Table,
+    sources: &'a Sources,
+    sections: &'a [(&'a str, &'a [&'a str])],
+    problems: &'a mut Vec<Problem>,
+}
+
+/// A stage's table and the path of it.
+struct StageTable<'a> {
+    table: &'a Table,
+    origin: Origin,
+    path: String,
+}
+
+impl Composer<'_> {
+    fn compose(&mut self, node: Node) -> Option<Draft> {
+        let keys: Option<RootKeys> = self.read(&node, "", &[], &[]);
+        let stage_nodes: &[Node] = match self.root.get(STAGES).map(|n| &n.value) {
+            Some(Value::Array(nodes)) => nodes,
+            _ => &[],
+        };
+        let tables: Vec<StageTable<'_>> = stage_nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(i, node)| {
+                let table = node.as_table()?;
+                let path = table
+                    .string("name")
+                    .map_or_else(|| format!("stage[{i}]"), |name| format!("stage.{name}"));
+                Some(StageTable { table, origin: node.origin, path })
+            })
+            .collect();
+        let stages: Vec<Option<StageDraft>> = tables.iter().map(|t| self.stage(t)).collect();
+        let last = tables.last();
+        let sampling =
+            tables.iter().zip(&stages).rev().find(|(_, s)| s.as_ref().is_some_and(|s| s.rollout.is_some()));
+        let eval = match self.root.get("eval") {
+            Some(node) => Some(self.eval(node, last, sampling.map(|(t, _)| t))),
+            None => None,
+        };
+        let keys = keys?;
+        let section = |name: &str| Section::<()> {
+            value: (),
+            node: self.root.get(name).cloned().unwrap_or_else(|| empty(node.origin)),
+            layers: Vec::new(),
+            path: name.to_owned(),
+        };
+        let run = section("run").with(keys.run);
+        let model = section("model").with(keys.model);
+        let tokenizer = keys.tokenizer.map(|t| section("tokenizer").with(t));
+        let eval = match eval {
+            Some(draft) => Some(draft?),
+            None => None,
+        };
+        let stages = stages.into_iter().collect::<Option<Vec<_>>>()?;
+        let root = Section { value: (), node, layers: Vec::new(), path: String::new() };
+        Some(Draft { root, run, model, tokenizer, eval, stages })
+    }
+
+    fn stage(&mut self, stage: &StageTable<'_>) -> Option<StageDraft> {
+        let node = Node { value: Value::Table(stage.table.clone()), origin: stage.origin };
+        let keys: Option<StageKeys> = self.read(&node, &stage.path, &[], &[]);
+        let data = self.section("data", &[stage], stage.origin);
+        let (optimizer, trainer) = self.trainer(stage);
+        let keys = keys?;
+        let rollout = if keys.method.is_supervised() {
+            None
+        } else {
+            let sampling = self.section("sampling", &[stage], stage.origin);
+            let reward = self.section("reward", &[stage], stage.origin);
+            let engine = self.section("rollout", &[stage], stage.origin);
+            Some(RolloutDraft { sampling: sampling?, reward: reward?, engine: engine? })
+        };
+        let keys = Section { value: keys, node, layers: Vec::new(), path: stage.path.clone() };
+        Some(StageDraft { keys, data: data?, optimizer: optimizer?, trainer: trainer?, rollout })
+    }
+
+    fn eval(
+        &mut self,
+        node: &Node,
+        last: Option<&StageTable<'_>>,
+        sampling: Option<&StageTable<'_>>,
+    ) -> Option<EvalDraft> {
+        let none = Table::default();
+        let own = StageTable {
+            table: node.as_table().unwrap_or(&none),
+            origin: node.origin,
+            path: "eval".to_owned(),
+        };
+        // The keys themselves are read with the root, which reports what is wrong with them.
+        let keys: EvalKeys = read(node, self.context("eval", &[], &[]), &mut Vec::new())?;
+        let with = |stage| [stage, Some(&own)].into_iter().flatten().collect::<Vec<_>>();
+        let data = self.section("data", &with(last), own.origin);
+        let reward = self.section("reward", &with(sampling), own.origin);
+        let rollout = self.section("rollout", &with(sampling), own.origin);
+        let sampling = self.eval_sampling(&with(sampling), keys.samples, own.origin);
+        let keys = Section { value: keys, node: node.clone(), layers: Vec::new(), path: own.path };
+        Some(EvalDraft { keys, sampling: sampling?, data: data?, reward: reward?, rollout: rollout? })
+    }
+
+    /// The length and the stop strings of training, and `[eval.sampling]` over that. Without samples it is greedy.
+    fn eval_sampling(
+        &mut self,
+        tables: &[&StageTable<'_>],
+        samples: u32,
+        fallback: Origin,
+    ) -> Option<Section<SamplingSettings>> {
+        let (own, stages) = tables.split_last()?;
+        let mut layers = if stages.is_empty() { Vec::new() } else { self.layers("sampling", stages) };
+        for layer in &mut layers {
+            if let Value::Table(table) = &mut layer.node.value {
+                table.entries.retain(|e| ["max_new_tokens", "stop"].contains(&e.key.as_str()));
+            }
+        }
+        layers.extend(own_layer("sampling", own));
+        let mut section: Section<SamplingSettings> =
+            self.merged("sampling", layers, format!("{}.sampling", own.path), fallback)?;
+        if samples == 0 && !section.says("temperature") {
+            section.value.temperature = 0.0;
+        }
+        Some(section)
+    }
+
+    /// The two halves of `[trainer]`: the optimiser's keys and the engine's.
+    fn trainer(
+        &mut self,
+        stage: &StageTable<'_>,
+    ) -> (Option<Section<OptimizerSettings>>, Option<Section<TrainSettings>>) {
+        let engine = field_names::<TrainSettings>();
+        let path = format!("{}.trainer", stage.path);
+        let layers = self.layers("trainer", &[stage]);
+        let (of_engine, of_optimizer): (Vec<Layer>, Vec<Layer>) =
+            layers.into_iter().map(|layer| halves(layer, engine)).unzip();
+        let node = merge_layers("trainer", &of_optimizer, stage.origin);
+        let optimizer = self.read(&node, &path, &of_optimizer, engine);
+        let optimizer =
+            optimizer.map(|value| Section { value, node, layers: of_optimizer, path: path.clone() });
+        (optimizer, self.merged("trainer", of_engine, path, stage.origin))
+    }
+
+    /// The table `name` of the root, with those of the given tables over it.
+    fn section<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        tables: &[&StageTable<'_>],
+        fallback: Origin,
+    ) -> Option<Section<T>> {
+        let path = tables.last().map_or_else(|| name.to_owned(), |t| format!("{}.{name}", t.path));
+        self.merged(name, self.layers(name, tables), path, fallback)
+    }
+
+    fn merged<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        layers: Vec<Layer>,
+        path: String,
+        fallback: Origin,
+    ) -> Option<Section<T>> {
+        let node = merge_layers(name, &layers, fallback);
+        let value = self.read(&node, &path, &layers, &[])?;
+        Some(Section { value, node, layers, path })
+    }
+
+    fn layers(&self, name: &str, tables: &[&StageTable<'_>]) -> Vec<Layer> {
+        let shared = self.root.get(name).map(|node| Layer { path: name.to_owned(), node: node.clone() });
+        shared.into_iter().chain(tables.iter().filter_map(|t| own_layer(name, t))).collect()
+    }
+
+    fn context<'c>(&'c self, path: &'c str, layers: &'c [Layer], also: &'c [&'c str]) -> Context<'c> {
+        Context { sources: self.sources, path, layers, also, sections: self.sections }
+    }
+
+    fn read<T: DeserializeOwned>(
+        &mut self,
+        node: &Node,
+        path: &str,
+        layers: &[Layer],
+        also: &[&str],
+    ) -> Option<T> {
+        let mut found = Vec::new();
+        let value = read(node, self.context(path, layers, also), &mut found);
+        // A value that a problem was cut out of is not what was written.
+        let value = if found.is_empty() { value } else { None };
+        self.problems.append(&mut found);
+        value
+    }
+}
+
+impl Section<()> {
+    fn with<T>(self, value: T) -> Section<T> {
+        Section { value, node: self.node, layers: self.layers, path: self.path }
+    }
+}
+
+fn own_layer(name: &str, table: &StageTable<'_>) -> Option<Layer> {
+    let node = table.table.get(name)?;
+    Some(Layer { path: format!("{}.{name}", table.path), node: node.clone() })
+}
+
+/// The keys of a layer that are among `keys`, and the others. Anything but a table is left to the second half.
+fn halves(layer: Layer, keys: &[&str]) -> (Layer, Layer) {
+    let Value::Table(table) = &layer.node.value else {
+        return (Layer { path: layer.path.clone(), node: empty(layer.node.origin) }, layer);
+    };
+    let (first, second) = table.entries.iter().cloned().partition(|e| keys.contains(&e.key.as_str()));
+    let half = |entries| Layer {
+        path: layer.path.clone(),
+        node: Node { value: Value::Table(Table { entries }), origin: layer.node.origin },
+    };
+    (half(first), half(second))
+}
+
+/// All layers in one table, whose place is the last layer's.
+fn merge_layers(name: &str, layers: &[Layer], fallback: Origin) -> Node {
+    let mut merged = empty(fallback);
+    for layer in layers {
+        merged.origin = layer.node.origin;
+        match (&mut merged.value, &layer.node.value) {
+            (Value::Table(base), Value::Table(over)) => merge_section(base, over.clone(), name, CHOICES),
+            (base, value) => *base = value.clone(),
+        }
+    }
+    merged
+}
+
+/// A problem of a table that nobody reads.
+pub(crate) fn unread(name: &str, origin: Origin, reason: &str) -> Problem {
+    Problem::new(Code::Unread, format!("nothing reads `{name}`")).at(origin, reason)
+}

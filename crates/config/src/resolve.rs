@@ -1,0 +1,111 @@
+//! The resolved configuration as TOML: every key that is read, and no other. Reading it again gives the same.
+
+use rloom_model::{OptimizerSettings, Schedule};
+use rloom_rollout::SamplingSettings;
+use serde::Serialize;
+use toml::{Table, Value};
+
+use crate::settings::{Config, EvalSettings, ModelSource, Stage};
+
+impl Config {
+    /// The resolved configuration.
+    pub fn to_toml(&self) -> String {
+        let mut root = Table::new();
+        root.insert("run".to_owned(), Value::Table(table(&self.run)));
+        match &self.model {
+            ModelSource::Path(path) => {
+                let path = ("path".to_owned(), Value::String(path.clone()));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([path])));
+            }
+            ModelSource::New { model, tokenizer } => {
+                let new = ("new".to_owned(), Value::Table(table(model)));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([new])));
+                root.insert("tokenizer".to_owned(), Value::Table(table(tokenizer)));
+            }
+        }
+        if let Some(eval) = &self.eval {
+            root.insert("eval".to_owned(), Value::Table(eval_table(eval)));
+        }
+        let stages = self.stages.iter().map(|stage| Value::Table(self.stage_table(stage))).collect();
+        root.insert("stage".to_owned(), Value::Array(stages));
+        root.to_string()
+    }
+
+    fn stage_table(&self, stage: &Stage) -> Table {
+        let mut keys = Table::new();
+        let mut set = |key: &str, value: Value| keys.insert(key.to_owned(), value);
+        set("name", stage.name.clone().into());
+        set("method", stage.algorithm.method.name().into());
+        set("from", self.start_name(stage).into());
+        set("steps", count(stage.steps));
+        set("batch", count(stage.batch));
+        set("order", Value::String(name_of(&stage.order)));
+        set("max_staleness", count(stage.max_staleness));
+        if self.eval.is_some() {
+            set("eval_every", count(stage.eval_every));
+        }
+        set("checkpoint_every", count(stage.checkpoint_every));
+        if let Some(rollout) = &stage.rollout
+            && rollout.allow_truncated_sampling
+        {
+            set("allow_truncated_sampling", true.into());
+        }
+        set("data", Value::Table(table(&stage.data)));
+        if let Some(rollout) = &stage.rollout {
+            set("sampling", Value::Table(sampling_table(&rollout.sampling)));
+            set("reward", Value::Table(table(&rollout.reward)));
+            set("rollout", Value::Table(table(&rollout.engine)));
+        }
+        set("algorithm", Value::Table(table(&stage.algorithm.to_settings())));
+        let mut trainer = optimizer_table(&stage.optimizer);
+        trainer.extend(table(&stage.trainer));
+        set("trainer", Value::Table(trainer));
+        keys
+    }
+}
+
+fn eval_table(eval: &EvalSettings) -> Table {
+    Table::from_iter([
+        ("every".to_owned(), count(eval.every)),
+        ("tasks".to_owned(), count(eval.tasks)),
+        ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
+        ("sampling".to_owned(), Value::Table(sampling_table(&eval.sampling))),
+        ("data".to_owned(), Value::Table(table(&eval.data))),
+        ("reward".to_owned(), Value::Table(table(&eval.reward))),
+        ("rollout".to_owned(), Value::Table(table(&eval.rollout))),
+    ])
+}
+
+fn sampling_table(sampling: &SamplingSettings) -> Table {
+    let mut keys = table(sampling);
+    if sampling.is_greedy() {
+        keys.retain(|key, _| !["top_k", "top_p", "min_p"].contains(&key));
+    }
+    keys
+}
+
+fn optimizer_table(optimizer: &OptimizerSettings) -> Table {
+    let mut keys = table(optimizer);
+    if optimizer.schedule == Schedule::Constant {
+        keys.remove("min_lr_ratio");
+    }
+    keys
+}
+
+/// Counts come from TOML's integers, so they fit them.
+fn count(number: u64) -> Value {
+    Value::Integer(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+/// The keys of a settings value. It goes through text, because a 32-bit 0.7 has to become `0.7` and not the 64-bit
+/// number nearest to it. Settings are plain tables of what TOML can say, so neither step fails.
+fn table<T: Serialize>(settings: &T) -> Table {
+    toml::to_string(settings).ok().and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+fn name_of<T: Serialize>(value: &T) -> String {
+    match Value::try_from(value) {
+        Ok(Value::String(name)) => name,
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,64 @@
+//! The recipes of the repository, and what becomes of them.
+
+use std::path::Path;
+
+use rloom_config::{Config, ModelSource, Start};
+
+fn recipe(name: &str) -> Config {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name);
+    Config::load(&[path], &[] as &[&str]).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// Running the resolved configuration again repeats the run.
+fn reads_back(config: &Config) {
+    let text = config.to_toml();
+    let again =
+        Config::from_text("config.toml", &text, &[] as &[&str]).unwrap_or_else(|e| panic!("{text}\n{e}"));
+    assert_eq!(*config, again, "{text}");
+    assert_eq!(text, again.to_toml());
+}
+
+fn leaves(value: &toml::Value) -> usize {
+    match value {
+        toml::Value::Table(table) => table.values().map(leaves).sum(),
+        _ => 1,
+    }
+}
+
+#[test]
+fn recipes_are_fine_and_read_back() {
+    for name in ["arithmetic.toml", "gsm8k.toml"] {
+        reads_back(&recipe(name));
+    }
+}
+
+#[test]
+fn the_arithmetic_recipe_resolves() {
+    let config = recipe("arithmetic.toml");
+    assert_eq!(config.run.name, "arithmetic");
+    assert_eq!(config.stages[0].start, Start::Model);
+    assert_eq!(config.stages[1].start, Start::Stage(0));
+    let ModelSource::New { tokenizer, .. } = &config.model else { panic!("made from nothing") };
+    assert!(tokenizer.alphabet.contains("+0123456789="));
+    let eval = config.eval.as_ref().unwrap();
+    assert!(eval.sampling.is_greedy() && eval.tasks >= 500);
+    assert_eq!(
+        eval.sampling.max_new_tokens,
+        config.stages[1].rollout.as_ref().unwrap().sampling.max_new_tokens
+    );
+    insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!("arithmetic", config.to_toml());
+    });
+}
+
+#[test]
+fn a_stage_has_at_most_a_hundred_keys() {
+    for name in ["arithmetic.toml", "gsm8k.toml"] {
+        let text: toml::Value = toml::from_str(&recipe(name).to_toml()).unwrap();
+        let stages = text["stage"].as_array().unwrap();
+        let longest = stages.iter().map(leaves).max().unwrap();
+        let shared: usize =
+            ["run", "model", "tokenizer", "eval"].iter().filter_map(|k| text.get(k)).map(leaves).sum();
+        assert!(shared + longest <= 100, "{name}: {shared} + {longest} keys");
+    }
+}
