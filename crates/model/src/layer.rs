@@ -44,6 +44,19 @@ impl PackedSet {
             head: ops::pack(ctx, head, c.vocab_size, d),
         }
     }
+
+    /// The forms of other weights of the same shape, in the same memory.
+    pub(crate) fn renew(&mut self, ctx: &Ctx, weights: &TensorSet) {
+        for (packed, layer) in self.layers.iter_mut().zip(&weights.layers) {
+            ops::repack(ctx, &mut packed.q, &layer.q);
+            ops::repack(ctx, &mut packed.k, &layer.k);
+            ops::repack(ctx, &mut packed.v, &layer.v);
+            ops::repack(ctx, &mut packed.o, &layer.o);
+            ops::repack(ctx, &mut packed.gate_up, &layer.gate_up);
+            ops::repack(ctx, &mut packed.down, &layer.down);
+        }
+        ops::repack(ctx, &mut self.head, weights.head.as_ref().unwrap_or(&weights.embedding));
+    }
 }
 
 /// A layer with all that is needed to compute it.

@@ -1,7 +1,7 @@
 //! A model: its weights, where they come from and where they go.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_ops::{AttentionShape, Ctx};
@@ -22,6 +22,8 @@ pub struct Model {
     specs: Arc<[TensorSpec]>,
     weights: TensorSet,
     packed: OnceLock<PackedSet>,
+    /// Packed forms of earlier weights, whose memory serves again.
+    stale: Mutex<Option<PackedSet>>,
     rope: RopeTables,
     workspace: Arc<Workspace>,
 }
@@ -51,6 +53,7 @@ impl Model {
             specs,
             weights,
             packed: OnceLock::new(),
+            stale: Mutex::new(None),
             rope: RopeTables::default(),
             workspace: Arc::new(Workspace::default()),
         }
@@ -154,12 +157,23 @@ impl Model {
 
     /// The weights, to be changed: the packed forms are made anew afterwards.
     pub(crate) fn weights_mut(&mut self) -> &mut TensorSet {
-        self.packed = OnceLock::new();
+        if let Some(packed) = self.packed.take() {
+            *self.stale.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(packed);
+        }
         &mut self.weights
     }
 
     pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedSet {
-        self.packed.get_or_init(|| PackedSet::new(ctx, &self.weights, &self.config))
+        self.packed.get_or_init(|| {
+            let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match stale {
+                Some(mut packed) => {
+                    packed.renew(ctx, &self.weights);
+                    packed
+                }
+                None => PackedSet::new(ctx, &self.weights, &self.config),
+            }
+        })
     }
 
     pub(crate) fn layer<'a>(&'a self, packed: &'a PackedSet, index: usize) -> Layer<'a> {
