@@ -31,6 +31,8 @@ use crate::sequence::Sequence;
 use crate::{Abort, RolloutError};
 
 mod admission;
+#[cfg(test)]
+mod tests;
 
 /// Blocks that hold this many tokens.
 pub(crate) fn blocks_for(tokens: usize) -> usize {

@@ -129,6 +129,11 @@ impl EmbeddedEngine {
         board.desks.iter().fold(Statistics::default(), |sum, desk| sum + desk.statistics)
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Checks a request and queues it.
     fn submit(&self, request: GenerateRequest) -> Result<Submitted, RolloutError> {
         self.check(&request)?;

@@ -13,6 +13,9 @@ use crate::decoder::Decoder;
 use crate::dispatch::{Board, Command, Shared};
 use crate::{Health, InFlight, RolloutError};
 
+#[cfg(test)]
+mod tests;
+
 /// New weights, until the sequences that keep the old ones have ended.
 #[derive(Debug)]
 struct Switch {
