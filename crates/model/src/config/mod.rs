@@ -141,9 +141,15 @@ impl ModelConfig {
             fields.insert("torch_dtype".into(), json!("float32"));
         }
         fields.insert("architectures".into(), json!([self.family.architecture()]));
-        fields.insert("bos_token_id".into(), json!(self.bos_token_id));
-        fields.insert("eos_token_id".into(), token_ids_to_json(&self.eos_token_ids));
-        fields.insert("pad_token_id".into(), json!(self.pad_token_id));
+        for (name, ids) in [
+            ("bos_token_id", json!(self.bos_token_id)),
+            ("eos_token_id", token_ids_to_json(&self.eos_token_ids)),
+            ("pad_token_id", json!(self.pad_token_id)),
+        ] {
+            if !ids.is_null() || fields.contains_key(name) {
+                fields.insert(name.into(), ids);
+            }
+        }
         fields
     }
 

@@ -46,6 +46,7 @@ fn the_fixtures_are_understood() {
 fn what_was_read_is_written_back() {
     for name in NAMES {
         let mut before = fields(name);
+        before.as_object_mut().unwrap().remove("pad_token_id");
         before["a_field_nobody_knows"] = json!({"kept": [1, 2.5e-7]});
         let written = Value::Object(read(&before).unwrap().to_json());
         let dtype = if name == "tiny-llama" { "torch_dtype" } else { "dtype" };
