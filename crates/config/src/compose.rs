@@ -15,6 +15,7 @@ use crate::layered::fields::field_names;
 use crate::layered::merge::{Choice, STAGES, merge_section};
 use crate::layered::read::{Context, Layer, read};
 use crate::layered::source::{Origin, Sources};
+use crate::layered::suggest;
 use crate::layered::tree::{Node, Table, Value};
 use crate::problem::{Code, Problem};
 use crate::section::{Section, empty};
@@ -28,6 +29,9 @@ pub(crate) const CHOICES: &[Choice] = &[
 
 /// Tables at the top that stages share.
 pub(crate) const SHARED: [&str; 5] = ["data", "sampling", "reward", "trainer", "rollout"];
+
+/// What every stage says.
+const REQUIRED: [&str; 4] = ["name", "method", "steps", "batch"];
 
 /// Everything that was read, before the checks.
 #[derive(Debug)]
@@ -122,10 +126,8 @@ impl Composer<'_> {
         let last = tables.last();
         let sampling =
             tables.iter().zip(&stages).rev().find(|(_, s)| s.as_ref().is_some_and(|s| s.rollout.is_some()));
-        let eval = match self.root.get("eval") {
-            Some(node) => Some(self.eval(node, last, sampling.map(|(t, _)| t))),
-            None => None,
-        };
+        let sampling = sampling.map(|(table, _)| table);
+        let eval = self.root.get("eval").map(|node| self.eval(node, last, sampling));
         let keys = keys?;
         let section = |name: &str| Section::<()> {
             value: (),
@@ -147,7 +149,14 @@ impl Composer<'_> {
 
     fn stage(&mut self, stage: &StageTable<'_>) -> Option<StageDraft> {
         let node = Node { value: Value::Table(stage.table.clone()), origin: stage.origin };
-        let keys: Option<StageKeys> = self.read(&node, &stage.path, &[], &[]);
+        let lacks: Vec<&str> = REQUIRED.into_iter().filter(|key| stage.table.get(key).is_none()).collect();
+        if !lacks.is_empty() {
+            let message = format!("`{}` does not say its {}", stage.path, suggest::list(&lacks));
+            let every = format!("every stage has {}", suggest::list(&REQUIRED));
+            self.problems.push(Problem::new(Code::MissingKey, message).at(stage.origin, "").hint(every));
+        }
+        let keys: Option<StageKeys> =
+            if lacks.is_empty() { self.read(&node, &stage.path, &[], &[]) } else { None };
         let data = self.section("data", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
         let keys = keys?;
@@ -309,9 +318,4 @@ fn merge_layers(name: &str, layers: &[Layer], fallback: Origin) -> Node {
         }
     }
     merged
-}
-
-/// A problem of a table that nobody reads.
-pub(crate) fn unread(name: &str, origin: Origin, reason: &str) -> Problem {
-    Problem::new(Code::Unread, format!("nothing reads `{name}`")).at(origin, reason)
 }

@@ -76,7 +76,6 @@ pub(crate) struct TokenizerKeys {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(dead_code, reason = "some fields only say that the key exists")]
 pub(crate) struct EvalKeys {
     pub(crate) every: u64,
     pub(crate) tasks: u64,

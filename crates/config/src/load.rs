@@ -53,7 +53,7 @@ fn finish<S: AsRef<str>>(
     let draft = compose(&root, &sources, &mut problems);
     let name = first.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let config = match draft {
-        Some(draft) if problems.is_empty() => check(draft, &name, &sources, &mut problems),
+        Some(draft) if problems.is_empty() => check(&draft, &name, &mut problems),
         _ => None,
     };
     config.ok_or_else(|| ConfigErrors::new(sources, problems))

@@ -30,7 +30,9 @@ fn visit(value: &Value, origin: Origin, sources: &Sources, problems: &mut Vec<Pr
             );
         }
         Value::Array(items) => {
-            items.iter().for_each(|item| visit(&item.value, item.origin, sources, problems))
+            for item in items {
+                visit(&item.value, item.origin, sources, problems);
+            }
         }
         Value::Table(table) => find(table, sources, problems),
         _ => {}

@@ -40,13 +40,28 @@ impl<T> Section<T> {
 
     /// The key with its path, as it was written: `sampling.top_p` where the shared table says so.
     pub(crate) fn name(&self, key: &str) -> String {
+        join(self.table_of(key), key)
+    }
+
+    /// What `other` is called in the table that says `key`: where a change belongs.
+    pub(crate) fn beside(&self, key: &str, other: &str) -> String {
+        join(self.table_of(key), other)
+    }
+
+    /// The path of the table that says `key`; the section's own where none does.
+    fn table_of(&self, key: &str) -> &str {
         let steps: Vec<&str> = key.split('.').collect();
         let origin = self.origin(key);
         let gave = |layer: &&Layer| {
             let entry = layer.node.as_table().and_then(|t| t.find(&steps));
             entry.is_some_and(|e| Some(e.node.origin) == origin)
         };
-        join(self.layers.iter().rev().find(gave).map_or(&self.path, |l| &l.path), key)
+        self.layers.iter().rev().find(gave).map_or(&self.path, |layer| &layer.path)
+    }
+
+    /// The path of the topmost table that was written; the section's own where none was.
+    pub(crate) fn table(&self) -> &str {
+        self.layers.last().map_or(&self.path, |layer| &layer.path)
     }
 
     /// Whether a key was written anywhere.

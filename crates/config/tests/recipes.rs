@@ -1,5 +1,7 @@
 //! The recipes of the repository, and what becomes of them.
 
+#![expect(clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Start};

@@ -5,16 +5,10 @@ use rloom_reward::Kind;
 
 use super::values;
 use crate::compose::{Draft, EvalDraft};
-use crate::layered::source::Sources;
 use crate::problem::{Code, Problem};
 use crate::settings::EvalSettings;
 
-pub(super) fn check(
-    eval: &EvalDraft,
-    draft: &Draft,
-    _sources: &Sources,
-    problems: &mut Vec<Problem>,
-) -> EvalSettings {
+pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>) -> EvalSettings {
     let keys = &eval.keys;
     values::at_least(keys, "every", keys.value.every, 1, problems);
     values::at_least(keys, "tasks", keys.value.tasks, 1, problems);
@@ -37,8 +31,8 @@ pub(super) fn check(
                 .at(eval.data.place("path"), "has no held-out split")
                 .hint(format!(
                     "set `{}` to a file of its own, or `{}` to hold rows out",
-                    eval.data.name("eval_path"),
-                    eval.data.name("eval_rows")
+                    eval.data.beside("path", "eval_path"),
+                    eval.data.beside("path", "eval_rows")
                 )),
         );
     }

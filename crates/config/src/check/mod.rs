@@ -7,23 +7,17 @@ mod stage;
 mod values;
 
 use crate::compose::{Draft, SHARED};
-use crate::layered::source::Sources;
 use crate::problem::{Code, Problem};
 use crate::settings::Config;
 
 /// Checks a draft and makes the configuration of it. `None` when there are problems.
-pub(crate) fn check(
-    draft: Draft,
-    default_name: &str,
-    sources: &Sources,
-    problems: &mut Vec<Problem>,
-) -> Option<Config> {
+pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Problem>) -> Option<Config> {
     let before = problems.len();
     let run = run::check(&draft.run, default_name, problems);
-    let stages = stage::check_all(&draft, sources, problems);
-    unread_shared(&draft, problems);
-    let model = model::check(&draft, sources, problems);
-    let eval = draft.eval.as_ref().map(|eval| eval::check(eval, &draft, sources, problems));
+    let stages = stage::check_all(draft, problems);
+    unread_shared(draft, problems);
+    let model = model::check(draft, problems);
+    let eval = draft.eval.as_ref().map(|eval| eval::check(eval, draft, problems));
     if problems.len() > before {
         return None;
     }

@@ -8,7 +8,6 @@ use rloom_text::CharacterSettings;
 
 use super::values::{at_table, out_of_range};
 use crate::compose::Draft;
-use crate::layered::source::Sources;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 use crate::settings::ModelSource;
@@ -16,7 +15,7 @@ use crate::settings::ModelSource;
 /// The padding and end tokens come before the characters.
 const SPECIAL_TOKENS: usize = 2;
 
-pub(super) fn check(draft: &Draft, sources: &Sources, problems: &mut Vec<Problem>) -> Option<ModelSource> {
+pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelSource> {
     let section = &draft.model;
     match (&section.value.path, &section.value.new) {
         (Some(path), None) => {
@@ -35,7 +34,7 @@ pub(super) fn check(draft: &Draft, sources: &Sources, problems: &mut Vec<Problem
         (None, Some(new)) => {
             let tokenizer = tokenizer(draft, problems)?;
             check_new(section, new, &tokenizer, problems);
-            check_length(draft, new, sources, problems);
+            check_length(draft, new, problems);
             Some(ModelSource::New { model: new.clone(), tokenizer })
         }
         (Some(_), Some(_)) => {
@@ -164,14 +163,14 @@ fn check_new<T>(
     if let Err(error) =
         new.config(tokenizer.alphabet.chars().count() + SPECIAL_TOKENS + usize::from(tokenizer.bos))
     {
-        let whole =
-            Section { value: (), node: section.node.clone(), layers: Vec::new(), path: "model".to_owned() };
-        problems.push(at_table(&whole, error.to_string().trim_start_matches("[model.new]: ")));
+        let node = section.node.as_table().and_then(|t| t.get("new")).unwrap_or(&section.node).clone();
+        let table = Section { value: (), node, layers: Vec::new(), path: "model.new".to_owned() };
+        problems.push(at_table(&table, error.to_string().trim_start_matches("[model.new]: ")));
     }
 }
 
 /// A completion needs room beside its prompt.
-fn check_length(draft: &Draft, new: &NewModel, _sources: &Sources, problems: &mut Vec<Problem>) {
+fn check_length(draft: &Draft, new: &NewModel, problems: &mut Vec<Problem>) {
     let stages = draft.stages.iter().filter_map(|s| Some(&s.rollout.as_ref()?.sampling));
     for sampling in stages.chain(draft.eval.iter().map(|e| &e.sampling)) {
         let wanted = sampling.value.max_new_tokens;

@@ -5,12 +5,11 @@ use rloom_algo::{AlgoError, Algorithm, Method};
 use super::run::refuse_name;
 use super::values::{self, at_least, out_of_range};
 use crate::compose::{Draft, StageDraft};
-use crate::layered::source::Sources;
 use crate::layered::suggest;
 use crate::problem::{Code, Problem};
 use crate::settings::{MODEL, PREVIOUS, Stage, StageRollout, Start};
 
-pub(super) fn check_all(draft: &Draft, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Vec<Stage>> {
+pub(super) fn check_all(draft: &Draft, problems: &mut Vec<Problem>) -> Option<Vec<Stage>> {
     if draft.stages.is_empty() {
         problems.push(
             Problem::new(Code::MissingKey, "there is no stage: nothing would be trained")
@@ -20,12 +19,11 @@ pub(super) fn check_all(draft: &Draft, sources: &Sources, problems: &mut Vec<Pro
         return None;
     }
     let stages = draft.stages.iter().enumerate();
-    let checked: Vec<Option<Stage>> =
-        stages.map(|(place, _)| check(draft, place, sources, problems)).collect();
+    let checked: Vec<Option<Stage>> = stages.map(|(place, _)| check(draft, place, problems)).collect();
     checked.into_iter().collect()
 }
 
-fn check(draft: &Draft, place: usize, _sources: &Sources, problems: &mut Vec<Problem>) -> Option<Stage> {
+fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Stage> {
     let stage = &draft.stages[place];
     let (section, keys) = (&stage.keys, &stage.keys.value);
     check_name(draft, place, problems);

@@ -9,11 +9,19 @@ use crate::layered::read::{custom, split_hint};
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 
-/// `name` is wrong in `section` at `key`.
+/// A value outside its range; `reason` goes on from the key's name: "is 3, …".
 pub(super) fn out_of_range<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
-    let (reason, hint) = split_hint(reason);
-    let problem = Problem::new(Code::OutOfRange, format!("`{}` {reason}", section.name(key)))
-        .at(section.place(key), "");
+    at_key(section, key, &format!("`{}` {reason}", section.name(key)))
+}
+
+/// The same, where `reason` is a sentence of its own.
+fn refused<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
+    at_key(section, key, &format!("`{}`: {reason}", section.name(key)))
+}
+
+fn at_key<T>(section: &Section<T>, key: &str, message: &str) -> Problem {
+    let (message, hint) = split_hint(message);
+    let problem = Problem::new(Code::OutOfRange, message).at(section.place(key), "");
     hint.into_iter().fold(problem, Problem::hint)
 }
 
@@ -37,7 +45,7 @@ pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<P
     if section.value.is_greedy() {
         for key in ["top_k", "top_p", "min_p"] {
             if let Some(origin) = section.key_origin(key) {
-                let temperature = section.name("temperature");
+                let temperature = section.beside(key, "temperature");
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(key)))
                         .at(origin, "greedy decoding takes the most probable token")
@@ -79,7 +87,10 @@ pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, probl
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("min_lr_ratio")))
                 .at(origin, "a constant learning rate does not fall")
                 .at_written(section.origin("schedule"), "constant")
-                .hint(format!("set `{} = \"linear\"` or `\"cosine\"`", section.name("schedule"))),
+                .hint(format!(
+                    "set `{} = \"linear\"` or `\"cosine\"`",
+                    section.beside("min_lr_ratio", "schedule")
+                )),
         );
     }
 }
@@ -87,14 +98,16 @@ pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, probl
 pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>) {
     match section.value.validate() {
         Ok(()) => {}
-        Err(DataError::Setting { key, problem }) => problems.push(out_of_range(section, key, &problem)),
+        Err(DataError::Setting { key, problem }) => {
+            problems.push(refused(section, key, &problem));
+        }
         Err(other) => problems.push(at_table(section, &other.to_string())),
     }
 }
 
 pub(super) fn reward(section: &Section<RewardSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(custom(&error.to_string(), &section.path, &section.node));
+        problems.push(custom(&error.to_string(), section.table(), &section.node));
     }
 }
 
@@ -102,6 +115,6 @@ pub(super) fn reward(section: &Section<RewardSettings>, problems: &mut Vec<Probl
 pub(super) fn at_table<T>(section: &Section<T>, message: &str) -> Problem {
     let (message, hint) = split_hint(message);
     let problem =
-        Problem::new(Code::Conflict, format!("`{}`: {message}", section.path)).at(section.node.origin, "");
+        Problem::new(Code::Conflict, format!("`{}`: {message}", section.table())).at(section.node.origin, "");
     hint.into_iter().fold(problem, Problem::hint)
 }

@@ -113,10 +113,8 @@ impl<'de> de::Deserializer<'de> for NodeReader<'de> {
             Value::Integer(i) => visitor.visit_i64(*i),
             Value::Float(x) => visitor.visit_f64(*x),
             Value::Boolean(b) => visitor.visit_bool(*b),
-            Value::Array(items) => visitor.visit_seq(Items { reader: self, items, next: 0 }),
-            Value::Table(table) => {
-                visitor.visit_map(Entries { reader: self, entries: &table.entries, next: 0 })
-            }
+            Value::Array(items) => visitor.visit_seq(Items { reader: self, all: items, next: 0 }),
+            Value::Table(table) => visitor.visit_map(Entries { reader: self, all: &table.entries, next: 0 }),
         }
     }
 
@@ -171,7 +169,7 @@ impl<'de> de::Deserializer<'de> for NodeReader<'de> {
 
 struct Items<'a> {
     reader: NodeReader<'a>,
-    items: &'a [Node],
+    all: &'a [Node],
     next: usize,
 }
 
@@ -179,20 +177,20 @@ impl<'de> de::SeqAccess<'de> for Items<'de> {
     type Error = ReadError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        let Some(item) = self.items.get(self.next) else { return Ok(None) };
+        let Some(item) = self.all.get(self.next) else { return Ok(None) };
         self.next += 1;
         let read = seed.deserialize(self.reader.of(item));
         read.map(Some).map_err(|e| e.inside(Step::Index(self.next - 1)))
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.items.len() - self.next)
+        Some(self.all.len() - self.next)
     }
 }
 
 struct Entries<'a> {
     reader: NodeReader<'a>,
-    entries: &'a [Entry],
+    all: &'a [Entry],
     next: usize,
 }
 
@@ -200,13 +198,13 @@ impl<'de> de::MapAccess<'de> for Entries<'de> {
     type Error = ReadError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
-        let Some(entry) = self.entries.get(self.next) else { return Ok(None) };
+        let Some(entry) = self.all.get(self.next) else { return Ok(None) };
         let key: StrDeserializer<'de, ReadError> = entry.key.as_str().into_deserializer();
         seed.deserialize(key).map(Some)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
-        let entry = &self.entries[self.next];
+        let entry = &self.all[self.next];
         self.next += 1;
         seed.deserialize(self.reader.of(&entry.node)).map_err(|e| e.inside(Step::Key(entry.key.clone())))
     }

@@ -103,11 +103,8 @@ fn place(error: &ReadError, root: &Node) -> Vec<Step> {
 }
 
 fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>) -> Problem {
-    let inner = dotted(steps);
-    let separator =
-        if context.path.is_empty() || inner.is_empty() || inner.starts_with('[') { "" } else { "." };
-    let name = format!("{}{separator}{inner}", context.path);
     let node = root.at(steps).unwrap_or(root);
+    let name = join(context.prefix(steps, node.origin), &dotted(steps));
     match &error.fault {
         Fault::UnknownKey { key, known } => {
             let known = [known, context.also].concat();
@@ -139,6 +136,9 @@ pub fn join(prefix: &str, inner: &str) -> String {
 /// An error in a type's own words. Where it quotes a key of the table that it is about, the key is pointed at.
 pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
     let (message, hint) = split_hint(message);
+    if let Some(problem) = not_of_this_kind(message, name, node) {
+        return problem;
+    }
     let text = if name.is_empty() { message.to_owned() } else { format!("`{name}`: {message}") };
     let entry =
         node.as_table().and_then(|t| message.split('`').skip(1).step_by(2).find_map(|key| t.entry(key)));
@@ -147,6 +147,18 @@ pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
         None => Problem::new(Code::Conflict, text).at(node.origin, ""),
     };
     hint.into_iter().fold(problem, Problem::hint)
+}
+
+/// A flat table of one of several kinds refuses another kind's key in serde's words, with the kind in brackets behind.
+fn not_of_this_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
+    let (key, rest) = message.strip_prefix("unknown field `")?.split_once('`')?;
+    let entry = node.as_table()?.entry(key)?;
+    let (expected, kind) = rest.rsplit_once(" (").unwrap_or((rest, ""));
+    let problem = Problem::new(Code::Unread, format!("nothing reads `{}`", join(name, key)));
+    let keys = kind.trim_end_matches(')');
+    let label = if keys.is_empty() { String::new() } else { format!("not among the {keys}") };
+    let expected = expected.trim_start_matches(", expected ").trim_start_matches("one of ");
+    Some(problem.at(entry.key_origin, label).hint(format!("those are {expected}")))
 }
 
 /// Splits `…\nhint: …`, the form of the workspace's errors.
@@ -182,17 +194,14 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
         .filter(|(name, keys)| *name != last && keys.contains(&key))
         .map(|(name, _)| *name)
         .collect();
-    let keys = if known.is_empty() {
-        "there are no keys here".to_owned()
-    } else {
-        format!("the keys here are {}", suggest::list(known))
+    if !elsewhere.is_empty() {
+        return problem.at(origin, format!("`{key}` belongs to {}", suggest::list(&elsewhere)));
+    }
+    let keys = match known {
+        [] => "there are no keys here".to_owned(),
+        known => format!("the keys here are {}", suggest::list(known)),
     };
-    let problem = if elsewhere.is_empty() {
-        problem.at(origin, "")
-    } else {
-        problem.at(origin, format!("`{key}` belongs to {}", suggest::list(&elsewhere)))
-    };
-    problem.hint(keys)
+    problem.at(origin, "").hint(keys)
 }
 
 fn wrong_value(error: &ReadError, expected: &str, name: &str, node: &Node, sources: &Sources) -> Problem {

@@ -8,8 +8,8 @@ fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (normal(a), normal(b));
     let width = b.len() + 1;
     let mut d = vec![0; (a.len() + 1) * width];
-    for j in 0..width {
-        d[j] = j;
+    for (j, cell) in d.iter_mut().take(width).enumerate() {
+        *cell = j;
     }
     for i in 1..=a.len() {
         d[i * width] = i;
@@ -40,6 +40,10 @@ pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
 
 /// Names that users bring from elsewhere: theirs, ours, and who has it.
 const FOREIGN: &[(&str, &str, &str)] = &[
+    ("optimizer", "trainer", "the optimiser's settings are the trainer's"),
+    ("optim", "trainer", "the optimiser's settings are the trainer's"),
+    ("train", "trainer", "TRL's and verl's word"),
+    ("dataset", "data", "TRL's word"),
     ("batch_size", "batch", "many programs call it so"),
     ("per_device_train_batch_size", "batch", "TRL counts per device"),
     ("train_batch_size", "batch", "verl's name"),

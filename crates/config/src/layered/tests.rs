@@ -45,6 +45,7 @@ enum Schedule {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "compared as text")]
 struct New {
     layers: usize,
     #[serde(default)]
@@ -61,6 +62,7 @@ struct Model {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "compared as text")]
 struct Stage {
     name: String,
     steps: u64,
@@ -116,7 +118,9 @@ fn story(files: &[(&str, &str)], overrides: &[&str]) -> String {
     }
     text.push_str("=== result\n");
     match load(files, overrides) {
-        Ok(root) => text.push_str(&format!("{root:#?}")),
+        Ok(root) => {
+            let _ = write!(text, "{root:#?}");
+        }
         Err(errors) => text.push_str(&errors.render(false)),
     }
     text

@@ -1,5 +1,7 @@
 //! The merged configuration: TOML values that remember where they were written.
 
+use std::fmt::Write as _;
+
 use super::source::Origin;
 
 /// A value and its place.
@@ -166,7 +168,9 @@ pub fn dotted(steps: &[Step]) -> String {
                 }
                 text.push_str(key);
             }
-            Step::Index(i) => text.push_str(&format!("[{i}]")),
+            Step::Index(i) => {
+                let _ = write!(text, "[{i}]");
+            }
         }
     }
     text

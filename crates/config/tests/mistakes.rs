@@ -1,0 +1,237 @@
+//! Every kind of mistake, and what is said about it. The text is a contract: a change of it is a change of what users
+//! read.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fmt::Write as _;
+
+use rloom_config::{Code, Config};
+
+const BASE: &str = r#"[model.new]
+layers = 2
+hidden_size = 32
+heads = 4
+intermediate_size = 64
+max_positions = 64
+
+[data]
+generator = "arithmetic"
+
+[reward]
+components = [{ kind = "exact" }]
+
+[sampling]
+max_new_tokens = 8
+
+[eval]
+tasks = 100
+
+[[stage]]
+name = "warmup"
+method = "sft"
+steps = 10
+batch = 8
+
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 10
+batch = 8
+"#;
+
+/// What is said about `text` over the base, as the second of two files.
+fn said(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [("base.toml", BASE), ("mine.toml", text)].map(|(name, text)| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    match Config::load(&paths, overrides) {
+        Ok(config) => (Vec::new(), format!("no mistake\n{}", config.to_toml())),
+        Err(errors) => {
+            let codes = errors.problems.iter().map(|p| p.code).collect();
+            (codes, errors.to_string().replace(&format!("{}/", directory.path().display()), ""))
+        }
+    }
+}
+
+/// Compares with the snapshot `name`: each text with what is said about it.
+fn compare(name: &str, cases: &[(&str, &[Code])]) {
+    let mut story = String::new();
+    for (text, codes) in cases {
+        let (found, message) = said(text, &[]);
+        assert_eq!(found, *codes, "{text}\n{message}");
+        let _ = write!(story, "===== mine.toml\n{}\n=====\n{message}\n", text.trim_end());
+    }
+    snapshot(name, &story);
+}
+
+fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn the_base_is_fine() {
+    let (codes, text) = said("", &[]);
+    assert!(codes.is_empty(), "{text}");
+}
+
+#[test]
+fn keys_and_types() {
+    compare(
+        "keys_and_types",
+        &[
+            ("[trainer]\nlerning_rate = 1e-5\n", &[Code::UnknownKey]),
+            ("[optimizer]\nlearning_rate = 1e-5\n", &[Code::UnknownKey]),
+            ("[trainer]\ngroup_size = 4\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nbatch_size = 4\n", &[Code::UnknownKey]),
+            ("[data]\nmax_digit = 3\n", &[Code::UnknownKey]),
+            ("[reward]\ncomponents = [{ kind = \"exakt\" }]\n", &[Code::UnknownName]),
+            ("[reward]\ncomponents = [{ kind = \"exact\", tolerence = 1 }]\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nmethod = \"gpro\"\n", &[Code::UnknownName]),
+            (
+                "[trainer]\nlearning_rate = \"1e-5\"\nwarmup_steps = 1.0\n",
+                &[Code::WrongType, Code::WrongType],
+            ),
+            ("[run]\nseed = -1\n", &[Code::OutOfRange]),
+            ("data = 3\n", &[Code::WrongType]),
+            ("[[stage]]\nname = \"third\"\n", &[Code::MissingKey]),
+            ("stage = 3\n", &[Code::WrongType]),
+        ],
+    );
+}
+
+#[test]
+fn ranges() {
+    compare(
+        "ranges",
+        &[
+            ("[trainer]\nlearning_rate = -1.0\n", &[Code::OutOfRange]),
+            ("[sampling]\ntop_p = 1.5\n", &[Code::OutOfRange]),
+            ("[rollout]\nmax_batch = 0\n", &[Code::OutOfRange]),
+            ("[data]\nmin_digits = 3\n", &[Code::OutOfRange]),
+            ("[eval]\ntasks = 0\nevery = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
+            ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n", &[Code::OutOfRange]),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nclip_low = 1.5\n", &[Code::Conflict]),
+            ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
+        ],
+    );
+}
+
+#[test]
+fn combinations() {
+    compare(
+        "combinations",
+        &[
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\ngroup_size = 1\n", &[Code::Conflict]),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nminibatches = 3\n", &[Code::Conflict]),
+            ("[sampling]\ntop_p = 0.9\n", &[Code::Conflict]),
+            ("[sampling]\ntemperature = 0.0\n", &[Code::Conflict]),
+            ("[sampling]\nmax_new_tokens = 64\n", &[Code::Conflict]),
+            ("[model.new]\nkv_heads = 3\n", &[Code::Conflict]),
+            ("[model.new]\nhidden_size = 33\n", &[Code::Conflict]),
+            ("[data]\npath = \"x.jsonl\"\neval_rows = 9\n", &[Code::MissingKey]),
+            ("[tokenizer]\nalphabet = \"0123\"\n", &[Code::Conflict]),
+            ("[data]\nsystem = \"12\"\n", &[Code::Conflict]),
+            ("[data]\neval_size = 50\n", &[Code::Conflict]),
+            ("[eval]\nsamples = 4\n[eval.sampling]\ntemperature = 0.0\n", &[Code::Conflict]),
+            ("[eval.reward]\ncomponents = [{ kind = \"length\", max_tokens = 4 }]\n", &[Code::Conflict]),
+            ("[reward]\ncomponents = [{ kind = \"exact\" }, { kind = \"exact\" }]\n", &[Code::Conflict]),
+            ("[[stage]]\nname = \"rl\"\nmax_staleness = 1\n", &[Code::Unsupported]),
+        ],
+    );
+}
+
+#[test]
+fn stages() {
+    compare(
+        "stages",
+        &[
+            ("[[stage]]\nname = \"rl\"\nfrom = \"warmpu\"\n", &[Code::UnknownStage]),
+            ("[[stage]]\nname = \"warmup\"\nfrom = \"rl\"\n", &[Code::UnknownStage]),
+            ("[stage.lr]\nsteps = 3\n", &[Code::UnknownStage]),
+        ],
+    );
+    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n");
+    let errors = Config::from_text("recipe.toml", &twice, &[] as &[&str]).unwrap_err();
+    assert_eq!(errors.problems[0].code, Code::DuplicateStage);
+    snapshot("duplicate_stage", &errors.to_string());
+}
+
+#[test]
+fn what_nothing_reads() {
+    compare(
+        "what_nothing_reads",
+        &[
+            ("[[stage]]\nname = \"warmup\"\n[stage.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
+            (
+                "[[stage]]\nname = \"warmup\"\n[stage.algorithm]\ngroup_size = 4\nclip_low = 0.1\n",
+                &[Code::Unread, Code::Unread],
+            ),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\ngamma = 0.9\n", &[Code::Unread]),
+            ("[[stage]]\nname = \"rl\"\nallow_truncated_sampling = true\n", &[Code::Unread]),
+            ("[trainer]\nmin_lr_ratio = 0.1\n", &[Code::Unread]),
+            ("[eval.sampling]\ntop_k = 5\n", &[Code::Unread]),
+            ("[eval.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
+            ("[model]\npath = \"folder\"\n[tokenizer]\nbos = true\n", &[Code::Unread]),
+            ("[data]\nmax_target = 3\n", &[Code::Unread]),
+            ("[reward]\ncomponents = [{ kind = \"exact\", buffer = 1 }]\n", &[Code::Unread]),
+            ("[stage.warmup]\neval_every = 0\n[stage.rl]\neval_every = 0\n", &[Code::Unread]),
+        ],
+    );
+}
+
+#[test]
+fn a_shared_mistake_is_said_once() {
+    let (codes, text) = said("[trainer]\nlearning_rate = \"x\"\n[data]\nmax_digits = 99\n", &[]);
+    assert_eq!(codes, [Code::WrongType], "{text}");
+    let (codes, text) = said("[data]\nmax_digits = 99\n[trainer]\nbeta1 = 2\n", &[]);
+    assert_eq!(codes, [Code::OutOfRange, Code::OutOfRange], "{text}");
+}
+
+#[test]
+fn overrides_are_shown_as_they_were_given() {
+    let (_, text) = said("", &["trainer.learnin_rate=1e-5", "stage.rl.algorithm.group_size=two"]);
+    let (_, conflict) = said("", &["stage.rl.algorithm.minibatches=3"]);
+    snapshot("overrides", &format!("{text}\n{conflict}"));
+}
+
+#[test]
+fn no_model_and_two_models() {
+    let without = BASE.split("[data]").nth(1).map(|rest| format!("[data]{rest}")).unwrap();
+    let none = Config::from_text("recipe.toml", &without, &[] as &[&str]).unwrap_err();
+    let two =
+        Config::from_text("recipe.toml", &format!("model.path = \"x\"\n{BASE}"), &[] as &[&str]).unwrap_err();
+    let empty = Config::from_text("recipe.toml", "", &[] as &[&str]).unwrap_err();
+    snapshot("models", &format!("{none}\n{two}\n{empty}"));
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = Config::load(&[directory.path().join("none.toml")], &[] as &[&str]).unwrap_err();
+    assert_eq!(missing.problems[0].code, Code::Unreadable);
+    let folder = Config::load(&[directory.path()], &[] as &[&str]).unwrap_err();
+    let text = format!("{missing}\n{folder}").replace(&directory.path().display().to_string(), "DIR");
+    snapshot("unreadable", &text);
+}
+
+#[test]
+fn secrets_are_refused_and_not_repeated() {
+    let token = format!("hf_{}", "a1".repeat(17));
+    let (codes, text) = said(&format!("[run]\nname = \"{token}\"\n"), &[]);
+    assert_eq!(codes, [Code::Secret]);
+    assert!(!text.contains(&token), "{text}");
+    assert!(text.contains("mine.toml:2:8"), "{text}");
+}
+
+#[test]
+fn held_out_tasks_have_to_exist() {
+    let text = "[model]\npath = \"folder\"\n[data]\npath = \"x.jsonl\"\n";
+    compare("held_out", &[(text, &[Code::Conflict])]);
+}
