@@ -176,3 +176,71 @@ impl Shared {
         self.ring();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rloom_core::{Purpose, RandomKey};
+
+    use super::*;
+    use crate::{GenerateRequest, SamplingSettings};
+
+    fn submit(shared: &Shared, group: Option<u64>) {
+        let key = RandomKey::new(0, 0, Purpose::Rollout, 0);
+        let request = GenerateRequest {
+            group,
+            ..GenerateRequest::new(key, [1].as_slice(), SamplingSettings::default())
+        };
+        let (reply, _) = oneshot::channel();
+        shared.board().submit(Sequence::new(request, None, reply));
+    }
+
+    fn queues(shared: &Shared) -> Vec<Vec<Option<u64>>> {
+        shared.board().desks.iter().map(|desk| desk.queue.iter().map(|s| s.group).collect()).collect()
+    }
+
+    #[test]
+    fn groups_stay_together_and_lanes_get_equal_shares() {
+        let shared = Shared::new(2);
+        for group in [Some(1), Some(1), Some(1), None, Some(2), Some(1), Some(2), None] {
+            submit(&shared, group);
+        }
+        let (one, two) = (Some(1), Some(2));
+        assert_eq!(queues(&shared), [vec![one, one, one, one], vec![None, two, two, None]]);
+    }
+
+    #[test]
+    fn an_idle_lane_takes_over_whole_groups_and_later_members_follow() {
+        let shared = Shared::new(2);
+        for group in [Some(1), None, Some(2), None, Some(2), Some(3), Some(3)] {
+            submit(&shared, group);
+        }
+        assert_eq!(queues(&shared)[0], [Some(1), Some(2), Some(2)]);
+        let mut board = shared.board();
+        while let Some(sequence) = board.take(1).filter(|s| s.group != Some(2)) {
+            board.answered(1, [sequence.group]);
+        }
+        drop(board);
+        // One of the two it took over has left the queue; the next member finds its group there.
+        assert_eq!(queues(&shared), [vec![Some(1)], vec![Some(2)]]);
+        submit(&shared, Some(2));
+        assert_eq!(queues(&shared)[1], [Some(2), Some(2)]);
+        let mut board = shared.board();
+        assert_eq!([board.desks[0].outstanding, board.desks[1].outstanding], [1, 3]);
+        // When all of a group are answered, its place is forgotten.
+        board.answered(1, [Some(2), Some(2), Some(2)]);
+        assert!(!board.groups.contains_key(&2) && board.groups.contains_key(&1));
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_off_the_books() {
+        let shared = Shared::new(3);
+        for group in [Some(1), Some(2), None, Some(2)] {
+            submit(&shared, group);
+        }
+        let withdrawn = shared.board().withdraw(|s| s.group == Some(2));
+        assert_eq!(withdrawn.len(), 2);
+        let board = shared.board();
+        assert_eq!(board.desks.iter().map(|desk| desk.outstanding).sum::<usize>(), 2);
+        assert!(!board.groups.contains_key(&2));
+    }
+}

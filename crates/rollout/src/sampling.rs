@@ -76,8 +76,8 @@ impl Sampler {
             return None;
         }
         let mut masked = std::mem::take(&mut scratch.masked);
-        let allowed_v = if forbidden.is_empty() {
-            logits_v
+        let (allowed_v, max) = if forbidden.is_empty() {
+            (logits_v, scores.max)
         } else {
             masked.clear();
             masked.extend_from_slice(logits_v);
@@ -86,16 +86,20 @@ impl Sampler {
                     *z = f32::NEG_INFINITY;
                 }
             }
-            &masked
+            let max = masked.iter().map(|&z| z * self.inverse_temperature).fold(f32::NEG_INFINITY, f32::max);
+            (masked.as_slice(), max)
         };
-        let (best, max) = best_of(allowed_v)?;
-        let token = if self.greedy {
-            best
+        let token = if max == f32::NEG_INFINITY {
+            None
+        } else if self.greedy {
+            // At temperature 1: a logit is its own z.
+            allowed_v.iter().position(|&z| z == max).map(|token| token as u32)
         } else {
-            self.weigh(allowed_v, max * self.inverse_temperature, scratch);
-            invert(&scratch.weights, uniform, &mut scratch.sums)?
+            self.weigh(allowed_v, max, scratch);
+            invert(&scratch.weights, uniform, &mut scratch.sums)
         };
         scratch.masked = masked;
+        let token = token?;
         let logprob = logits_v[token as usize] * self.inverse_temperature - scores.lse;
         Some(Pick { token, logprob })
     }
@@ -128,13 +132,6 @@ impl Sampler {
             }
         }
     }
-}
-
-/// The first of the largest logits; `None` when there is none above -∞.
-fn best_of(logits_v: &[f32]) -> Option<(u32, f32)> {
-    let max = logits_v.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let best = logits_v.iter().position(|&z| z == max)?;
-    max.is_finite().then_some((best as u32, max))
 }
 
 /// Zeroes all weights but those of the smallest set of best tokens that holds the share `top_p` of the weight. Among

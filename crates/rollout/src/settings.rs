@@ -114,8 +114,7 @@ pub struct RolloutSettings {
     /// lane that uses all threads inside each step for large ones.
     pub lanes: usize,
     /// Memory for keys and values over all lanes (MiB). 0 chooses: enough for `max_batch` sequences of full context in
-    /// every lane, but at most 2 GiB (and never less than one such sequence per lane). Pages are touched only as they
-    /// are used.
+    /// every lane, but at most 2 GiB (and never less than one such sequence per lane).
     pub kv_memory_mib: usize,
     /// Most sequences that run together in a lane.
     pub max_batch: usize,
