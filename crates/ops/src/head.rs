@@ -8,7 +8,7 @@
 //! that is a third more multiplications for the head instead of `[t, v]` floats of memory.
 
 use crate::disjoint::Disjoint;
-use crate::gemm::{Into, Left, Product, Right, check};
+use crate::gemm::{Left, Output, Product, Right, check};
 use crate::linear::{Packed, linear};
 use crate::logsumexp::{BLOCK, Block, block, join};
 use crate::simd::{LANES, Simd, dispatch};
@@ -49,7 +49,7 @@ fn logits_tile(ctx: &Ctx, tile: &mut [f32], h: &[f32], first: usize, rows: usize
         a: Left { data: &h[first * d..][..rows * d], row: d, step: 1 },
         b: Right::panels(&w.panels()[b * BLOCK * d..], d),
         c_row: columns,
-        into: Into::Store,
+        output: Output::Store,
     };
     product.run_inline(ctx, tile);
 }
@@ -223,7 +223,7 @@ pub fn head_backward(
                     a: Left { data: tile, row: columns, step: 1 },
                     b: Right::rows(&w_vd.as_slice()[b * BLOCK * d..][..columns * d], d),
                     c_row: d,
-                    into: if b == 0 { Into::Store } else { Into::Chain },
+                    output: if b == 0 { Output::Store } else { Output::Chain },
                 };
                 let by_w = Product {
                     m: columns,
@@ -232,7 +232,7 @@ pub fn head_backward(
                     a: Left { data: tile, row: 1, step: columns },
                     b: Right::rows(&h[first * d..][..count * d], d),
                     c_row: d,
-                    into: Into::Chain,
+                    output: Output::Chain,
                 };
                 // SAFETY: these are the only borrows of the two ranges while they live.
                 let (dh, dw) = unsafe {

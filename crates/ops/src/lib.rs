@@ -40,6 +40,7 @@ mod disjoint;
 mod embedding;
 mod error;
 mod gemm;
+mod gemm_kernel;
 mod head;
 mod isa;
 mod lanes;

@@ -1,7 +1,7 @@
 //! Linear layers: y = x·Wᵀ and its derivatives.
 
 use crate::disjoint::Disjoint;
-use crate::gemm::{Into, Left, Product, Right, check};
+use crate::gemm::{Left, Output, Product, Right, check};
 use crate::simd::LANES;
 use crate::{Buf, Ctx};
 
@@ -88,13 +88,13 @@ fn transpose(panel: &mut [f32], rows: &[f32], k: usize) {
     }
 }
 
-fn forward(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: usize, w: &Packed, into: Into<'_>) {
+fn forward(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: usize, w: &Packed, output: Output<'_>) {
     let (n, k) = (w.n, w.k);
     check("x_tk", x, rows * k);
     check("y_tn", y, rows * n);
     let a = Left { data: x.as_slice(), row: k, step: 1 };
     let b = Right::panels(w.panels.as_slice(), k);
-    Product { m: rows, n, k, a, b, c_row: n, into }.run(ctx, y.as_mut_slice());
+    Product { m: rows, n, k, a, b, c_row: n, output }.run(ctx, y.as_mut_slice());
 }
 
 /// `y_tn = x_tk · Wᵀ (+ bias_n)`. The bias is added after the sum.
@@ -105,7 +105,7 @@ pub fn linear(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed, bi
     if let Some(bias) = bias_n {
         check("bias_n", bias, w.n);
     }
-    forward(ctx, y_tn, x_tk, rows, w, bias_n.map_or(Into::Store, |bias| Into::Bias(bias.as_slice())));
+    forward(ctx, y_tn, x_tk, rows, w, bias_n.map_or(Output::Store, |bias| Output::Bias(bias.as_slice())));
 }
 
 /// `y_tn = y_tn + (x_tk · Wᵀ)`: the sum starts at zero and is added to `y` once, which is a residual connection.
@@ -113,7 +113,7 @@ pub fn linear(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed, bi
 /// # Panics
 /// If a buffer does not have the size of its shape.
 pub fn linear_add(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf, rows: usize, w: &Packed) {
-    forward(ctx, y_tn, x_tk, rows, w, Into::Add);
+    forward(ctx, y_tn, x_tk, rows, w, Output::Add);
 }
 
 /// `dx_tk = dy_tn · W`, or `dx_tk += dy_tn · W` with the sum starting from what `dx_tk` holds.
@@ -135,8 +135,8 @@ pub fn linear_backward_input(
     check("w_nk", w_nk, n * k);
     let a = Left { data: dy_tn.as_slice(), row: n, step: 1 };
     let b = Right::rows(w_nk.as_slice(), k);
-    let into = if accumulate { Into::Chain } else { Into::Store };
-    Product { m: rows, n: k, k: n, a, b, c_row: k, into }.run(ctx, dx_tk.as_mut_slice());
+    let output = if accumulate { Output::Chain } else { Output::Store };
+    Product { m: rows, n: k, k: n, a, b, c_row: k, output }.run(ctx, dx_tk.as_mut_slice());
 }
 
 /// `dw_nk += dy_tnᵀ · x_tk`: tokens are summed in ascending order, starting from what `dw_nk` holds.
@@ -157,7 +157,7 @@ pub fn linear_backward_weight(
     check("x_tk", x_tk, rows * k);
     let a = Left { data: dy_tn.as_slice(), row: 1, step: n };
     let b = Right::rows(x_tk.as_slice(), k);
-    Product { m: n, n: k, k: rows, a, b, c_row: k, into: Into::Chain }.run(ctx, dw_nk.as_mut_slice());
+    Product { m: n, n: k, k: rows, a, b, c_row: k, output: Output::Chain }.run(ctx, dw_nk.as_mut_slice());
 }
 
 /// `db_n += Σ_t dy_tn`: tokens are summed in ascending order, starting from what `db_n` holds.

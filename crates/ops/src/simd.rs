@@ -50,6 +50,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// `n <= LANES` floats must be writable at `p`.
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Self::V);
 
+    /// Asks for the cache line of `p`, which need not be readable. A hint: nothing happens where there is no such thing.
+    #[inline(always)]
+    fn prefetch(self, _p: *const f32) {}
+
     fn splat(self, x: f32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -55,6 +55,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_storeu_ps(p, first_lanes(n), v) }
     }
     #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
     }
@@ -221,6 +225,10 @@ impl Simd for Avx2 {
             _mm256_maskstore_ps(p, low, v.0);
             _mm256_maskstore_ps(p.wrapping_add(8), high, v.1);
         }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {
