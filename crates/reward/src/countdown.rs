@@ -12,7 +12,7 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Countdown {
-    /// Where the expression is looked for: the first place that holds one decides.
+    /// Where the expression is looked for, in this order ([`Extract`] says which place decides).
     pub extract: Vec<Extract>,
     /// The value of an expression of the right numbers that misses the target.
     pub partial: f64,
@@ -41,7 +41,7 @@ impl Reward for Countdown {
         let answer = reference(completion)?;
         let problem = "is neither an expression of numbers nor `numbers = target`";
         let (target, numbers) = task(answer).ok_or_else(|| unreadable(completion, problem))?;
-        let attempt = self.extract.iter().filter_map(|place| place.find(completion.text)).find_map(attempt);
+        let attempt = extract::decide(&self.extract, completion.text, attempt);
         let verdict = match attempt {
             None => Verdict::outcome(false, false),
             Some((value, mut used)) => {

@@ -8,7 +8,7 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Exact {
-    /// Where the answer is looked for: the first place that has one decides.
+    /// Where the answer is looked for, in this order ([`Extract`] says which place decides).
     pub extract: Vec<Extract>,
     /// Whether upper and lower case are the same.
     pub ignore_case: bool,
@@ -25,7 +25,7 @@ impl Default for Exact {
 impl Reward for Exact {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let expected = reference(completion)?;
-        let found = self.extract.iter().find_map(|place| place.find(completion.text));
+        let found = extract::decide(&self.extract, completion.text, Some);
         let verdict = match found {
             Some(answer) if self.ignore_case => {
                 Verdict::outcome(answer.to_lowercase() == expected.to_lowercase(), true)

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// Each is found by a linear scan from the end: when a completion holds several, the last one counts, so that an answer that the policy
 /// takes back is not the one that is judged.
+///
+/// Of several places, the first one that is there decides, even if nothing can be read from it: what a policy marks as its answer is its answer. Only
+/// [`Extract::AnswerIs`] and [`Extract::LastNumber`], which are guesses, give way to the next place when what they find cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
@@ -42,6 +45,22 @@ impl Extract {
         let found = found.trim();
         (!found.is_empty()).then_some(found)
     }
+}
+
+/// Reads the place that decides.
+pub(crate) fn decide<'a, T>(
+    places: &[Extract],
+    text: &'a str,
+    read: impl Fn(&'a str) -> Option<T>,
+) -> Option<T> {
+    for place in places {
+        let Some(found) = place.find(text) else { continue };
+        let answer = read(found);
+        if answer.is_some() || !matches!(place, Extract::AnswerIs | Extract::LastNumber) {
+            return answer;
+        }
+    }
+    None
 }
 
 /// At least one place, none twice.

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
-use crate::math::{Reference, first_readable, validate_tolerance, verdict};
+use crate::math::{Reference, decide, validate_tolerance, verdict};
 use crate::verifier::{Truncated, reference, unreadable};
 use crate::{Completion, JudgeError, Reward, Verdict};
 
@@ -9,7 +9,7 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Numeric {
-    /// Where the number is looked for: the first place whose text is a number decides.
+    /// Where the number is looked for, in this order ([`Extract`] says which place decides).
     pub extract: Vec<Extract>,
     /// The relative difference that the numbers may have. 0 asks for the same number.
     pub tolerance: f64,
@@ -43,7 +43,7 @@ impl Reward for Numeric {
             ));
         }
         let judge = |answer: &str| reference.judge_number(answer, self.tolerance);
-        let judgement = first_readable(&self.extract, completion.text, judge);
+        let judgement = decide(&self.extract, completion.text, judge);
         Ok(self.truncated.apply(completion, verdict(judgement)))
     }
 

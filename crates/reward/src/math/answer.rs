@@ -14,6 +14,8 @@ pub(crate) struct Quantity {
     pub(crate) value: Expression,
     pub(crate) unit: Option<Unit>,
     pub(crate) percent: bool,
+    /// What words behind it say that would turn it round: `more`, `less`, `am`, `pm`.
+    pub(crate) sense: Option<&'static str>,
 }
 
 /// An answer.
@@ -47,10 +49,10 @@ pub(crate) fn read(text: &str, reading: &Reading) -> Option<Form> {
     }
     let ambiguous = |t: &Spaced| matches!(t.token, Token::PlusMinus | Token::MinusPlus);
     if !tokens.iter().any(ambiguous) {
-        return Reader { letters: &reading.letters, plus: true }.list(tokens);
+        return Reader { letters: &reading.letters, plus: true, nesting: 0 }.list(tokens);
     }
-    let upper = Reader { letters: &reading.letters, plus: true }.list(tokens)?;
-    let lower = Reader { letters: &reading.letters, plus: false }.list(tokens)?;
+    let upper = Reader { letters: &reading.letters, plus: true, nesting: 0 }.list(tokens)?;
+    let lower = Reader { letters: &reading.letters, plus: false, nesting: 0 }.list(tokens)?;
     match (upper, lower) {
         (upper @ (Form::Quantity(_) | Form::Relations(..)), lower) => Some(Form::List(vec![upper, lower])),
         _ => None,
@@ -74,9 +76,13 @@ pub(crate) fn strip(text: &str) -> &str {
     }
 }
 
+/// Brackets in brackets that are read: comparing sets of sets takes time exponential in their depth.
+const MAX_NESTING: usize = 4;
+
 struct Reader<'a> {
     letters: &'a Letters,
     plus: bool,
+    nesting: usize,
 }
 
 impl Reader<'_> {
@@ -92,6 +98,9 @@ impl Reader<'_> {
     }
 
     fn item(&self, tokens: &[Spaced]) -> Option<Form> {
+        if self.nesting > MAX_NESTING {
+            return None;
+        }
         let parts = split(tokens, |t| *t == Token::Union)?;
         if parts.len() > 1 {
             return parts.into_iter().map(|part| self.item(part)).collect::<Option<_>>().map(Form::Union);
@@ -123,22 +132,23 @@ impl Reader<'_> {
             return None;
         }
         let inside = &tokens[1..tokens.len() - 1];
+        let inner = Self { nesting: self.nesting + 1, ..*self };
         let several =
             || split(inside, |t| matches!(t, Token::Comma | Token::Semicolon)).is_some_and(|p| p.len() > 1);
         match (first, last) {
-            (Token::Matrix, Token::MatrixEnd) => Some(self.matrix(inside)),
+            (Token::Matrix, Token::MatrixEnd) => Some(inner.matrix(inside)),
             (Token::Open('{'), Token::Close('}')) if inside.is_empty() => Some(Some(Form::Set(Vec::new()))),
-            (Token::Open('{'), Token::Close('}')) => Some(self.items(inside).map(Form::Set)),
-            (Token::Group, Token::GroupEnd) if several() => Some(self.items(inside).map(Form::Set)),
+            (Token::Open('{'), Token::Close('}')) => Some(inner.items(inside).map(Form::Set)),
+            (Token::Group, Token::GroupEnd) if several() => Some(inner.items(inside).map(Form::Set)),
             (Token::Open(open), Token::Close(close)) if several() => {
                 // Angle brackets are another way to write a vector.
                 let (open, close) = if *open == '⟨' { ('(', ')') } else { (*open, *close) };
-                Some(self.items(inside).map(|items| Form::Sequence(open, close, items)))
+                Some(inner.items(inside).map(|items| Form::Sequence(open, close, items)))
             }
             (Token::Open('('), Token::Close(')'))
                 if inside.first().is_some_and(|t| t.token == Token::Matrix) =>
             {
-                Some(self.item(inside))
+                Some(inner.item(inside))
             }
             _ => None,
         }
@@ -211,10 +221,10 @@ impl Reader<'_> {
         }
         let rest = parser.rest();
         let tail = match based(rest) {
-            Some(base) => Tail { unit: Some(Unit::base(base)), percent: false },
+            Some(base) => Tail { unit: Some(Unit::base(base)), ..Tail::default() },
             None => unit::tail(rest)?,
         };
-        Some(Quantity { value, unit: currency.or(tail.unit), percent: tail.percent })
+        Some(Quantity { value, unit: currency.or(tail.unit), percent: tail.percent, sense: tail.sense })
     }
 }
 

@@ -7,7 +7,6 @@ use super::evaluate::{Value, evaluate};
 use super::expression::Expression;
 use super::rational::Rational;
 use super::token::Relation;
-use super::unit::Unit;
 
 /// Points at which expressions with variables are compared.
 const POINTS: u64 = 8;
@@ -113,8 +112,8 @@ fn ascending<'a>(
 }
 
 fn same_quantity(reference: &Quantity, candidate: &Quantity, tolerance: f64) -> bool {
-    if let (Some(r), Some(c)) = (reference.unit, candidate.unit)
-        && units_differ(r, c)
+    if differ(reference.unit.as_ref(), candidate.unit.as_ref())
+        || differ(reference.sense.as_ref(), candidate.sense.as_ref())
     {
         return false;
     }
@@ -129,9 +128,9 @@ fn same_quantity(reference: &Quantity, candidate: &Quantity, tolerance: f64) -> 
     }
 }
 
-/// Units that are told apart differ also by their exponents.
-fn units_differ(reference: Unit, candidate: Unit) -> bool {
-    reference != candidate
+/// Whether both are said, and are not the same.
+fn differ<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a != b)
 }
 
 fn hundredth(value: &Expression) -> Expression {

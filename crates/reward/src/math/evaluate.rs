@@ -7,8 +7,10 @@ use super::expression::Expression;
 use super::rational::Rational;
 use super::token::Function;
 
-/// Rounding of one operation, relative to its result.
-const UNIT: f64 = 4.0 * f64::EPSILON;
+/// Rounding of one operation, relative to its result: twice what the basic ones can do.
+const UNIT: f64 = f64::EPSILON;
+/// What the functions of the standard library may be off by, relative to their result.
+const FUNCTION: f64 = 4.0 * f64::EPSILON;
 /// Largest argument of a factorial.
 const MAX_FACTORIAL: i64 = 300;
 /// Values whose error bound is larger than this, relative to them or to 1, are too uncertain to be the same as anything.
@@ -158,6 +160,13 @@ fn power(base: &Value, exponent: &Value) -> Option<Value> {
             return Some(Value::Exact(value));
         }
     }
+    if let (Value::Real(_), Some(times)) = (base, whole(exponent))
+        && times.unsigned_abs() <= 64
+    {
+        let product =
+            (0..times.unsigned_abs()).try_fold(Value::integer(1), |product, _| multiply(&product, base))?;
+        return if times < 0 { divide(&Value::integer(1), &product) } else { Some(product) };
+    }
     let times = whole(exponent);
     let (x, y) = (base.real()?, exponent.real()?);
     if x.value - x.error <= 0.0 {
@@ -165,11 +174,13 @@ fn power(base: &Value, exponent: &Value) -> Option<Value> {
         let times = times.filter(|t| t.unsigned_abs() < 1 << 20 && x.value + x.error < 0.0)?;
         let value = x.value.powi(times as i32);
         let least = x.value.abs() - x.error;
-        return Real::new(value, value.abs() * (times as f64).abs() * x.error / least).map(Value::Real);
+        return Real::new(value, value.abs() * (times as f64).abs() * (x.error / least + FUNCTION))
+            .map(Value::Real);
     }
     let value = x.value.powf(y.value);
-    let relative =
-        y.value.abs() * x.error / (x.value - x.error) + x.value.ln().abs() * (y.error + y.value.abs() * UNIT);
+    let relative = y.value.abs() * x.error / (x.value - x.error)
+        + x.value.ln().abs() * (y.error + y.value.abs() * UNIT)
+        + FUNCTION;
     Real::new(value, value.abs() * relative).map(Value::Real)
 }
 
@@ -206,7 +217,7 @@ fn root(degree: &Value, radicand: &Value) -> Option<Value> {
     }
     let value = if degree == 2 { x.value.sqrt() } else { x.value.powf(1.0 / f64::from(degree)) };
     let slope = if x.value == 0.0 { 0.0 } else { value / (f64::from(degree) * (x.value - x.error)) };
-    let rounding = value * UNIT * (1.0 + x.value.max(f64::MIN_POSITIVE).ln().abs() / f64::from(degree));
+    let rounding = value * FUNCTION * (1.0 + x.value.max(f64::MIN_POSITIVE).ln().abs() / f64::from(degree));
     Real::new(value, slope * x.error + rounding).map(Value::Real)
 }
 
@@ -228,19 +239,8 @@ fn factorial(n: i64) -> Option<Rational> {
 }
 
 fn binomial(n: i64, k: i64) -> Option<Rational> {
-    if !(0..=100_000).contains(&n) || k < 0 {
-        return None;
-    }
-    if k > n {
-        return Some(Rational::integer(0));
-    }
-    let k = k.min(n - k);
-    if k > MAX_FACTORIAL {
-        return None;
-    }
-    (1..=k).try_fold(Rational::integer(1), |product, i| {
-        product.multiply(&Rational::integer(n - k + i))?.divide(&Rational::integer(i))
-    })
+    let (n, k) = (u64::try_from(n).ok()?, u64::try_from(k).ok()?);
+    if k > n { Some(Rational::integer(0)) } else { Rational::binomial(n, k) }
 }
 
 fn logarithm(base: &Value, argument: &Value) -> Option<Value> {
@@ -310,5 +310,6 @@ fn apply(function: Function, argument: &Value) -> Option<Value> {
         }
     };
     // An absolute part of one unit covers results near zero, where the functions of the standard library are relative to their argument.
-    Real::new(value, slope * (x.error + v.abs() * f64::EPSILON) + f64::EPSILON).map(Value::Real)
+    let rounding = f64::EPSILON + value.abs() * FUNCTION;
+    Real::new(value, slope * (x.error + v.abs() * f64::EPSILON) + rounding).map(Value::Real)
 }

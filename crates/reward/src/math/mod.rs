@@ -70,18 +70,18 @@ impl Reference {
 
     /// Compares a candidate. `tolerance` is the relative difference that constant numbers may have; 0 asks for the same number.
     pub fn judge(&self, candidate: &str, tolerance: f64) -> Judgement {
+        let form = self.form.as_ref().and_then(|_| answer::read(candidate, &self.reading));
+        if let (Some(reference), Some(form)) = (&self.form, form) {
+            let same = equal::same(reference, &form, tolerance);
+            return if same { Judgement::Same } else { Judgement::Different };
+        }
         let text = plain(candidate);
-        if !text.is_empty() && text == self.plain {
-            return Judgement::Same;
+        if text.is_empty() || (self.form.is_some() && text != self.plain) {
+            return Judgement::Unreadable;
         }
-        let Some(reference) = &self.form else {
-            return if text.is_empty() { Judgement::Unreadable } else { Judgement::Different };
-        };
-        match answer::read(candidate, &self.reading) {
-            Some(form) if equal::same(reference, &form, tolerance) => Judgement::Same,
-            Some(_) => Judgement::Different,
-            None => Judgement::Unreadable,
-        }
+        // Words are the same in upper and lower case.
+        let same = text == self.plain || text.to_lowercase() == self.plain.to_lowercase();
+        if same { Judgement::Same } else { Judgement::Different }
     }
 
     /// Whether it is a number that is written out.
@@ -157,21 +157,21 @@ fn collect_variables(form: &Form, names: &mut BTreeSet<String>) {
     }
 }
 
-/// An answer as bare words: without the marks of LaTeX text, case, and white space around words.
+/// An answer as bare words: without the marks of LaTeX text and white space around words.
 fn plain(text: &str) -> String {
     let mut text = answer::strip(text).replace(['$', '\\'], " ");
     for mark in ["text{", "textbf{", "mathrm{", "mathbf{", "boxed{", "mbox{"] {
         text = text.replace(mark, " {");
     }
     let words: String = text.chars().map(|c| if matches!(c, '{' | '}') { ' ' } else { c }).collect();
-    words.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The answer as a mathematical expression.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Math {
-    /// Where the answer is looked for: the first place whose text can be read decides.
+    /// Where the answer is looked for, in this order ([`Extract`] says which place decides).
     pub extract: Vec<Extract>,
     /// The relative difference that constant numbers may have. 0 asks for the same number.
     pub tolerance: f64,
@@ -193,7 +193,7 @@ impl Reward for Math {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let reference = Reference::read(reference(completion)?);
         let judgement =
-            first_readable(&self.extract, completion.text, |answer| reference.judge(answer, self.tolerance));
+            decide(&self.extract, completion.text, |answer| reference.judge(answer, self.tolerance));
         Ok(self.truncated.apply(completion, verdict(judgement)))
     }
 
@@ -207,10 +207,10 @@ impl Reward for Math {
     }
 }
 
-/// The judgement of the first place that holds something readable.
-pub(crate) fn first_readable(places: &[Extract], text: &str, judge: impl Fn(&str) -> Judgement) -> Judgement {
-    let found = places.iter().filter_map(|place| place.find(text)).map(judge);
-    found.filter(|j| *j != Judgement::Unreadable).next().unwrap_or(Judgement::Unreadable)
+/// The judgement of the place that decides.
+pub(crate) fn decide(places: &[Extract], text: &str, judge: impl Fn(&str) -> Judgement) -> Judgement {
+    let judge = |answer: &str| Some(judge(answer)).filter(|j| *j != Judgement::Unreadable);
+    extract::decide(places, text, judge).unwrap_or(Judgement::Unreadable)
 }
 
 pub(crate) fn verdict(judgement: Judgement) -> Verdict {

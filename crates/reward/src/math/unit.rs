@@ -95,11 +95,77 @@ fn is_percent(word: &str) -> bool {
     matches!(word.to_lowercase().as_str(), "percent" | "pct" | "percentage")
 }
 
+/// Words that turn an answer round. Each stands for a sense; answers of different senses are different.
+const SENSES: [(&str, &[&str]); 14] = [
+    ("am", &["am"]),
+    ("pm", &["pm"]),
+    ("north", &["north"]),
+    ("south", &["south"]),
+    ("east", &["east"]),
+    ("west", &["west"]),
+    ("left", &["left"]),
+    ("right", &["right"]),
+    ("more", &["more", "above", "over", "gain", "profit"]),
+    ("less", &["less", "fewer", "below", "under", "loss"]),
+    ("before", &["before", "ago", "earlier"]),
+    ("after", &["after", "later"]),
+    ("bc", &["bc", "bce"]),
+    ("ad", &["ad", "ce"]),
+];
+
+/// Words behind a number that say more about it than what was counted: with one of them it is not read.
+const NOT_A_UNIT: [&str; 37] = [
+    "not",
+    "no",
+    "never",
+    "isn",
+    "wrong",
+    "incorrect",
+    "false",
+    "but",
+    "except",
+    "plus",
+    "minus",
+    "times",
+    "divided",
+    "multiplied",
+    "half",
+    "halves",
+    "third",
+    "thirds",
+    "quarter",
+    "quarters",
+    "fifth",
+    "fifths",
+    "twice",
+    "double",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "thousand",
+    "million",
+    "billion",
+];
+
+fn sense(word: &str) -> Option<&'static str> {
+    let lower = word.to_lowercase();
+    SENSES.iter().find(|(_, words)| words.contains(&lower.as_str())).map(|(name, _)| *name)
+}
+
 /// What stands behind a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tail {
     pub(crate) unit: Option<Unit>,
     pub(crate) percent: bool,
+    /// The sense of the words, where they have one.
+    pub(crate) sense: Option<&'static str>,
 }
 
 /// Reads everything behind a number as a unit; `None` if something there is neither word nor sign of one. Digits, in particular, never are: an answer is not
@@ -109,6 +175,12 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
     let mut exponent = 1;
     let mut rest = tokens.iter().map(|t| &t.token).peekable();
     while let Some(token) = rest.next() {
+        if let Token::Words(word) = token {
+            if NOT_A_UNIT.contains(&word.to_lowercase().as_str()) {
+                return None;
+            }
+            tail.sense = tail.sense.or(sense(word));
+        }
         let found = match token {
             Token::Percent => {
                 tail.percent = true;
@@ -119,12 +191,17 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
                 None
             }
             Token::Words(word) => match word.to_lowercase().as_str() {
-                "square" | "sq" | "squared" => {
+                "square" | "sq" => {
                     exponent = 2;
                     None
                 }
-                "cubic" | "cu" | "cubed" => {
+                "cubic" | "cu" => {
                     exponent = 3;
+                    None
+                }
+                // Of a unit, not of the number.
+                power @ ("squared" | "cubed") => {
+                    set_power(&mut tail, if power == "squared" { 2 } else { 3 })?;
                     None
                 }
                 _ => named(word),
@@ -147,9 +224,9 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
                     if rest.next() != Some(&Token::GroupEnd) {
                         return None;
                     }
-                    set_power(&mut tail, power);
+                    set_power(&mut tail, power)?;
                 } else {
-                    set_power(&mut tail, raised(rest.next()?)?);
+                    set_power(&mut tail, raised(rest.next()?)?)?;
                 }
                 None
             }
@@ -158,12 +235,6 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
         if let (Some(name), None) = (found, tail.unit) {
             tail.unit = Some(Unit { name, exponent });
         }
-    }
-    // `5 metres squared`
-    if let Some(unit) = &mut tail.unit
-        && unit.exponent == 1
-    {
-        unit.exponent = exponent;
     }
     Some(tail)
 }
@@ -176,13 +247,13 @@ fn raised(token: &Token) -> Option<i64> {
     }
 }
 
-/// The power belongs to the unit that was read just before; a later one than the first is not compared.
-fn set_power(tail: &mut Tail, power: i64) {
-    if let Some(unit) = &mut tail.unit
-        && unit.exponent == 1
-    {
+/// The power belongs to the unit that was read just before; a later one than the first is not compared. `None` without a unit: `18^2` is no 18.
+fn set_power(tail: &mut Tail, power: i64) -> Option<()> {
+    let unit = tail.unit.as_mut()?;
+    if unit.exponent == 1 {
         unit.exponent = power;
     }
+    Some(())
 }
 
 /// The unit that one letter is short for.

@@ -1,0 +1,22 @@
+"""Checks the mathematical verdicts of `answers.txt` with sympy. Run it in this folder; it prints what it disagrees with."""
+
+import sympy
+from sympy import *  # noqa: F403: the table is written in its names
+
+x, y, a, b = symbols("x y a b", real=True)
+n = symbols("n", integer=True, positive=True)
+checked = disagreements = 0
+for line in open("answers.txt", encoding="utf-8"):
+    if not line.strip() or line.startswith("#"):
+        continue
+    fields = [f.strip() for f in line.rstrip("\n").split(" | ")]
+    if len(fields) != 5:
+        continue
+    left, right = sympify(eval(fields[3])), sympify(eval(fields[4]))
+    difference = simplify(left - right)
+    same = difference == 0 or (left == right)
+    checked += 1
+    if same != (fields[2] == "same"):
+        disagreements += 1
+        print("sympy disagrees:", line.strip(), "->", difference)
+print(f"{checked} verdicts checked with sympy {sympy.__version__}, {disagreements} disagreements")

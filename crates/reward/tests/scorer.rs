@@ -1,0 +1,319 @@
+//! Components as settings make them, and what they say about completions.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+
+use rloom_core::{Author, PromptSource, Rewards, SampleKey, Span, StopReason, Task, Ticket, Trajectory};
+use rloom_reward::{
+    Countdown, Exact, Extract, Kind, Math, Numeric, Random, RewardError, RewardSettings, Scorer, Truncated,
+};
+
+fn settings(json: &str) -> Result<RewardSettings, String> {
+    serde_json::from_str(json).map_err(|e| e.to_string())
+}
+
+fn complaint(json: &str) -> String {
+    match settings(json) {
+        Ok(settings) => settings.validate().unwrap_err().to_string(),
+        Err(error) => error,
+    }
+}
+
+fn task(answer: &str) -> Task {
+    Task {
+        index: 7,
+        prompt: PromptSource::Text("p".into()),
+        answer: answer.into(),
+        demonstration: None,
+        domain: "d".into(),
+    }
+}
+
+/// A trajectory of three prompt tokens and so many policy tokens.
+fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
+    let span = |author, range| Span { author, range, temperature: 1.0 };
+    Trajectory {
+        key: SampleKey { ticket: Ticket(11), sample, segment: 0 },
+        tokens: vec![0; 3 + tokens],
+        spans: vec![span(Author::Prompt, 0..3), span(Author::Policy, 3..3 + tokens)],
+        logprobs: vec![-1.0; tokens],
+        versions: Vec::new(),
+        stop,
+    }
+}
+
+fn score(kind: Kind, answer: &str, text: &str) -> Rewards {
+    let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
+    scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text).unwrap()
+}
+
+fn outcome(kind: Kind, answer: &str, text: &str) -> (Option<f64>, bool, bool) {
+    let rewards = score(kind, answer, text);
+    (rewards.total(), rewards.solved.unwrap(), rewards.parsed.unwrap())
+}
+
+#[test]
+fn exact_answers() {
+    let exact = || Kind::Exact(Exact::default());
+    assert_eq!(outcome(exact(), "132", " 132\n"), (Some(1.0), true, true));
+    assert_eq!(outcome(exact(), "132", "132.0"), (Some(0.0), false, true));
+    assert_eq!(outcome(exact(), "132", ""), (Some(0.0), false, false));
+    assert_eq!(outcome(exact(), "Yes", "yes"), (Some(0.0), false, true));
+    let loose =
+        Exact { ignore_case: true, extract: vec![Extract::Hashes, Extract::Whole], ..Exact::default() };
+    assert_eq!(outcome(Kind::Exact(loose.clone()), "Yes", "so\n#### YES"), (Some(1.0), true, true));
+    assert_eq!(outcome(Kind::Exact(loose), "Yes", "yes"), (Some(1.0), true, true));
+}
+
+#[test]
+fn numbers_of_the_arithmetic_recipe() {
+    let numeric = || Kind::Numeric(Numeric { extract: vec![Extract::Whole], ..Numeric::default() });
+    assert_eq!(outcome(numeric(), "132", "132"), (Some(1.0), true, true));
+    assert_eq!(outcome(numeric(), "132", "133"), (Some(0.0), false, true));
+    assert_eq!(outcome(numeric(), "132", "13+2"), (Some(0.0), false, false));
+    assert_eq!(outcome(numeric(), "132", "100+32"), (Some(0.0), false, false));
+    assert_eq!(outcome(numeric(), "132", "132=132"), (Some(1.0), true, true));
+    assert_eq!(outcome(numeric(), "-38", "-38"), (Some(1.0), true, true));
+    assert_eq!(outcome(numeric(), "132", "x"), (Some(0.0), false, false));
+    let near = Kind::Numeric(Numeric { tolerance: 1e-3, ..Numeric::default() });
+    assert_eq!(outcome(near.clone(), "3.14159", "#### 3.1416"), (Some(1.0), true, true));
+    assert_eq!(outcome(near, "3.14159", "#### 3.15"), (Some(0.0), false, true));
+}
+
+#[test]
+fn mathematics() {
+    let math = || Kind::Math(Math::default());
+    assert_eq!(outcome(math(), r"\frac{1}{2}", r"so \boxed{0.5}"), (Some(1.0), true, true));
+    assert_eq!(outcome(math(), r"\frac{1}{2}", r"so \boxed{2}"), (Some(0.0), false, true));
+    assert_eq!(outcome(math(), r"\frac{1}{2}", "it is one half"), (Some(0.0), false, false));
+}
+
+#[test]
+fn countdown_accepts_every_right_expression() {
+    let countdown = || Kind::Countdown(Countdown { partial: 0.1, ..Countdown::default() });
+    for answer in ["(8-3)*7", "3, 7, 8 = 35", "3 7 8 = 35"] {
+        for (text, value, solved, parsed) in [
+            ("(8-3)*7", 1.0, true, true),
+            ("7*(8-3)", 1.0, true, true),
+            ("<think>8-3=5</think><answer>7 * (8 - 3)</answer>", 1.0, true, true),
+            ("\\boxed{7 \\times (8-3)}", 1.0, true, true),
+            ("7*(8-3) = 35", 1.0, true, true),
+            // A false claim does not make it another expression.
+            ("7*(8-3) = 36", 1.0, true, true),
+            // The target itself, numbers that are missing, new, or used twice.
+            ("35", 0.0, false, true),
+            ("5*7", 0.0, false, true),
+            ("(8-3)*7*1", 0.0, false, true),
+            ("(8-3)*7+3-3", 0.0, false, true),
+            ("78-3", 0.0, false, true),
+            ("8*7-3", 0.1, false, true),
+            ("8/(3-3)", 0.0, false, true),
+            ("(8-3)*7%", 0.0, false, false),
+            ("(8-3)^7", 0.0, false, false),
+            ("8x-3", 0.0, false, false),
+            ("I give up", 0.0, false, false),
+        ] {
+            assert_eq!(
+                outcome(countdown(), answer, text),
+                (Some(value), solved, parsed),
+                "{text} for {answer}"
+            );
+        }
+    }
+    // Exactly: thirds come back to a whole number.
+    assert_eq!(outcome(countdown(), "8/(3-8/3)", "8/(3-8/3)"), (Some(1.0), true, true));
+    assert_eq!(outcome(countdown(), "8/(3-8/3)", "(3-8/3)*8"), (Some(0.1), false, true));
+}
+
+#[test]
+fn a_reference_that_cannot_be_judged_by_is_an_error() {
+    let fails = |kind: Kind, answer: &str| {
+        let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
+        let error = scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 4), "18").unwrap_err();
+        assert!(matches!(error, RewardError::Failed { .. }));
+        error.to_string()
+    };
+    let error = fails(Kind::Numeric(Numeric::default()), "eighteen");
+    assert!(
+        error.starts_with("reward `numeric` failed on sample SampleKey { ticket: Ticket(11), sample: 4"),
+        "{error}"
+    );
+    assert!(error.contains("the reference answer \"eighteen\" of task 7 is not a number\nhint: "), "{error}");
+    assert!(fails(Kind::Exact(Exact::default()), " ").contains("task 7 has no reference answer\nhint: "));
+    assert!(
+        fails(Kind::Countdown(Countdown::default()), "x+1")
+            .contains("is neither an expression of numbers nor")
+    );
+    assert!(
+        fails(settings(r#"{"components": [{"kind": "overlong"}]}"#).unwrap().components.remove(0).kind, "1")
+            .contains("`max_tokens`")
+    );
+}
+
+#[test]
+fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
+    let settings = settings(
+        r#"{"components": [
+            {"kind": "format", "pattern": "<answer>*</answer>", "weight": 0.25},
+            {"kind": "numeric", "name": "correct", "weight": 2},
+            {"kind": "exact", "name": "literal", "weight": 0}
+        ]}"#,
+    )
+    .unwrap();
+    let scorer = Scorer::new(&settings, 1, 0).unwrap();
+    assert_eq!(scorer.names().collect::<Vec<_>>(), ["format", "correct", "literal"]);
+    let rewards =
+        scorer.score(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>").unwrap();
+    let values: Vec<_> = rewards.components.iter().map(|c| (c.name.as_str(), c.weight, c.value)).collect();
+    assert_eq!(
+        values,
+        [("format", 0.25, Some(1.0)), ("correct", 2.0, Some(1.0)), ("literal", 0.0, Some(0.0))]
+    );
+    assert_eq!((rewards.total(), rewards.solved, rewards.parsed), (Some(2.25), Some(true), Some(true)));
+    // Named, another verifier decides; shaping alone says nothing about the outcome.
+    let named = RewardSettings { outcome: Some("literal".into()), ..settings };
+    let rewards = Scorer::new(&named, 1, 0).unwrap();
+    let rewards =
+        rewards.score(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>").unwrap();
+    assert_eq!(rewards.solved, Some(false));
+    let shaping = score(Kind::Random(Random::default()), "18", "18");
+    assert_eq!((shaping.solved, shaping.parsed), (None, None));
+}
+
+#[test]
+fn a_truncated_completion_can_be_made_to_fail() {
+    for (truncated, solved) in [(Truncated::Judge, true), (Truncated::Fail, false)] {
+        let kind = Kind::Numeric(Numeric { truncated, ..Numeric::default() });
+        let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
+        for (stop, expected) in [(StopReason::Length, solved), (StopReason::StopToken, true)] {
+            let rewards = scorer.score(&task("18"), &trajectory(5, stop, 0), "#### 18").unwrap();
+            assert_eq!((rewards.solved, rewards.parsed), (Some(expected), Some(true)));
+            assert_eq!(rewards.total(), Some(f64::from(u8::from(expected))));
+        }
+    }
+}
+
+fn by_length(json: &str, max_tokens: Option<usize>, lengths: &[usize]) -> Vec<f64> {
+    let settings = settings(json).unwrap();
+    let mut scorer = Scorer::new(&settings, 1, 0).unwrap();
+    if let Some(limit) = max_tokens {
+        scorer = scorer.with_max_tokens(limit);
+    }
+    let value = |&n: &usize| {
+        scorer.score(&task("1"), &trajectory(n, StopReason::Length, 0), "1").unwrap().total().unwrap()
+    };
+    lengths.iter().map(value).collect()
+}
+
+/// DAPO's equation: 0, then ((L − buffer) − length)/buffer, then −1, times the factor.
+#[test]
+fn overlong_completions_are_punished_softly() {
+    let json = r#"{"components": [{"kind": "overlong"}]}"#;
+    assert_eq!(
+        by_length(json, Some(100), &[1, 80, 81, 90, 99, 100, 120]),
+        [0.0, 0.0, -0.05, -0.5, -0.95, -1.0, -1.0]
+    );
+    let json = r#"{"components": [{"kind": "overlong", "max_tokens": 10, "buffer": 4, "factor": 2}]}"#;
+    assert_eq!(by_length(json, Some(100), &[6, 7, 8, 10, 11]), [0.0, -0.5, -1.0, -2.0, -2.0]);
+}
+
+#[test]
+fn length_fades_on_both_sides() {
+    let json = r#"{"components": [{"kind": "length", "min_tokens": 4, "max_tokens": 6, "fade": 1}]}"#;
+    assert_eq!(by_length(json, None, &[2, 3, 4, 6, 7, 8, 100]), [0.0, 0.5, 1.0, 1.0, 0.5, 0.0, 0.0]);
+    let json = r#"{"components": [{"kind": "length", "max_tokens": 6}]}"#;
+    assert_eq!(by_length(json, None, &[1, 6, 7]), [1.0, 1.0, 0.0]);
+}
+
+#[test]
+fn random_rewards_repeat_and_do_not_look_at_the_completion() {
+    let draw = |seed: u64, stage: u32, text: &str| -> Vec<f64> {
+        let scorer = Scorer::new(&RewardSettings::of(Kind::Random(Random::default())), seed, stage).unwrap();
+        let value = |n: u32| {
+            scorer.score(&task("1"), &trajectory(2, StopReason::StopToken, n), text).unwrap().total().unwrap()
+        };
+        (0..2000).map(value).collect()
+    };
+    let first = draw(1, 0, "right");
+    assert_eq!(first, draw(1, 0, "wrong"));
+    assert_ne!(first, draw(2, 0, "right"));
+    assert_ne!(first, draw(1, 1, "right"));
+    // Standard deviation of the mean: 0.011.
+    let mean = first.iter().sum::<f64>() / 2000.0;
+    assert!((mean - 0.5).abs() < 0.05, "{mean}");
+    for (probability, value) in [(0.0, 0.0), (1.0, 1.0)] {
+        assert_eq!(score(Kind::Random(Random { probability }), "1", "1").total(), Some(value));
+    }
+}
+
+#[test]
+fn settings_read_back_and_hold_every_default() {
+    let json = r#"{"components": [{"kind": "math"}, {"kind": "length", "max_tokens": 9}, {"kind": "overlong"}, {"kind": "format", "pattern": "*x"},
+        {"kind": "exact"}, {"kind": "numeric"}, {"kind": "countdown"}, {"kind": "random", "weight": 0}], "on_error": "skip"}"#;
+    let read = settings(json).unwrap();
+    read.validate().unwrap();
+    let written = serde_json::to_string(&read).unwrap();
+    assert_eq!(settings(&written).unwrap(), read);
+    assert!(!written.contains("null"));
+    assert_eq!(
+        serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal"}"#
+    );
+}
+
+#[test]
+fn impossible_settings_are_errors() {
+    for (json, said) in [
+        (r#"{"components": []}"#, "`components`: there is none"),
+        (r#"{"components": [{"kind": "maths"}]}"#, "unknown variant `maths`, expected one of `exact`"),
+        (
+            r#"{"components": [{"kind": "math", "pattern": "x"}]}"#,
+            "unknown field `pattern`, expected one of `extract`",
+        ),
+        (
+            r#"{"components": [{"kind": "math", "wieght": 1}]}"#,
+            "unknown field `wieght`, expected one of `kind`",
+        ),
+        (
+            r#"{"components": [{"kind": "length"}]}"#,
+            "missing field `max_tokens` (keys of the `length` reward)",
+        ),
+        (
+            r#"{"components": [{"kind": "math"}, {"kind": "math"}]}"#,
+            "`components`: two of them are called `math`",
+        ),
+        (r#"{"components": [{"kind": "math", "name": "a b"}]}"#, "`name`: \"a b\" is not a name"),
+        (
+            r#"{"components": [{"kind": "math", "extract": []}]}"#,
+            "component `math`: `extract`: names no place",
+        ),
+        (
+            r#"{"components": [{"kind": "math", "extract": ["boxed", "boxed"]}]}"#,
+            "component `math`: `extract`: names a place twice",
+        ),
+        (r#"{"components": [{"kind": "math", "tolerance": 1}]}"#, "component `math`: `tolerance`: 1 is not"),
+        (
+            r#"{"components": [{"kind": "countdown", "partial": -0.1}]}"#,
+            "component `countdown`: `partial`: -0.1",
+        ),
+        (
+            r#"{"components": [{"kind": "format", "pattern": "*"}]}"#,
+            "component `format`: `pattern`: \"*\" fits every",
+        ),
+        (
+            r#"{"components": [{"kind": "length", "max_tokens": 2, "min_tokens": 3}]}"#,
+            "component `length`: `max_tokens`: 2 is less",
+        ),
+        (r#"{"components": [{"kind": "overlong", "buffer": 0}]}"#, "component `overlong`: `buffer`"),
+        (
+            r#"{"components": [{"kind": "overlong", "buffer": 9, "max_tokens": 8}]}"#,
+            "component `overlong`: `buffer`: 9 is more",
+        ),
+        (r#"{"components": [{"kind": "overlong", "factor": -1}]}"#, "component `overlong`: `factor`"),
+        (r#"{"components": [{"kind": "random", "probability": 2}]}"#, "component `random`: `probability`: 2"),
+        (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is called `x`"),
+        (r#"{"components": [{"kind": "random"}], "outcome": "random"}"#, "`outcome`: `random` does not say"),
+    ] {
+        let error = complaint(json);
+        assert!(error.starts_with(said), "{json}: {error}");
+    }
+}
