@@ -62,7 +62,8 @@ pub enum CursorError {
 
 /// Walks over a dataset for as many epochs as it is asked for.
 ///
-/// Its place is a pure function of its position ([`Cursor::at`]), so it can be resumed, and read ahead, at no cost.
+/// Its place is a pure function of its position ([`Cursor::at`]), so it can be resumed, and read ahead, at no
+/// cost.
 #[derive(Debug, Clone)]
 pub struct Cursor {
     state: CursorState,

@@ -18,8 +18,8 @@ pub enum Split {
 
 /// The tasks of one split.
 ///
-/// Files share one body of rows between [`Split::Demonstration`] and [`Split::Train`] and keep [`Split::Eval`] apart;
-/// generators keep all three apart.
+/// Files share one body of rows between [`Split::Demonstration`] and [`Split::Train`] and keep
+/// [`Split::Eval`] apart; generators keep all three apart.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     tasks: Tasks,
@@ -32,7 +32,8 @@ enum Tasks {
 }
 
 impl Dataset {
-    /// Opens a split. `seed` decides which tasks a generator makes of its split, and in which order; files do not read it.
+    /// Opens a split. `seed` decides which tasks a generator makes of its split, and in which order; files do
+    /// not read it.
     pub fn open(settings: &DataSettings, split: Split, seed: u64) -> Result<Self, DataError> {
         settings.validate()?;
         let presentation = &settings.presentation;

@@ -50,9 +50,9 @@ impl<'de> Deserialize<'de> for Paths {
 
 /// Tasks from files.
 ///
-/// Fields that are not named are looked for by their usual names, in the first row of each file: the prompt as `prompt`,
-/// `question` or `messages`, the answer as `answer` or `solution`, a demonstration as `demonstration` or `completion`.
-/// What is found there must be in every row of the file.
+/// Fields that are not named are looked for by their usual names, in the first row of each file: the prompt
+/// as `prompt`, `question` or `messages`, the answer as `answer` or `solution`, a demonstration as
+/// `demonstration` or `completion`. What is found there must be in every row of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
@@ -61,8 +61,8 @@ pub struct FileSettings {
     /// Files of the held-out split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<Paths>,
-    /// Instead of `eval_path`: hold at least this many rows of `path` out. Which rows is a fixed function of their prompts, so
-    /// that rows with the same prompt are never divided between the splits.
+    /// Instead of `eval_path`: hold at least this many rows of `path` out. Which rows is a fixed function of
+    /// their prompts, so that rows with the same prompt are never divided between the splits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_rows: Option<u64>,
     /// Read no more rows than this of `path`.
@@ -86,8 +86,9 @@ pub struct FileSettings {
     /// What kind of task the rows are when no field says so.
     #[serde(default = "default_domain")]
     pub domain: String,
-    /// Where an answer holds this mark, what follows its last occurrence is the answer, and the whole text is the
-    /// demonstration unless another field is: the form of GSM8K. An empty mark takes answers as they stand.
+    /// Where an answer holds this mark, what follows its last occurrence is the answer, and the whole text is
+    /// the demonstration unless another field is: the form of GSM8K. An empty mark takes answers as they
+    /// stand.
     #[serde(default = "default_marker")]
     pub answer_marker: String,
 }
@@ -221,8 +222,8 @@ fn format_of(path: &Path) -> Option<Format> {
     }
 }
 
-/// The files behind `paths`; a folder stands for its data files, ordered by name, so that the order of rows does not depend on
-/// the file system.
+/// The files behind `paths`; a folder stands for its data files, ordered by name, so that the order of rows
+/// does not depend on the file system.
 fn list_files(paths: &Paths) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in &paths.0 {
@@ -278,7 +279,8 @@ fn hold_out(tasks: &[Task], wanted: u64) -> Result<Vec<bool>, DataError> {
     Ok(out)
 }
 
-/// A 64-bit name of a prompt: FNV-1a over its text, then mixed by the counter-based generator so that its order is even.
+/// A 64-bit name of a prompt: FNV-1a over its text, then mixed by the counter-based generator so that its
+/// order is even.
 fn prompt_hash(task: &Task) -> u64 {
     let mut hash = 0xCBF2_9CE4_8422_2325_u64;
     let mut absorb = |text: &str| {

@@ -1,14 +1,14 @@
 use rloom_core::{RandomKey, RandomStream};
 
-/// Rounds of the Feistel network. Four are enough for pseudo-randomness with an ideal round function (Luby and
-/// Rackoff, 1988); small domains mix better with more, and a round is one Philox block.
+/// Rounds of the Feistel network. Four are enough for pseudo-randomness with an ideal round function (Luby
+/// and Rackoff, 1988); small domains mix better with more, and a round is one Philox block.
 const ROUNDS: u64 = 8;
 
 /// A random order of `0..len` that is read at any position, in constant memory.
 ///
-/// A balanced Feistel network permutes the smallest domain of 4^h ≥ `len` numbers; values outside `0..len` are
-/// walked on until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), fewer than four
-/// steps on average.
+/// A balanced Feistel network permutes the smallest domain of 4^h ≥ `len` numbers; values outside `0..len`
+/// are walked on until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002),
+/// fewer than four steps on average.
 #[derive(Debug, Clone, Copy)]
 pub struct Permutation {
     stream: RandomStream,
@@ -17,7 +17,8 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The order that `key` names. `len` is at most 2⁶³, far beyond any dataset; a larger one is clipped to it.
+    /// The order that `key` names. `len` is at most 2⁶³, far beyond any dataset; a larger one is clipped to
+    /// it.
     pub fn new(key: RandomKey, len: u64) -> Self {
         let len = len.min(1 << 63);
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
@@ -87,7 +88,8 @@ mod tests {
         }
     }
 
-    /// All 24 orders of four numbers, over many keys: chi-squared with 23 degrees of freedom, 99.99 % quantile 58.6.
+    /// All 24 orders of four numbers, over many keys: chi-squared with 23 degrees of freedom, 99.99 %
+    /// quantile 58.6.
     #[test]
     fn orders_are_uniform_over_keys() {
         let mut counts = std::collections::BTreeMap::new();

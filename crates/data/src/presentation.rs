@@ -10,14 +10,16 @@ const PLACEHOLDER: &str = "{prompt}";
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Presentation {
-    /// A system message. It makes a conversation of a plain prompt; a row whose messages begin with a system message
-    /// of their own keeps it.
+    /// A system message. It makes a conversation of a plain prompt; a row whose messages begin with a system
+    /// message of their own keeps it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Text around a plain prompt: `{prompt}` stands for it. Rows that are conversations already cannot have one.
+    /// Text around a plain prompt: `{prompt}` stands for it. Rows that are conversations already cannot have
+    /// one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// Whether a plain prompt becomes a user message that the chat template renders (`true` when `system` is set).
+    /// Whether a plain prompt becomes a user message that the chat template renders (`true` when `system` is
+    /// set).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
 }

@@ -10,8 +10,9 @@ use crate::{
 
 /// A source of tasks and how its prompts are presented.
 ///
-/// In a configuration it is one flat table: `generator = "arithmetic"` with that generator's keys, or `path = "…"` with the keys of
-/// [`FileSettings`]; the keys of [`Presentation`] go with either. A key that the chosen source does not read is an error.
+/// In a configuration it is one flat table: `generator = "arithmetic"` with that generator's keys, or `path =
+/// "…"` with the keys of [`FileSettings`]; the keys of [`Presentation`] go with either. A key that the chosen
+/// source does not read is an error.
 ///
 /// ```
 /// # use rloom_data::{DataSettings, Source};
@@ -81,8 +82,8 @@ impl DataSettings {
         self.source.files().is_none_or(|f| f.eval_path.is_some() || f.eval_rows.is_some())
     }
 
-    /// The characters that a generator's tasks are made of, with those of the template and the system message: what a tokenizer made from nothing
-    /// needs. `None` for files, which may hold anything.
+    /// The characters that a generator's tasks are made of, with those of the template and the system
+    /// message: what a tokenizer made from nothing needs. `None` for files, which may hold anything.
     pub fn alphabet(&self) -> Option<String> {
         let own = match &self.source {
             Source::Files(_) => return None,
@@ -99,8 +100,9 @@ impl DataSettings {
     }
 }
 
-/// Every key that some source reads, with its type. Reading into this first lets the configuration reader point at the very key that is
-/// misspelt or of the wrong type, which a buffered enum could not; the chosen source then refuses the keys that are not its own.
+/// Every key that some source reads, with its type. Reading into this first lets the configuration reader
+/// point at the very key that is misspelt or of the wrong type, which a buffered enum could not; the chosen
+/// source then refuses the keys that are not its own.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {

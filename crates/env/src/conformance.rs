@@ -1,4 +1,5 @@
-//! What every environment has to hold to. Call [`check`] from the tests of an implementation, with tasks of its own.
+//! What every environment has to hold to. Call [`check`] from the tests of an implementation, with tasks of
+//! its own.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -13,12 +14,13 @@ const MOST_TURNS: usize = 1000;
 /// How often a pending future is polled before it counts as stuck.
 const MOST_POLLS: usize = 10_000_000;
 
-/// Plays `task` in several ways and says what the environment did wrong. `replies` are what the policy writes, turn by turn; the
-/// last one is repeated.
+/// Plays `task` in several ways and says what the environment did wrong. `replies` are what the policy
+/// writes, turn by turn; the last one is repeated.
 ///
-/// Checked are: the prompt is neither empty nor different the next time; an episode ends, and its trajectory is valid and the same whenever the
-/// replies are; episodes that run side by side do not disturb each other; a turn that was cut off ends the episode; a
-/// prompt without room for a completion is an error that names the task; a turn after the end is an error.
+/// Checked are: the prompt is neither empty nor different the next time; an episode ends, and its trajectory
+/// is valid and the same whenever the replies are; episodes that run side by side do not disturb each other;
+/// a turn that was cut off ends the episode; a prompt without room for a completion is an error that names
+/// the task; a turn after the end is an error.
 pub fn check(
     environment: &dyn Environment,
     task: &Task,
@@ -136,7 +138,8 @@ fn turn(tokens: Vec<u32>, stop: StopReason) -> Turn {
     Turn { logprobs: vec![-1.0; tokens.len()], tokens, temperature: 1.0, versions, stop }
 }
 
-/// Runs a future to its end on this thread. Environments that need a runtime are checked inside one: this only polls.
+/// Runs a future to its end on this thread. Environments that need a runtime are checked inside one: this
+/// only polls.
 fn wait<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());

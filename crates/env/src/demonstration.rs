@@ -15,9 +15,10 @@ pub struct Demonstration {
 impl Demonstration {
     /// Renders a task's demonstration. `context` is the number of tokens that the policy can hold.
     ///
-    /// Prompt and completion are tokenised apart, as they are when the policy writes the completion itself. In a conversation, the
-    /// completion is what the chat template makes of the assistant's message after the prompt; where it renders the prompt
-    /// differently once an answer follows, it is the message itself and the end-of-text token.
+    /// Prompt and completion are tokenised apart, as they are when the policy writes the completion itself.
+    /// In a conversation, the completion is what the chat template makes of the assistant's message after the
+    /// prompt; where it renders the prompt differently once an answer follows, it is the message itself and
+    /// the end-of-text token.
     pub fn render(task: &Task, tokenizer: &Tokenizer, context: usize) -> Result<Self, EnvError> {
         let Some(text) = &task.demonstration else {
             return Err(EnvError::NoDemonstration { task: task.index });
@@ -54,7 +55,8 @@ fn turn_text(tokenizer: &Tokenizer, messages: &[ChatMessage], text: &str) -> Res
     Ok(after.strip_prefix(&before).map_or_else(|| text.to_owned(), str::to_owned))
 }
 
-/// Ends a completion: templates often write more after the token that ends a turn, which the policy never would.
+/// Ends a completion: templates often write more after the token that ends a turn, which the policy never
+/// would.
 fn ended(mut completion: Vec<u32>, tokenizer: &Tokenizer) -> Result<Vec<u32>, EnvError> {
     let ends = tokenizer.eos_ids();
     match completion.iter().rposition(|token| ends.contains(token)) {

@@ -6,7 +6,8 @@ use rloom_text::Tokenizer;
 
 use crate::{EnvError, Turn};
 
-/// A future that may be sent between threads and can be dropped at any await: this is how an environment that hangs is cancelled.
+/// A future that may be sent between threads and can be dropped at any await: this is how an environment that
+/// hangs is cancelled.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Something that a policy can act in. One value serves any number of episodes at the same time.
@@ -16,8 +17,8 @@ pub trait Environment: Debug + Send + Sync {
 
     /// Begins an episode.
     ///
-    /// The prompt must not be empty and must be the same whenever the same task is begun: the samples of a group share it, and an
-    /// engine computes it once for all of them.
+    /// The prompt must not be empty and must be the same whenever the same task is begun: the samples of a
+    /// group share it, and an engine computes it once for all of them.
     fn start<'a>(
         &'a self,
         task: &'a Task,
@@ -40,8 +41,9 @@ pub struct Start {
 pub trait Interaction: Debug + Send {
     /// Takes the policy's turn and says what comes of it.
     ///
-    /// It is not called again after [`Next::Done`]. It is called for a turn that was cut off ([`StopReason::is_truncated`]) too,
-    /// so that it can judge what is there, but its observation is then not used: an unfinished turn ends the episode.
+    /// It is not called again after [`Next::Done`]. It is called for a turn that was cut off
+    /// ([`StopReason::is_truncated`]) too, so that it can judge what is there, but its observation is then
+    /// not used: an unfinished turn ends the episode.
     ///
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Next, EnvError>>;

@@ -1,16 +1,17 @@
 //! Environments: what a policy acts in.
 //!
-//! An [`Environment`] begins an [`Interaction`] with a task: it gives the prompt's tokens, is told what the policy wrote, and answers with
-//! an observation or says that the episode is over. An [`Attempt`] keeps the tokens of one such interaction and assembles the
-//! [`Trajectory`](rloom_core::Trajectory) that training sees. No engine is known here: a [`Turn`] is plain data, whoever sampled it.
+//! An [`Environment`] begins an [`Interaction`] with a task: it gives the prompt's tokens, is told what the
+//! policy wrote, and answers with an observation or says that the episode is over. An [`Attempt`] keeps the
+//! tokens of one such interaction and assembles the [`Trajectory`](rloom_core::Trajectory) that training
+//! sees. No engine is known here: a [`Turn`] is plain data, whoever sampled it.
 //!
 //! ```text
 //! Attempt::start ──► tokens() ──► (an engine samples) ──► turn(Turn) ──┬─ Continue: again from tokens()
 //!                                                                     └─ Done: finish() ──► Trajectory
 //! ```
 //!
-//! An interaction is for one episode and is never reset. What was said stays said: observations are appended as tokens, and nothing
-//! before them is rendered or tokenised anew.
+//! An interaction is for one episode and is never reset. What was said stays said: observations are appended
+//! as tokens, and nothing before them is rendered or tokenised anew.
 //!
 //! Every environment has to pass [`conformance::check`].
 

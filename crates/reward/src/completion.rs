@@ -53,8 +53,8 @@ impl Verdict {
     }
 }
 
-/// Something that judges completions. It holds its settings and nothing that changes: the same completion gets the same verdict, from any
-/// thread.
+/// Something that judges completions. It holds its settings and nothing that changes: the same completion
+/// gets the same verdict, from any thread.
 pub trait Reward: Debug + Send + Sync {
     /// Judges one completion.
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError>;

@@ -7,8 +7,9 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 
 /// An expression that uses given numbers, each exactly once, and gives a target.
 ///
-/// The reference answer says numbers and target: as an expression that solves the task (`(8-3)*7`), or as `3, 7, 8 = 35`. Any expression of
-/// `+ - * / ( )` is accepted that uses the same numbers and has the same value; it is computed exactly.
+/// The reference answer says numbers and target: as an expression that solves the task (`(8-3)*7`), or as `3,
+/// 7, 8 = 35`. Any expression of `+ - * / ( )` is accepted that uses the same numbers and has the same value;
+/// it is computed exactly.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Countdown {

@@ -2,11 +2,12 @@ use serde::{Deserialize, Serialize};
 
 /// A place in a completion where the answer may stand.
 ///
-/// Each is found by a linear scan from the end: when a completion holds several, the last one counts, so that an answer that the policy
-/// takes back is not the one that is judged.
+/// Each is found by a linear scan from the end: when a completion holds several, the last one counts, so that
+/// an answer that the policy takes back is not the one that is judged.
 ///
-/// Of several places, the first one that is there decides, even if nothing can be read from it: what a policy marks as its answer is its answer. Only
-/// [`Extract::AnswerIs`] and [`Extract::LastNumber`], which are guesses, give way to the next place when what they find cannot be read.
+/// Of several places, the first one that is there decides, even if nothing can be read from it: what a policy
+/// marks as its answer is its answer. Only [`Extract::AnswerIs`] and [`Extract::LastNumber`], which are
+/// guesses, give way to the next place when what they find cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
@@ -20,8 +21,9 @@ pub enum Extract {
     AnswerTag,
     /// After `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
     AnswerIs,
-    /// The last number in the text, with its sign, currency, thousands separators, fraction and percent sign. Finds something in almost any text: a
-    /// policy can be rewarded for a number that it never meant as its answer.
+    /// The last number in the text, with its sign, currency, thousands separators, fraction and percent sign.
+    /// Finds something in almost any text: a policy can be rewarded for a number that it never meant as its
+    /// answer.
     LastNumber,
 }
 

@@ -4,16 +4,17 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 
 /// 1 for a completion of a given shape, 0 for any other.
 ///
-/// A pattern is text in which `*` stands for any text, also over several lines: `<think>*</think>*<answer>*</answer>`. `\*` is a star and `\\` a
-/// backslash. The whole completion has to fit; white space around it does not count. Patterns are not regular expressions on purpose: what a policy is
-/// rewarded for should be readable at a glance, and matching takes linear time whatever the completion.
+/// A pattern is text in which `*` stands for any text, also over several lines:
+/// `<think>*</think>*<answer>*</answer>`. `\*` is a star and `\\` a backslash. The whole completion has to
+/// fit; white space around it does not count. Patterns are not regular expressions on purpose: what a policy
+/// is rewarded for should be readable at a glance, and matching takes linear time whatever the completion.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Format {
     /// The shape.
     pub pattern: String,
-    /// Whether every piece of text between the stars may occur only once. Without it, a policy learns that repeating a tag does no
-    /// harm. On by default.
+    /// Whether every piece of text between the stars may occur only once. Without it, a policy learns that
+    /// repeating a tag does no harm. On by default.
     #[serde(default = "yes")]
     pub once: bool,
 }

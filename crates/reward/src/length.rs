@@ -2,8 +2,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Completion, JudgeError, Reward, Verdict};
 
-/// DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4): 0 up to `max_tokens − buffer` tokens, then falling linearly to `−factor` at
-/// `max_tokens` and beyond.
+/// DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4): 0 up to `max_tokens − buffer` tokens,
+/// then falling linearly to `−factor` at `max_tokens` and beyond.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overlong {
@@ -49,7 +49,8 @@ impl Reward for Overlong {
     }
 }
 
-/// 1 for a completion of `min_tokens` to `max_tokens` tokens, falling linearly to 0 over `fade` tokens on either side.
+/// 1 for a completion of `min_tokens` to `max_tokens` tokens, falling linearly to 0 over `fade` tokens on
+/// either side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Length {
@@ -67,7 +68,8 @@ impl Reward for Length {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let length = completion.tokens;
         let outside = self.min_tokens.saturating_sub(length).max(length.saturating_sub(self.max_tokens));
-        // The first token outside is already less than full, and the last of the fade is still more than nothing.
+        // The first token outside is already less than full, and the last of the fade is still more than
+        // nothing.
         Ok(Verdict::value((1.0 - outside as f64 / (self.fade + 1) as f64).max(0.0)))
     }
 

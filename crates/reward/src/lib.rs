@@ -1,11 +1,12 @@
 //! Rewards: verifiers, and their weighted sums.
 //!
-//! A [`Scorer`] is made of named components ([`RewardSettings`]). Each sees a [`Completion`] and gives a [`Verdict`]: a value, or that it does not
-//! apply; verifiers also say whether the task was solved and whether an answer could be read at all. One verifier, the outcome, decides
-//! what evaluation counts, whatever is added to the value for shaping.
+//! A [`Scorer`] is made of named components ([`RewardSettings`]). Each sees a [`Completion`] and gives a
+//! [`Verdict`]: a value, or that it does not apply; verifiers also say whether the task was solved and
+//! whether an answer could be read at all. One verifier, the outcome, decides what evaluation counts,
+//! whatever is added to the value for shaping.
 //!
-//! Nothing is silent: a component that fails, or gives a number that is not finite, is an error that names component and sample. By default it ends
-//! the run; when it is not to, it is counted.
+//! Nothing is silent: a component that fails, or gives a number that is not finite, is an error that names
+//! component and sample. By default it ends the run; when it is not to, it is counted.
 
 mod completion;
 mod countdown;

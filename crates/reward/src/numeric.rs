@@ -5,7 +5,8 @@ use crate::math::{Reference, decide, validate_tolerance, verdict};
 use crate::verifier::{Truncated, reference, unreadable};
 use crate::{Completion, JudgeError, Reward, Verdict};
 
-/// The answer as a number: `18`, `$1,800.00`, `7/2`, `1 1/2`, `-3.5e2`, `18 eggs`. Numbers are compared exactly.
+/// The answer as a number: `18`, `$1,800.00`, `7/2`, `1 1/2`, `-3.5e2`, `18 eggs`. Numbers are compared
+/// exactly.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Numeric {

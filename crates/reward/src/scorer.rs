@@ -73,7 +73,8 @@ impl Scorer {
     ///
     /// # Errors
     ///
-    /// A component that fails, or whose value is not finite, unless failures are to be skipped: then it counts as not applicable.
+    /// A component that fails, or whose value is not finite, unless failures are to be skipped: then it
+    /// counts as not applicable.
     pub fn judge(&self, completion: &Completion<'_>) -> Result<Rewards, RewardError> {
         let mut rewards = Rewards::default();
         for (index, component) in self.components.iter().enumerate() {

@@ -34,8 +34,8 @@ pub enum OnError {
 pub struct RewardSettings {
     /// The parts of the sum.
     pub components: Vec<ComponentSettings>,
-    /// The name of the component that says whether a task was solved: what evaluation counts and what dynamic sampling looks at. The first verifier
-    /// when not set.
+    /// The name of the component that says whether a task was solved: what evaluation counts and what dynamic
+    /// sampling looks at. The first verifier when not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// What happens when a component fails.
@@ -43,7 +43,8 @@ pub struct RewardSettings {
     pub on_error: OnError,
 }
 
-/// One part of the sum: in a configuration a flat table of `kind`, `name`, `weight` and the keys of that kind.
+/// One part of the sum: in a configuration a flat table of `kind`, `name`, `weight` and the keys of that
+/// kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComponentSettings {
     /// Its name, as `reward/<name>` shows it; its kind when not set.
@@ -175,8 +176,9 @@ impl RewardSettings {
     }
 }
 
-/// Every key that some kind reads, with its type. Reading into this first lets the configuration reader point at the very key that is misspelt or of
-/// the wrong type; the chosen kind then refuses the keys that are not its own.
+/// Every key that some kind reads, with its type. Reading into this first lets the configuration reader point
+/// at the very key that is misspelt or of the wrong type; the chosen kind then refuses the keys that are not
+/// its own.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {

@@ -7,12 +7,12 @@ use crate::{DataError, Permutation, Split};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeldOut {
-    /// Operand values: a share of them is reserved. Evaluation uses reserved values only, demonstrations and training never do,
-    /// so no operand of an evaluation task occurs as an operand in either.
+    /// Operand values: a share of them is reserved. Evaluation uses reserved values only, demonstrations and
+    /// training never do, so no operand of an evaluation task occurs as an operand in either.
     #[default]
     Operands,
-    /// Pairs of operands: every value may occur anywhere, but no pair of an evaluation task, in either order and under any
-    /// operation, occurs in demonstrations or training.
+    /// Pairs of operands: every value may occur anywhere, but no pair of an evaluation task, in either order
+    /// and under any operation, occurs in demonstrations or training.
     Pairs,
 }
 
@@ -23,7 +23,8 @@ pub enum Style {
     /// The answer alone: `47+85=` is completed by `132`.
     #[default]
     Plain,
-    /// Digit by digit (products: place by place), then the answer after `####`: `47+85=` is completed by `7+5=12 4+8+1=13 #### 132`.
+    /// Digit by digit (products: place by place), then the answer after `####`: `47+85=` is completed by
+    /// `7+5=12 4+8+1=13 #### 132`.
     Worked,
 }
 
@@ -34,17 +35,18 @@ pub enum DigitOrder {
     /// As everyone writes them.
     #[default]
     Normal,
-    /// Lowest digit first (`231` for 132), the order in which sums and products are computed; a sign stays in front. Judge
-    /// such answers with an exact match.
+    /// Lowest digit first (`231` for 132), the order in which sums and products are computed; a sign stays in
+    /// front. Judge such answers with an exact match.
     Reversed,
 }
 
 /// Tasks of two operands: `47+85=`.
 ///
-/// Operands are the numbers of `min_digits` to `max_digits` digits (0 has one digit), each as likely as the other. Before anything is drawn,
-/// values or pairs are assigned to splits (`held_out`) by fixed permutations that no seed changes. The unordered pairs that are left
-/// after `held_out` are divided between demonstrations and training, so that these two share no pair either.
-/// A split is then walked without repetition, in an order that the seed decides; under `held_out = "operands"` an evaluation task never
+/// Operands are the numbers of `min_digits` to `max_digits` digits (0 has one digit), each as likely as the
+/// other. Before anything is drawn, values or pairs are assigned to splits (`held_out`) by fixed permutations
+/// that no seed changes. The unordered pairs that are left after `held_out` are divided between
+/// demonstrations and training, so that these two share no pair either. A split is then walked without
+/// repetition, in an order that the seed decides; under `held_out = "operands"` an evaluation task never
 /// comes twice, elsewhere only a pair of equal operands does (once for each order of its operands).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -149,7 +151,8 @@ impl ArithmeticSettings {
 enum Pairs {
     /// Every ordered pair of the first `values` reserved ones.
     Ordered { values: u64 },
-    /// The unordered pairs that `order` puts at `from..to`, in both orders, over the values from `first_value` on.
+    /// The unordered pairs that `order` puts at `from..to`, in both orders, over the values from
+    /// `first_value` on.
     Unordered { order: Permutation, from: u64, to: u64, first_value: u64 },
 }
 

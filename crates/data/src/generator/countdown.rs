@@ -16,10 +16,11 @@ pub enum Wording {
 
 /// Numbers and a target: the answer is an expression that uses each number once and gives the target.
 ///
-/// Solvable by construction: the target is the value of a random expression whose steps are whole and positive. That expression
-/// is the task's answer and its demonstration; any other that is right counts as well, so judge with the countdown reward.
-/// Tasks are assigned to splits by a fixed hash of their numbers in ascending order: no held-out set of numbers occurs in demonstrations or
-/// training, whatever the target. Tasks are drawn with repetition.
+/// Solvable by construction: the target is the value of a random expression whose steps are whole and
+/// positive. That expression is the task's answer and its demonstration; any other that is right counts as
+/// well, so judge with the countdown reward. Tasks are assigned to splits by a fixed hash of their numbers in
+/// ascending order: no held-out set of numbers occurs in demonstrations or training, whatever the target.
+/// Tasks are drawn with repetition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSettings {

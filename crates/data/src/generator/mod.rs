@@ -1,7 +1,7 @@
 //! Built-in tasks, each a pure function of (seed, split, position).
 //!
-//! The assignment of operands to splits is keyed by constants, so it is the same in every run; the seed decides which
-//! tasks of a split come when.
+//! The assignment of operands to splits is keyed by constants, so it is the same in every run; the seed
+//! decides which tasks of a split come when.
 
 mod arithmetic;
 mod countdown;

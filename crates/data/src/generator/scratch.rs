@@ -23,7 +23,8 @@ fn add(a: u64, b: u64) -> Vec<String> {
         .collect()
 }
 
-/// Columns from the lowest on, the larger number on top; a borrowed ten stands before the digit that needs it.
+/// Columns from the lowest on, the larger number on top; a borrowed ten stands before the digit that needs
+/// it.
 fn subtract(a: u64, b: u64) -> Vec<String> {
     let mut steps = Vec::new();
     if a < b {

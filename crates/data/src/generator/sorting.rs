@@ -5,8 +5,8 @@ use crate::{DataError, Split};
 
 /// Lists to sort: `sort 41 7 93:` is completed by `7 41 93`.
 ///
-/// Lists are assigned to splits by a fixed hash of their numbers in ascending order, so no held-out list occurs, in any order, in
-/// demonstrations or training. Tasks are drawn with repetition.
+/// Lists are assigned to splits by a fixed hash of their numbers in ascending order, so no held-out list
+/// occurs, in any order, in demonstrations or training. Tasks are drawn with repetition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SortingSettings {

@@ -59,7 +59,8 @@ pub(crate) fn read(text: &str, reading: &Reading) -> Option<Form> {
     }
 }
 
-/// Takes off what is around an answer and is not part of it: white space, emphasis, quotes, the full stop of a sentence.
+/// Takes off what is around an answer and is not part of it: white space, emphasis, quotes, the full stop of
+/// a sentence.
 pub(crate) fn strip(text: &str) -> &str {
     let mut text = text.trim();
     loop {
@@ -108,8 +109,17 @@ impl Reader<'_> {
         if let [Spaced { token: Token::EmptySet, .. }] = tokens {
             return Some(Form::Set(Vec::new()));
         }
-        if let Some(form) = self.bracketed(tokens) {
-            return form;
+        if let Some(bracketed) = bracketed(tokens) {
+            let inner = Self { nesting: self.nesting + 1, ..*self };
+            return match bracketed {
+                Bracketed::Matrix(inside) => inner.matrix(inside),
+                Bracketed::Set([]) => Some(Form::Set(Vec::new())),
+                Bracketed::Set(inside) => inner.items(inside).map(Form::Set),
+                Bracketed::Sequence(open, close, inside) => {
+                    inner.items(inside).map(|items| Form::Sequence(open, close, items))
+                }
+                Bracketed::Parentheses(inside) => inner.item(inside),
+            };
         }
         if tokens.iter().any(|t| matches!(t.token, Token::Relation(_))) {
             return self.relations(tokens);
@@ -123,35 +133,6 @@ impl Reader<'_> {
             return parts.into_iter().map(|part| self.quantity(part)).collect::<Option<_>>().map(Form::Ratio);
         }
         self.quantity(tokens).map(Form::Quantity)
-    }
-
-    /// Something in brackets that is not merely in parentheses. The outer option says whether it is that.
-    fn bracketed(&self, tokens: &[Spaced]) -> Option<Option<Form>> {
-        let (first, last) = (&tokens.first()?.token, &tokens.last()?.token);
-        if matching(tokens)? != tokens.len() - 1 {
-            return None;
-        }
-        let inside = &tokens[1..tokens.len() - 1];
-        let inner = Self { nesting: self.nesting + 1, ..*self };
-        let several =
-            || split(inside, |t| matches!(t, Token::Comma | Token::Semicolon)).is_some_and(|p| p.len() > 1);
-        match (first, last) {
-            (Token::Matrix, Token::MatrixEnd) => Some(inner.matrix(inside)),
-            (Token::Open('{'), Token::Close('}')) if inside.is_empty() => Some(Some(Form::Set(Vec::new()))),
-            (Token::Open('{'), Token::Close('}')) => Some(inner.items(inside).map(Form::Set)),
-            (Token::Group, Token::GroupEnd) if several() => Some(inner.items(inside).map(Form::Set)),
-            (Token::Open(open), Token::Close(close)) if several() => {
-                // Angle brackets are another way to write a vector.
-                let (open, close) = if *open == '⟨' { ('(', ')') } else { (*open, *close) };
-                Some(inner.items(inside).map(|items| Form::Sequence(open, close, items)))
-            }
-            (Token::Open('('), Token::Close(')'))
-                if inside.first().is_some_and(|t| t.token == Token::Matrix) =>
-            {
-                Some(inner.item(inside))
-            }
-            _ => None,
-        }
     }
 
     fn matrix(&self, tokens: &[Spaced]) -> Option<Form> {
@@ -189,7 +170,8 @@ impl Reader<'_> {
         if !equal {
             return Some(Form::Relations(sides, relations));
         }
-        // A chain of equations must not contradict itself: its constant sides are one number, and the last of them is the answer.
+        // A chain of equations must not contradict itself: its constant sides are one number, and the last of
+        // them is the answer.
         let constant = |q: &Quantity| q.value.variables().is_empty();
         let exact = relations.iter().all(|r| *r == Relation::Equal);
         let values: Vec<&Quantity> = sides.iter().filter(|q| constant(q)).collect();
@@ -225,6 +207,39 @@ impl Reader<'_> {
             None => unit::tail(rest)?,
         };
         Some(Quantity { value, unit: currency.or(tail.unit), percent: tail.percent, sense: tail.sense })
+    }
+}
+
+/// Something in brackets that are more than parentheses around an expression.
+enum Bracketed<'a> {
+    Matrix(&'a [Spaced]),
+    Set(&'a [Spaced]),
+    Sequence(char, char, &'a [Spaced]),
+    /// Around a matrix.
+    Parentheses(&'a [Spaced]),
+}
+
+fn bracketed(tokens: &[Spaced]) -> Option<Bracketed<'_>> {
+    let (first, last) = (&tokens.first()?.token, &tokens.last()?.token);
+    if matching(tokens)? != tokens.len() - 1 {
+        return None;
+    }
+    let inside = &tokens[1..tokens.len() - 1];
+    let separator = |t: &Token| matches!(t, Token::Comma | Token::Semicolon);
+    let several = || split(inside, separator).is_some_and(|parts| parts.len() > 1);
+    match (first, last) {
+        (Token::Matrix, Token::MatrixEnd) => Some(Bracketed::Matrix(inside)),
+        (Token::Open('{'), Token::Close('}')) => Some(Bracketed::Set(inside)),
+        (Token::Group, Token::GroupEnd) if several() => Some(Bracketed::Set(inside)),
+        // Angle brackets are another way to write a vector.
+        (Token::Open('⟨'), Token::Close('⟩')) if several() => Some(Bracketed::Sequence('(', ')', inside)),
+        (Token::Open(open), Token::Close(close)) if several() => {
+            Some(Bracketed::Sequence(*open, *close, inside))
+        }
+        (Token::Open('('), Token::Close(')')) if inside.first()?.token == Token::Matrix => {
+            Some(Bracketed::Parentheses(inside))
+        }
+        _ => None,
     }
 }
 
@@ -307,7 +322,7 @@ fn matching(tokens: &[Spaced]) -> Option<usize> {
 }
 
 /// The parts between separators outside of brackets; `None` if one is empty or brackets do not match.
-fn split<'a>(tokens: &'a [Spaced], separator: impl Fn(&Token) -> bool) -> Option<Vec<&'a [Spaced]>> {
+fn split(tokens: &[Spaced], separator: impl Fn(&Token) -> bool) -> Option<Vec<&[Spaced]>> {
     let mut depth = 0usize;
     for token in tokens {
         if opens(&token.token) {
@@ -320,7 +335,7 @@ fn split<'a>(tokens: &'a [Spaced], separator: impl Fn(&Token) -> bool) -> Option
     (depth == 0 && parts.iter().all(|part| !part.is_empty())).then_some(parts)
 }
 
-fn split_loosely<'a>(tokens: &'a [Spaced], separator: impl Fn(&Token) -> bool) -> Vec<&'a [Spaced]> {
+fn split_loosely(tokens: &[Spaced], separator: impl Fn(&Token) -> bool) -> Vec<&[Spaced]> {
     let mut parts = Vec::new();
     let (mut depth, mut from) = (0usize, 0);
     for (at, token) in tokens.iter().enumerate() {

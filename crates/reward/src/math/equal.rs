@@ -197,8 +197,8 @@ fn proportional(a: &Expression, b: &Expression) -> bool {
     agreed >= LEAST_POINTS
 }
 
-/// Where a variable is at a point: a fraction of either sign, by its name. Two different polynomials of small degree do not agree at several such
-/// points (Schwartz and Zippel).
+/// Where a variable is at a point: a fraction of either sign, by its name. Two different polynomials of small
+/// degree do not agree at several such points (Schwartz and Zippel).
 fn coordinate(name: &str, point: u64) -> Rational {
     let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)

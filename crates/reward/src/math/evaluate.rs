@@ -1,7 +1,7 @@
 //! Expressions to values: exact where that is possible, otherwise a double with a bound on its error.
 //!
-//! The bound is what makes a comparison of irrational numbers safe: two values are the same if they cannot be told apart within
-//! what rounding can have done to them, and that must be little.
+//! The bound is what makes a comparison of irrational numbers safe: two values are the same if they cannot be
+//! told apart within what rounding can have done to them, and that must be little.
 
 use super::expression::Expression;
 use super::rational::Rational;
@@ -13,7 +13,8 @@ const UNIT: f64 = f64::EPSILON;
 const FUNCTION: f64 = 4.0 * f64::EPSILON;
 /// Largest argument of a factorial.
 const MAX_FACTORIAL: i64 = 300;
-/// Values whose error bound is larger than this, relative to them or to 1, are too uncertain to be the same as anything.
+/// Values whose error bound is larger than this, relative to them or to 1, are too uncertain to be the same
+/// as anything.
 const MAX_ERROR: f64 = 1e-9;
 
 /// The value of an expression.
@@ -184,8 +185,8 @@ fn power(base: &Value, exponent: &Value) -> Option<Value> {
     Real::new(value, value.abs() * relative).map(Value::Real)
 }
 
-/// A power with a fraction as its exponent, where the root is rational: 8^(2/3). The base is not negative: roots of negative numbers are not
-/// real, or not what is meant.
+/// A power with a fraction as its exponent, where the root is rational: 8^(2/3). The base is not negative:
+/// roots of negative numbers are not real, or not what is meant.
 fn rational_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
     if base.is_negative() || (base.is_zero() && exponent.is_negative()) {
         return None;
@@ -309,7 +310,8 @@ fn apply(function: Function, argument: &Value) -> Option<Value> {
             (v.ln(), 1.0 / (v - x.error))
         }
     };
-    // An absolute part of one unit covers results near zero, where the functions of the standard library are relative to their argument.
+    // An absolute part of one unit covers results near zero, where the functions of the standard library are
+    // relative to their argument.
     let rounding = f64::EPSILON + value.abs() * FUNCTION;
     Real::new(value, slope * (x.error + v.abs() * f64::EPSILON) + rounding).map(Value::Real)
 }

@@ -1,7 +1,7 @@
 //! Text to tokens: LaTeX, plain text and mixtures of both, as policies write them.
 //!
-//! What is not understood makes the whole text unreadable (`None`), rather than being passed over: a sign that is dropped can turn a wrong
-//! answer into the right one.
+//! What is not understood makes the whole text unreadable (`None`), rather than being passed over: a sign
+//! that is dropped can turn a wrong answer into the right one.
 
 use std::collections::BTreeSet;
 
@@ -57,8 +57,8 @@ pub(crate) fn tokens(text: &str, reading: &Reading) -> Option<Vec<Spaced>> {
     Some(lexer.out)
 }
 
-/// `$18$` is a number in mathematical writing, `$18` and `$5 and $6` are money: dollar signs enclose if they come in pairs whose second is never
-/// followed by a digit.
+/// `$18$` is a number in mathematical writing, `$18` and `$5 and $6` are money: dollar signs enclose if they
+/// come in pairs whose second is never followed by a digit.
 fn dollars_are_delimiters(chars: &[char]) -> bool {
     let places: Vec<usize> =
         (0..chars.len()).filter(|&i| chars[i] == '$' && (i == 0 || chars[i - 1] != '\\')).collect();
@@ -92,9 +92,6 @@ impl Lexer<'_> {
         }
         while self.at < end {
             self.one(end)?;
-            if self.out.len() > MAX_TOKENS {
-                return None;
-            }
         }
         self.depth -= 1;
         (self.at == end).then_some(())
@@ -103,7 +100,7 @@ impl Lexer<'_> {
     pub(super) fn push(&mut self, token: Token) -> Option<()> {
         self.out.push(Spaced { token, space: std::mem::take(&mut self.space) });
         self.decimals = None;
-        Some(())
+        (self.out.len() <= MAX_TOKENS).then_some(())
     }
 
     pub(super) fn set_space(&mut self) {

@@ -1,16 +1,20 @@
 //! Answers as mathematics: `\frac{1}{2}`, `0.5` and `50%` are the same answer, `(1,2)` and `[1,2]` are not.
 //!
-//! A text is read whole or not at all: tokens, expressions, and the shapes that answers have. Numbers are exact fractions of any size up to a
-//! bound; irrational ones are doubles that carry a bound on their error; expressions with variables are compared at several points. Every step is
-//! bounded: the length of a text, its tokens and nesting, and the size of numbers, so that no completion can make the verifier slow.
+//! A text is read whole or not at all: tokens, expressions, and the shapes that answers have. Numbers are
+//! exact fractions of any size up to a bound; irrational ones are doubles that carry a bound on their error;
+//! expressions with variables are compared at several points. Every step is bounded: the length of a text,
+//! its tokens and nesting, and the size of numbers, so that no completion can make the verifier slow.
 //!
 //! What is deliberate:
 //!
-//! - Units that are known must agree, exponent included, and are never converted; other words behind a number are not compared.
-//! - A percent sign may be left out where the reference has one. Where the reference has none, `50%` is 50 for a reference of 1 or more and 0.5 below that.
+//! - Units that are known must agree, exponent included, and are never converted; other words behind a number
+//!   are not compared.
+//! - A percent sign may be left out where the reference has one. Where the reference has none, `50%` is 50
+//!   for a reference of 1 or more and 0.5 below that.
 //! - A decimal is not the fraction that it rounds (`0.33` is not `1/3`), unless a `tolerance` says so.
 //! - Points, vectors and intervals keep order and brackets; sets and lists have no order.
-//! - Complex numbers, other bases than ten and piecewise functions are compared as they are written, not by their value.
+//! - Complex numbers, other bases than ten and piecewise functions are compared as they are written, not by
+//!   their value.
 
 mod answer;
 mod command;
@@ -68,7 +72,8 @@ impl Reference {
         Self { plain: plain(text), form, reading: Reading { letters: Letters::Known(letters), thousands } }
     }
 
-    /// Compares a candidate. `tolerance` is the relative difference that constant numbers may have; 0 asks for the same number.
+    /// Compares a candidate. `tolerance` is the relative difference that constant numbers may have; 0 asks
+    /// for the same number.
     pub fn judge(&self, candidate: &str, tolerance: f64) -> Judgement {
         let form = self.form.as_ref().and_then(|_| answer::read(candidate, &self.reading));
         if let (Some(reference), Some(form)) = (&self.form, form) {
@@ -102,7 +107,8 @@ impl Reference {
     }
 }
 
-/// The value of an expression of whole numbers with `+ - * / ( )`, exactly, and the numbers that it is made of, in order; `None` for anything else.
+/// The value of an expression of whole numbers with `+ - * / ( )`, exactly, and the numbers that it is made
+/// of, in order; `None` for anything else.
 pub(crate) fn countdown(text: &str) -> Option<(Option<Rational>, Vec<u64>)> {
     let reading = Reading { letters: Letters::Known(BTreeSet::new()), thousands: false };
     let Some(Form::Quantity(quantity)) = answer::read(text, &reading) else { return None };
@@ -145,15 +151,18 @@ fn literal(form: &Form) -> Option<&answer::Quantity> {
 
 fn collect_variables(form: &Form, names: &mut BTreeSet<String>) {
     let mut add = |quantity: &answer::Quantity| {
-        names.extend(quantity.value.variables().iter().map(|n| (*n).to_owned()))
+        names.extend(quantity.value.variables().iter().map(|n| (*n).to_owned()));
     };
-    match form {
-        Form::Quantity(quantity) => add(quantity),
-        Form::Relations(sides, _) | Form::Ratio(sides) => sides.iter().for_each(add),
+    let items: &mut dyn Iterator<Item = &Form> = match form {
+        Form::Quantity(quantity) => return add(quantity),
+        Form::Relations(sides, _) | Form::Ratio(sides) => return sides.iter().for_each(add),
         Form::List(items) | Form::Sequence(_, _, items) | Form::Set(items) | Form::Union(items) => {
-            items.iter().for_each(|item| collect_variables(item, names));
+            &mut items.iter()
         }
-        Form::Matrix(rows) => rows.iter().flatten().for_each(|cell| collect_variables(cell, names)),
+        Form::Matrix(rows) => &mut rows.iter().flatten(),
+    };
+    for item in items {
+        collect_variables(item, names);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Tokens to expressions.
 //!
-//! Usual precedence; a product without a sign binds like one with a sign, so `1/2x` is `(1/2)·x`. A minus sign binds looser than a power: `-2^2` is −4.
-//! A whole number before a proper fraction is a mixed number: `1\frac{1}{2}` and `1 1/2` are 3/2.
+//! Usual precedence; a product without a sign binds like one with a sign, so `1/2x` is `(1/2)·x`. A minus
+//! sign binds looser than a power: `-2^2` is −4. A whole number before a proper fraction is a mixed number:
+//! `1\frac{1}{2}` and `1 1/2` are 3/2.
 
 use super::expression::Expression;
 use super::lexer::{Letters, MAX_DEPTH};
@@ -330,7 +331,8 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// The argument of a function without parentheses ends before the next sign or function: `\sin 2x \cos x`.
+    /// The argument of a function without parentheses ends before the next sign or function: `\sin 2x \cos
+    /// x`.
     fn argument(&mut self) -> Parsed {
         if matches!(self.peek(), Some(Token::Open('(') | Token::Group)) {
             return self.postfix();

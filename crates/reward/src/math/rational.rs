@@ -2,11 +2,12 @@ use std::cmp::Ordering;
 
 use num_bigint::{BigInt, BigUint, Sign};
 
-/// Numbers whose numerator or denominator would need more bits are not computed: a completion decides how large a number is
-/// asked for, and must not decide how long the verifier works.
+/// Numbers whose numerator or denominator would need more bits are not computed: a completion decides how
+/// large a number is asked for, and must not decide how long the verifier works.
 const MAX_BITS: u64 = 2048;
 
-/// An exact fraction in lowest terms, with a positive denominator. Operations give `None` when the result would be too large.
+/// An exact fraction in lowest terms, with a positive denominator. Operations give `None` when the result
+/// would be too large.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rational {
     numerator: BigInt,

@@ -2,8 +2,8 @@
 
 use super::token::{Spaced, Token};
 
-/// Units that are told apart. Two answers with different ones are different answers, whatever their numbers; nothing is converted. Other words
-/// (`18 eggs`) say what was counted and are not compared.
+/// Units that are told apart. Two answers with different ones are different answers, whatever their numbers;
+/// nothing is converted. Other words (`18 eggs`) say what was counted and are not compared.
 const UNITS: [(&str, &[&str]); 41] = [
     ("usd", &["dollar", "usd", "buck"]),
     ("cent", &["cent", "¢"]),
@@ -48,7 +48,8 @@ const UNITS: [(&str, &[&str]); 41] = [
     ("joule", &["j", "joule"]),
 ];
 
-/// The unit of an answer: the first one that is told apart, with its exponent. `square metres` and `m^2` are the same.
+/// The unit of an answer: the first one that is told apart, with its exponent. `square metres` and `m^2` are
+/// the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unit {
     name: &'static str,
@@ -168,8 +169,8 @@ pub(crate) struct Tail {
     pub(crate) sense: Option<&'static str>,
 }
 
-/// Reads everything behind a number as a unit; `None` if something there is neither word nor sign of one. Digits, in particular, never are: an answer is not
-/// cut off at the second number in it.
+/// Reads everything behind a number as a unit; `None` if something there is neither word nor sign of one.
+/// Digits, in particular, never are: an answer is not cut off at the second number in it.
 pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
     let mut tail = Tail::default();
     let mut exponent = 1;
@@ -247,7 +248,8 @@ fn raised(token: &Token) -> Option<i64> {
     }
 }
 
-/// The power belongs to the unit that was read just before; a later one than the first is not compared. `None` without a unit: `18^2` is no 18.
+/// The power belongs to the unit that was read just before; a later one than the first is not compared.
+/// `None` without a unit: `18^2` is no 18.
 fn set_power(tail: &mut Tail, power: i64) -> Option<()> {
     let unit = tail.unit.as_mut()?;
     if unit.exponent == 1 {
