@@ -113,7 +113,7 @@ fn median(mut call: impl FnMut()) -> f64 {
     call();
     let start = Instant::now();
     call();
-    let calls = (0.05 / start.elapsed().as_secs_f64()).clamp(1.0, 1e4) as usize;
+    let calls = (0.1 / start.elapsed().as_secs_f64()).clamp(1.0, 1e4) as usize;
     let mut seconds: Vec<f64> = (0..9)
         .map(|_| {
             let start = clock();

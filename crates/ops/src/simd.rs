@@ -234,7 +234,7 @@ impl Array {
 
 impl Simd for Portable {
     type V = Array;
-    const CHAINS: usize = 6;
+    const CHAINS: usize = 1;
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Array {

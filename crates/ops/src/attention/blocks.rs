@@ -7,23 +7,26 @@ pub(super) fn floats(tokens: usize, head_dim: usize) -> usize {
     tokens.next_multiple_of(BLOCK) * head_dim
 }
 
-/// Copies `tokens` rows of E floats, `stride` apart, into blocks `[E][16]`. Places beyond the last token are left as
-/// they are.
-pub(super) fn transpose(to: &mut [f32], from: &[f32], stride: usize, head_dim: usize, tokens: usize) {
-    for (b, block) in to.chunks_exact_mut(BLOCK * head_dim).enumerate() {
-        for t in b * BLOCK..tokens.min((b + 1) * BLOCK) {
-            let row = &from[t * stride..][..head_dim];
-            for (x, y) in row.iter().zip(block[t % BLOCK..].iter_mut().step_by(BLOCK)) {
-                *y = *x;
-            }
-        }
-    }
-}
-
 /// Copies `tokens` rows of E floats, `stride` apart, next to each other: blocks `[16][E]`.
 pub(super) fn gather(to: &mut [f32], from: &[f32], stride: usize, head_dim: usize, tokens: usize) {
     for (t, row) in to.chunks_exact_mut(head_dim).take(tokens).enumerate() {
         row.copy_from_slice(&from[t * stride..][..head_dim]);
+    }
+}
+
+/// Turns blocks `[16][E]` of `tokens` tokens into blocks `[E][16]`. Places beyond the last token are left as they are.
+///
+/// Rows from afar are gathered first: a copy waits for many of them at a time, which this, with more work for each
+/// row, does not.
+pub(super) fn transpose(to: &mut [f32], from: &[f32], head_dim: usize, tokens: usize) {
+    let floats = BLOCK * head_dim;
+    for (b, (to, from)) in to.chunks_exact_mut(floats).zip(from.chunks_exact(floats)).enumerate() {
+        let (columns, _) = to.as_chunks_mut::<BLOCK>();
+        for (t, row) in from.chunks_exact(head_dim).take(tokens - b * BLOCK).enumerate() {
+            for (column, x) in columns.iter_mut().zip(row) {
+                column[t] = *x;
+            }
+        }
     }
 }
 

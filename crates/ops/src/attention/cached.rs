@@ -15,12 +15,9 @@ const MOST_ROWS: usize = 64;
 /// Below this many multiply-adds a piece costs less than waking a thread for it.
 const SMALLEST_PIECE: usize = 512 * 1024;
 
-/// Consecutive rows whose keys lie in the same blocks: one row of a decoding sequence, or the rows of a prefill chunk.
-struct Run {
-    rows: Range<usize>,
-    /// The row with the longest prefix.
-    longest: usize,
-}
+/// Consecutive rows whose keys lie in the same blocks, no row with fewer than the one before: one row of a decoding
+/// sequence, or the rows of a prefill chunk.
+type Run = Range<usize>;
 
 pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, rows: &[CachedRow<'_>]) {
     let g = cache.shape.kv_heads;
@@ -29,11 +26,20 @@ pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, ro
     let keys = rows.iter().map(|row| row.len).max().unwrap_or(0);
     let out = Disjoint::new(out);
     ctx.parallel_for(pieces.len(), |i| {
-        ctx.with_scratch(forward::scratch_floats(keys), |scratch| {
+        ctx.with_scratch(forward::scratch_floats(keys, cache.shape.head_dim), |scratch| {
             for unit in pieces[i].clone() {
                 // SAFETY: units are pairs of a run and a head, each in one piece.
                 unsafe {
-                    attend(ctx, &runs[unit / g], unit % g, rows, q, out, cache, scratch.as_mut_slice());
+                    attend(
+                        ctx,
+                        runs[unit / g].clone(),
+                        unit % g,
+                        rows,
+                        q,
+                        out,
+                        cache,
+                        scratch.as_mut_slice(),
+                    );
                 }
             }
         });
@@ -48,7 +54,7 @@ pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, ro
 /// cache.
 unsafe fn attend(
     ctx: &Ctx,
-    run: &Run,
+    run: Run,
     kv_head: usize,
     all: &[CachedRow<'_>],
     q: &[f32],
@@ -58,8 +64,8 @@ unsafe fn attend(
 ) {
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
-    let longest = &all[run.longest];
-    let blocks = &longest.blocks[..longest.len.div_ceil(KV_BLOCK)];
+    let last = &all[run.end - 1];
+    let blocks = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
     let table = |floats: &[f32]| -> Vec<*const f32> {
         let head = |block: u32| {
             floats[(block as usize * shape.kv_heads + kv_head) * BLOCK * e..][..BLOCK * e].as_ptr()
@@ -67,15 +73,15 @@ unsafe fn attend(
         blocks.iter().map(|&block| head(block)).collect()
     };
     let rows = Rows {
-        first: (run.rows.start * h + kv_head * group) * e,
+        first: (run.start * h + kv_head * group) * e,
         token_stride: h * e,
         group,
         head_dim: e,
-        tokens: run.rows.len(),
+        tokens: run.len(),
     };
     let (k, v) = (table(cache.k.as_slice()), table(cache.v.as_slice()));
-    let limit = |token: usize| all[run.rows.start + token].len;
-    // SAFETY: the tables hold whole blocks for the longest prefix of the run; the outputs are the caller's word.
+    let limit = |token: usize| all[run.start + token].len;
+    // SAFETY: the tables hold whole blocks for the longest prefix of the run, its last; the outputs are the caller's word.
     unsafe {
         forward::attend(
             ctx.level(),
@@ -85,7 +91,7 @@ unsafe fn attend(
             &k,
             &v,
             shape.scale(),
-            longest.len,
+            last.len,
             limit,
             scratch,
             |_, _| (),
@@ -97,17 +103,14 @@ fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (r, row) in rows.iter().enumerate() {
         if let Some(run) = runs.last_mut() {
-            let longest = &rows[run.longest];
-            let shared = row.len.min(longest.len).div_ceil(KV_BLOCK);
-            if run.rows.len() < MOST_ROWS && row.blocks[..shared] == longest.blocks[..shared] {
-                run.rows.end = r + 1;
-                if row.len > longest.len {
-                    run.longest = r;
-                }
+            let last = &rows[r - 1];
+            let shared = last.len.div_ceil(KV_BLOCK);
+            if run.len() < MOST_ROWS && row.len >= last.len && row.blocks[..shared] == last.blocks[..shared] {
+                run.end = r + 1;
                 continue;
             }
         }
-        runs.push(Run { rows: r..r + 1, longest: r });
+        runs.push(r..r + 1);
     }
     runs
 }
@@ -115,7 +118,7 @@ fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
 /// Ranges of units (unit u is kv head `u % G` of run `u / G`) of about equal work, a few for each thread.
 fn pieces(ctx: &Ctx, cache: &KvLayer, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
     let shape = cache.shape;
-    let cost = |run: &Run| 2 * run.rows.len() * shape.group() * shape.head_dim * rows[run.longest].len;
+    let cost = |run: &Run| 2 * run.len() * shape.group() * shape.head_dim * rows[run.end - 1].len;
     let total = runs.iter().map(cost).sum::<usize>() * shape.kv_heads;
     let target =
         if ctx.threads() == 1 { usize::MAX } else { (total / (4 * ctx.threads())).max(SMALLEST_PIECE) };

@@ -10,13 +10,13 @@ use crate::isa::Level;
 const TILE_FLOATS: usize = 64 * 1024;
 
 /// Floats of scratch that [`attend`] needs for at most `keys` keys.
-pub(super) fn scratch_floats(keys: usize) -> usize {
+pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
     let (rows, stride) = tile::size(keys, TILE_FLOATS);
-    rows * stride
+    rows * (stride + head_dim)
 }
 
 /// Attention of `rows` over keys and values given as tables of blocks. Token t of the rows sees keys `0..limit(t)`, at
-/// most `keys`; `out` receives the rows where they are in `q`, and `lse` is told each row's log-sum-exp.
+/// most `keys`, and limits never descend; `out` receives the rows where they are in `q`, and `lse` is told each row's log-sum-exp.
 ///
 /// # Safety
 ///
@@ -35,25 +35,25 @@ pub(super) unsafe fn attend(
     scratch: &mut [f32],
     lse: impl Fn(usize, f32),
 ) {
-    let e = rows.head_dim;
     let (tile_rows, stride) = tile::size(keys, TILE_FLOATS);
     let mut inverse = [0.0; MOST_ROWS];
-    for tile in rows.tiles(tile_rows) {
-        let limit = |row: usize| limit((tile.start + row) / rows.group);
-        let query = |row: usize| q[rows.offset(tile.start + row)..][..e].as_ptr();
-        // SAFETY: queries are cut out of `q`; the blocks are there by the caller's word.
-        unsafe { tile::scores(level, tile.len(), query, k, e, scale, limit, scratch, stride) };
-        for row in 0..tile.len() {
-            let n = limit(row);
+    let e = rows.head_dim;
+    let (q_rows, scratch) = scratch.split_at_mut(tile_rows * e);
+    for tile in rows.tiles(tile_rows, limit) {
+        for (row, &at) in q_rows.chunks_exact_mut(e).zip(&tile.offset[..tile.len()]) {
+            row.copy_from_slice(&q[at..at + e]);
+        }
+        let query = |row: usize| q_rows[row * e..][..e].as_ptr();
+        // SAFETY: the queries are the copies; the blocks are there by the caller's word.
+        unsafe { tile.scores(level, 0..tile.keys, query, k, scale, scratch, stride) };
+        for (row, &n) in tile.limit[..tile.len()].iter().enumerate() {
             let scores = &mut scratch[row * stride..][..n.next_multiple_of(BLOCK)];
             let (max, sum) = kernels::softmax(level, scores, n);
             inverse[row] = 1.0 / sum;
-            lse(tile.start + row, max + sum.ln());
+            lse(tile.rows.start + row, max + sum.ln());
         }
-        let out = |row: usize| tile::row_of(out, rows.offset(tile.start + row));
+        let out = |row: usize| out.as_mut_ptr().wrapping_add(tile.offset[row]);
         // SAFETY: outputs and blocks are there, and the outputs ours alone, by the caller's word.
-        unsafe {
-            tile::weighted_sums(level, tile.len(), scratch, stride, v, e, limit, out, |row| inverse[row]);
-        }
+        unsafe { tile.weighted_sums(level, 0..tile.keys, scratch, stride, v, out, &inverse) };
     }
 }

@@ -4,8 +4,6 @@
 //! 16 scores are one vector; values by row, `[16][E]`. The blocks of a cache lie anywhere; for packed sequences they
 //! are copied next to each other first.
 
-use std::ops::Range;
-
 use crate::simd::{LANES, Simd, dispatch};
 
 /// The most rows that one call takes: so many chains run at a time in the registers.
@@ -56,6 +54,12 @@ unsafe fn scores_generic<S: Simd>(s: S, x: &Scores<'_>) {
                 5 => scores_of_rows::<S, 5, 4>(s, x),
                 _ => scores_of_rows::<S, 6, 4>(s, x),
             }
+        } else if S::CHAINS == 1 {
+            // Plain Rust has nothing to gain from tiles, and a compiler much to lose.
+            for row in 0..x.rows {
+                let out = x.out.add(row * x.stride);
+                scores_of_rows::<S, 1, 1>(s, &Scores { q: [x.q[row]; ROWS], rows: 1, out, ..*x });
+            }
         } else {
             match x.rows {
                 1 => scores_of_rows::<S, 1, 4>(s, x),
@@ -77,6 +81,16 @@ unsafe fn scores_of_rows<S: Simd, const R: usize, const B: usize>(s: S, x: &Scor
         while block + B <= x.k.len() {
             scores_tile::<S, R, B>(s, x, block);
             block += B;
+        }
+        // What is left is one tile where it is short of `B` by little, and single blocks otherwise.
+        if B > 3 && x.k.len() - block >= 2 {
+            if x.k.len() - block == 3 {
+                scores_tile::<S, R, 3>(s, x, block);
+                block += 3;
+            } else {
+                scores_tile::<S, R, 2>(s, x, block);
+                block += 2;
+            }
         }
         while block < x.k.len() {
             scores_tile::<S, R, 1>(s, x, block);
@@ -128,12 +142,16 @@ pub(super) struct Weighted<'a> {
     pub(super) summand_step: usize,
     /// Summands, blocks of `[16][E]`.
     pub(super) summands: &'a [*const f32],
-    /// Which of them to add.
-    pub(super) range: Range<usize>,
+    /// The first summand to add.
+    pub(super) start: usize,
+    /// Behind the last summand to add, for each row; never descends.
+    pub(super) ends: [usize; ROWS],
     /// E.
     pub(super) head_dim: usize,
     /// Whether the chains start from zero, and not from what the outputs hold.
     pub(super) from_zero: bool,
+    /// What each finished output is multiplied with, where chains end here.
+    pub(super) factors: Option<[f32; ROWS]>,
 }
 
 dispatch! {
@@ -158,6 +176,18 @@ unsafe fn add_weighted_generic<S: Simd>(s: S, x: &Weighted<'_>) {
                 4 => weighted_rows::<S, 4, 4, 2>(s, x),
                 5 => weighted_rows::<S, 5, 4, 2>(s, x),
                 _ => weighted_rows::<S, 6, 4, 2>(s, x),
+            }
+        } else if S::CHAINS == 1 {
+            for row in 0..x.rows {
+                let one = Weighted {
+                    out: [x.out[row]; ROWS],
+                    rows: 1,
+                    weights: x.weights.add(row * x.row_step),
+                    ends: [x.ends[row]; ROWS],
+                    factors: x.factors.map(|factors| [factors[row]; ROWS]),
+                    ..*x
+                };
+                weighted_rows::<S, 1, 1, 1>(s, &one);
             }
         } else {
             match x.rows {
@@ -215,9 +245,9 @@ unsafe fn weighted_tile<S: Simd, const R: usize, const C: usize>(
                 }
             }
         }
-        let mut j = x.range.start;
-        while j < x.range.end {
-            let (block, stop) = (x.summands[j / BLOCK], x.range.end.min((j / BLOCK + 1) * BLOCK));
+        let mut j = x.start;
+        while j < x.ends[0] {
+            let (block, stop) = (x.summands[j / BLOCK], x.ends[0].min((j / BLOCK + 1) * BLOCK));
             while j < stop {
                 let row = block.add((j % BLOCK) * x.head_dim + column);
                 let mut summand = [s.zero(); C];
@@ -232,6 +262,27 @@ unsafe fn weighted_tile<S: Simd, const R: usize, const C: usize>(
                     }
                 }
                 j += 1;
+            }
+        }
+        // A few more, that only the later rows add.
+        while j < x.ends[R - 1] {
+            let row = x.summands[j / BLOCK].add((j % BLOCK) * x.head_dim + column);
+            let weights = x.weights.add(j * x.summand_step);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                if j < x.ends[r] {
+                    let weight = s.splat(*weights.add(r * x.row_step));
+                    for (c, sum) in sums.iter_mut().enumerate() {
+                        *sum = s.fma(weight, load(s, row.add(c * LANES), lanes), *sum);
+                    }
+                }
+            }
+            j += 1;
+        }
+        if let Some(factors) = x.factors {
+            for (sums, factor) in sums.iter_mut().zip(factors) {
+                for sum in sums {
+                    *sum = s.mul(*sum, s.splat(factor));
+                }
             }
         }
         for (sums, out) in sums.iter().zip(x.out) {

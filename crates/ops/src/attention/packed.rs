@@ -69,11 +69,12 @@ pub(super) fn forward(
     ctx.parallel_for(pieces.len(), |i| {
         let Piece { start, queries, keys, kv_head } = pieces[i].clone();
         let copy = blocks::floats(keys.len(), e);
-        ctx.with_scratch(2 * copy + forward::scratch_floats(keys.len()), |buf| {
+        ctx.with_scratch(2 * copy + forward::scratch_floats(keys.len(), e), |buf| {
             let (k_blocks, rest) = buf.as_mut_slice().split_at_mut(copy);
             let (v_blocks, scratch) = rest.split_at_mut(copy);
             let head = (start * g + kv_head) * e;
-            blocks::transpose(k_blocks, &k[head..], g * e, e, keys.len());
+            blocks::gather(v_blocks, &k[head..], g * e, e, keys.len());
+            blocks::transpose(k_blocks, v_blocks, e, keys.len());
             blocks::gather(v_blocks, &v[head..], g * e, e, keys.len());
             let first_token = start + queries.start;
             let rows = Rows {

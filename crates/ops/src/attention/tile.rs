@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::kernels::{self, BLOCK, ROWS, Scores, Weighted};
-use crate::disjoint::Disjoint;
 use crate::isa::Level;
 
 /// The most rows of a tile.
@@ -27,16 +26,157 @@ pub(super) struct Rows {
     pub(super) tokens: usize,
 }
 
+/// Some consecutive rows.
+pub(super) struct Tile {
+    /// Which rows.
+    pub(super) rows: Range<usize>,
+    /// The token of each row.
+    pub(super) token: [usize; MOST_ROWS],
+    /// The head of each row, within the group.
+    pub(super) head: [usize; MOST_ROWS],
+    /// Where each row begins in tensors `[tokens, H, E]`.
+    pub(super) offset: [usize; MOST_ROWS],
+    /// How many keys each row sees; never descends.
+    pub(super) limit: [usize; MOST_ROWS],
+    /// The largest limit, the last row's.
+    pub(super) keys: usize,
+    head_dim: usize,
+}
+
 impl Rows {
-    /// Where row `row` begins.
-    pub(super) fn offset(&self, row: usize) -> usize {
-        self.first + row / self.group * self.token_stride + row % self.group * self.head_dim
+    /// Consecutive tiles of at most `size` rows; token t sees keys `0..limit(t)`, at least one, and limits never
+    /// descend.
+    pub(super) fn tiles(&self, size: usize, limit: impl Fn(usize) -> usize) -> impl Iterator<Item = Tile> {
+        let (all, rows) = (self.tokens * self.group, *self);
+        debug_assert!((1..self.tokens).all(|t| limit(t - 1) <= limit(t)), "limits descend");
+        (0..all).step_by(size).map(move |first| rows.tile(first..all.min(first + size), &limit))
     }
 
-    /// Consecutive tiles of at most `rows` rows.
-    pub(super) fn tiles(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let all = self.tokens * self.group;
-        (0..all).step_by(rows).map(move |first| first..all.min(first + rows))
+    fn tile(&self, rows: Range<usize>, limit: impl Fn(usize) -> usize) -> Tile {
+        let (mut token, mut head) = (rows.start / self.group, rows.start % self.group);
+        let zero = [0; MOST_ROWS];
+        let mut tile = Tile {
+            rows,
+            token: zero,
+            head: zero,
+            offset: zero,
+            limit: zero,
+            keys: 0,
+            head_dim: self.head_dim,
+        };
+        for row in 0..tile.len() {
+            tile.token[row] = token;
+            tile.head[row] = head;
+            tile.offset[row] = self.first + token * self.token_stride + head * self.head_dim;
+            tile.limit[row] = limit(token);
+            tile.keys = tile.limit[row];
+            head += 1;
+            if head == self.group {
+                (token, head) = (token + 1, 0);
+            }
+        }
+        tile
+    }
+}
+
+impl Tile {
+    /// How many rows.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Rows that kernels take together.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let all = self.len();
+        (0..all).step_by(ROWS).map(move |first| first..all.min(first + ROWS))
+    }
+
+    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`, its
+    /// scores go to `out[r * stride..]`, whole blocks, the window's first key first.
+    ///
+    /// # Safety
+    ///
+    /// `q` must give queries of E floats, and `k` blocks `[E][16]` that hold all keys below the limits.
+    pub(super) unsafe fn scores(
+        &self,
+        level: Level,
+        window: Range<usize>,
+        q: impl Fn(usize) -> *const f32,
+        k: &[*const f32],
+        scale: f32,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let pass = pass_blocks(self.head_dim);
+        let first = window.start / BLOCK;
+        for start in (first..self.keys.min(window.end).div_ceil(BLOCK)).step_by(pass) {
+            for rows in self.groups() {
+                let last = self.limit[rows.end - 1].min(window.end).div_ceil(BLOCK);
+                let blocks = start..last.min(start + pass);
+                if blocks.is_empty() {
+                    continue;
+                }
+                let out = &mut out[rows.start * stride + (blocks.start - first) * BLOCK
+                    ..(rows.end - 1) * stride + (blocks.end - first) * BLOCK];
+                let args = Scores {
+                    q: each_row(&rows, &q),
+                    rows: rows.len(),
+                    k: &k[blocks],
+                    head_dim: self.head_dim,
+                    scale,
+                    out: out.as_mut_ptr(),
+                    stride,
+                };
+                // SAFETY: queries and blocks are there by the caller's word, and the outputs are `out`.
+                unsafe { kernels::scores(level, &args) };
+            }
+        }
+    }
+
+    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, in one call for each of a
+    /// series of windows, each of which begins with a block and has its weights at `weights[r * stride..]`.
+    ///
+    /// # Safety
+    ///
+    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that hold all
+    /// keys below the limits.
+    pub(super) unsafe fn weighted_sums(
+        &self,
+        level: Level,
+        window: Range<usize>,
+        weights: &[f32],
+        stride: usize,
+        summands: &[*const f32],
+        out: impl Fn(usize) -> *mut f32,
+        factor: &[f32],
+    ) {
+        let pass = pass_blocks(self.head_dim) * BLOCK;
+        for start in window.clone().step_by(pass) {
+            for rows in self.groups() {
+                let most = self.limit[rows.end - 1];
+                let end = most.min(start + pass).min(window.end);
+                if start >= end {
+                    continue;
+                }
+                let weights = &weights[rows.start * stride..(rows.end - 1) * stride + end - window.start];
+                let args = Weighted {
+                    out: each_row(&rows, &out),
+                    rows: rows.len(),
+                    // Counted from key 0, before the window.
+                    weights: weights.as_ptr().wrapping_sub(window.start),
+                    row_step: stride,
+                    summand_step: 1,
+                    summands,
+                    start,
+                    ends: each_row(&rows, |row| self.limit[row].min(end)),
+                    head_dim: self.head_dim,
+                    from_zero: start == 0,
+                    factors: (end == most).then(|| each_row(&rows, |row| factor[row])),
+                };
+                // SAFETY: the weights are in the slice; outputs and summands are there by the caller's word.
+                unsafe { kernels::add_weighted(level, &args) };
+            }
+        }
     }
 }
 
@@ -53,121 +193,11 @@ fn pass_blocks(head_dim: usize) -> usize {
     (PASS_FLOATS / (BLOCK * head_dim)).max(4)
 }
 
-/// Rows of a tile that kernels take together: the first and the count, counted from the tile's first row.
-fn groups(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows).step_by(ROWS).map(move |first| (first, ROWS.min(rows - first)))
-}
-
-/// What `f` says of `count` rows from `first` on, in the form that kernels take; places beyond `count` are not used.
-pub(super) fn each_row<T>(first: usize, count: usize, f: impl Fn(usize) -> T) -> [T; ROWS] {
-    std::array::from_fn(|i| f(first + i.min(count - 1)))
-}
-
-/// Scores of `rows` rows of a tile. Row r has its query at `q(r)` and sees keys `0..limit(r)`; its scores go to
-/// `out[r * stride..]`, whole blocks. Rows and limits are counted from the tile's first row.
-///
-/// # Safety
-///
-/// `q` must give queries, and `k` blocks of keys, of `head_dim`; the blocks must hold all keys below the limits.
-pub(super) unsafe fn scores(
-    level: Level,
-    rows: usize,
-    q: impl Fn(usize) -> *const f32,
-    k: &[*const f32],
-    head_dim: usize,
-    scale: f32,
-    limit: impl Fn(usize) -> usize,
-    out: &mut [f32],
-    stride: usize,
-) {
-    let blocks =
-        |first: usize, count: usize| (first..first + count).map(&limit).max().unwrap_or(0).div_ceil(BLOCK);
-    let pass = pass_blocks(head_dim);
-    for start in (0..blocks(0, rows)).step_by(pass) {
-        for (first, count) in groups(rows) {
-            let end = blocks(first, count).min(start + pass);
-            if start >= end {
-                continue;
-            }
-            let out = &mut out[first * stride + start * BLOCK..(first + count - 1) * stride + end * BLOCK];
-            let args = Scores {
-                q: each_row(first, count, &q),
-                rows: count,
-                k: &k[start..end],
-                head_dim,
-                scale,
-                out: out.as_mut_ptr(),
-                stride,
-            };
-            // SAFETY: queries and blocks are there by the caller's word, and the outputs are `out`.
-            unsafe { kernels::scores(level, &args) };
-        }
+/// What `f` says of each of these rows, in the form that kernels take; places beyond them repeat the last.
+pub(super) fn each_row<T: Copy>(rows: &Range<usize>, f: impl Fn(usize) -> T) -> [T; ROWS] {
+    let mut all = [f(rows.end - 1); ROWS];
+    for (place, row) in all.iter_mut().zip(rows.clone()) {
+        *place = f(row);
     }
-}
-
-/// For row r of a tile, `out(r) = (Σ_j weights[r * stride + j] · summand_j) · factor(r)` over keys `0..limit(r)`.
-///
-/// # Safety
-///
-/// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that hold all keys
-/// below the limits.
-pub(super) unsafe fn weighted_sums(
-    level: Level,
-    rows: usize,
-    weights: &[f32],
-    stride: usize,
-    summands: &[*const f32],
-    head_dim: usize,
-    limit: impl Fn(usize) -> usize,
-    out: impl Fn(usize) -> *mut f32,
-    factor: impl Fn(usize) -> f32,
-) {
-    let most = (0..rows).map(&limit).max().unwrap_or(0);
-    let pass = pass_blocks(head_dim) * BLOCK;
-    for start in (0..most).step_by(pass) {
-        for (first, count) in groups(rows) {
-            let limits = (first..first + count).map(&limit);
-            let (least, most) = limits.fold((usize::MAX, 0), |(least, most), n| (least.min(n), most.max(n)));
-            let keys = start..most.min(start + pass);
-            if keys.is_empty() {
-                continue;
-            }
-            // Keys that all of the rows see go together; then each row has a few of its own.
-            let shared = least.clamp(keys.start, keys.end);
-            let mut args = Weighted {
-                out: each_row(first, count, &out),
-                rows: count,
-                weights: weights[first * stride..(first + count - 1) * stride + keys.end].as_ptr(),
-                row_step: stride,
-                summand_step: 1,
-                summands,
-                range: keys.start..shared,
-                head_dim,
-                from_zero: start == 0,
-            };
-            // SAFETY: the weights are in the slice; outputs and summands are there by the caller's word.
-            unsafe { kernels::add_weighted(level, &args) };
-            args.from_zero = false;
-            args.rows = 1;
-            for row in first..first + count {
-                args.range = shared..limit(row).min(keys.end);
-                if !args.range.is_empty() {
-                    args.out = each_row(row, 1, &out);
-                    args.weights = weights[row * stride..].as_ptr();
-                    // SAFETY: as above.
-                    unsafe { kernels::add_weighted(level, &args) };
-                }
-            }
-        }
-    }
-    for row in 0..rows {
-        // SAFETY: the place is there, and reached by nobody else, by the caller's word.
-        let out = unsafe { std::slice::from_raw_parts_mut(out(row), head_dim) };
-        kernels::scale_row(level, out, factor(row));
-    }
-}
-
-/// Where row `offset` of a shared tensor begins, for writing through a pointer.
-pub(super) fn row_of(tensor: Disjoint<'_>, offset: usize) -> *mut f32 {
-    tensor.as_mut_ptr().wrapping_add(offset)
+    all
 }
