@@ -339,12 +339,4 @@ impl Batch {
     pub(crate) fn abort_started(&mut self) {
         self.leave(|s| s.started.then_some(StopReason::Aborted));
     }
-
-    /// Answers all sequences with an error.
-    pub(crate) fn fail_all(&mut self, error: &RolloutError) {
-        let waiting = std::mem::take(&mut self.waiting);
-        for sequence in std::mem::take(&mut self.running).into_iter().chain(waiting.into_values()) {
-            self.detach(sequence).fail(error.clone());
-        }
-    }
 }

@@ -160,19 +160,16 @@ impl Shared {
         self.bell.wait(board).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the engine: everything queued gets the error, and so does whatever comes later. The first error stays.
-    pub(crate) fn end(&self, error: &RolloutError) {
+    /// Ends the engine, for this reason unless it has ended already. Requests and commands are dropped, here as by the
+    /// lanes, which wakes whoever waits for them to look for the reason.
+    pub(crate) fn end(&self, error: RolloutError) {
         let mut board = self.board();
-        board.end.get_or_insert_with(|| error.clone());
+        board.end.get_or_insert(error);
         for desk in &mut board.desks {
-            // Dropped without an answer, they tell their callers to look at `end`.
             desk.commands.clear();
+            desk.queue.clear();
         }
-        let queued = board.withdraw(|_| true);
         drop(board);
-        for sequence in queued {
-            sequence.fail(error.clone());
-        }
         self.ring();
     }
 }

@@ -399,7 +399,7 @@ impl RolloutEngine for EmbeddedEngine {
 
 impl Drop for EmbeddedEngine {
     fn drop(&mut self) {
-        self.shared.end(&RolloutError::ShutDown);
+        self.shared.end(RolloutError::ShutDown);
         for thread in self.threads.drain(..) {
             // Lanes catch their own panics; there is nobody left to tell of another one.
             drop(thread.join());

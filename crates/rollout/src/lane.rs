@@ -14,6 +14,8 @@ use crate::dispatch::{Board, Command, Shared};
 use crate::{Health, InFlight, RolloutError};
 
 #[cfg(test)]
+mod handover_tests;
+#[cfg(test)]
 mod tests;
 
 /// New weights, until the sequences that keep the old ones have ended.
@@ -43,31 +45,32 @@ impl<D: Decoder> Lane<D> {
 
     /// Works until the engine ends. A panic below ends the engine, with every request of this lane answered.
     pub(crate) fn run(mut self) {
-        // What the panic left half-done is only asked for its requests' addresses.
-        let cause = match catch_unwind(AssertUnwindSafe(|| self.work())) {
-            Ok(Ok(())) => None,
-            Ok(Err(cause)) => Some(cause),
-            Err(panic) => Some(format!("panicked: {}", message(panic.as_ref()))),
+        // What a panic left half-done is dropped, not used: callers whose request is gone look at why the engine ended.
+        let error = match catch_unwind(AssertUnwindSafe(|| self.work())) {
+            Ok(Ok(())) => RolloutError::ShutDown,
+            Ok(Err(cause)) => RolloutError::EngineDied { lane: self.index, cause },
+            Err(panic) => {
+                let cause = format!("panicked: {}", message(panic.as_ref()));
+                RolloutError::EngineDied { lane: self.index, cause }
+            }
         };
-        let error = match cause {
-            Some(cause) => RolloutError::EngineDied { lane: self.index, cause },
-            None => RolloutError::ShutDown,
-        };
-        self.shared.end(&error);
-        let error = self.shared.board().end.clone().unwrap_or(error);
-        self.batch.fail_all(&error);
-        self.decoder.load(None);
+        self.shared.end(error);
     }
 
     /// Steps until the engine ends; the error is the model's.
     fn work(&mut self) -> Result<(), String> {
         while self.prepare() {
-            if let Some(version) = self.version {
-                let draining = self.switch.is_some();
-                self.batch.step(&mut self.decoder, version, draining)?;
-            }
+            self.compute()?;
         }
         Ok(())
+    }
+
+    /// One step. While a change of weights waits for sequences to end, none is started.
+    fn compute(&mut self) -> Result<(), String> {
+        match self.version {
+            Some(version) => self.batch.step(&mut self.decoder, version, self.switch.is_some()),
+            None => Ok(()),
+        }
     }
 
     /// Does what the board says, and sleeps while there is nothing to compute. `false` when the engine ends.

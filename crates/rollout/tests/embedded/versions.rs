@@ -38,11 +38,11 @@ fn requests() -> Vec<GenerateRequest> {
         .collect()
 }
 
-/// Waits until this many tokens have been chosen by the engine, in all.
+/// Waits until this many tokens have been chosen by the engine, in all, and no request waits to be started.
 async fn chosen(engine: &EmbeddedEngine, tokens: u64) {
-    while engine.statistics().sampled_tokens < tokens {
-        tokio::time::sleep(Duration::from_micros(100)).await;
-    }
+    while engine.statistics().sampled_tokens < tokens
+        || engine.health(Duration::from_secs(20)).await.unwrap().waiting > 0
+    {}
 }
 
 /// Starts completions with version 1, loads version 2 under them, and asks for one more.
