@@ -38,8 +38,11 @@ pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics
         let cut = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
         metrics.insert(metric::CLIPPED_RATIO.into(), cut as f64 / episodes.len() as f64);
     }
-    let ages: Vec<f64> =
-        groups.iter().filter_map(Group::oldest_version).map(|v| version.0.saturating_sub(v.0) as f64).collect();
+    let ages: Vec<f64> = groups
+        .iter()
+        .filter_map(Group::oldest_version)
+        .map(|v| version.0.saturating_sub(v.0) as f64)
+        .collect();
     if let Some((mean, _)) = mean_and_std(&ages) {
         metrics.insert(metric::STALENESS_MEAN.into(), mean);
     }

@@ -84,7 +84,7 @@ pub enum RunError {
     },
     /// Nothing finished within the configured time.
     #[error(
-        "stage `{stage}`: {waiter} has waited {seconds} s for {awaited}\nhint: raise `run.stall_seconds` if the work is really that slow"
+        "stage `{stage}`: {waiter} has waited {seconds} s for {awaited}\nhint: raise `rollout.deadline_seconds` if the work is really that slow"
     )]
     Stalled {
         /// The stage.
@@ -97,16 +97,22 @@ pub enum RunError {
         seconds: u64,
     },
     /// A group could not be generated or scored.
-    #[error("stage `{stage}`, group {ticket} (task {task}): {reason}")]
+    #[error(
+        "stage `{stage}`, step {step}, group {ticket} (task {task}): {reason}\nlast good checkpoint: {checkpoint}"
+    )]
     Group {
         /// The stage.
         stage: String,
+        /// The step that the group was for.
+        step: u64,
         /// The group's ticket.
         ticket: u64,
         /// Its task.
         task: u64,
         /// What failed.
         reason: String,
+        /// What can be resumed from.
+        checkpoint: String,
     },
     /// The second Ctrl-C: stopped at once.
     #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` goes on from there", path.display())]

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use rloom_core::{Group, Ticket};
@@ -66,7 +66,7 @@ impl Journal {
             }
         }
         let path = directory.join(name);
-        let bytes = match fs::read(&path) {
+        let bytes = match read_to_length(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(RunError::io("read", &path, source)),
@@ -109,6 +109,15 @@ impl Journal {
         }
         Ok(())
     }
+}
+
+/// A file's bytes up to the length that it says it has: a device in its place may never end.
+fn read_to_length(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    file.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The records of a segment and the number of bytes that are sound.

@@ -83,7 +83,8 @@ impl BatchTraining {
         let parts = split(groups.len(), self.algorithm.minibatches as usize);
         let mut report = BatchReport::default();
         if let Some(advantages) = &advantages {
-            let first = |row: &Vec<rloom_algo::EpisodeAdvantage>| row.iter().map(|a| f64::from(a.at(0))).collect();
+            let first =
+                |row: &Vec<rloom_algo::EpisodeAdvantage>| row.iter().map(|a| f64::from(a.at(0))).collect();
             report.advantages = advantages.episodes.iter().map(first).collect();
         }
         let steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
@@ -267,7 +268,10 @@ mod tests {
         for n in 1..20 {
             for parts in 1..8 {
                 let ranges = split(n, parts);
-                assert_eq!(ranges.iter().flat_map(Clone::clone).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+                assert_eq!(
+                    ranges.iter().flat_map(Clone::clone).collect::<Vec<_>>(),
+                    (0..n).collect::<Vec<_>>()
+                );
                 assert!(ranges.iter().all(|r| !r.is_empty()));
                 let lengths: Vec<usize> = ranges.iter().map(Range::len).collect();
                 assert!(lengths.iter().max().unwrap() - lengths.iter().min().unwrap() <= 1);

@@ -55,7 +55,8 @@ struct Row {
 }
 
 fn charts() -> Vec<Chart> {
-    let one = |title, unit, name| Chart { title, unit, series: vec![Series { label: "", names: vec![name] }] };
+    let one =
+        |title, unit, name| Chart { title, unit, series: vec![Series { label: "", names: vec![name] }] };
     let two = |title, unit, a: (&'static str, &'static str), b: (&'static str, &'static str)| Chart {
         title,
         unit,
@@ -106,19 +107,27 @@ fn page(lines: &[EventLine], config: &str) -> Page {
         match &line.event {
             Event::RunStarted { name, version, seed, threads, isa, parameters, stages, .. } => {
                 page.name.clone_from(name);
-                page.about = format!("RLoom {version} · seed {seed} · {threads} threads · {isa} · {parameters} parameters");
+                page.about = format!(
+                    "RLoom {version} · seed {seed} · {threads} threads · {isa} · {parameters} parameters"
+                );
                 let mut from = 0;
                 page.stages = stages
                     .iter()
                     .map(|s| {
-                        let band = StageBand { name: format!("{} ({})", s.name, s.method), from, to: from + s.steps };
+                        let band = StageBand {
+                            name: format!("{} ({})", s.name, s.method),
+                            from,
+                            to: from + s.steps,
+                        };
                         from = band.to;
                         band
                     })
                     .collect();
             }
             Event::Step { metrics } | Event::Evaluation { metrics, .. } => {
-                if let (Event::Evaluation { .. }, Some(&value)) = (&line.event, metrics.get(metric::EVAL_ACCURACY)) {
+                if let (Event::Evaluation { .. }, Some(&value)) =
+                    (&line.event, metrics.get(metric::EVAL_ACCURACY))
+                {
                     accuracy.push((line.stage.clone(), value));
                 }
                 for (name, &value) in metrics {
@@ -169,8 +178,8 @@ pub fn write(directory: &Path) -> Result<(), RunError> {
     let path = directory.join("config.toml");
     let config = std::fs::read_to_string(&path).map_err(|source| RunError::io("read", &path, source))?;
     let report = directory.join("report.html");
-    let html = render(&lines, &config)
-        .map_err(|e| RunError::io("encode", &report, std::io::Error::other(e)))?;
+    let html =
+        render(&lines, &config).map_err(|e| RunError::io("encode", &report, std::io::Error::other(e)))?;
     write_atomically(&report, html.as_bytes())
 }
 

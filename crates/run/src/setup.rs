@@ -1,0 +1,199 @@
+//! From a configuration to the parts of a run: model, tokenizer, data, engines.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_config::{Config, EvalSettings, ModelSource, Stage as StageConfig, Start};
+use rloom_data::{Cursor, Dataset, Split};
+use rloom_env::SingleTurn;
+use rloom_model::{GenerationConfig, Model, hub};
+use rloom_ops::Ctx;
+use rloom_reward::{RewardSettings, Scorer};
+use rloom_rollout::{EmbeddedEngine, RolloutSettings};
+use rloom_text::Tokenizer;
+
+use crate::RunError;
+use crate::episodes::{Attempts, Counters, DemonstrationSource, GroupSource};
+use crate::evaluate::Evaluator;
+use crate::stage::Source;
+
+fn setup(error: impl std::fmt::Display) -> RunError {
+    RunError::Setup(error.to_string())
+}
+
+/// A policy as a folder holds it.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// The weights.
+    pub model: Arc<Model>,
+    /// The tokenizer that belongs to them.
+    pub tokenizer: Arc<Tokenizer>,
+    /// What ends a text, and recommended sampling.
+    pub generation: GenerationConfig,
+}
+
+impl Policy {
+    /// Opens a Hugging Face folder.
+    pub fn open(folder: &Path) -> Result<Self, RunError> {
+        let model = Model::load(folder).map_err(setup)?;
+        let tokenizer = Tokenizer::load(folder).map_err(setup)?;
+        let generation = GenerationConfig::load(folder, model.config()).map_err(setup)?;
+        Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+    }
+
+    /// Opens a local folder or a model of the hub.
+    pub fn resolve(source: &str) -> Result<Self, RunError> {
+        let folder = hub::resolve(source, &hub::HubOptions::from_env()).map_err(setup)?;
+        Self::open(&folder)
+    }
+
+    /// What the configuration's `[model]` says, before any training.
+    pub fn initial(config: &Config) -> Result<Self, RunError> {
+        match &config.model {
+            ModelSource::Path(source) => Self::resolve(source),
+            ModelSource::New { model, tokenizer } => {
+                let tokenizer = Tokenizer::characters(tokenizer).map_err(setup)?;
+                let shape = model.config(tokenizer.vocab_size()).map_err(setup)?;
+                let mut model = Model::init(&shape, config.run.seed);
+                let eos = tokenizer.eos_ids().to_vec();
+                model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
+                let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
+                Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+            }
+        }
+    }
+
+    /// Ids that end a completion: the tokenizer's and those of `generation_config.json`.
+    pub fn stop_tokens(&self) -> Arc<[u32]> {
+        let mut ids = self.tokenizer.eos_ids().to_vec();
+        ids.extend(&self.generation.eos_token_ids);
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into()
+    }
+}
+
+/// What all stages share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) seed: u64,
+    pub(crate) ctx: Ctx,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) stop_tokens: Arc<[u32]>,
+    pub(crate) context: usize,
+}
+
+/// The compute context of a run: its threads on this machine.
+pub fn context(threads: usize) -> Result<Ctx, RunError> {
+    let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Ctx::new(if threads == 0 { available } else { threads }).map_err(setup)
+}
+
+impl Shared {
+    pub(crate) fn new(policy: &Policy, ctx: Ctx, seed: u64) -> Self {
+        Self {
+            seed,
+            ctx,
+            tokenizer: Arc::clone(&policy.tokenizer),
+            stop_tokens: policy.stop_tokens(),
+            context: policy.model.config().max_positions,
+        }
+    }
+
+    pub(crate) fn engine(
+        &self,
+        policy: &Policy,
+        settings: &RolloutSettings,
+    ) -> Result<Arc<EmbeddedEngine>, RunError> {
+        let tokenizer = Some((*self.tokenizer).clone());
+        let engine = EmbeddedEngine::new(policy.model.config(), &self.ctx, settings, tokenizer);
+        engine.map(Arc::new).map_err(setup)
+    }
+
+    fn attempts(
+        &self,
+        engine: &Arc<EmbeddedEngine>,
+        reward: &RewardSettings,
+        max_new_tokens: usize,
+        stage: u32,
+    ) -> Result<Arc<Attempts<EmbeddedEngine>>, RunError> {
+        Ok(Arc::new(Attempts {
+            engine: Arc::clone(engine),
+            environment: Arc::new(SingleTurn),
+            tokenizer: Arc::clone(&self.tokenizer),
+            scorer: Arc::new(
+                Scorer::new(reward, self.seed, stage).map_err(setup)?.with_max_tokens(max_new_tokens),
+            ),
+            context: self.context,
+            seed: self.seed,
+            stage,
+            stop_tokens: Arc::clone(&self.stop_tokens),
+        }))
+    }
+
+    /// Where the groups of a stage come from.
+    pub(crate) fn source(
+        &self,
+        index: u32,
+        stage: &StageConfig,
+        engine: Option<&Arc<EmbeddedEngine>>,
+    ) -> Result<Source, RunError> {
+        let seed = self.seed;
+        let open = |split| Dataset::open(&stage.data, split, seed).map_err(setup);
+        let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index).map_err(setup);
+        let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
+            let dataset = open(Split::Demonstration)?;
+            let cursor = cursor(&dataset)?;
+            let tokenizer = Arc::clone(&self.tokenizer);
+            return Ok(Source::Demonstrations(DemonstrationSource {
+                dataset,
+                cursor,
+                tokenizer,
+                context: self.context,
+            }));
+        };
+        let dataset = open(Split::Train)?;
+        Ok(Source::Rollouts(Arc::new(GroupSource {
+            attempts: self.attempts(engine, &rollout.reward, rollout.sampling.max_new_tokens, index)?,
+            cursor: cursor(&dataset)?,
+            dataset: Arc::new(dataset),
+            group_size: stage.algorithm.group_size,
+            sampling: rollout.sampling.clone(),
+            counters: Arc::new(Counters::default()),
+        })))
+    }
+
+    /// The held-out evaluation. Its random streams belong to no stage, so that all evaluations share their noise.
+    pub(crate) fn evaluator(
+        &self,
+        eval: &EvalSettings,
+        engine: &Arc<EmbeddedEngine>,
+    ) -> Result<Evaluator<EmbeddedEngine>, RunError> {
+        let dataset = Dataset::open(&eval.data, Split::Eval, self.seed).map_err(setup)?;
+        let tasks = eval.tasks.min(dataset.len());
+        Ok(Evaluator {
+            attempts: self.attempts(engine, &eval.reward, eval.sampling.max_new_tokens, u32::MAX)?,
+            dataset,
+            tasks,
+            samples: if eval.sampling.is_greedy() { 0 } else { eval.samples },
+            sampling: eval.sampling.clone(),
+            counters: Arc::new(Counters::default()),
+        })
+    }
+}
+
+/// Longest wait of the driver for anything that the rollout engine owes it. Each request has the engine's own deadline;
+/// the margin lets that error, which says more, come first.
+pub(crate) fn stall(settings: Option<&RolloutSettings>) -> Duration {
+    let seconds = settings.map_or(3600.0, |s| s.deadline_seconds);
+    Duration::from_secs_f64(seconds) + Duration::from_secs(30)
+}
+
+/// The stage whose end another one starts from; `None` for the configuration's model.
+pub(crate) fn start_of(stage: &StageConfig) -> Option<usize> {
+    match stage.start {
+        Start::Model => None,
+        Start::Stage(place) => Some(place),
+    }
+}

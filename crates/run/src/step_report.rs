@@ -1,0 +1,106 @@
+//! What is told of a trained batch: its metrics, some completions, and the file of its rollouts.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rloom_core::{Group, PolicyVersion, metric};
+
+use crate::batch_metrics::batch_metrics;
+use crate::episodes::{completion_text, prompt_text};
+use crate::evaluate::stop_name;
+use crate::events::{Event, Sample};
+use crate::policy_batch::BatchReport;
+use crate::rollout_log;
+use crate::stage::{Source, Stage};
+
+impl Stage<'_, '_> {
+    /// Tells of a batch that was trained. Called with the events placed at its step.
+    pub(crate) fn tell_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
+        let step = self.scheduler.version().0 + 1;
+        let sampled = match &self.parts.source {
+            Source::Demonstrations(_) => false,
+            Source::Rollouts(source) => {
+                source.counters.generated.store(0, Ordering::Relaxed);
+                source.counters.scored.store(0, Ordering::Relaxed);
+                true
+            }
+        };
+        let clock = std::mem::take(&mut self.clock);
+        let mut metrics =
+            if sampled { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
+        if let Some(loss) = &report.metrics {
+            metrics.extend(loss.named().into_iter().map(|(name, value)| (name.to_owned(), value)));
+        }
+        let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
+        put(metric::GRAD_NORM, report.grad_norm);
+        put(metric::LEARNING_RATE, report.learning_rate);
+        put(metric::TIME_TRAIN, train_time.as_secs_f64());
+        put(metric::TRAIN_TOKENS_PER_SECOND, report.tokens as f64 / train_time.as_secs_f64().max(1e-9));
+        if clock.checkpoint > Duration::ZERO {
+            put(metric::TIME_CHECKPOINT, clock.checkpoint.as_secs_f64());
+        }
+        if sampled {
+            let rollout = clock.rollout.saturating_sub(clock.reward).as_secs_f64();
+            put(metric::TIME_ROLLOUT, rollout);
+            put(metric::TIME_REWARD, clock.reward.as_secs_f64());
+            // At staleness 0 the trainer waits for the whole rollout, and rollout for the whole training.
+            put(metric::TIME_WAIT_FOR_BATCH, clock.rollout.as_secs_f64());
+            put(metric::TIME_WAIT_FOR_POLICY, train_time.as_secs_f64());
+            if clock.sampled_tokens > 0 {
+                put(metric::ROLLOUT_TOKENS_PER_SECOND, clock.sampled_tokens as f64 / rollout.max(1e-9));
+            }
+        }
+        self.events.emit(Event::Step { metrics });
+        if sampled {
+            self.tell_samples(groups, report);
+            self.log_rollouts(step, groups, report);
+        }
+    }
+
+    fn tell_samples(&mut self, groups: &[Group], report: &BatchReport) {
+        // One of each of the first groups, another place in the group each time, so that good and bad ones are seen.
+        for (g, group) in groups.iter().take(self.parts.shown_samples).enumerate() {
+            let place = g % group.episodes.len().max(1);
+            let Some(episode) = group.episodes.get(place) else {
+                continue;
+            };
+            let Some(trajectory) = episode.segments.first() else {
+                continue;
+            };
+            let sample = Sample {
+                ticket: group.ticket.0,
+                sample: place as u32,
+                task: group.task.index,
+                prompt: prompt_text(&self.parts.tokenizer, trajectory),
+                completion: completion_text(&self.parts.tokenizer, trajectory).unwrap_or_default(),
+                answer: group.task.answer.clone(),
+                reward: episode.rewards.total(),
+                components: episode.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
+                advantage: report.advantages.get(g).and_then(|a| a.get(place)).copied(),
+                solved: episode.rewards.solved,
+                tokens: trajectory.policy_tokens(),
+                stop: stop_name(trajectory.stop),
+            };
+            self.events.emit(Event::Sample(sample));
+        }
+    }
+
+    /// Rollouts are telemetry: a file that cannot be written is said, and training goes on.
+    fn log_rollouts(&mut self, step: u64, groups: &[Group], report: &BatchReport) {
+        let path = self.directory.rollouts(&self.parts.outline.name, step);
+        let tokenizer = &self.parts.tokenizer;
+        let text = |trajectory: &rloom_core::Trajectory| {
+            (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory).unwrap_or_default())
+        };
+        if let Err(error) = rollout_log::write(&path, groups, &report.advantages, &text) {
+            self.events.warn(format!("the rollouts of step {step} were not written: {error}"));
+        }
+    }
+}
+
+fn supervised_metrics(groups: &[Group]) -> crate::events::Metrics {
+    let lengths: Vec<usize> =
+        groups.iter().flat_map(|g| &g.episodes).map(rloom_core::Episode::policy_tokens).collect();
+    let mean = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+    [(metric::MEAN_LENGTH.to_owned(), mean)].into()
+}

@@ -1,0 +1,345 @@
+//! A whole run: its stages in order, from the beginning or from where an earlier attempt got to.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rloom_config::{Config, Stage as StageConfig};
+use rloom_model::Model;
+use rloom_sched::{CutOrder, Scheduler, SchedulerSettings};
+use rloom_train::{EmbeddedTrainEngine, TrainEngine};
+use tokio::task::JoinSet;
+
+use crate::checkpoint::{CheckpointName, Checkpoints};
+use crate::directory::{RunDirectory, write_atomically};
+use crate::events::{Event, EventStream, Observer, StageOutline};
+use crate::journal::Journal;
+use crate::policy_batch::BatchTraining;
+use crate::setup::{Policy, Shared, context, stall, start_of};
+use crate::stage::{Ended, Keeping, RolloutClock, Stage, StageParts};
+use crate::state::{Best, TrainerState};
+use crate::{RunError, StopFlag, report};
+
+/// What became of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// The run directory.
+    pub directory: PathBuf,
+    /// The folder of the last checkpoint, which `transformers` opens as it is.
+    pub model: Option<PathBuf>,
+    /// The best version by held-out accuracy.
+    pub best: Option<Best>,
+    /// Whether it was interrupted and can be resumed.
+    pub interrupted: bool,
+    /// Seconds that this attempt took.
+    pub seconds: f64,
+}
+
+/// Starts a run in `config.run_directory()`.
+pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
+    let directory = RunDirectory::create(&config.run_directory())?;
+    write_atomically(&directory.config(), config.to_toml().as_bytes())?;
+    work(config, &directory, observer, stop)
+}
+
+/// Goes on with the run in `path`, whose resolved configuration is `config`.
+pub fn resume(
+    path: &Path,
+    config: &Config,
+    observer: &mut dyn Observer,
+    stop: &StopFlag,
+) -> Result<Summary, RunError> {
+    let directory = RunDirectory::open(path)?;
+    work(config, &directory, observer, stop)
+}
+
+/// Does the work, and tells the event stream how it ended.
+fn work(
+    config: &Config,
+    directory: &RunDirectory,
+    observer: &mut dyn Observer,
+    stop: &StopFlag,
+) -> Result<Summary, RunError> {
+    let mut events = EventStream::open(&directory.events(), &directory.tensorboard(), observer);
+    let result = Run::begin(config, directory, &mut events, stop).and_then(|mut run| run.stages());
+    let seconds = events.elapsed();
+    match &result {
+        Ok(done) if done.interrupted => events.emit(Event::RunInterrupted { seconds }),
+        Ok(done) => {
+            let model = done.model.as_deref().unwrap_or(directory.path());
+            let model = model.strip_prefix(directory.path()).unwrap_or(model).display().to_string();
+            let lost_lines = events.lost_lines();
+            events.emit(Event::RunFinished { seconds, model, lost_lines });
+        }
+        Err(error) => events.emit(Event::RunFailed { error: error.to_string() }),
+    }
+    // The report is a reader of the stream: that it cannot be written does not undo the run.
+    if let Err(error) = report::write(directory.path()) {
+        events.warn(format!("no report was written: {error}"));
+    }
+    result
+}
+
+struct Run<'r, 's> {
+    config: &'r Config,
+    directory: &'r RunDirectory,
+    events: &'r mut EventStream<'s>,
+    stop: &'r StopFlag,
+    checkpoints: Checkpoints,
+    shared: Shared,
+    runtime: tokio::runtime::Runtime,
+    initial: Policy,
+    /// The newest whole checkpoint of an earlier attempt.
+    found: Option<(CheckpointName, PathBuf)>,
+    best: Option<Best>,
+    last: Option<PathBuf>,
+}
+
+impl<'r, 's> Run<'r, 's> {
+    fn begin(
+        config: &'r Config,
+        directory: &'r RunDirectory,
+        events: &'r mut EventStream<'s>,
+        stop: &'r StopFlag,
+    ) -> Result<Self, RunError> {
+        let checkpoints = Checkpoints::open(directory.checkpoints())?;
+        let ctx = context(config.run.threads)?;
+        let initial = Policy::initial(config)?;
+        let (found, damaged) = checkpoints.newest_sound()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(|e| RunError::Setup(format!("could not start the runtime: {e}")))?;
+        events.emit(Event::RunStarted {
+            name: config.run.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            seed: config.run.seed,
+            threads: ctx.threads(),
+            isa: ctx.isa().name().to_owned(),
+            parameters: initial.model.parameter_count(),
+            resumed_from: found.as_ref().map(|(name, _)| name.folder()),
+            stages: config.stages.iter().map(outline).collect(),
+        });
+        for error in damaged {
+            let used = found.as_ref().map_or("the beginning".to_owned(), |(name, _)| name.folder());
+            events.warn(format!("{error}; going on from {used}"));
+        }
+        let shared = Shared::new(&initial, ctx, config.run.seed);
+        Ok(Self {
+            config,
+            directory,
+            events,
+            stop,
+            checkpoints,
+            shared,
+            runtime,
+            initial,
+            found,
+            best: None,
+            last: None,
+        })
+    }
+
+    fn stages(&mut self) -> Result<Summary, RunError> {
+        let mut base = 0;
+        let first = self.found.as_ref().map_or(0, |(name, _)| name.stage as usize);
+        let mut previous: Option<(usize, Arc<Model>)> = None;
+        let mut interrupted = false;
+        for (index, stage) in self.config.stages.iter().enumerate() {
+            if index >= first {
+                let resumed = if index == first { self.resume_state(index)? } else { None };
+                let policy = self.starting_policy(index, stage, previous.take())?;
+                let start = self.events.elapsed();
+                let (ended, policy) = self.stage(index, stage, base, policy, resumed)?;
+                previous = Some((index, policy));
+                if ended == Ended::Interrupted {
+                    interrupted = true;
+                    break;
+                }
+                let seconds = self.events.elapsed() - start;
+                self.events.emit(Event::StageFinished { name: stage.name.clone(), seconds });
+            }
+            base += stage.steps;
+        }
+        Ok(Summary {
+            directory: self.directory.path().to_owned(),
+            model: self.last.clone(),
+            best: self.best.clone(),
+            interrupted,
+            seconds: self.events.elapsed(),
+        })
+    }
+
+    /// The state that the found checkpoint holds, checked against the recipe.
+    fn resume_state(&mut self, index: usize) -> Result<Option<TrainerState>, RunError> {
+        let Some((_, path)) = &self.found else {
+            return Ok(None);
+        };
+        let state = TrainerState::load(path)?;
+        let stage = &self.config.stages[index];
+        if state.stage_name != stage.name || state.seed != self.config.run.seed {
+            return Err(RunError::Setup(format!(
+                "{} belongs to stage `{}` with seed {}, the configuration has `{}` with seed {}\nhint: resume with \
+                 the configuration that the run began with, or start a new run",
+                path.display(),
+                state.stage_name,
+                state.seed,
+                stage.name,
+                self.config.run.seed
+            )));
+        }
+        let isa = self.shared.ctx.isa().name();
+        if state.isa != isa {
+            self.events.warn(format!(
+                "the checkpoint was computed with {}, this machine computes with {isa}",
+                state.isa
+            ));
+        }
+        self.best.clone_from(&state.best);
+        self.last = Some(path.clone());
+        Ok(Some(state))
+    }
+
+    /// The weights that a stage starts from.
+    fn starting_policy(
+        &self,
+        index: usize,
+        stage: &StageConfig,
+        previous: Option<(usize, Arc<Model>)>,
+    ) -> Result<Arc<Model>, RunError> {
+        let Some(from) = start_of(stage) else {
+            return Ok(Arc::clone(&self.initial.model));
+        };
+        if let Some((trained, model)) = previous
+            && trained == from
+        {
+            return Ok(model);
+        }
+        let source = &self.config.stages[from];
+        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let path = self.directory.checkpoints().join(name.folder());
+        crate::checkpoint::verify(&path).map_err(|error| {
+            RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
+        })?;
+        Model::load(&path).map(Arc::new).map_err(|e| RunError::Setup(e.to_string()))
+    }
+
+    fn stage(
+        &mut self,
+        index: usize,
+        stage: &StageConfig,
+        base: u64,
+        start: Arc<Model>,
+        resumed: Option<TrainerState>,
+    ) -> Result<(Ended, Arc<Model>), RunError> {
+        let from_step = resumed.as_ref().map_or(0, |s| s.scheduler.version.0);
+        self.events.place(&stage.name, base, from_step);
+        self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
+        let parts = self.parts(index, stage, base, start, resumed.is_some())?;
+        let settings = SchedulerSettings {
+            batch_groups: stage.batch,
+            batches: stage.steps,
+            max_staleness: stage.max_staleness,
+            oversample: 0,
+            cut_order: CutOrder::Ticket,
+            evaluate_every: if parts.evaluator.is_some() { stage.eval_every } else { 0 },
+            checkpoint_every: stage.checkpoint_every,
+        };
+        let (journal, recovered) = Journal::open(&self.directory.journal(), index as u32, from_step)?;
+        if recovered.torn_bytes > 0 {
+            self.events.warn(format!(
+                "the journal ended in a torn record of {} bytes, which was cut off; its group is generated again",
+                recovered.torn_bytes
+            ));
+        }
+        let optimizer_steps = resumed.as_ref().map_or(0, |s| s.optimizer_steps);
+        let scheduler = match resumed {
+            Some(state) => Scheduler::resume(settings, state.scheduler)?,
+            None => Scheduler::new(settings)?,
+        };
+        let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
+        let mut running = Stage {
+            parts,
+            scheduler,
+            directory: self.directory,
+            checkpoints: &self.checkpoints,
+            events: self.events,
+            stop: self.stop,
+            journal,
+            recovered: recovered.groups,
+            cuts: recovered.cuts,
+            optimizer_steps,
+            best: self.best.take(),
+            saved,
+            ready: std::collections::BTreeMap::new(),
+            running: JoinSet::new(),
+            clock: RolloutClock::default(),
+        };
+        let ended = self.runtime.block_on(running.run())?;
+        self.best = running.best;
+        self.last = running.saved.map(|(_, path)| path).or(self.last.take());
+        Ok((ended, running.parts.trainer.into_policy()))
+    }
+
+    fn parts(
+        &self,
+        index: usize,
+        stage: &StageConfig,
+        base: u64,
+        start: Arc<Model>,
+        resumed: bool,
+    ) -> Result<StageParts, RunError> {
+        let settings = stage.rollout.as_ref().map(|r| &r.engine);
+        let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
+        let engine = match settings.or(eval.map(|e| &e.rollout)) {
+            Some(settings) => Some(self.shared.engine(&self.initial, settings)?),
+            None => None,
+        };
+        let evaluator = match eval.zip(engine.as_ref()) {
+            Some((eval, engine)) => Some(self.shared.evaluator(eval, engine)?),
+            None => None,
+        };
+        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&start));
+        let generation = self.initial.generation.clone();
+        let ctx = self.shared.ctx.clone();
+        let mut trainer =
+            EmbeddedTrainEngine::new(ctx.clone(), start, reference, stage.optimizer.clone(), generation);
+        if resumed && let Some((_, path)) = &self.found {
+            trainer.restore(path).map_err(|e| RunError::Setup(e.to_string()))?;
+        }
+        let per_batch = u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches);
+        let completion_limit = match &stage.rollout {
+            Some(rollout) => rollout.sampling.max_new_tokens,
+            None => self.shared.context,
+        };
+        Ok(StageParts {
+            index: index as u32,
+            outline: outline(stage),
+            base,
+            seed: self.config.run.seed,
+            source: self.shared.source(index as u32, stage, engine.as_ref())?,
+            evaluator,
+            trainer,
+            training: BatchTraining {
+                algorithm: stage.algorithm,
+                completion_limit: completion_limit as u64,
+                micro_batch_tokens: stage.trainer.micro_batch_tokens,
+            },
+            optimizer: stage.optimizer.clone(),
+            total_optimizer_steps: stage.steps * per_batch,
+            tokenizer: Arc::clone(&self.shared.tokenizer),
+            ctx,
+            keeping: Keeping { last: self.config.run.keep_last as usize, every: self.config.run.keep_every },
+            shown_samples: 4,
+            stall: stall(settings.or(eval.map(|e| &e.rollout))),
+            engine,
+        })
+    }
+}
+
+fn outline(stage: &StageConfig) -> StageOutline {
+    StageOutline {
+        name: stage.name.clone(),
+        method: stage.algorithm.method.name().to_owned(),
+        steps: stage.steps,
+    }
+}

@@ -1,0 +1,70 @@
+//! A recipe that runs in a second: what the tests of whole runs share.
+
+use std::path::Path;
+
+use rloom_config::Config;
+
+/// A warm-up on demonstrations, then reinforcement learning on sums of small numbers.
+const TEXT: &str = r#"
+[run]
+name = "tiny"
+seed = 3
+threads = 2
+checkpoint_every = 2
+keep_every = 1
+
+[model.new]
+family = "qwen3"
+layers = 2
+hidden_size = 32
+heads = 4
+kv_heads = 2
+intermediate_size = 64
+max_positions = 32
+
+[data]
+generator = "arithmetic"
+operations = ["+"]
+max_digits = 2
+
+[eval]
+every = 3
+tasks = 32
+
+[sampling]
+max_new_tokens = 5
+
+[reward]
+components = [{ kind = "exact" }]
+
+[[stage]]
+name = "warmup"
+method = "sft"
+steps = 4
+batch = 16
+
+[stage.trainer]
+learning_rate = 3e-3
+
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 6
+batch = 6
+
+[stage.algorithm]
+group_size = 4
+
+[stage.trainer]
+learning_rate = 1e-3
+"#;
+
+/// The recipe in `directory`, with overrides.
+pub fn config(directory: &Path, overrides: &[&str]) -> Config {
+    let place = format!("run.directory={}", directory.display());
+    let all: Vec<&str> = std::iter::once(place.as_str()).chain(overrides.iter().copied()).collect();
+    match Config::from_text("tiny.toml", TEXT, &all) {
+        Ok(config) => config,
+        Err(errors) => panic!("{errors}"),
+    }
+}
