@@ -87,11 +87,13 @@ pub struct Capabilities {
 ///    weights are loaded.
 /// 4. **Full-softmax log-probabilities** at the reported temperature, whatever top-k, top-p or min-p were in force.
 ///
+/// Every method acts when it is called; the future it returns only waits for the result.
+///
 /// The methods return `impl Future + Send` rather than being `async fn` behind the `async_trait` macro: the native form
 /// needs no allocation and no dependency, and callers are generic over the one engine they drive. A driver that must
 /// choose an engine at run time wraps the closed set of them in an enum.
 pub trait RolloutEngine: Send + Sync {
-    /// Completes one prompt. The request is queued by the call itself, not by the first poll.
+    /// Completes one prompt.
     fn generate(
         &self,
         request: GenerateRequest,
