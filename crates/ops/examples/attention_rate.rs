@@ -1,5 +1,6 @@
-//! How fast attention and the other operations of a layer run here: `cargo run --release -p rloom-ops --example
-//! attention_rate [threads]`. Medians of repeated runs; GFLOP/s count the unmasked half of the scores.
+//! How fast attention and the other operations of a layer run here: `cargo run --release -p rloom-ops
+//! --example attention_rate [threads]`. Medians of repeated runs; GFLOP/s count the unmasked half of the
+//! scores.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -125,8 +126,8 @@ fn median(mut call: impl FnMut()) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Seconds of this thread's own time when `RATE_CPU_TIME` is set (Linux, one thread): what a busy machine distorts
-/// least. Otherwise seconds by the clock.
+/// Seconds of this thread's own time when `RATE_CPU_TIME` is set (Linux, one thread): what a busy machine
+/// distorts least. Otherwise seconds by the clock.
 fn clock() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     if std::env::var_os("RATE_CPU_TIME").is_some()

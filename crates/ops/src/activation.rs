@@ -1,7 +1,8 @@
-//! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its backward.
+//! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its
+//! backward.
 //!
-//! Shapes: T rows, F features of the feed-forward layer. The fused form reads both halves from one `[T, 2F]` buffer
-//! whose rows are `[gate | up]`, the output of one linear layer.
+//! Shapes: T rows, F features of the feed-forward layer. The fused form reads both halves from one `[T, 2F]`
+//! buffer whose rows are `[gate | up]`, the output of one linear layer.
 
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, lanes, partition};

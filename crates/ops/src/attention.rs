@@ -1,10 +1,10 @@
 //! Causal attention with grouped heads (GQA), for packed training sequences and for the paged cache.
 //!
-//! T packed tokens or R rows, H query heads, G kv heads, E head_dim; H is a multiple of G, and query head h reads kv
-//! head `h / (H/G)`.
+//! T packed tokens or R rows, H query heads, G kv heads, E head_dim; H is a multiple of G, and query head h
+//! reads kv head `h / (H/G)`.
 //!
-//! One definition for training, prefill and decode, so that a token's output depends on its prefix alone, bit for
-//! bit. For a query q and keys 0..n of its sequence:
+//! One definition for training, prefill and decode, so that a token's output depends on its prefix alone, bit
+//! for bit. For a query q and keys 0..n of its sequence:
 //!
 //! - score `s_j = (q·k_j) · scale`: one chain of fused multiply-adds over E from 0, then one product with
 //!   `scale = 1/√E`;
@@ -52,8 +52,8 @@ impl AttentionShape {
     }
 }
 
-/// A row of [`attention_cached`]: one token that attends to positions `0..len` of the sequence whose cache blocks are
-/// `blocks`. Its own key and value, at position `len − 1`, are written before.
+/// A row of [`attention_cached`]: one token that attends to positions `0..len` of the sequence whose cache
+/// blocks are `blocks`. Its own key and value, at position `len − 1`, are written before.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRow<'a> {
     /// The sequence's blocks in order; at least `len / 16`, rounded up.
@@ -86,7 +86,8 @@ pub fn attention(
     packed::forward(ctx, out_the.as_mut_slice(), lse_th.as_mut_slice(), inputs, shape, seq_starts);
 }
 
-/// [`attention`] against the cache: bit-equal to it for the same token and prefix, whatever other rows are there.
+/// [`attention`] against the cache: bit-equal to it for the same token and prefix, whatever other rows are
+/// there.
 ///
 /// `out` and `q` are `[R, H, E]`.
 ///
@@ -112,8 +113,8 @@ pub fn attention_cached(ctx: &Ctx, out_rhe: &mut Buf, q_rhe: &Buf, cache: &KvLay
 
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
 ///
-/// Probabilities are computed again from q, k and `lse`. Sums over queries ascend by token, then by head of the
-/// group.
+/// Probabilities are computed again from q, k and `lse`. Sums over queries ascend by token, then by head of
+/// the group.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
-//! Numbers in files: f32, f16 and bf16 as little-endian bytes, from and to f32. Narrowing rounds to the nearest, ties
-//! to even; a number too large becomes infinite.
+//! Numbers in files: f32, f16 and bf16 as little-endian bytes, from and to f32. Narrowing rounds to the
+//! nearest, ties to even; a number too large becomes infinite.
 
 use half::{bf16, f16};
 

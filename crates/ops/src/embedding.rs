@@ -1,5 +1,5 @@
-//! Rows by index: the embedding table, and picking or placing rows of activations. Shapes: V rows in the table, T
-//! tokens, D columns.
+//! Rows by index: the embedding table, and picking or placing rows of activations. Shapes: V rows in the
+//! table, T tokens, D columns.
 
 use crate::disjoint::Disjoint;
 use crate::{Buf, Ctx, partition};
@@ -49,7 +49,8 @@ pub fn scatter_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
     add_rows(ctx, y, x, rows, d);
 }
 
-/// `y[rows[i]] += x[i]`, ascending. Threads share out the columns, so that a row that comes twice is summed in order.
+/// `y[rows[i]] += x[i]`, ascending. Threads share out the columns, so that a row that comes twice is summed
+/// in order.
 fn add_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
     if rows.is_empty() || d == 0 {
         return;

@@ -18,10 +18,10 @@ impl MappedFile {
     pub fn open(path: &Path) -> Result<Self, OpsError> {
         let failed = |source| OpsError::MapFile { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
-        // SAFETY: the map is read-only. What `memmap2` cannot rule out is another process changing or truncating the
-        // file while it is mapped: bytes read could then differ from one read to the next, or the process be killed
-        // by SIGBUS. Files mapped here are weights, which their writers put in place whole, by renaming; readers
-        // parse the bytes as plain numbers, for which every value is valid.
+        // SAFETY: the map is read-only. What `memmap2` cannot rule out is another process changing or
+        // truncating the file while it is mapped: bytes read could then differ from one read to the next, or
+        // the process be killed by SIGBUS. Files mapped here are weights, which their writers put in place
+        // whole, by renaming; readers parse the bytes as plain numbers, for which every value is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         Ok(Self { map })
     }

@@ -1,14 +1,16 @@
 //! RMSNorm and its backward.
 //!
-//! `rstd = 1 / sqrt(Σ x² / d + eps)`, `y = (x · rstd) · w`, as in Llama (Zhang & Sennrich, 2019, arXiv:1910.07467).
-//! Shapes: T rows, D columns; a norm per head (QK-norm) is the same function with rows = tokens × heads and D =
-//! head_dim. Sums over a row take 16 strided lanes, so a row's result depends on that row alone.
+//! `rstd = 1 / sqrt(Σ x² / d + eps)`, `y = (x · rstd) · w`, as in Llama (Zhang & Sennrich, 2019,
+//! arXiv:1910.07467). Shapes: T rows, D columns; a norm per head (QK-norm) is the same function with rows =
+//! tokens × heads and D = head_dim. Sums over a row take 16 strided lanes, so a row's result depends on that
+//! row alone.
 
 use crate::disjoint::Disjoint;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, lanes, partition};
 
-/// Rows whose weight gradients are summed into one partial sum. Fixed, so that bytes do not depend on the threads.
+/// Rows whose weight gradients are summed into one partial sum. Fixed, so that bytes do not depend on the
+/// threads.
 const PARTIAL_ROWS: usize = 128;
 
 /// `y = rms_norm(x) · w`; also writes each row's `rstd`, which the backward needs.
@@ -36,8 +38,8 @@ pub fn rms_norm(
     });
 }
 
-/// Gradients of [`rms_norm`]: `dx = rstd · (g − x̂ · mean(g · x̂))` with `g = dy · w` and `x̂ = x · rstd`, written to
-/// `dx` or added to it (`accumulate`); `dw += Σ_t dy · x̂`, tokens in fixed chunks, ascending.
+/// Gradients of [`rms_norm`]: `dx = rstd · (g − x̂ · mean(g · x̂))` with `g = dy · w` and `x̂ = x · rstd`,
+/// written to `dx` or added to it (`accumulate`); `dw += Σ_t dy · x̂`, tokens in fixed chunks, ascending.
 ///
 /// # Panics
 ///

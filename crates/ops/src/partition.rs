@@ -3,8 +3,9 @@
 use crate::Ctx;
 use crate::disjoint::Disjoint;
 
-/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` floats from row
-/// `first` on. How many pieces there are depends on the thread count: `f` must treat every row on its own.
+/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` floats
+/// from row `first` on. How many pieces there are depends on the thread count: `f` must treat every row on
+/// its own.
 pub(crate) fn for_rows(ctx: &Ctx, y: &mut [f32], width: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
     for_rows2(ctx, y, width, &mut [], 0, |first, count, y, _| f(first, count, y));
 }
@@ -43,15 +44,15 @@ pub(crate) fn for_rows2(
 /// Below this many floats a piece costs less than waking a thread for it.
 const SMALLEST_PIECE: usize = 8 * 1024;
 
-/// Rows in a piece: several pieces for each thread, so that one that is held up does not hold up all, but not so
-/// small that handing them out costs more than they do.
+/// Rows in a piece: several pieces for each thread, so that one that is held up does not hold up all, but not
+/// so small that handing them out costs more than they do.
 pub(crate) fn rows_per_piece(ctx: &Ctx, rows: usize, width: usize) -> usize {
     let smallest = SMALLEST_PIECE.div_ceil(width.max(1));
     if ctx.threads() == 1 { rows.max(1) } else { rows.div_ceil(4 * ctx.threads()).max(smallest).max(1) }
 }
 
-/// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where parallelism may
-/// only be over the columns.
+/// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where
+/// parallelism may only be over the columns.
 pub(crate) fn for_columns(ctx: &Ctx, columns: usize, rows: usize, f: impl Fn(usize, usize) + Sync) {
     let smallest = SMALLEST_PIECE.div_ceil(rows.max(1));
     let step = columns.div_ceil(ctx.threads()).max(smallest).next_multiple_of(16);

@@ -29,8 +29,8 @@ pub fn scale(ctx: &Ctx, y: &mut Buf, s: f32) {
 /// Floats that are summed into one partial sum. Fixed, so that bytes do not depend on the threads.
 const CHUNK: usize = 16 * 1024;
 
-/// `Σ x²` in f64: squares of f32 are exact there, each chunk of a fixed size is summed in 16 strided lanes, and the
-/// chunks are added in ascending order.
+/// `Σ x²` in f64: squares of f32 are exact there, each chunk of a fixed size is summed in 16 strided lanes,
+/// and the chunks are added in ascending order.
 pub fn sum_squares(ctx: &Ctx, x: &Buf) -> f64 {
     let x = x.as_slice();
     let chunks = x.len().div_ceil(CHUNK);

@@ -1,13 +1,13 @@
-//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-split convention of Hugging Face models:
-//! element `i` of a head turns with element `i + E/2`.
+//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-split convention of Hugging Face
+//! models: element `i` of a head turns with element `i + E/2`.
 
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, lanes, partition};
 
 /// Cosines and sines for every position, `[max_positions, E/2]` each.
 ///
-/// The angle is the f32 product of position and inverse frequency, as in `transformers`: at high positions its
-/// rounding is visible, and a model must see at inference the angles it saw in training.
+/// The angle is the f32 product of position and inverse frequency, as in `transformers`: at high positions
+/// its rounding is visible, and a model must see at inference the angles it saw in training.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     head_dim: usize,
@@ -17,8 +17,8 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// A table for positions `0..max_positions`, from the inverse frequencies (`head_dim / 2` of them, with the
-    /// model's own scaling already in them). It takes `max_positions · head_dim · 4` bytes.
+    /// A table for positions `0..max_positions`, from the inverse frequencies (`head_dim / 2` of them, with
+    /// the model's own scaling already in them). It takes `max_positions · head_dim · 4` bytes.
     ///
     /// # Panics
     ///

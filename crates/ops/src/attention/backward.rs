@@ -1,9 +1,11 @@
-//! Backward attention. Probabilities are computed again from the queries, the keys and the log-sum-exp, a tile of rows
-//! at a time:
+//! Backward attention. Probabilities are computed again from the queries, the keys and the log-sum-exp, a
+//! tile of rows at a time:
 //!
-//! `p = exp(s − lse)`, `ds = p · (d_out · v − delta)` with `delta = d_out · out` (16 lanes), then
-//! `dq = (Σ_j ds_j k_j) · scale` over keys, `dk = (Σ_i ds_i q_i) · scale` and `dv = Σ_i p_i d_out_i` over queries: each
-//! element one chain, ascending by token, the heads of a group in order within a token.
+//! - `p = exp(s − lse)` and `ds = p · (d_out · v − delta)`, with `delta = d_out · out` in 16 lanes;
+//! - `dq = (Σ_j ds_j k_j) · scale` over keys;
+//! - `dk = (Σ_i ds_i q_i) · scale` and `dv = Σ_i p_i d_out_i` over queries.
+//!
+//! Each element of a sum is one chain, ascending by token, the heads of a group in order within a token.
 
 use std::ops::Range;
 
@@ -48,8 +50,8 @@ pub(super) fn scratch_floats(piece: &Piece, shape: AttentionShape, gradients: Gr
 ///
 /// # Safety
 ///
-/// Nobody else may reach the rows of dq of the piece's queries, or of dk and dv of its keys, for its head, where
-/// `gradients` has them.
+/// Nobody else may reach the rows of dq of the piece's queries, or of dk and dv of its keys, for its head,
+/// where `gradients` has them.
 pub(super) unsafe fn run(
     level: Level,
     x: &Inputs<'_>,
@@ -127,7 +129,8 @@ pub(super) unsafe fn run(
             }
             if let Some(dq) = gradients.dq {
                 let out = |row: usize| dq.as_mut_ptr().wrapping_add(tile.offset[row]);
-                // SAFETY: these rows of dq are ours alone by the caller's word; the blocks are copies made above.
+                // SAFETY: these rows of dq are ours alone by the caller's word; the blocks are copies made
+                // above.
                 unsafe { tile.weighted_sums(level, window.clone(), ds, STRIDE, &k_rows, out, &scales) };
             }
             if gradients.dk_dv.is_some() {
@@ -185,7 +188,8 @@ unsafe fn add_to_keys(
             from_zero: false,
             factors: None,
         };
-        // SAFETY: the sums are `sums`; all rows of the tile have weights, if zero, for all keys of the window.
+        // SAFETY: the sums are `sums`; all rows of the tile have weights, if zero, for all keys of the
+        // window.
         unsafe { kernels::add_weighted(level, &args) };
     }
 }

@@ -1,4 +1,5 @@
-//! Keys and values of one head of a packed sequence, copied into blocks of 16 tokens: what a cache holds anyway.
+//! Keys and values of one head of a packed sequence, copied into blocks of 16 tokens: what a cache holds
+//! anyway.
 
 use super::kernels::BLOCK;
 
@@ -14,10 +15,11 @@ pub(super) fn gather(to: &mut [f32], from: &[f32], stride: usize, head_dim: usiz
     }
 }
 
-/// Turns blocks `[16][E]` of `tokens` tokens into blocks `[E][16]`. Places beyond the last token are left as they are.
+/// Turns blocks `[16][E]` of `tokens` tokens into blocks `[E][16]`. Places beyond the last token are left as
+/// they are.
 ///
-/// Rows from afar are gathered first: a copy waits for many of them at a time, which this, with more work for each
-/// row, does not.
+/// Rows from afar are gathered first: a copy waits for many of them at a time, which this, with more work for
+/// each row, does not.
 pub(super) fn transpose(to: &mut [f32], from: &[f32], head_dim: usize, tokens: usize) {
     let floats = BLOCK * head_dim;
     for (b, (to, from)) in to.chunks_exact_mut(floats).zip(from.chunks_exact(floats)).enumerate() {

@@ -1,4 +1,5 @@
-//! Attention against the cache: how the rows of a step are gathered and shared out.
+//! Attention against the cache: how the rows of a step are gathered and shared out. The threads share rows
+//! and kv heads; the keys of a row are never divided, so one long row on few kv heads keeps few threads busy.
 
 use std::ops::Range;
 
@@ -13,10 +14,13 @@ use crate::{Ctx, KV_BLOCK};
 const MOST_ROWS: usize = 64;
 
 /// Below this many multiply-adds a piece costs less than waking a thread for it.
-const SMALLEST_PIECE: usize = 512 * 1024;
+const SMALLEST_PIECE: usize = 128 * 1024;
 
-/// Consecutive rows whose keys lie in the same blocks, no row with fewer than the one before: one row of a decoding
-/// sequence, or the rows of a prefill chunk.
+/// What a row costs whatever its length, in keys.
+const ROW_KEYS: usize = 32;
+
+/// Consecutive rows whose keys lie in the same blocks, no row with fewer than the one before: one row of a
+/// decoding sequence, or the rows of a prefill chunk.
 type Run = Range<usize>;
 
 pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, rows: &[CachedRow<'_>]) {
@@ -50,8 +54,8 @@ pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, ro
 ///
 /// # Safety
 ///
-/// Nobody else may reach this head of the run's rows in `out`, which must hold them; the rows' blocks must be in the
-/// cache.
+/// Nobody else may reach this head of the run's rows in `out`, which must hold them; the rows' blocks must be
+/// in the cache.
 unsafe fn attend(
     ctx: &Ctx,
     run: Run,
@@ -81,7 +85,8 @@ unsafe fn attend(
     };
     let (k, v) = (table(cache.k.as_slice()), table(cache.v.as_slice()));
     let limit = |token: usize| all[run.start + token].len;
-    // SAFETY: the tables hold whole blocks for the longest prefix of the run, its last; the outputs are the caller's word.
+    // SAFETY: the tables hold whole blocks for the run's last row, which has the longest prefix; the outputs
+    // are the caller's word.
     unsafe {
         forward::attend(
             ctx.level(),
@@ -118,7 +123,8 @@ fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
 /// Ranges of units (unit u is kv head `u % G` of run `u / G`) of about equal work, a few for each thread.
 fn pieces(ctx: &Ctx, cache: &KvLayer, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
     let shape = cache.shape;
-    let cost = |run: &Run| 2 * run.len() * shape.group() * shape.head_dim * rows[run.end - 1].len;
+    let cost =
+        |run: &Run| 2 * run.len() * shape.group() * shape.head_dim * (rows[run.end - 1].len + ROW_KEYS);
     let total = runs.iter().map(cost).sum::<usize>() * shape.kv_heads;
     let target =
         if ctx.threads() == 1 { usize::MAX } else { (total / (4 * ctx.threads())).max(SMALLEST_PIECE) };

@@ -5,8 +5,8 @@ use super::tile::{self, MOST_ROWS, Rows};
 use crate::disjoint::Disjoint;
 use crate::isa::Level;
 
-/// Floats that the scores of one tile may take: they are gone over four times, so they should stay in a second-level
-/// cache.
+/// Floats that the scores of one tile may take: they are gone over four times, so they should stay in a
+/// second-level cache.
 const TILE_FLOATS: usize = 64 * 1024;
 
 /// Floats of scratch that [`attend`] needs for at most `keys` keys.
@@ -15,13 +15,14 @@ pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
     rows * (stride + head_dim)
 }
 
-/// Attention of `rows` over keys and values given as tables of blocks. Token t of the rows sees keys `0..limit(t)`, at
-/// most `keys`, and limits never descend; `out` receives the rows where they are in `q`, and `lse` is told each row's log-sum-exp.
+/// Attention of `rows` over keys and values given as tables of blocks. Token t of the rows sees keys
+/// `0..limit(t)`, at most `keys`, and limits never descend; `out` receives the rows where they are in `q`,
+/// and `lse` is told each row's log-sum-exp.
 ///
 /// # Safety
 ///
-/// The tables must point to whole blocks that hold all keys below the limits; `out` must hold the rows, and nobody else
-/// may reach them.
+/// The tables must point to whole blocks that hold all keys below the limits; `out` must hold the rows, and
+/// nobody else may reach them.
 pub(super) unsafe fn attend(
     level: Level,
     rows: Rows,

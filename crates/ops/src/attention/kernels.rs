@@ -1,8 +1,8 @@
 //! The inner loops of attention: scores, softmax of a row, weighted sums of rows.
 //!
-//! Keys and values come as tables of blocks. A block is 16 tokens of one kv head: keys transposed, `[E][16]`, so that
-//! 16 scores are one vector; values by row, `[16][E]`. The blocks of a cache lie anywhere; for packed sequences they
-//! are copied next to each other first.
+//! Keys and values come as tables of blocks. A block is 16 tokens of one kv head: keys transposed, `[E][16]`,
+//! so that 16 scores are one vector; values by row, `[16][E]`. The blocks of a cache lie anywhere; for packed
+//! sequences they are copied next to each other first.
 
 use crate::simd::{LANES, Simd, dispatch};
 
@@ -35,8 +35,8 @@ dispatch! {
     ///
     /// # Safety
     ///
-    /// All of the rows, blocks and outputs that the fields describe must be there, the outputs reachable by nobody
-    /// else.
+    /// All of the rows, blocks and outputs that the fields describe must be there, the outputs reachable by
+    /// nobody else.
     pub(super) unsafe fn scores(x: &Scores<'_>) = scores_generic;
 }
 
@@ -104,8 +104,8 @@ unsafe fn scores_tile<S: Simd, const R: usize, const B: usize>(s: S, x: &Scores<
     let mut k = [std::ptr::null(); B];
     k.copy_from_slice(&x.k[block..block + B]);
     let mut sums = [[s.zero(); B]; R];
-    // SAFETY: E floats of each of R queries, E vectors of each of B blocks, and the outputs are there by the caller's
-    // word.
+    // SAFETY: E floats of each of R queries, E vectors of each of B blocks, and the outputs are there by the
+    // caller's word.
     unsafe {
         for e in 0..x.head_dim {
             let mut keys = [s.zero(); B];
@@ -159,8 +159,8 @@ dispatch! {
     ///
     /// # Safety
     ///
-    /// All of the rows, weights and blocks that the fields describe must be there, the outputs reachable by nobody
-    /// else.
+    /// All of the rows, weights and blocks that the fields describe must be there, the outputs reachable by
+    /// nobody else.
     pub(super) unsafe fn add_weighted(x: &Weighted<'_>) = add_weighted_generic;
 }
 
@@ -235,8 +235,8 @@ unsafe fn weighted_tile<S: Simd, const R: usize, const C: usize>(
     lanes: usize,
 ) {
     let mut sums = [[s.zero(); C]; R];
-    // SAFETY: outputs, weights and summands are there by the caller's word, and columns `column..` of them up to the
-    // last of the `lanes`; a whole vector is touched only where all its lanes are used.
+    // SAFETY: outputs, weights and summands are there by the caller's word, and columns `column..` of them up
+    // to the last of the `lanes`; a whole vector is touched only where all its lanes are used.
     unsafe {
         if !x.from_zero {
             for (sums, out) in sums.iter_mut().zip(x.out) {
@@ -304,8 +304,9 @@ unsafe fn load<S: Simd>(s: S, from: *const f32, lanes: usize) -> S::V {
 }
 
 dispatch! {
-    /// Scores of keys `0..n` become `exp(score − max)`, those beyond become 0 (whatever they are: keys of a block
-    /// that are not written yet). The length is a whole number of blocks. Returns the maximum and the sum.
+    /// Scores of keys `0..n` become `exp(score − max)`, those beyond become 0 (whatever they are: keys of a
+    /// block that are not written yet). The length is a whole number of blocks. Returns the maximum and the
+    /// sum.
     pub(super) fn softmax(scores: &mut [f32], n: usize) -> (f32, f32) = softmax_generic;
 }
 

@@ -9,7 +9,8 @@ use super::{AttentionShape, blocks, forward};
 use crate::Ctx;
 use crate::disjoint::Disjoint;
 
-/// Tokens in a piece of a long sequence: enough that copying the keys into blocks is lost in the work on them.
+/// Tokens in a piece of a long sequence: enough that copying the keys into blocks is lost in the work on
+/// them.
 const CHUNK: usize = 8 * BLOCK;
 
 /// What one thread does at a time: some queries against some keys of one sequence and one kv head.
@@ -31,8 +32,8 @@ impl Piece {
     }
 }
 
-/// All pieces of all sequences and heads, `cut` making those of a sequence of a given length. The largest come first,
-/// so that no thread is left with a large one at the end.
+/// All pieces of all sequences and heads, `cut` making those of a sequence of a given length. The largest
+/// come first, so that no thread is left with a large one at the end.
 fn pieces(
     seq_starts: &[usize],
     kv_heads: usize,
@@ -85,8 +86,9 @@ pub(super) fn forward(
                 tokens: queries.len(),
             };
             let (k_blocks, v_blocks) = (blocks::table(k_blocks, e), blocks::table(v_blocks, e));
-            // SAFETY: the tables are whole blocks of the keys `0..queries.end`, which is all that token t sees. The
-            // rows are inside the output, and belong to this piece alone: no other has both this head and these tokens.
+            // SAFETY: the tables are whole blocks of the keys `0..queries.end`, which is all that token t
+            // sees. The rows are inside the output, and belong to this piece alone: no other has both this
+            // head and these tokens.
             unsafe {
                 forward::attend(
                     ctx.level(),
@@ -123,9 +125,9 @@ pub(super) fn backward(
         ctx.parallel_for(pieces.len(), |i| {
             let piece = &pieces[i];
             ctx.with_scratch(backward::scratch_floats(piece, inputs.shape, gradients), |buf| {
-                // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own head. Either the
-                // pieces of a head have all queries and all keys of a sequence, or their queries (when dq is
-                // written) or keys (when dk and dv are) are disjoint.
+                // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own head.
+                // Either the pieces of a head have all queries and all keys of a sequence, or their queries
+                // (when dq is written) or keys (when dk and dv are) are disjoint.
                 unsafe { backward::run(ctx.level(), inputs, piece, gradients, buf.as_mut_slice()) };
             });
         });
@@ -141,8 +143,8 @@ pub(super) fn backward(
     }
 }
 
-/// One pass over whole sequences takes five products of matrices where two passes over parts of them take seven, but
-/// offers only sequences × heads to the threads. Both give the same bits.
+/// One pass over whole sequences takes five products of matrices where two passes over parts of them take
+/// seven, but offers only sequences × heads to the threads. Both give the same bits.
 fn whole_sequences_are_balanced(whole: &[Piece], threads: usize) -> bool {
     let total: usize = whole.iter().map(Piece::cost).sum();
     let largest = whole.iter().map(Piece::cost).max().unwrap_or(0);

@@ -8,10 +8,12 @@ use crate::isa::Level;
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 8 * ROWS;
 
-/// Floats of keys (and of values) that a tile's rows go over before the next: a first-level cache, half filled.
+/// Floats of keys (and of values) that a tile's rows go over before the next: a first-level cache, half
+/// filled.
 const PASS_FLOATS: usize = 4 * 1024;
 
-/// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r / group`.
+/// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r /
+/// group`.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     /// Where row 0 begins in tensors `[tokens, H, E]`.
@@ -44,8 +46,8 @@ pub(super) struct Tile {
 }
 
 impl Rows {
-    /// Consecutive tiles of at most `size` rows; token t sees keys `0..limit(t)`, at least one, and limits never
-    /// descend.
+    /// Consecutive tiles of at most `size` rows; token t sees keys `0..limit(t)`, at least one, and limits
+    /// never descend.
     pub(super) fn tiles(&self, size: usize, limit: impl Fn(usize) -> usize) -> impl Iterator<Item = Tile> {
         let (all, rows) = (self.tokens * self.group, *self);
         debug_assert!((1..self.tokens).all(|t| limit(t - 1) <= limit(t)), "limits descend");
@@ -91,8 +93,8 @@ impl Tile {
         (0..all).step_by(ROWS).map(move |first| first..all.min(first + ROWS))
     }
 
-    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`, its
-    /// scores go to `out[r * stride..]`, whole blocks, the window's first key first.
+    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`,
+    /// its scores go to `out[r * stride..]`, whole blocks, the window's first key first.
     ///
     /// # Safety
     ///
@@ -133,13 +135,13 @@ impl Tile {
         }
     }
 
-    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, in one call for each of a
-    /// series of windows, each of which begins with a block and has its weights at `weights[r * stride..]`.
+    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, in one call for each of
+    /// a series of windows, each of which begins with a block and has its weights at `weights[r * stride..]`.
     ///
     /// # Safety
     ///
-    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that hold all
-    /// keys below the limits.
+    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that
+    /// hold all keys below the limits.
     pub(super) unsafe fn weighted_sums(
         &self,
         level: Level,
@@ -180,8 +182,8 @@ impl Tile {
     }
 }
 
-/// The number of rows of a tile whose scores for `keys` keys take about `floats` floats, and the floats from one row's
-/// scores to the next row's.
+/// The number of rows of a tile whose scores for `keys` keys take about `floats` floats, and the floats from
+/// one row's scores to the next row's.
 pub(super) fn size(keys: usize, floats: usize) -> (usize, usize) {
     // An odd number of cache lines, so that the rows do not fall into the same sets of the cache.
     let stride = (keys.div_ceil(BLOCK) | 1) * BLOCK;

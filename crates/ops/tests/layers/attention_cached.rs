@@ -32,8 +32,8 @@ fn pick(x: &Buf, rows: &[usize], width: usize) -> Buf {
     )
 }
 
-/// Steps of `chunk` tokens of every sequence until all are done; the rows of a step are turned by one place each time,
-/// so that runs of one sequence are also broken. Returns the output of all tokens in packed order.
+/// Steps of `chunk` tokens of every sequence until all are done; the rows of a step are turned by one place
+/// each time, so that runs of one sequence are also broken. Returns the output of all tokens in packed order.
 fn stepwise(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Buf {
     let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
     let (tables, blocks) = tables(&lengths, seed);
@@ -103,20 +103,24 @@ fn every_instruction_set_has_the_bits_of_the_best() {
 }
 
 #[test]
-fn a_copied_block_serves_another_sequence() {
+fn sequences_that_share_a_prefix_part_at_a_copied_block() {
     let ctx = Ctx::serial();
     let case = Case::new((4, 2, 20), &[20]);
+    // The fork has another last token.
+    let mut fork = Case::new((4, 2, 20), &[20]);
+    fork.k.as_mut_slice()[19 * 40..].fill(0.3);
+    fork.v.as_mut_slice()[19 * 40..].fill(-0.7);
     let mut cache = poisoned(&ctx, 4, &case);
     let slots: Vec<u32> = (0..20).collect();
     kv_write(&ctx, &mut cache, &case.k, &case.v, &slots);
     kv_copy_block(&mut cache, 1, 3);
+    kv_write(&ctx, &mut cache, &pick(&fork.k, &[19], 40), &pick(&fork.v, &[19], 40), &[3 * 16 + 3]);
     let last = pick(&case.q, &[19, 19], 80);
     let mut out = Buf::zeros(160);
     let rows = [CachedRow { blocks: &[0, 1], len: 20 }, CachedRow { blocks: &[0, 3], len: 20 }];
     attention_cached(&ctx, &mut out, &last, &cache, &rows);
-    let expected = &bits(&case.forward(&ctx).0)[19 * 80..];
-    assert_eq!(&bits(&out)[..80], expected);
-    assert_eq!(&bits(&out)[80..], expected);
+    assert_eq!(bits(&out)[..80], bits(&case.forward(&ctx).0)[19 * 80..]);
+    assert_eq!(bits(&out)[80..], bits(&fork.forward(&ctx).0)[19 * 80..]);
 }
 
 #[test]

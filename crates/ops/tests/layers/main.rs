@@ -1,5 +1,5 @@
-//! The operations of a decoder layer against references in f64, against PyTorch, and against themselves on every
-//! instruction set and any number of threads.
+//! The operations of a decoder layer against references in f64, against PyTorch, and against themselves on
+//! every instruction set and any number of threads.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 mod attention;

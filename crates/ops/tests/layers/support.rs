@@ -30,8 +30,8 @@ pub(crate) fn contexts() -> Vec<Ctx> {
     Isa::available().iter().flat_map(|&isa| threads.map(|n| Ctx::with_isa(n, isa).unwrap())).collect()
 }
 
-/// Every difference, relative to the largest magnitude of what is expected. Where that vanishes the numbers it came
-/// from have cancelled, which leaves their rounding: hence a least magnitude, for inputs around one.
+/// Every difference, relative to the largest magnitude of what is expected. Where that vanishes the numbers
+/// it came from have cancelled, which leaves their rounding: hence a least magnitude, for inputs around one.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
