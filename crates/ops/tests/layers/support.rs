@@ -35,7 +35,7 @@ pub(crate) fn contexts() -> Vec<Ctx> {
 #[track_caller]
 pub(crate) fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
-    let size = expected.iter().fold(0.01f64, |m, x| m.max(x.abs()));
+    let size = expected.iter().fold(0.1f64, |m, x| m.max(x.abs()));
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
         assert!((f64::from(*g) - e).abs() <= tolerance * size, "{what}[{i}]: got {g}, expected {e}");
     }
