@@ -16,7 +16,9 @@ use crate::simd::LANES;
 use crate::{Buf, Ctx};
 
 /// Most rows of C in one piece.
-const MAX_ROWS: usize = 128;
+const MAX_ROWS: usize = 256;
+/// Most rows of C in one piece when A is read across its rows, where every step is another cache line.
+const MAX_ROWS_ACROSS: usize = 128;
 /// Most columns of C in one piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
 /// Multiply-adds below which waking another thread costs more than it brings.
@@ -124,7 +126,8 @@ impl Product<'_> {
     /// How many pieces the columns and the rows are cut into for `threads` threads.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
-        let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(MAX_ROWS));
+        let max_rows = if self.a.step == 1 { MAX_ROWS } else { MAX_ROWS_ACROSS };
+        let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 && self.m * self.n * self.k > SERIAL {
             while across * down < PIECES_PER_THREAD * threads && self.m > down * MIN_ROWS {
                 down *= 2;
@@ -154,7 +157,7 @@ impl Product<'_> {
         let waits = matches!(self.output, Output::Add) && self.k > MAX_STEPS;
         let waiting = if waits { rows.len() * panels.len() * LANES } else { 0 };
         let right = if self.b.padded { 0 } else { WIDEST * LANES * steps };
-        let left = if self.a.row == 1 { rows.len() * steps } else { 0 };
+        let left = if self.a.step == 1 { 0 } else { rows.len() * steps };
         ctx.with_scratch(waiting + right + left, |scratch| {
             // SAFETY: `check` has compared the shape with all operands, the scratch memory is as long as its three
             // parts, and the caller vouches for C.

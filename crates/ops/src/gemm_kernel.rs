@@ -2,8 +2,9 @@
 //!
 //! What makes it fast is the register tile: 8 rows × 3 vectors of C on AVX-512, 6 × 1 elsewhere. On AVX-512 a step of
 //! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that the operands are read where they
-//! lie, whatever their strides, out of the second-level cache. The smaller tile of the others reads more often, and
-//! operands that are not contiguous are copied for it first.
+//! lie, whatever their strides, out of the second-level cache; only a part of B that very many rows share is copied
+//! together first. The smaller tile of the others reads more often, and there operands that are not contiguous are
+//! always copied.
 
 use std::mem::MaybeUninit;
 
@@ -16,8 +17,8 @@ pub(crate) const MAX_STEPS: usize = 384;
 pub(crate) const WIDEST: usize = 6;
 /// Floats of the largest tile.
 const TILE: usize = 24 * LANES;
-/// Tiles that have to share a copied operand before copying pays.
-const COPY_TILES: usize = 4;
+/// Tiles that have to share a copied operand before copying pays: small tiles, then large ones.
+const COPY_TILES: (usize, usize) = (4, 16);
 
 /// A piece of a product, as the kernel sees it. The strides are those of [`Left`](crate::gemm::Left) and
 /// [`Right`](crate::gemm::Right).
@@ -51,16 +52,17 @@ pub(crate) struct Block {
 /// One pass over part of a block's reduced dimension.
 struct Pass<'a> {
     block: &'a Block,
+    /// Number of the pass and of all passes.
+    index: usize,
+    count: usize,
     /// The first step and the number of steps.
     start: usize,
     steps: usize,
-    /// Whether the chains start in this pass, and whether they end in it.
-    first: bool,
-    last: bool,
     /// Number of tiles that the rows are cut into.
     tiles: usize,
-    /// Operands that are not contiguous are copied.
-    copies: bool,
+    /// Whether an operand that is not contiguous is copied first.
+    copies_left: bool,
+    copies_right: bool,
 }
 
 /// A register tile: some rows, panels and steps.
@@ -85,16 +87,19 @@ struct Tile {
 unsafe fn multiply_generic<S: Simd>(s: S, block: &Block) {
     let passes = block.k.div_ceil(MAX_STEPS).max(1);
     let tiles = block.m.div_ceil(S::TILE_ROWS);
+    let small = S::TILE_ROWS < 8;
     for i in 0..passes {
         let steps = piece(block.k, passes, i);
         let pass = Pass {
             block,
+            index: i,
+            count: passes,
             start: steps.start,
             steps: steps.len(),
-            first: i == 0,
-            last: i + 1 == passes,
             tiles,
-            copies: S::TILE_ROWS < 8 && tiles >= COPY_TILES,
+            copies_left: small && tiles >= COPY_TILES.0 && !block.left.is_null(),
+            copies_right: !block.right.is_null()
+                && if small { tiles >= COPY_TILES.0 } else { tiles >= COPY_TILES.1 && block.a_step == 1 },
         };
         // SAFETY: the caller's duty, passed on.
         unsafe { run_pass(s, &pass) }
@@ -116,8 +121,7 @@ unsafe fn run_pass<S: Simd>(s: S, pass: &Pass<'_>) {
     let block = pass.block;
     // SAFETY: panels and rows stay within the block, and the rooms hold what is copied into them.
     unsafe {
-        let copied_left = pass.copies && !block.left.is_null();
-        if copied_left {
+        if pass.copies_left {
             copy_left(pass);
         }
         let panels = block.n.div_ceil(LANES);
@@ -139,12 +143,12 @@ unsafe fn run_pass<S: Simd>(s: S, pass: &Pass<'_>) {
                 to_row: 0,
             };
             // Columns that B does not have in memory must not be read: hence the copy of the last panel.
-            if !block.right.is_null() && (pass.copies || last < LANES) {
+            if pass.copies_right || !block.right.is_null() && last < LANES {
                 copy_right(s, &mut tile, panels.len(), last, block.right);
             }
             for i in 0..pass.tiles {
                 let rows = piece(block.m, pass.tiles, i);
-                if copied_left {
+                if pass.copies_left {
                     tile.a = block.left.add(rows.start * pass.steps);
                     (tile.a_row, tile.a_step) = (1, rows.len());
                 } else {
@@ -212,24 +216,25 @@ unsafe fn place<S: Simd>(
     last: usize,
 ) {
     let (block, col) = (pass.block, panel * LANES);
+    let (first, done) = (pass.index == 0, pass.index + 1 == pass.count);
     // SAFETY: the tile lies within the block.
     unsafe {
         let c = block.c.add(row * block.c_row + col);
         let partial = block.partial.add(row * block.partial_row + col);
-        (tile.from, tile.from_row) = match (pass.first, block.chain) {
+        (tile.from, tile.from_row) = match (first, block.chain) {
             (true, false) => (std::ptr::null(), 0),
             (true, true) => (c.cast_const(), block.c_row),
             (false, _) => (partial.cast_const(), block.partial_row),
         };
-        (tile.to, tile.to_row) = if pass.last { (c, block.c_row) } else { (partial, block.partial_row) };
+        (tile.to, tile.to_row) = if done { (c, block.c_row) } else { (partial, block.partial_row) };
         // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
         if tile.from.is_null() {
             fetch(s, tile.to, tile.to_row, rows, panels);
         } else {
             fetch(s, tile.from.wrapping_add(rows * tile.from_row), tile.from_row, rows, panels);
         }
-        let bias = if pass.last && !block.bias.is_null() { block.bias.add(col) } else { std::ptr::null() };
-        let add = pass.last && block.add;
+        let bias = if done && !block.bias.is_null() { block.bias.add(col) } else { std::ptr::null() };
+        let add = done && block.add;
         if last == LANES && bias.is_null() && !add {
             choose(s, rows, panels, tile);
         } else {

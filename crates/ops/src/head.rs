@@ -129,24 +129,25 @@ struct RowGrad {
     d_entropy: f32,
 }
 
+/// The derivative by one vector of logits.
+#[inline(always)]
+fn d_logits_of<S: Simd>(s: S, logits: S::V, row: RowGrad) -> S::V {
+    let scale = s.splat(row.inv_temperature);
+    let logp = s.sub(s.mul(logits, scale), s.splat(row.lse));
+    let entropy_term = s.add(logp, s.splat(row.entropy));
+    let by_z = s.fma(s.splat(row.d_entropy), entropy_term, s.splat(row.d_logprob));
+    s.mul(s.mul(s.exp(logp), by_z), s.neg(scale))
+}
+
 /// The derivative by the logits of one row, but for its target's term, written over the logits.
 #[inline(always)]
 fn d_logits_generic<S: Simd>(s: S, logits: &mut [f32], row: RowGrad) {
-    let scale = s.splat(row.inv_temperature);
-    let (lse, entropy) = (s.splat(row.lse), s.splat(row.entropy));
-    let (d_logprob, d_entropy) = (s.splat(row.d_logprob), s.splat(row.d_entropy));
-    let minus_scale = s.neg(scale);
-    let derivative = |x: S::V| {
-        let logp = s.sub(s.mul(x, scale), lse);
-        let by_z = s.fma(d_entropy, s.add(logp, entropy), d_logprob);
-        s.mul(s.mul(s.exp(logp), by_z), minus_scale)
-    };
     let (full, tail) = logits.as_chunks_mut::<LANES>();
     for x in full {
-        let v = derivative(s.load(x));
+        let v = d_logits_of(s, s.load(x), row);
         s.store(x, v);
     }
-    let v = derivative(s.load_tail(tail));
+    let v = d_logits_of(s, s.load_tail(tail), row);
     s.store_tail(tail, v);
 }
 

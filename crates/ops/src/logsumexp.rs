@@ -83,13 +83,17 @@ dispatch! {
 }
 
 #[inline(always)]
+fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
+    s.to_array(s.exp(s.splat(x)))[0]
+}
+
+#[inline(always)]
 fn join_generic<S: Simd>(s: S, blocks: &[Block]) -> RowScores {
-    let exp = |x: f32| s.to_array(s.exp(s.splat(x)))[0];
     let mut all = blocks[0];
     for next in &blocks[1..] {
         let max = if all.max > next.max { all.max } else { next.max };
         let (a, b) = (all.max - max, next.max - max);
-        let (ea, eb) = (exp(a), exp(b));
+        let (ea, eb) = (exp_one(s, a), exp_one(s, b));
         all = Block {
             max,
             moment: all.sum.mul_add(a, all.moment) * ea + next.sum.mul_add(b, next.moment) * eb,

@@ -16,6 +16,9 @@
 //! // scale_row(ctx.level(), y, factor);
 //! ```
 //!
+//! Functions that a kernel calls with vectors are `#[inline(always)]` too, and closures are avoided: what the compiler
+//! leaves out of line is compiled without the instruction set, one call per vector operation.
+//!
 //! Every operation on lanes is exact by IEEE 754 (one rounding, fused multiply-add included) and every reduction over
 //! the lanes is one fixed tree, so all implementations give the same bits.
 
@@ -70,8 +73,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn select_gt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
 
     // Operations on the bits of the lanes.
-    fn and(self, a: Self::V, b: Self::V) -> Self::V;
-    fn or(self, a: Self::V, b: Self::V) -> Self::V;
     fn xor(self, a: Self::V, b: Self::V) -> Self::V;
     /// Wrapping sum of the lanes as 32-bit integers.
     fn add_i32(self, a: Self::V, b: Self::V) -> Self::V;
@@ -140,11 +141,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes, v);
         lanes
-    }
-
-    #[inline(always)]
-    fn abs(self, a: Self::V) -> Self::V {
-        self.and(a, self.splat_bits(0x7fff_ffff))
     }
 
     #[inline(always)]
@@ -298,14 +294,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn select_gt(self, a: Array, b: Array, x: Array, y: Array) -> Array {
         Array(std::array::from_fn(|i| if a.0[i] > b.0[i] { x.0[i] } else { y.0[i] }))
-    }
-    #[inline(always)]
-    fn and(self, a: Array, b: Array) -> Array {
-        a.zip_bits(b, |a, b| a & b)
-    }
-    #[inline(always)]
-    fn or(self, a: Array, b: Array) -> Array {
-        a.zip_bits(b, |a, b| a | b)
     }
     #[inline(always)]
     fn xor(self, a: Array, b: Array) -> Array {

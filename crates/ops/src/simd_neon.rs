@@ -100,14 +100,6 @@ impl Simd for Neon {
         Quad::each(|i| unsafe { vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), x.0[i], y.0[i]) })
     }
     #[inline(always)]
-    fn and(self, a: Quad, b: Quad) -> Quad {
-        Quad::each(|i| floats(unsafe { vandq_u32(bits(a.0[i]), bits(b.0[i])) }))
-    }
-    #[inline(always)]
-    fn or(self, a: Quad, b: Quad) -> Quad {
-        Quad::each(|i| floats(unsafe { vorrq_u32(bits(a.0[i]), bits(b.0[i])) }))
-    }
-    #[inline(always)]
     fn xor(self, a: Quad, b: Quad) -> Quad {
         Quad::each(|i| floats(unsafe { veorq_u32(bits(a.0[i]), bits(b.0[i])) }))
     }

@@ -99,14 +99,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), y, x) }
     }
     #[inline(always)]
-    fn and(self, a: __m512, b: __m512) -> __m512 {
-        bits512!(_mm512_and_si512, a, b)
-    }
-    #[inline(always)]
-    fn or(self, a: __m512, b: __m512) -> __m512 {
-        bits512!(_mm512_or_si512, a, b)
-    }
-    #[inline(always)]
     fn xor(self, a: __m512, b: __m512) -> __m512 {
         bits512!(_mm512_xor_si512, a, b)
     }
@@ -275,14 +267,6 @@ impl Simd for Avx2 {
                 _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_GT_OQ>(a.1, b.1)),
             )
         }
-    }
-    #[inline(always)]
-    fn and(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_and_ps, a, b)
-    }
-    #[inline(always)]
-    fn or(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_or_ps, a, b)
     }
     #[inline(always)]
     fn xor(self, a: Pair, b: Pair) -> Pair {
