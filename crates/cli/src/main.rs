@@ -1,1 +1,43 @@
-fn main() {}
+//! The `rloom` binary: commands, progress, diagnostics.
+//!
+//! A command parses its arguments, asks the other crates to do the work, and shows what they say. Data goes to standard
+//! output and everything else to standard error; exit codes are those of [`failure`].
+
+mod arguments;
+mod commands;
+mod failure;
+mod output;
+mod plan;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use arguments::{Cli, Command};
+use failure::Failure;
+use output::Output;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let output = Output::new(&cli.global);
+    match run(cli.command, output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report(output);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn run(command: Command, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::Train(arguments) => commands::train::run(&arguments, output),
+        Command::Eval(arguments) => commands::eval::run(&arguments, output),
+        Command::Generate(arguments) => commands::generate::run(&arguments, output),
+        Command::Chat(arguments) => commands::chat::run(&arguments, output),
+        Command::Inspect(arguments) => commands::inspect::run(&arguments, output),
+        Command::Algo { command } => commands::algo::run(&command, output),
+        Command::Doctor => commands::doctor::run(output),
+    }
+}

@@ -69,11 +69,20 @@ fn eval_table(eval: &EvalSettings) -> Table {
         ("every".to_owned(), count(eval.every)),
         ("tasks".to_owned(), count(eval.tasks)),
         ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
-        ("sampling".to_owned(), Value::Table(sampling_table(&eval.sampling))),
+        ("sampling".to_owned(), Value::Table(eval_sampling_table(eval))),
         ("data".to_owned(), Value::Table(table(&eval.data))),
         ("reward".to_owned(), Value::Table(table(&eval.reward))),
         ("rollout".to_owned(), Value::Table(table(&eval.rollout))),
     ])
+}
+
+/// Greedy completions read the length and the stop strings alone.
+fn eval_sampling_table(eval: &EvalSettings) -> Table {
+    let mut keys = sampling_table(&eval.sampling);
+    if eval.samples == 0 {
+        keys.retain(|key, _| ["max_new_tokens", "stop"].contains(&key));
+    }
+    keys
 }
 
 fn sampling_table(sampling: &SamplingSettings) -> Table {

@@ -86,13 +86,15 @@ fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {
                 .hint("greedy accuracy is measured in any case; set the temperature above 0, or leave `samples` out"),
         );
     }
-    if samples == 0
-        && let Some(origin) = eval.sampling.origin("temperature").filter(|_| !eval.sampling.value.is_greedy())
-    {
-        problems.push(
-            Problem::new(Code::Unread, format!("nothing reads `{}`", eval.sampling.name("temperature")))
-                .at(origin, "without samples, evaluation is greedy")
-                .hint("set `eval.samples` to draw samples, too"),
-        );
+    // `temperature = 0` without samples says what is done anyway.
+    let unread = [("temperature", !eval.sampling.value.is_greedy()), ("min_new_tokens", true)];
+    for (key, differs) in unread {
+        if let Some(origin) = eval.sampling.key_origin(key).filter(|_| samples == 0 && differs) {
+            problems.push(
+                Problem::new(Code::Unread, format!("nothing reads `{}`", eval.sampling.name(key)))
+                    .at(origin, "without samples, evaluation is greedy")
+                    .hint("set `eval.samples` to draw samples, too"),
+            );
+        }
     }
 }

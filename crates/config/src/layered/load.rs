@@ -32,7 +32,10 @@ impl Layers {
         match std::fs::read_to_string(path) {
             Ok(text) => self.add_text(path.to_owned(), text),
             Err(error) => {
-                let message = format!("cannot read {}: {error}", path.display());
+                let message = match error.kind() {
+                    std::io::ErrorKind::NotFound => format!("{} does not exist", path.display()),
+                    _ => format!("cannot read {}: {error}", path.display()),
+                };
                 let problem = Problem::new(Code::Unreadable, message);
                 self.problems.push(if path.is_dir() {
                     problem.hint(format!("name the file, for example {}", path.join("config.toml").display()))

@@ -1,0 +1,205 @@
+//! What the command line understands.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Trains language models with reinforcement learning.
+#[derive(Debug, Parser)]
+#[command(name = "rloom", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage or configuration; nothing was started
+  130  interrupted; the run is saved and can be resumed
+
+Data goes to standard output, everything else to standard error. NO_COLOR is honoured.";
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// Write JSON to standard output, one value per line.
+    #[arg(long, global = true, display_order = 90)]
+    pub(crate) json: bool,
+    /// Write no colours.
+    #[arg(long, global = true, display_order = 91)]
+    pub(crate) no_color: bool,
+    /// Say nothing but results, warnings and errors.
+    #[arg(short, long, global = true, display_order = 92)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train as a recipe says.
+    Train(Train),
+    /// Measure a model, or a run's best checkpoint, on held-out tasks.
+    Eval(Eval),
+    /// Complete prompts.
+    Generate(Generate),
+    /// Talk with a model.
+    Chat(Chat),
+    /// Show what a run did.
+    Inspect(Inspect),
+    /// List the algorithms, or show one with its equations and knobs.
+    Algo {
+        #[command(subcommand)]
+        command: Algo,
+    },
+    /// Check this machine and this program.
+    Doctor,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom train recipes/arithmetic.toml
+  rloom train recipe.toml mine.toml --set trainer.learning_rate=1e-5 --set stage.rl.steps=20
+  rloom train recipe.toml --dry-run
+  rloom train --resume runs/arithmetic
+
+The first Ctrl-C finishes the step under way and saves; the second stops at once.")]
+pub(crate) struct Train {
+    /// Configuration files (TOML); later ones win over earlier ones.
+    #[arg(value_name = "FILE", required_unless_present = "resume", conflicts_with = "resume")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Override one setting, as often as you like. A stage is addressed by its name.
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "resume")]
+    pub(crate) overrides: Vec<String>,
+    /// Name of the run, and of its folder.
+    #[arg(long, value_name = "NAME", conflicts_with = "resume")]
+    pub(crate) run_name: Option<String>,
+    /// Print the resolved configuration and what it will take, and stop.
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) dry_run: bool,
+    /// Go on with a run: its name under `runs`, or its folder.
+    #[arg(long, value_name = "RUN")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Show a completion every so many steps; 0 shows none.
+    #[arg(long, value_name = "STEPS", default_value_t = 10)]
+    pub(crate) show_every: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom eval runs/arithmetic
+  rloom eval runs/arithmetic --checkpoint rl-step-000050 --set eval.tasks=1000
+  rloom eval path/to/model --config recipe.toml")]
+pub(crate) struct Eval {
+    /// A run's folder, or with --config a model: a folder or a hub id.
+    #[arg(value_name = "RUN|MODEL")]
+    pub(crate) target: String,
+    /// Which checkpoint of the run: `best`, `latest`, or a folder of its `checkpoints`.
+    #[arg(long, value_name = "CHECKPOINT", default_value = "best", conflicts_with = "config")]
+    pub(crate) checkpoint: String,
+    /// The configuration whose `[eval]` to use for a model that is no run's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Vec<PathBuf>,
+    /// Override one setting, as often as you like.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// Show so many of the completions.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) samples: usize,
+}
+
+/// How tokens are chosen. What is not given is as the model's `generation_config.json` recommends.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Sampling {
+    /// Divide the logits; 0 takes the most probable token [default: the model's, or 1].
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the so many most probable tokens; 0 keeps all [default: the model's, or 0].
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Keep the smallest set of tokens with this probability; 1 keeps all [default: the model's, or 1].
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Keep tokens at least so probable relative to the best one; 0 keeps all [default: the model's, or 0].
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Most tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_new_tokens: usize,
+    /// Seed of the random streams.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Threads that compute; 0 takes one per core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) threads: usize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom generate runs/arithmetic '47+85='
+  rloom generate path/to/model --chat 'Name three rivers.' --temperature 0
+  cat prompts.txt | rloom generate org/name --json")]
+pub(crate) struct Generate {
+    /// A folder, a hub id, or a run's folder (its best checkpoint).
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// What to complete; without any, each line of standard input is a prompt.
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompts: Vec<String>,
+    /// Put each prompt into the model's chat template as a user's message.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// A system message; implies --chat.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Completions of each prompt.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    pub(crate) samples: u32,
+    /// Stop at this text, as often as you like.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "An empty line is skipped; `/reset` forgets the conversation; Ctrl-D or `/exit` ends it."
+)]
+pub(crate) struct Chat {
+    /// A folder, a hub id, or a run's folder (its best checkpoint).
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// A system message.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// The run: its name under `runs`, or its folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Show completions of the last step that has any, at most so many.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) samples: usize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Algo {
+    /// List the algorithms.
+    List,
+    /// Show one: what is sampled, how credit is given, its loss and its knobs.
+    Show {
+        /// Its name, as a recipe's `method` has it.
+        name: String,
+    },
+}

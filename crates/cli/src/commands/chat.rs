@@ -1,0 +1,129 @@
+//! `rloom chat`: a conversation in the terminal, token by token.
+
+mod session;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use rloom_core::ChatMessage;
+use rloom_run::Policy;
+use rloom_text::{IncrementalDecoder, RenderOptions, TextError};
+
+use super::policy;
+use crate::arguments::Chat;
+use crate::failure::Failure;
+use crate::output::{BOLD, FAINT, Output};
+use session::Session;
+
+pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
+    let policy = policy::open(&arguments.model, output)?;
+    policy
+        .tokenizer
+        .require_chat_template()
+        .map_err(|e| Failure::usage(format!("{e}\nhint: `rloom generate` completes plain text")))?;
+    let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
+    let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
+    let session = Session::new(&policy, ctx, sampling, arguments.sampling.seed);
+    let mut talk =
+        Talk { policy: &policy, session, system: arguments.system.clone(), history: Vec::new(), output };
+    talk.forget();
+    output.say(&output.paint(FAINT, "/reset forgets the conversation, /exit or Ctrl-D ends it"));
+    loop {
+        if io::stdin().is_terminal() && !output.json {
+            let _ = write!(io::stderr().lock(), "{} ", output.paint(BOLD, ">"));
+        }
+        let mut line = String::new();
+        if io::stdin().lock().read_line(&mut line).map_err(Failure::failed)? == 0 {
+            return Ok(());
+        }
+        match line.trim() {
+            "" => {}
+            "/exit" => return Ok(()),
+            "/reset" => {
+                talk.forget();
+                output.say("the conversation is forgotten");
+            }
+            question => talk.turn(question)?,
+        }
+    }
+}
+
+struct Talk<'p> {
+    policy: &'p Policy,
+    session: Session<'p>,
+    system: Option<String>,
+    history: Vec<ChatMessage>,
+    output: Output,
+}
+
+fn message(role: &str, content: &str) -> ChatMessage {
+    ChatMessage { role: role.to_owned(), content: content.to_owned() }
+}
+
+impl Talk<'_> {
+    fn forget(&mut self) {
+        self.history = self.system.iter().map(|text| message("system", text)).collect();
+        self.session.clear();
+    }
+
+    /// Asks, and shows the answer as it comes.
+    fn turn(&mut self, question: &str) -> Result<(), Failure> {
+        let tokens = self.follow(question)?;
+        if let Err(full) = self.session.read(&tokens) {
+            self.output.warn(&format!("{full}; /reset begins anew"));
+            self.history.pop();
+            return Ok(());
+        }
+        let mut decoder = IncrementalDecoder::new(&self.policy.tokenizer, true);
+        let mut answer = String::new();
+        let mut tokens = Vec::new();
+        while let Some(token) = self.session.next().map_err(Failure::failed)? {
+            tokens.push(token);
+            let piece = decoder.push(token).map_err(Failure::failed)?;
+            self.show(&piece)?;
+            answer.push_str(&piece);
+        }
+        let rest = decoder.flush().map_err(Failure::failed)?;
+        self.show(&rest)?;
+        answer.push_str(&rest);
+        self.history.push(message("assistant", &answer));
+        if self.output.json {
+            return self
+                .output
+                .json(&serde_json::json!({"question": question, "answer": answer, "tokens": tokens}));
+        }
+        self.output.data("")
+    }
+
+    fn show(&self, piece: &str) -> Result<(), Failure> {
+        if self.output.json || piece.is_empty() {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        write!(out, "{piece}").and_then(|()| out.flush()).map_err(Failure::Output)
+    }
+
+    /// The tokens that follow what the session has read, and the question in the history. What was said is not
+    /// tokenised again, except for templates that rewrite it (Qwen3's drops earlier reasoning).
+    fn follow(&mut self, question: &str) -> Result<Vec<u32>, Failure> {
+        let tokenizer = &self.policy.tokenizer;
+        let template = tokenizer.require_chat_template().map_err(Failure::failed)?;
+        let new = [message("user", question)];
+        let options = RenderOptions::prompt();
+        let answered = self.history.last().is_some_and(|m| m.role == "assistant");
+        let next = if answered {
+            template.next_turn(&self.history, &new, &self.session.turn_end(), &options)
+        } else {
+            Err(TextError::NotPrefixPreserving { position: 0 })
+        };
+        self.history.extend(new);
+        let text = match next {
+            Ok(text) => text,
+            Err(TextError::NotPrefixPreserving { .. }) => {
+                self.session.clear();
+                template.render(&self.history, &options).map_err(Failure::failed)?
+            }
+            Err(error) => return Err(Failure::failed(error)),
+        };
+        tokenizer.encode(&text, false).map_err(Failure::failed)
+    }
+}

@@ -1,0 +1,160 @@
+//! `rloom doctor`: what this machine is, and whether the program works on it.
+
+use std::path::Path;
+use std::process::Command;
+
+use rloom_model::hub::HubOptions;
+use rloom_ops::Isa;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{GREEN, Output, RED, YELLOW};
+use crate::progress::numbers::bytes;
+
+mod self_check;
+
+/// Less free memory than this does not hold even small models comfortably.
+const LITTLE_MEMORY: u64 = 1 << 30;
+/// Less free disk than this is gone after a few checkpoints.
+const LITTLE_DISK: u64 = 1 << 30;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    name: &'static str,
+    verdict: Verdict,
+    value: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+impl Finding {
+    fn ok(name: &'static str, value: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Ok, value: value.into(), hint: None }
+    }
+
+    fn warning(name: &'static str, value: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Warning, value: value.into(), hint: Some(hint.into()) }
+    }
+
+    fn failed(name: &'static str, value: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Failed, value: value.into(), hint: Some(hint.into()) }
+    }
+}
+
+pub(crate) fn run(output: Output) -> Result<(), Failure> {
+    let findings = findings();
+    let output = output.on_stdout();
+    for finding in &findings {
+        if output.json {
+            output.json(finding)?;
+            continue;
+        }
+        let mark = match finding.verdict {
+            Verdict::Ok => output.paint(GREEN, "ok     "),
+            Verdict::Warning => output.paint(YELLOW, "warning"),
+            Verdict::Failed => output.paint(RED, "FAILED "),
+        };
+        output.data(&format!("{mark}  {:<12} {}", finding.name, finding.value))?;
+        if let Some(hint) = &finding.hint {
+            output.data(&format!("         {:<12} hint: {hint}", ""))?;
+        }
+    }
+    if findings.iter().any(|f| f.verdict == Verdict::Failed) {
+        return Err(Failure::failed("a check failed"));
+    }
+    Ok(())
+}
+
+fn findings() -> Vec<Finding> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let isas: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    let mut findings = vec![
+        Finding::ok("program", format!("rloom {}", env!("CARGO_PKG_VERSION"))),
+        Finding::ok("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+        Finding::ok("cores", format!("{cores}, so {cores} threads by default")),
+        Finding::ok("kernels", format!("{} (also here: {})", Isa::detect().name(), isas.join(", "))),
+        memory(),
+        disk(),
+        writable(),
+    ];
+    findings.extend(hub());
+    findings.extend(self_check::run());
+    findings
+}
+
+fn memory() -> Finding {
+    match (meminfo("MemTotal:"), meminfo("MemAvailable:")) {
+        (Some(total), Some(free)) => {
+            let value = format!("{} free of {}", bytes(free), bytes(total));
+            if free < LITTLE_MEMORY {
+                Finding::warning(
+                    "memory",
+                    value,
+                    "small models fit; `--dry-run` estimates what a recipe needs",
+                )
+            } else {
+                Finding::ok("memory", value)
+            }
+        }
+        _ => Finding::ok("memory", "not known on this system"),
+    }
+}
+
+fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// Free bytes where runs are written. The standard library cannot tell, `df` can on every Unix.
+fn disk() -> Finding {
+    match free_disk() {
+        Some(free) if free < LITTLE_DISK => Finding::warning(
+            "disk",
+            format!("{} free here", bytes(free)),
+            "set `run.directory` to a place with more room, or lower `run.keep_last`",
+        ),
+        Some(free) => Finding::ok("disk", format!("{} free here", bytes(free))),
+        None => Finding::ok("disk", "free space not known on this system"),
+    }
+}
+
+fn free_disk() -> Option<u64> {
+    let answer = Command::new("df").args(["-P", "-k", "."]).output().ok()?;
+    let text = String::from_utf8(answer.stdout).ok()?;
+    let kibibytes: u64 = text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+fn writable() -> Finding {
+    let directory = if Path::new("runs").is_dir() { "runs" } else { "." };
+    let probe = Path::new(directory).join(format!(".rloom-doctor-{}", std::process::id()));
+    let written = std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe));
+    match written {
+        Ok(()) => Finding::ok("runs", format!("can be written to {}", Path::new("runs").display())),
+        Err(error) => Finding::failed(
+            "runs",
+            format!("{directory} cannot be written: {error}"),
+            "choose another place with `--set run.directory=…`",
+        ),
+    }
+}
+
+fn hub() -> [Finding; 3] {
+    let options = HubOptions::from_env();
+    let endpoint = match &options.endpoint {
+        Some(endpoint) => Finding::ok("hub", format!("HF_ENDPOINT is {endpoint}")),
+        None => Finding::ok("hub", "HF_ENDPOINT is not set: models are read from local folders alone"),
+    };
+    let token = if options.token.is_some() { "HF_TOKEN is set" } else { "HF_TOKEN is not set" };
+    [endpoint, Finding::ok("hub token", token), Finding::ok("hub cache", options.cache.display().to_string())]
+}

@@ -1,0 +1,104 @@
+//! `rloom eval`: a model on held-out tasks, as a run would measure it.
+
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rloom_config::Config;
+use rloom_core::metric;
+use rloom_run::{EvaluationReport, Policy};
+use serde_json::json;
+
+use super::policy;
+use super::train::find_run;
+use crate::arguments::Eval;
+use crate::failure::Failure;
+use crate::output::{CYAN, Output};
+use crate::progress::numbers::percent;
+use crate::progress::story;
+
+pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
+    let (config, policy) = if arguments.config.is_empty() {
+        of_run(arguments, output)?
+    } else {
+        let config = Config::load(&arguments.config, &arguments.overrides)?;
+        (config, policy::open(&arguments.target, output)?)
+    };
+    let eval = config.eval.as_ref().ok_or_else(|| {
+        Failure::usage(
+            "the configuration has no `[eval]`\nhint: add one, for example with `--set eval.tasks=100`",
+        )
+    })?;
+    let ctx = rloom_run::context(config.run.threads).map_err(Failure::failed)?;
+    let bar = bar(output);
+    let mut progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let report = rloom_run::evaluate(&policy, eval, &ctx, config.run.seed, arguments.samples, &mut progress);
+    bar.finish_and_clear();
+    show(&report.map_err(Failure::failed)?, output.on_stdout())
+}
+
+/// A run's configuration and one of its checkpoints.
+fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure> {
+    let run = find_run(Path::new(&arguments.target)).map_err(|failure| match failure {
+        Failure::Usage(text) => Failure::Usage(format!(
+            "{text}\nhint: for a model that is no run's, give the configuration with --config"
+        )),
+        other => other,
+    })?;
+    let config = Config::load(&[run.join("config.toml")], &arguments.overrides)?;
+    let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
+    let checkpoint = policy::checkpoint(&run, name)?;
+    output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
+    Ok((config, Policy::open(&checkpoint).map_err(Failure::failed)?))
+}
+
+fn bar(output: Output) -> ProgressBar {
+    if !output.live {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("evaluate {bar:24} {pos}/{len}");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"))
+}
+
+fn show(report: &EvaluationReport, output: Output) -> Result<(), Failure> {
+    if output.json {
+        return output.json(&json!({
+            "accuracy": report.accuracy,
+            "tasks": report.tasks,
+            "metrics": report.metrics,
+            "samples": report.samples,
+        }));
+    }
+    output.data(&format!(
+        "{:<12} {} of {} tasks, greedily",
+        "solved",
+        percent(report.accuracy),
+        report.tasks
+    ))?;
+    if let Some(parsed) = report.metrics.get(metric::EVAL_PARSED) {
+        output.data(&format!("{:<12} {}", "parsed", percent(*parsed)))?;
+    }
+    if let Some(length) = report.metrics.get(metric::EVAL_MEAN_LENGTH) {
+        output.data(&format!("{:<12} {length:.1} tokens", "mean length"))?;
+    }
+    let mut at: Vec<(u64, f64)> = report
+        .metrics
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_prefix(metric::EVAL_PASS_AT)?.parse().ok()?, *value)))
+        .collect();
+    at.sort_by_key(|(k, _)| *k);
+    // Without samples pass@1 is the greedy accuracy, which was said.
+    for (k, value) in at.iter().filter(|_| at.len() > 1) {
+        output.data(&format!("{:<12} {}", format!("pass@{k}"), percent(*value)))?;
+    }
+    for sample in &report.samples {
+        output.data("")?;
+        for text in story::completion(sample, output) {
+            output.data(&text)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! `rloom generate`: prompts in, completions out.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::sync::Arc;
+
+use rloom_core::{ChatMessage, PolicyVersion, PromptSource, Purpose, RandomKey};
+use rloom_env::render_prompt;
+use rloom_model::Weights;
+use rloom_rollout::{
+    EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
+};
+use rloom_run::Policy;
+use serde_json::json;
+
+use super::policy;
+use crate::arguments::Generate;
+use crate::failure::Failure;
+use crate::output::{FAINT, Output};
+
+pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
+    let prompts = prompts(arguments)?;
+    let policy = policy::open(&arguments.model, output)?;
+    let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
+    let requests = requests(arguments, &policy, &prompts, &sampling)?;
+    let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
+    let tokenizer = (*policy.tokenizer).clone();
+    let engine =
+        EmbeddedEngine::new(policy.model.config(), &ctx, &RolloutSettings::default(), Some(tokenizer))
+            .map_err(Failure::failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed)?;
+    runtime.block_on(async {
+        let weights = Weights { version: PolicyVersion(0), model: Arc::clone(&policy.model) };
+        engine.load(&weights, InFlight::Finish).await.map_err(Failure::failed)?;
+        // All requests are queued before the first is awaited; they are shown in the order of their prompts.
+        let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();
+        for (i, generation) in pending.into_iter().enumerate() {
+            let generation = generation.await.map_err(Failure::failed)?;
+            show(i, arguments, &prompts, &policy, &sampling, &generation, output)?;
+        }
+        Ok(())
+    })
+}
+
+fn prompts(arguments: &Generate) -> Result<Vec<String>, Failure> {
+    if !arguments.prompts.is_empty() {
+        return Ok(arguments.prompts.clone());
+    }
+    if io::stdin().is_terminal() {
+        let hint = "hint: give one as an argument, or one per line on standard input";
+        return Err(Failure::usage(format!("there is no prompt\n{hint}")));
+    }
+    let lines: Result<Vec<String>, _> = io::stdin().lock().lines().collect();
+    let lines = lines.map_err(|e| Failure::failed(format!("cannot read the prompts: {e}")))?;
+    let prompts: Vec<String> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+    if prompts.is_empty() { Err(Failure::usage("standard input holds no prompt")) } else { Ok(prompts) }
+}
+
+/// `samples` requests for each prompt, prompt by prompt.
+fn requests(
+    arguments: &Generate,
+    policy: &Policy,
+    prompts: &[String],
+    sampling: &SamplingSettings,
+) -> Result<Vec<GenerateRequest>, Failure> {
+    if arguments.samples == 0 {
+        return Err(Failure::usage("--samples is 0, so there is nothing to do"));
+    }
+    let mut requests = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let tokens = render_prompt(&policy.tokenizer, &source(arguments, prompt)).map_err(Failure::failed)?;
+        if tokens.is_empty() {
+            return Err(Failure::usage(format!("prompt {} has no token", i + 1)));
+        }
+        let tokens: Arc<[u32]> = tokens.into();
+        // What fits is asked for: a prompt near the end of the context gets a shorter answer, not a refusal.
+        let room = policy.model.config().max_positions.saturating_sub(tokens.len());
+        if room == 0 {
+            let most = policy.model.config().max_positions;
+            return Err(Failure::usage(format!(
+                "prompt {} has {} tokens, the model holds {most}",
+                i + 1,
+                tokens.len()
+            )));
+        }
+        let sampling =
+            SamplingSettings { max_new_tokens: sampling.max_new_tokens.min(room), ..sampling.clone() };
+        for sample in 0..arguments.samples {
+            let key = RandomKey {
+                sample,
+                ..RandomKey::new(arguments.sampling.seed, 0, Purpose::Interactive, i as u64)
+            };
+            requests.push(GenerateRequest {
+                stop_tokens: policy.stop_tokens(),
+                group: Some(i as u64),
+                ..GenerateRequest::new(key, Arc::clone(&tokens), sampling.clone())
+            });
+        }
+    }
+    Ok(requests)
+}
+
+fn source(arguments: &Generate, prompt: &str) -> PromptSource {
+    if !arguments.chat && arguments.system.is_none() {
+        return PromptSource::Text(prompt.to_owned());
+    }
+    let message =
+        |role: &str, content: &str| ChatMessage { role: role.to_owned(), content: content.to_owned() };
+    let system = arguments.system.iter().map(|text| message("system", text));
+    PromptSource::Messages(system.chain([message("user", prompt)]).collect())
+}
+
+fn show(
+    index: usize,
+    arguments: &Generate,
+    prompts: &[String],
+    policy: &Policy,
+    sampling: &SamplingSettings,
+    generation: &Generation,
+    output: Output,
+) -> Result<(), Failure> {
+    let samples = arguments.samples as usize;
+    let (prompt, sample) = (index / samples, index % samples);
+    let text = policy.tokenizer.decode(&generation.tokens, true).map_err(Failure::failed)?;
+    if output.json {
+        return output.json(&json!({
+            "prompt": prompts[prompt],
+            "sample": sample,
+            "completion": text,
+            "tokens": generation.tokens,
+            "logprobs": generation.logprobs,
+            "temperature": sampling.temperature,
+            "stop": generation.stop,
+        }));
+    }
+    if prompts.len() * samples > 1 {
+        let place =
+            if samples > 1 { format!("{} · {}", prompt + 1, sample + 1) } else { format!("{}", prompt + 1) };
+        output.say(&output.paint(FAINT, &format!("{place}: {}", prompts[prompt])));
+    }
+    output.data(&text)
+}

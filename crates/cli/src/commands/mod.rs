@@ -1,0 +1,10 @@
+//! One command, one file.
+
+pub(crate) mod algo;
+pub(crate) mod chat;
+pub(crate) mod doctor;
+pub(crate) mod eval;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod policy;
+pub(crate) mod train;

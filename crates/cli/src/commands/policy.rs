@@ -1,0 +1,65 @@
+//! The model that a command works with, and how it samples.
+
+use std::path::{Path, PathBuf};
+
+use rloom_model::GenerationConfig;
+use rloom_rollout::SamplingSettings;
+use rloom_run::Policy;
+
+use crate::arguments::Sampling;
+use crate::failure::Failure;
+use crate::output::{CYAN, Output};
+
+/// Opens a model: a folder, a hub id, or a run's folder, of which it is the best checkpoint.
+pub(crate) fn open(source: &str, output: Output) -> Result<Policy, Failure> {
+    let folder = Path::new(source);
+    if folder.join("checkpoints").is_dir() {
+        let checkpoint = checkpoint(folder, None)?;
+        output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
+        return Policy::open(&checkpoint).map_err(Failure::failed);
+    }
+    Policy::resolve(source).map_err(Failure::failed)
+}
+
+/// A checkpoint of a run: the one that is named, or else the best, or else the latest.
+pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
+    let checkpoints = run.join("checkpoints");
+    let names: &[&str] = match name {
+        Some(name) => &[name],
+        None => &["best", "latest"],
+    };
+    let found =
+        names.iter().map(|name| checkpoints.join(name)).find(|path| path.join("config.json").is_file());
+    let found = found.ok_or_else(|| {
+        let wanted =
+            name.map_or_else(|| "a checkpoint yet".to_owned(), |name| format!("a checkpoint `{name}`"));
+        Failure::usage(format!(
+            "{} does not have {wanted}\nhint: `rloom inspect {}` lists what it has",
+            run.display(),
+            run.display()
+        ))
+    })?;
+    // Links lead to the checkpoint itself, whose name says more.
+    Ok(std::fs::read_link(&found).map_or(found, |target| checkpoints.join(target)))
+}
+
+/// What the arguments say, and where they say nothing, what the model recommends.
+pub(crate) fn sampling(
+    arguments: &Sampling,
+    model: &GenerationConfig,
+    stop: &[String],
+) -> Result<SamplingSettings, Failure> {
+    let usual = SamplingSettings::default();
+    let recommended = if model.do_sample == Some(false) { Some(0.0) } else { model.temperature };
+    let settings = SamplingSettings {
+        temperature: arguments.temperature.or(recommended.map(|t| t as f32)).unwrap_or(usual.temperature),
+        top_k: arguments.top_k.or(model.top_k.map(|k| k as u32)).unwrap_or(usual.top_k),
+        top_p: arguments.top_p.or(model.top_p.map(|p| p as f32)).unwrap_or(usual.top_p),
+        min_p: arguments.min_p.or(model.min_p.map(|p| p as f32)).unwrap_or(usual.min_p),
+        max_new_tokens: arguments.max_new_tokens,
+        min_new_tokens: 0,
+        stop: stop.to_vec(),
+    };
+    settings.validate().map_err(Failure::usage)?;
+    Ok(settings)
+}

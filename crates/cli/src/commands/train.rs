@@ -1,0 +1,140 @@
+//! `rloom train`: start a run, go on with one, or say what it would take.
+
+use std::path::{Path, PathBuf};
+
+use rloom_config::Config;
+use rloom_run::{RunError, StopFlag, Summary};
+use serde_json::json;
+
+use crate::arguments::Train;
+use crate::failure::Failure;
+use crate::output::{BOLD, CYAN, Output};
+use crate::plan::Plan;
+use crate::progress::Watcher;
+use crate::progress::numbers::percent;
+
+pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
+    if let Some(run) = &arguments.resume {
+        let directory = find_run(run)?;
+        let config = Config::load(&[directory.join("config.toml")], &[] as &[&str])?;
+        return watched(arguments, output, |watcher, stop| {
+            rloom_run::resume(&directory, &config, watcher, stop)
+        });
+    }
+    let mut overrides = arguments.overrides.clone();
+    if let Some(name) = &arguments.run_name {
+        // As TOML's literal string: whatever the name is, it is that text.
+        overrides.push(format!("run.name='{name}'"));
+    }
+    let mut config = Config::load(&arguments.files, &overrides)?;
+    if arguments.dry_run {
+        return dry_run(&config, output);
+    }
+    if arguments.run_name.is_none() {
+        let free = rloom_run::directory::free_name(&config.run.directory, &config.run.name);
+        if free != config.run.name {
+            output.say(&format!("the run is called `{free}`: `{}` exists", config.run_directory().display()));
+            config.run.name = free;
+        }
+    }
+    watched(arguments, output, |watcher, stop| rloom_run::train(&config, watcher, stop))
+}
+
+fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
+    let plan = Plan::of(config)?;
+    let text = config.to_toml();
+    if output.json {
+        let resolved: toml::Table = text.parse().map_err(Failure::failed)?;
+        return output.json(&json!({"config": resolved, "plan": plan}));
+    }
+    output.data(text.trim_end())?;
+    output.say(&format!("\n{}", plan.text()));
+    Ok(())
+}
+
+/// The folder of a run: as given, or by its name under `runs`.
+pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
+    let named = Path::new("runs").join(run);
+    let found = [run.to_owned(), named].into_iter().find(|path| path.join("config.toml").is_file());
+    found.ok_or_else(|| {
+        let what = if run.exists() { "is no run: it has no config.toml" } else { "does not exist" };
+        Failure::usage(format!(
+            "{} {what}\nhint: a run is named by its folder, for example runs/arithmetic",
+            run.display()
+        ))
+    })
+}
+
+/// Runs `work` with someone watching and Ctrl-C in hand, and says how it ended.
+fn watched(
+    arguments: &Train,
+    output: Output,
+    work: impl FnOnce(&mut Watcher, &StopFlag) -> Result<Summary, RunError>,
+) -> Result<(), Failure> {
+    let mut watcher = Watcher::new(output, arguments.show_every);
+    let stop = StopFlag::default();
+    hear_interrupts(&stop, watcher.voice())?;
+    match work(&mut watcher, &stop) {
+        Ok(summary) if summary.interrupted => {
+            let command = format!("rloom train --resume {}", summary.directory.display());
+            output.say(&format!("go on with: {}", output.paint(BOLD, &command)));
+            Err(Failure::Interrupted)
+        }
+        Ok(summary) => {
+            if !output.json {
+                told(&summary, output);
+            }
+            Ok(())
+        }
+        Err(RunError::StoppedNow { path }) => {
+            let command = format!("rloom train --resume {}", path.display());
+            output.say(&format!(
+                "stopped; the last checkpoint and what was generated since are kept\ngo on with: {}",
+                output.paint(BOLD, &command)
+            ));
+            Err(Failure::Interrupted)
+        }
+        Err(error) if is_usage(&error) => Err(Failure::usage(error)),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// Errors that are found before anything is done.
+fn is_usage(error: &RunError) -> bool {
+    matches!(error, RunError::DirectoryInUse { .. } | RunError::NotARun { .. } | RunError::Locked { .. })
+}
+
+fn told(summary: &Summary, output: Output) {
+    let path = |path: &Path| output.paint(CYAN, &path.display().to_string());
+    if let Some(best) = &summary.best {
+        output.say(&format!(
+            "best        {} held out, stage {} step {}",
+            percent(best.accuracy),
+            best.stage,
+            best.step
+        ));
+    }
+    if let Some(model) = &summary.model {
+        output.say(&format!("model       {}", path(model)));
+    }
+    let report = summary.directory.join("report.html");
+    if report.is_file() {
+        output.say(&format!("report      {}", path(&report)));
+    }
+}
+
+/// The first Ctrl-C finishes the step and saves, the second stops at once, the third does not even wait for that.
+fn hear_interrupts(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+    let stop = stop.clone();
+    ctrlc::set_handler(move || match stop.request() {
+        1 => say("interrupted: finishing the step under way, then saving (Ctrl-C again stops at once)"),
+        2 => say("stopping at once"),
+        _ => leave(),
+    })
+    .map_err(|e| Failure::failed(format!("cannot listen for Ctrl-C: {e}")))
+}
+
+#[expect(clippy::exit, reason = "the user asked three times; what is on disk is whole at every instant")]
+fn leave() {
+    std::process::exit(i32::from(crate::failure::INTERRUPTED));
+}

@@ -1,0 +1,145 @@
+//! Bars on a terminal: the stage, and below it what the step under way is doing.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use rloom_core::metric;
+use rloom_run::{Event, EventLine, Phase};
+
+use super::numbers::duration;
+use super::sparkline::sparkline;
+use crate::output::Output;
+
+/// Redraws per second: enough to look alive, too few to cost anything.
+const RATE: u8 = 10;
+/// Characters of the reward curve.
+const CURVE: usize = 24;
+
+const PHASES: [(Phase, &str); 4] = [
+    (Phase::Rollout, "rollout"),
+    (Phase::Reward, "reward"),
+    (Phase::Train, "train"),
+    (Phase::Evaluate, "evaluate"),
+];
+
+/// The bars of a run.
+pub(crate) struct Bars {
+    screen: MultiProgress,
+    stage_style: ProgressStyle,
+    phase_style: ProgressStyle,
+    shown: Mutex<Shown>,
+}
+
+#[derive(Default)]
+struct Shown {
+    stage: Option<ProgressBar>,
+    phases: Vec<(Phase, ProgressBar)>,
+}
+
+impl Bars {
+    pub(crate) fn new(output: Output) -> Self {
+        let style = |template: &str| {
+            let template = if output.colour {
+                template.replace("{bar:24}", "{bar:24.cyan/dim}")
+            } else {
+                template.to_owned()
+            };
+            ProgressStyle::with_template(&template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar())
+                .progress_chars("━╸─")
+        };
+        Self {
+            screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(RATE)),
+            stage_style: style("{prefix:<10} {bar:24} {pos}/{len}  {msg}  {left}").with_key(
+                "left",
+                |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                    // Before the first step there is nothing to extrapolate from.
+                    if state.pos() > 0 {
+                        let _ = write!(out, "{} left", duration(state.eta().as_secs_f64()));
+                    }
+                },
+            ),
+            phase_style: style("  {prefix:<8} {bar:24} {pos}/{len}"),
+            shown: Mutex::new(Shown::default()),
+        }
+    }
+
+    /// Writes lines above the bars.
+    pub(crate) fn say(&self, text: &str) {
+        let _ = self.screen.println(text);
+    }
+
+    /// Moves the bars.
+    pub(crate) fn show(&self, line: &EventLine, rewards: &[f64]) {
+        // A panic elsewhere while the lock was held leaves bars that are only less up to date.
+        let mut shown = self.shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &line.event {
+            Event::StageStarted { outline, from_step } => {
+                let bar =
+                    self.screen.add(ProgressBar::new(outline.steps).with_style(self.stage_style.clone()));
+                bar.set_prefix(outline.name.clone());
+                bar.set_position(*from_step);
+                bar.reset_eta();
+                bar.enable_steady_tick(Duration::from_millis(500));
+                shown.stage = Some(bar);
+            }
+            Event::Progress { phase, done, total } => {
+                let bar = self.phase(&mut shown, *phase, *total);
+                bar.set_length(*total);
+                bar.set_position(*done);
+            }
+            Event::Step { metrics } => {
+                if let Some(bar) = &shown.stage {
+                    bar.set_position(line.step);
+                    let number =
+                        |name: &str, label: &str| metrics.get(name).map(|v| format!("{label} {v:.3}"));
+                    let text = match number(metric::REWARD, "reward") {
+                        Some(reward) => format!("{reward} {}", sparkline(rewards, CURVE)),
+                        None => number(metric::LOSS, "loss").unwrap_or_default(),
+                    };
+                    bar.set_message(text);
+                }
+                for (_, bar) in &shown.phases {
+                    bar.set_position(0);
+                }
+            }
+            Event::Evaluation { .. } => self.remove(&mut shown, Phase::Evaluate),
+            Event::StageFinished { .. }
+            | Event::RunFinished { .. }
+            | Event::RunInterrupted { .. }
+            | Event::RunFailed { .. } => {
+                for (_, bar) in shown.phases.drain(..) {
+                    bar.finish_and_clear();
+                    self.screen.remove(&bar);
+                }
+                if let Some(bar) = shown.stage.take() {
+                    bar.finish_and_clear();
+                    self.screen.remove(&bar);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn phase(&self, shown: &mut Shown, phase: Phase, total: u64) -> ProgressBar {
+        if let Some((_, bar)) = shown.phases.iter().find(|(p, _)| *p == phase) {
+            return bar.clone();
+        }
+        let name = PHASES.iter().find(|(p, _)| *p == phase).map_or("", |(_, name)| name);
+        let bar = self.screen.add(ProgressBar::new(total).with_style(self.phase_style.clone()));
+        bar.set_prefix(name);
+        shown.phases.push((phase, bar.clone()));
+        bar
+    }
+
+    fn remove(&self, shown: &mut Shown, phase: Phase) {
+        shown.phases.retain(|(p, bar)| {
+            if *p == phase {
+                bar.finish_and_clear();
+                self.screen.remove(bar);
+            }
+            *p != phase
+        });
+    }
+}

@@ -1,0 +1,181 @@
+//! What is said about a run, in words.
+
+use rloom_core::metric;
+use rloom_run::{Event, EventLine, Metrics, Sample, StageOutline};
+
+use super::numbers::{bytes, count, duration, excerpt, percent};
+use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
+
+/// Steps of a stage that plain output tells of, at most about so many.
+const TOLD_STEPS: u64 = 50;
+/// Characters of a prompt or completion that are shown.
+const SHOWN_CHARACTERS: usize = 800;
+
+/// The teller. It remembers what the next sentence needs.
+pub(crate) struct Story {
+    output: Output,
+    show_every: u64,
+    /// Whether steps are told, too: where there are no bars.
+    steps: bool,
+    stage: Option<StageOutline>,
+    rewards: Vec<f64>,
+    /// The step whose completion was shown last.
+    shown: Option<u64>,
+    accuracy: Option<f64>,
+}
+
+impl Story {
+    pub(crate) fn new(output: Output, show_every: u64, steps: bool) -> Self {
+        Self { output, show_every, steps, stage: None, rewards: Vec::new(), shown: None, accuracy: None }
+    }
+
+    /// The stage's rewards, step by step.
+    pub(crate) fn rewards(&self) -> &[f64] {
+        &self.rewards
+    }
+
+    /// Lines about an event.
+    pub(crate) fn tell(&mut self, line: &EventLine) -> Vec<String> {
+        match &line.event {
+            Event::RunStarted { name, seed, threads, isa, parameters, resumed_from, .. } => {
+                let mut lines = vec![format!(
+                    "{} {} parameters, seed {seed}, {threads} threads, {isa}",
+                    self.output.paint(BOLD, name),
+                    count(*parameters),
+                )];
+                if let Some(checkpoint) = resumed_from {
+                    lines.push(format!("resumed from {}", self.output.paint(CYAN, checkpoint)));
+                }
+                lines
+            }
+            Event::StageStarted { outline, from_step } => {
+                self.stage = Some(outline.clone());
+                self.rewards.clear();
+                self.shown = None;
+                let from = if *from_step > 0 { format!(", from step {from_step}") } else { String::new() };
+                let title = format!("stage {}", outline.name);
+                vec![format!(
+                    "{} {}, {} steps{from}",
+                    self.output.paint(BOLD, &title),
+                    outline.method,
+                    outline.steps
+                )]
+            }
+            Event::Step { metrics } => {
+                self.rewards.extend(metrics.get(metric::REWARD));
+                if self.steps && self.tells(line.step) {
+                    vec![self.step(line.step, metrics)]
+                } else {
+                    Vec::new()
+                }
+            }
+            Event::Sample(sample) => self.sample(line.step, sample),
+            Event::Evaluation { metrics, tasks, best } => {
+                let text = self.evaluation(line.step, metrics, *tasks, *best);
+                self.accuracy = metrics.get(metric::EVAL_ACCURACY).copied();
+                vec![text]
+            }
+            Event::Checkpoint { path, bytes: size } => {
+                vec![self.output.paint(FAINT, &format!("saved {path} ({})", bytes(*size)))]
+            }
+            Event::Warning { message } => {
+                vec![format!("{}: {}", self.output.paint(YELLOW, "warning"), excerpt(message, 2000))]
+            }
+            Event::StageFinished { name, seconds } => {
+                vec![format!("stage {name} took {}", duration(*seconds))]
+            }
+            Event::RunFinished { seconds, lost_lines, .. } => {
+                let mut lines =
+                    vec![format!("{} after {}", self.output.paint(GREEN, "finished"), duration(*seconds))];
+                if *lost_lines > 0 {
+                    let warning = self.output.paint(YELLOW, "warning");
+                    lines.push(format!("{warning}: {lost_lines} lines of telemetry could not be written"));
+                }
+                lines
+            }
+            Event::RunInterrupted { seconds } => {
+                vec![format!("interrupted and saved after {}", duration(*seconds))]
+            }
+            // The failure itself is reported by the command.
+            _ => Vec::new(),
+        }
+    }
+
+    fn tells(&self, step: u64) -> bool {
+        let steps = self.stage.as_ref().map_or(0, |s| s.steps);
+        step <= 1 || step == steps || step.is_multiple_of((steps / TOLD_STEPS).max(1))
+    }
+
+    fn step(&self, step: u64, metrics: &Metrics) -> String {
+        let (name, steps) = self.stage.as_ref().map_or(("", 0), |s| (s.name.as_str(), s.steps));
+        format!("{name} {step:>width$}/{steps}  {}", summary(metrics), width = steps.to_string().len())
+    }
+
+    fn evaluation(&self, step: u64, metrics: &Metrics, tasks: u64, best: bool) -> String {
+        let mut parts = Vec::new();
+        if let Some(accuracy) = metrics.get(metric::EVAL_ACCURACY) {
+            let change = self.accuracy.map(|before| format!(" ({:+.1})", (accuracy - before) * 100.0));
+            parts.push(format!("{} solved{}", percent(*accuracy), change.unwrap_or_default()));
+        }
+        if let Some(parsed) = metrics.get(metric::EVAL_PARSED) {
+            parts.push(format!("{} parsed", percent(*parsed)));
+        }
+        for (name, value) in metrics {
+            if let Some(k) = name.strip_prefix(metric::EVAL_PASS_AT).filter(|k| *k != "1") {
+                parts.push(format!("pass@{k} {}", percent(*value)));
+            }
+        }
+        let best = if best { ", the best so far" } else { "" };
+        let title = self.output.paint(BOLD, "held out");
+        format!("{title} at step {step}: {} of {tasks} tasks{best}", parts.join(", "))
+    }
+
+    /// One completion of a step, every so many steps.
+    fn sample(&mut self, step: u64, sample: &Sample) -> Vec<String> {
+        let due = self.show_every > 0 && (step <= 1 || step.is_multiple_of(self.show_every));
+        if !due || self.shown == Some(step) {
+            return Vec::new();
+        }
+        self.shown = Some(step);
+        completion(sample, self.output)
+    }
+}
+
+/// What a step did, in one line.
+pub(crate) fn summary(metrics: &Metrics) -> String {
+    let get = |name: &str| metrics.get(name).copied();
+    let mut parts = Vec::new();
+    match get(metric::REWARD) {
+        Some(reward) => parts.push(format!("reward {reward:.3}")),
+        None => parts.extend(get(metric::LOSS).map(|loss| format!("loss {loss:.4}"))),
+    }
+    if get(metric::REWARD).is_some() {
+        parts.extend(get(metric::MEAN_LENGTH).map(|n| format!("length {n:.1}")));
+        parts.extend(get(metric::ENTROPY).map(|e| format!("entropy {e:.3}")));
+        parts.extend(get(metric::KL).map(|kl| format!("kl {kl:.4}")));
+        parts.extend(get(metric::FRAC_REWARD_ZERO_STD).map(|f| format!("equal groups {}", percent(f))));
+    }
+    let seconds: f64 =
+        [metric::TIME_ROLLOUT, metric::TIME_REWARD, metric::TIME_TRAIN].iter().filter_map(|n| get(n)).sum();
+    parts.push(duration(seconds));
+    parts.join("  ")
+}
+
+/// A completion with its prompt and what it earned.
+pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
+    let mut title = vec![format!("task {}", sample.task)];
+    title.extend(sample.reward.map(|r| format!("reward {r:.3}")));
+    title.extend(sample.solved.map(|s| if s { "solved" } else { "not solved" }.to_owned()));
+    title.push(format!("{} tokens", sample.tokens));
+    if sample.stop == "length" {
+        title.push("cut off".to_owned());
+    }
+    let mut lines = vec![output.paint(FAINT, &title.join(" · "))];
+    for (name, text) in
+        [("prompt", &sample.prompt), ("completion", &sample.completion), ("answer", &sample.answer)]
+    {
+        let text = excerpt(text, SHOWN_CHARACTERS).replace('\n', "\n              ");
+        lines.push(format!("  {} {text}", output.paint(FAINT, &format!("{name:<11}"))));
+    }
+    lines
+}
