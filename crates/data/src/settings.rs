@@ -128,6 +128,7 @@ struct Keys {
     min_digits: Option<u32>,
     max_digits: Option<u32>,
     style: Option<Style>,
+    worked_share: Option<f64>,
     digit_order: Option<DigitOrder>,
     held_out: Option<HeldOut>,
     held_out_share: Option<f64>,

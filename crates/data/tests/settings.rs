@@ -120,3 +120,26 @@ fn a_split_larger_than_the_space_says_how_large_it_is() {
         Dataset::open(&read(r#"{"generator": "sorting"}"#).unwrap(), Split::Eval, 1).unwrap().get(512);
     assert_eq!(error.unwrap_err().to_string(), "task 512 was asked for, but there are 512");
 }
+
+#[test]
+fn a_mixture_has_its_share_of_worked_demonstrations_and_one_answer() {
+    let text = r#"{"generator": "arithmetic", "max_digits": 3, "style": "mixed", "worked_share": 0.3}"#;
+    let settings: DataSettings = serde_json::from_str(text).unwrap();
+    let demonstrations = Dataset::open(&settings, Split::Demonstration, 5).unwrap();
+    let mut worked = 0;
+    for position in 0..4000 {
+        let task = demonstrations.get(position).unwrap();
+        let demonstration = task.demonstration.unwrap();
+        match demonstration.split_once("#### ") {
+            Some((work, answer)) => {
+                assert!(work.contains('=') && answer == task.answer);
+                worked += 1;
+            }
+            None => assert_eq!(demonstration, task.answer),
+        }
+    }
+    assert!((1100..1300).contains(&worked), "{worked} of 4000");
+    let unread = text.replace("mixed", "worked");
+    let settings: DataSettings = serde_json::from_str(&unread).unwrap();
+    assert!(settings.validate().unwrap_err().to_string().contains("worked_share"));
+}

@@ -26,6 +26,9 @@ pub enum Style {
     /// Digit by digit (products: place by place), then the answer after `####`: `47+85=` is completed by
     /// `7+5=12 4+8+1=13 #### 132`.
     Worked,
+    /// Some demonstrations as [`Style::Worked`], the others as [`Style::Plain`]: how a text reaches an answer is
+    /// then the policy's choice, and what reinforcement learning can change.
+    Mixed,
 }
 
 /// In which order the digits of an answer are written.
@@ -59,6 +62,9 @@ pub struct ArithmeticSettings {
     pub max_digits: u32,
     /// How demonstrations reach the answer.
     pub style: Style,
+    /// Share of demonstrations that are worked; only with `style = "mixed"`, where it is 0.25 when not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worked_share: Option<f64>,
     /// In which order the digits of answers are written.
     pub digit_order: DigitOrder,
     /// What evaluation does not share with training.
@@ -82,6 +88,7 @@ impl Default for ArithmeticSettings {
             min_digits: 1,
             max_digits: 2,
             style: Style::Plain,
+            worked_share: None,
             digit_order: DigitOrder::Normal,
             held_out: HeldOut::Operands,
             held_out_share: 0.25,
@@ -91,6 +98,12 @@ impl Default for ArithmeticSettings {
         }
     }
 }
+
+/// Share of worked demonstrations in a mixture, when not set.
+const WORKED_SHARE: f64 = 0.25;
+
+/// Names the numbers that decide which demonstrations of a mixture are worked; no seed changes them.
+const STYLE_STREAM: u64 = 2;
 
 /// More digits would not fit the arithmetic of the numbers that count tasks.
 const MAX_DIGITS: u32 = 8;
@@ -119,6 +132,16 @@ impl ArithmeticSettings {
         if self.max_digits > MAX_DIGITS {
             return refuse("max_digits", format!("{} is more than {MAX_DIGITS}", self.max_digits));
         }
+        match self.worked_share {
+            Some(_) if self.style != Style::Mixed => {
+                let problem = "is read only with `style = \"mixed\"`".into();
+                return refuse("worked_share", problem);
+            }
+            Some(share) if !(0.0..=1.0).contains(&share) => {
+                return refuse("worked_share", format!("{share} is not between 0 and 1"));
+            }
+            _ => {}
+        }
         self.shares().validate()?;
         check_sizes(self.size, self.eval_size)
     }
@@ -130,7 +153,7 @@ impl ArithmeticSettings {
         if self.operations.contains(&Operation::Subtract) {
             characters.push('-');
         }
-        if self.style == Style::Worked {
+        if self.style != Style::Plain {
             characters.extend("+# ".chars());
             if self.operations.contains(&Operation::Subtract) {
                 characters.extend("()".chars());
@@ -222,10 +245,16 @@ impl Arithmetic {
             DigitOrder::Normal => value.to_string(),
             DigitOrder::Reversed => reversed(value),
         };
-        let demonstration = match self.settings.style {
-            Style::Plain => answer.clone(),
-            Style::Worked => format!("{}#### {answer}", scratch::work(a, b, operation)),
+        let worked = match self.settings.style {
+            Style::Plain => false,
+            Style::Worked => true,
+            Style::Mixed => {
+                let share = self.settings.worked_share.unwrap_or(WORKED_SHARE);
+                fixed_key(STYLE_STREAM).stream().uniform(position) < share
+            }
         };
+        let demonstration =
+            if worked { format!("{}#### {answer}", scratch::work(a, b, operation)) } else { answer.clone() };
         Made { prompt: format!("{a}{sign}{b}="), answer, demonstration }
     }
 
