@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::arguments::Global;
 use crate::failure::Failure;
+use crate::progress::numbers::safe;
 
 /// How to speak to the user.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +49,12 @@ impl Output {
     pub(crate) fn data(self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
+    }
+
+    /// A model's text as it is, except for what a terminal would obey.
+    #[expect(clippy::unused_self, reason = "the counterpart of `data`")]
+    pub(crate) fn model_text(self, text: &str) -> String {
+        if io::stdout().is_terminal() { safe(text) } else { text.to_owned() }
     }
 
     /// A value as one line of JSON.

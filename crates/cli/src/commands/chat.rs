@@ -99,7 +99,7 @@ impl Talk<'_> {
             return Ok(());
         }
         let mut out = io::stdout().lock();
-        write!(out, "{piece}").and_then(|()| out.flush()).map_err(Failure::Output)
+        write!(out, "{}", self.output.model_text(piece)).and_then(|()| out.flush()).map_err(Failure::Output)
     }
 
     /// The tokens that follow what the session has read, and the question in the history. What was said is not

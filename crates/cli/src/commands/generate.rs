@@ -138,5 +138,5 @@ fn show(
             if samples > 1 { format!("{} · {}", prompt + 1, sample + 1) } else { format!("{}", prompt + 1) };
         output.say(&output.paint(FAINT, &format!("{place}: {}", prompts[prompt])));
     }
-    output.data(&text)
+    output.data(&output.model_text(&text))
 }

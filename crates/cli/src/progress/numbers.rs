@@ -60,11 +60,19 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// A model's text for a terminal, which would obey control characters: they are replaced.
+pub(crate) fn safe(text: &str) -> String {
+    text.chars().map(harmless).collect()
+}
+
+fn harmless(c: char) -> char {
+    if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c }
+}
+
 /// A model's text, made safe to show: control characters, which a terminal would obey, are replaced, and what is
 /// beyond `most` characters is left out.
 pub(crate) fn excerpt(text: &str, most: usize) -> String {
-    let safe = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
-    let mut out: String = text.chars().take(most).map(safe).collect();
+    let mut out: String = text.chars().take(most).map(harmless).collect();
     let more = text.chars().count().saturating_sub(most);
     if more > 0 {
         let _ = write!(out, "… (+{more} characters)");
@@ -93,6 +101,7 @@ mod tests {
     #[test]
     fn a_completion_cannot_command_the_terminal() {
         assert_eq!(excerpt("a\x1b[2Jb\nc", 100), "a\u{fffd}[2Jb\nc");
+        assert_eq!(safe("\u{9b}2J\tx\r"), "\u{fffd}2J\tx\u{fffd}");
         assert_eq!(excerpt("abcdef", 3), "abc… (+3 characters)");
     }
 }
