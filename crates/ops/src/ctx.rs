@@ -1,10 +1,10 @@
 //! Where operations run: threads, instruction set, scratch memory.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::isa::Level;
+use crate::parallel::share;
 use crate::{Buf, Isa, OpsError};
 
 /// What every operation needs to run: a pool of threads of its own, the instruction set, and scratch memory that is
@@ -79,28 +79,10 @@ impl Ctx {
     /// # Panics
     /// If a call panics, after the others have ended.
     pub fn parallel_for(&self, n: usize, f: impl Fn(usize) + Sync) {
-        let helpers = match &self.inner.helpers {
-            Some(pool) if n > 1 => pool,
-            _ => return (0..n).for_each(f),
-        };
-        // Threads take the next piece from a counter: a helper that wakes late, or whose core another process holds,
-        // costs no more than one piece.
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= n {
-                    break;
-                }
-                f(i);
-            }
-        };
-        helpers.in_place_scope(|scope| {
-            for _ in 1..self.inner.threads.min(n) {
-                scope.spawn(|_| work());
-            }
-            work();
-        });
+        match &self.inner.helpers {
+            Some(pool) if n > 1 => share(pool, self.inner.threads - 1, n, &f),
+            _ => (0..n).for_each(f),
+        }
     }
 
     /// Lends a scratch buffer of at least `len` elements with unspecified content.
@@ -125,6 +107,8 @@ impl fmt::Debug for Ctx {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -162,6 +146,26 @@ mod tests {
         let run = std::panic::AssertUnwindSafe(|| ctx.parallel_for(4, |i| assert_ne!(i, 2)));
         assert!(std::panic::catch_unwind(run).is_err());
         ctx.parallel_for(4, |_| ());
+    }
+
+    /// Results are all there when the call returns, whichever thread wrote them, time and again.
+    #[test]
+    fn many_small_jobs_from_several_callers_leave_nothing_undone() {
+        let ctx = Ctx::new(3).unwrap();
+        std::thread::scope(|scope| {
+            for caller in 0..3 {
+                let ctx = &ctx;
+                scope.spawn(move || {
+                    for round in 0..3000_usize {
+                        let n = 1 + (round * 7 + caller) % 9;
+                        let mut out = vec![0; n];
+                        let cells: Vec<Mutex<&mut usize>> = out.iter_mut().map(Mutex::new).collect();
+                        ctx.parallel_for(n, |i| **cells[i].lock().unwrap() += i + round);
+                        assert!(out.iter().enumerate().all(|(i, &x)| x == i + round));
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -22,7 +22,9 @@ const MAX_ROWS_ACROSS: usize = 128;
 /// Most columns of C in one piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
 /// Multiply-adds below which waking another thread costs more than it brings.
-const SERIAL: usize = 400_000;
+const SERIAL: usize = 3_000_000;
+/// Rows whose multiply-adds take as long as reading the weight for one row.
+const READ_ROWS: usize = 3;
 /// Pieces per thread that even out threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
 /// Rows of C below which a piece is not cut further: with fewer, B is read for too little work.
@@ -92,6 +94,9 @@ pub(crate) fn piece(count: usize, pieces: usize, i: usize) -> Range<usize> {
 impl Product<'_> {
     /// Computes into `c`, on all threads of the context.
     pub(crate) fn run(&self, ctx: &Ctx, c: &mut [f32]) {
+        if self.m.max(READ_ROWS) * self.n * self.k < SERIAL {
+            return self.run_inline(ctx, c);
+        }
         let grid = self.grid(ctx.threads());
         let c = Disjoint::new(c);
         // SAFETY: the pieces cover different elements of C.
@@ -128,7 +133,7 @@ impl Product<'_> {
         let panels = self.n.div_ceil(LANES);
         let max_rows = if self.a.step == 1 { MAX_ROWS } else { MAX_ROWS_ACROSS };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
-        if threads > 1 && self.m * self.n * self.k > SERIAL {
+        if threads > 1 {
             while across * down < PIECES_PER_THREAD * threads && self.m > down * MIN_ROWS {
                 down *= 2;
             }

@@ -48,6 +48,7 @@ mod linear;
 mod logsumexp;
 mod mapped;
 mod norm;
+mod parallel;
 mod partition;
 mod reduce;
 mod rope;

@@ -83,10 +83,19 @@ proptest! {
     }
 }
 
-/// Shapes that need several passes over the reduced dimension, several blocks and several pieces.
+/// Shapes that need several passes over the reduced dimension and several pieces; the larger ones are shared among
+/// threads.
 #[test]
 fn shapes_beyond_one_block_follow_the_definition() {
-    for (rows, n, k) in [(300, 33, 65), (9, 600, 801), (70, 65, 1200), (900, 17, 40), (1, 1100, 390)] {
+    for (rows, n, k) in [
+        (300, 33, 65),
+        (9, 600, 801),
+        (70, 65, 1200),
+        (900, 17, 40),
+        (1, 1100, 390),
+        (700, 70, 90),
+        (40, 700, 150),
+    ] {
         check_shape(rows, n, k);
     }
 }
