@@ -22,7 +22,7 @@ pub enum End {
 }
 
 /// What happened in the world.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The driver is ready for commands: first of all events, also after a resume.
     Begin,
