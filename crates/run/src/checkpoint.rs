@@ -49,6 +49,9 @@ impl CheckpointName {
     }
 }
 
+/// A checkpoint that lies in a run directory, and its folder.
+pub type Found = (CheckpointName, PathBuf);
+
 /// The checkpoints of a run.
 #[derive(Debug)]
 pub struct Checkpoints {
@@ -89,7 +92,7 @@ impl Checkpoints {
     ) -> Result<(PathBuf, u64), RunError> {
         let partial = self.directory.join(format!("{PARTIAL}{}", name.folder()));
         let last = self.directory.join(name.folder());
-        let written = self.write_partial(&partial, name, fill).and_then(|bytes| {
+        let written = Self::write_partial(&partial, name, fill).and_then(|bytes| {
             if last.exists() {
                 // The same step saved again after a resume from an older checkpoint.
                 fs::remove_dir_all(&last).map_err(|source| RunError::io("remove", &last, source))?;
@@ -106,7 +109,6 @@ impl Checkpoints {
     }
 
     fn write_partial(
-        &self,
         partial: &Path,
         name: &CheckpointName,
         fill: impl FnOnce(&Path) -> Result<(), RunError>,
@@ -141,7 +143,7 @@ impl Checkpoints {
 
     /// Every checkpoint in the order of training, oldest first. A folder whose name file cannot be read is listed
     /// among the damaged ones.
-    pub fn list(&self) -> Result<(Vec<(CheckpointName, PathBuf)>, Vec<RunError>), RunError> {
+    pub fn list(&self) -> Result<(Vec<Found>, Vec<RunError>), RunError> {
         let mut sound = Vec::new();
         let mut damaged = Vec::new();
         for folder in self.folders()? {
@@ -156,7 +158,7 @@ impl Checkpoints {
     }
 
     /// The newest checkpoint that is whole, and why newer ones are not.
-    pub fn newest_sound(&self) -> Result<(Option<(CheckpointName, PathBuf)>, Vec<RunError>), RunError> {
+    pub fn newest_sound(&self) -> Result<(Option<Found>, Vec<RunError>), RunError> {
         let (mut list, mut damaged) = self.list()?;
         while let Some((name, path)) = list.pop() {
             match verify(&path) {
@@ -254,7 +256,12 @@ fn describe(path: &Path) -> Result<FileEntry, RunError> {
         size += n as u64;
         hash.update(&buffer[..n]);
     }
-    let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut sha256 = String::with_capacity(64);
+    for byte in hash.finalize() {
+        for digit in [byte >> 4, byte & 15] {
+            sha256.extend(char::from_digit(u32::from(digit), 16));
+        }
+    }
     Ok(FileEntry { size, sha256 })
 }
 

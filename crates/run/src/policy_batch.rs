@@ -6,7 +6,7 @@ use rloom_algo::{
     Advantages, AlgoError, Algorithm, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch, LossGrad,
     LossMetrics, Mismatch, PolicyLoss, TokenScores, advantages, policy_loss,
 };
-use rloom_core::{Group, Role, SampleKey, Trajectory};
+use rloom_core::{Group, Role, Trajectory};
 use rloom_train::{LossFn, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
 
 /// What training on a batch did.
@@ -90,7 +90,7 @@ impl BatchTraining {
         let steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
         let mut measured = Vec::new();
         let mut norms = 0.0;
-        for epoch in 0..self.algorithm.epochs {
+        for _ in 0..self.algorithm.epochs {
             for part in &parts {
                 let members = members(groups, part.clone());
                 let packed = pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)?;
@@ -116,7 +116,6 @@ impl BatchTraining {
                 norms += engine.step(&OptimStep { learning_rate: report.learning_rate })?.grad_norm;
                 report.optimizer_steps += 1;
                 progress(report.optimizer_steps, steps);
-                debug_assert!(epoch < self.algorithm.epochs);
             }
         }
         report.metrics = LossMetrics::over_steps(&measured);
@@ -252,11 +251,6 @@ fn inputs(
             }
         })
         .collect()
-}
-
-/// Names of the samples in a batch, for messages.
-pub(crate) fn keys(groups: &[Group]) -> Vec<SampleKey> {
-    members(groups, 0..groups.len()).iter().map(|m| m.trajectory.key).collect()
 }
 
 #[cfg(test)]

@@ -349,23 +349,21 @@ impl Stage<'_, '_> {
         let mut run = std::pin::pin!(evaluator.run(24));
         let deadline = Instant::now() + self.parts.stall;
         let report = loop {
-            match tokio::time::timeout(TICK, run.as_mut()).await {
-                Ok(report) => break report.map_err(RunError::Setup)?,
-                Err(_) => {
-                    let done = evaluator.counters.scored.load(Ordering::Relaxed);
-                    self.events.emit(Event::Progress { phase: Phase::Evaluate, done, total });
-                    if self.stop.now() {
-                        return Err(RunError::StoppedNow { path: self.directory.path().to_owned() });
-                    }
-                    if Instant::now() > deadline {
-                        return Err(RunError::Stalled {
-                            stage: self.parts.outline.name.clone(),
-                            waiter: "the evaluation".into(),
-                            awaited: format!("{} of {total} held-out completions", total - done),
-                            seconds: self.parts.stall.as_secs(),
-                        });
-                    }
-                }
+            if let Ok(report) = tokio::time::timeout(TICK, run.as_mut()).await {
+                break report.map_err(RunError::Setup)?;
+            }
+            let done = evaluator.counters.scored.load(Ordering::Relaxed);
+            self.events.emit(Event::Progress { phase: Phase::Evaluate, done, total });
+            if self.stop.now() {
+                return Err(RunError::StoppedNow { path: self.directory.path().to_owned() });
+            }
+            if Instant::now() > deadline {
+                return Err(RunError::Stalled {
+                    stage: self.parts.outline.name.clone(),
+                    waiter: "the evaluation".into(),
+                    awaited: format!("{} of {total} held-out completions", total - done),
+                    seconds: self.parts.stall.as_secs(),
+                });
             }
         };
         let best = self.best.as_ref().is_none_or(|best| report.accuracy > best.accuracy);

@@ -1,5 +1,7 @@
 //! Bits: what was sampled equals what is trained on, and a run repeats itself.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod recipe;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! The scheduler under random worlds: groups finish in any order, fail, are filtered; runs stop and resume. The
 //! rules of the crate's documentation are checked after every event.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

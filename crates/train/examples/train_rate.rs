@@ -3,6 +3,8 @@
 //!
 //! `train_rate STEPS` prints one JSON line: seconds of each step, peak memory. `bench/compare.py` runs it.
 
+#![expect(clippy::print_stdout, reason = "the line is what this program is for")]
+
 use std::sync::Arc;
 use std::time::Instant;
 

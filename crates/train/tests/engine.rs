@@ -1,5 +1,7 @@
 //! The embedded engine: splits into micro-batches, hand-over of weights, saving and going on.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 
 use rloom_algo::{
