@@ -27,6 +27,8 @@ const SERIAL: usize = 3_000_000;
 const READ_ROWS: usize = 3;
 /// Pieces per thread that even out threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
+/// As [`PIECES_PER_THREAD`], for the case of [`MAX_ROWS_ACROSS`].
+const PIECES_PER_THREAD_ACROSS: usize = 2;
 /// Rows of C below which a piece is not cut further: with fewer, B is read for too little work.
 const MIN_ROWS: usize = 32;
 /// Panels of C below which a piece is not cut further: one register tile.
@@ -131,14 +133,23 @@ impl Product<'_> {
     /// How many pieces the columns and the rows are cut into for `threads` threads.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
-        let max_rows = if self.a.step == 1 { MAX_ROWS } else { MAX_ROWS_ACROSS };
+        let (max_rows, per_thread) = if self.a.step == 1 {
+            (MAX_ROWS, PIECES_PER_THREAD)
+        } else {
+            (MAX_ROWS_ACROSS, PIECES_PER_THREAD_ACROSS)
+        };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 {
-            while across * down < PIECES_PER_THREAD * threads && self.m > down * MIN_ROWS {
+            while across * down < per_thread * threads && self.m > down * MIN_ROWS {
                 down *= 2;
             }
-            while across * down < PIECES_PER_THREAD * threads && panels > across * MIN_PANELS {
+            while across * down < per_thread * threads && panels > across * MIN_PANELS {
                 across = (across * 2).min(panels);
+            }
+            // The last round should find work for all.
+            let even = down.next_multiple_of(threads);
+            if self.m >= even * MIN_ROWS {
+                down = even;
             }
         }
         (across, down)

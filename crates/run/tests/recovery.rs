@@ -194,18 +194,20 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     assert!(result(&config) == expected);
 }
 
+/// Remembers how many lines of telemetry were lost.
+struct Lost(u64);
+impl Observer for Lost {
+    fn observe(&mut self, line: &EventLine) {
+        if let Event::RunFinished { lost_lines, .. } = line.event {
+            self.0 = lost_lines;
+        }
+    }
+}
+
 #[test]
 fn telemetry_that_cannot_be_written_is_counted_and_stops_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &["stage.warmup.steps=1", "stage.rl.steps=1"]);
-    struct Lost(u64);
-    impl Observer for Lost {
-        fn observe(&mut self, line: &EventLine) {
-            if let Event::RunFinished { lost_lines, .. } = line.event {
-                self.0 = lost_lines;
-            }
-        }
-    }
     // A folder in the place of the file: it cannot be opened for writing.
     let run = config.run_directory();
     std::fs::create_dir_all(&run).unwrap();

@@ -210,7 +210,7 @@ fn scores_without_a_gradient_are_those_with_one() {
         }
     }
     let trajectories: Vec<Trajectory> = (0..5).map(trajectory).collect();
-    let seen = Seen(Default::default(), Loss::new(spec(Aggregation::TokenMean), &trajectories, 25));
+    let seen = Seen(std::sync::Mutex::default(), Loss::new(spec(Aggregation::TokenMean), &trajectories, 25));
     let mut engine = engine(2);
     let scores = engine.score(Which::Policy, &seen.1.batches).unwrap();
     engine.accumulate(&seen.1.batches, &seen).unwrap();

@@ -60,11 +60,12 @@ learning_rate = 1e-3
 "#;
 
 /// The recipe in `directory`, with overrides.
-pub fn config(directory: &Path, overrides: &[&str]) -> Config {
+pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
     let place = format!("run.directory={}", directory.display());
     let all: Vec<&str> = std::iter::once(place.as_str()).chain(overrides.iter().copied()).collect();
     match Config::from_text("tiny.toml", TEXT, &all) {
         Ok(config) => config,
+        #[expect(clippy::panic, reason = "a test fails by panicking")]
         Err(errors) => panic!("{errors}"),
     }
 }
