@@ -1,6 +1,6 @@
 //! Nothing is lost: runs that are killed, interrupted, damaged or starved go on and end in the same bytes.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod recipe;
 
