@@ -25,7 +25,6 @@ WORKS = {
     "train": ("rloom-train", "train_rate", 8, 3, 32 * 128),
     "decode": ("rloom-rollout", "decode_rate", 5, 2, 64 * 64),
 }
-GOALS = {"train": 0.85, "decode": 2.0}
 
 
 def environment() -> Path:
@@ -85,13 +84,13 @@ def main() -> None:
     transformers = run([python, "-c", "import json, transformers; print(json.dumps(transformers.__version__))"])
     print(f"{datetime.date.today()} · {processor()} · {versions}, transformers {transformers} · {platform.system()} {platform.machine()}")
     print()
-    print("| work | RLoom tokens/s | PyTorch tokens/s | ratio, median (min–max) | goal | RLoom peak MiB | PyTorch peak MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| work | RLoom tokens/s | PyTorch tokens/s | ratio, median (min–max) | RLoom peak MiB | PyTorch peak MiB |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name, ours, peers, ratios, memory in rows:
         median = statistics.median
         print(
             f"| {name} | {median(ours):,.0f} | {median(peers):,.0f} | **{median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
-            f" | {GOALS[name]} | {median(m[0] for m in memory):.0f} | {median(m[1] for m in memory):.0f} |"
+            f" | {median(m[0] for m in memory):.0f} | {median(m[1] for m in memory):.0f} |"
         )
 
 
