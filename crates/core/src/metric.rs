@@ -6,6 +6,8 @@ pub const REWARD: &str = "reward";
 pub const REWARD_STD: &str = "reward_std";
 /// Prefix of the mean of one named reward component.
 pub const REWARD_PREFIX: &str = "reward/";
+/// Prefix of how often a named reward component has failed so far in the stage.
+pub const REWARD_FAILURES_PREFIX: &str = "reward_failures/";
 /// Share of groups whose rewards are all equal: they carry no gradient.
 pub const FRAC_REWARD_ZERO_STD: &str = "frac_reward_zero_std";
 /// Mean number of policy tokens of a completion.

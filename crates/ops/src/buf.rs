@@ -18,9 +18,13 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// `len` zeros.
+    /// `len` zeros. The system hands zeroed pages out as they are first touched, so a large buffer that is used in part
+    /// takes memory in part.
     pub fn zeros(len: usize) -> Self {
-        Self { lines: vec![Line([0.0; LINE]); len.div_ceil(LINE)], len }
+        let lines = Box::<[Line]>::new_zeroed_slice(len.div_ceil(LINE));
+        // SAFETY: a `Line` is floats, and a float whose bytes are all zero is 0.0.
+        let lines = unsafe { lines.assume_init() };
+        Self { lines: lines.into_vec(), len }
     }
 
     /// A copy of `values`.

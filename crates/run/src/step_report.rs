@@ -50,6 +50,12 @@ impl Stage<'_, '_> {
                 put(metric::ROLLOUT_TOKENS_PER_SECOND, clock.sampled_tokens as f64 / rollout.max(1e-9));
             }
         }
+        if let Source::Rollouts(source) = &self.parts.source {
+            // Only with `on_error = "skip"`: otherwise the first failure ends the run.
+            for (name, failures) in source.attempts.scorer.failures().filter(|&(_, failures)| failures > 0) {
+                metrics.insert(format!("{}{name}", metric::REWARD_FAILURES_PREFIX), failures as f64);
+            }
+        }
         self.events.emit(Event::Step { metrics });
         if sampled {
             self.tell_samples(groups, report);
