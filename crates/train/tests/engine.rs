@@ -104,8 +104,7 @@ fn spec(aggregation: Aggregation) -> PolicyLoss {
     loss
 }
 
-/// The weights after one step tell the gradient: with AdamW's first step they would hide its scale, so the gradient is
-/// read from the difference of accumulating in one micro-batch and in many.
+/// The accumulated gradient itself is compared, tensor by tensor: AdamW's first step would hide its scale.
 #[test]
 fn gradients_do_not_depend_on_the_split() {
     let trajectories: Vec<Trajectory> = (0..9).map(trajectory).collect();
