@@ -11,7 +11,8 @@ mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use random::{Purpose, RandomKey, RandomStream};
-pub use task::{ChatMessage, PromptSource, Task};
+pub use task::{ChatMessage, PromptSource, Task, WorkedExample};
 pub use trajectory::{
-    Author, PolicyVersion, SampleKey, Span, StopReason, Ticket, Trajectory, TrajectoryError, VersionSpan,
+    Author, PolicyVersion, SampleKey, Span, Step, StopReason, Ticket, Trajectory, TrajectoryError,
+    VersionSpan,
 };

@@ -10,6 +10,30 @@ pub const REWARD_PREFIX: &str = "reward/";
 pub const REWARD_FAILURES_PREFIX: &str = "reward_failures/";
 /// Share of groups whose rewards are all equal: they carry no gradient.
 pub const FRAC_REWARD_ZERO_STD: &str = "frac_reward_zero_std";
+/// Groups of which one episode was left to compare: they carry no gradient.
+pub const GROUPS_OF_ONE: &str = "groups_of_one";
+/// Train episodes without any reward that applies.
+pub const REWARDS_NOT_APPLICABLE: &str = "rewards_not_applicable";
+/// Groups whose greedy baseline episode has no reward that applies.
+pub const BASELINES_MISSING: &str = "baselines_missing";
+/// Groups of which no episode is kept.
+pub const GROUPS_NONE_KEPT: &str = "groups_none_kept";
+/// 1 where no group of the batch has any contrast.
+pub const BATCH_NO_CONTRAST: &str = "batch_no_contrast";
+/// Share of steps that no other step of the group shares its state with.
+pub const FRAC_STATES_SEEN_ONCE: &str = "frac_states_seen_once";
+/// Prefix of how many groups were replaced before training, by reason.
+pub const FILTERED_PREFIX: &str = "filtered/";
+/// Prefix of how many episodes of a batch were not trained on, by reason.
+pub const MASKED_PREFIX: &str = "masked/";
+/// Mean k1 of the KL penalty in the reward (nats per token).
+pub const REWARD_KL_PENALTY: &str = "reward_kl_penalty";
+/// Weight of the KL penalty in the reward.
+pub const REWARD_KL_PENALTY_COEFF: &str = "reward_kl_penalty_coeff";
+/// Weight of the entropy bonus.
+pub const ENTROPY_COEF: &str = "entropy_coef";
+/// Mean of the values that the advantages came from.
+pub const VALUE_MEAN: &str = "value/mean";
 /// Mean number of policy tokens of a completion.
 pub const MEAN_LENGTH: &str = "completions/mean_length";
 /// Shortest completion.
@@ -40,10 +64,34 @@ pub const APPROX_KL: &str = "approx_kl";
 pub const MISMATCH_KL: &str = "mismatch/kl";
 /// Largest |sampling − training| log-probability difference (nats).
 pub const MISMATCH_MAX_ABS: &str = "mismatch/max_abs";
+/// Value loss before its weight.
+pub const VALUE_LOSS: &str = "value/loss";
+/// Share of tokens where the value's clip is active.
+pub const VALUE_CLIP_RATIO: &str = "value/clip_ratio";
+/// Share of the returns' variance that the values explain: 1 for all of it, below 0 for less than their mean would.
+pub const VALUE_EXPLAINED_VARIANCE: &str = "value/explained_variance";
+/// Mean importance weight of a correction.
+pub const CORRECTION_WEIGHT_MEAN: &str = "correction/weight_mean";
+/// Effective sample size of a correction's weights, as a share of the tokens.
+pub const CORRECTION_ESS: &str = "correction/ess";
+/// Share of tokens whose weight lies outside its bounds and is 0.
+pub const CORRECTION_MASKED_RATIO: &str = "correction/masked_ratio";
+/// Share of tokens that are rejected.
+pub const CORRECTION_REJECTED_RATIO: &str = "correction/rejected_ratio";
+/// Share of tokens that are picked by covariance.
+pub const COV_PICKED_RATIO: &str = "cov/picked_ratio";
 /// Mean age of the batch in versions.
 pub const STALENESS_MEAN: &str = "off_policy/staleness_mean";
 /// Norm of the gradient before clipping.
 pub const GRAD_NORM: &str = "grad_norm";
+/// Beginning of the names that tell of the learned value.
+pub const VALUE_PREFIX: &str = "value/";
+/// Norm of the gradient of a critic of its own, before clipping.
+pub const VALUE_GRAD_NORM: &str = "value/grad_norm";
+/// Cross-entropy of the process-reward model with the outcomes, before its step.
+pub const PRM_LOSS: &str = "prm/loss";
+/// Tokens sampled so far in the stage, those of replaced groups included.
+pub const NUM_TOKENS: &str = "num_tokens";
 /// Learning rate of the step.
 pub const LEARNING_RATE: &str = "learning_rate";
 /// Seconds spent generating.

@@ -35,6 +35,17 @@ pub enum Author {
     Environment,
 }
 
+/// What an environment made of one turn of the policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What the turn earned of itself; 0 where the environment says nothing.
+    pub reward: f64,
+    /// Names what the policy knew before the turn: turns of a group that began in the same state have the same key.
+    /// `None` where the environment names no states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+}
+
 /// A range of tokens by one author.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Span {
@@ -45,6 +56,22 @@ pub struct Span {
     /// Sampling temperature; for policy spans the log-probabilities are of the full softmax at this temperature.
     /// Greedy decoding reports 1. Spans of other authors have 1.
     pub temperature: f32,
+    /// What the environment made of the turn; only policy spans can have it, and only where the environment says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Step>,
+}
+
+impl Span {
+    /// A span at temperature 1 without a step.
+    pub fn new(author: Author, range: Range<usize>) -> Self {
+        Self { author, range, temperature: 1.0, step: None }
+    }
+
+    /// The same span at another temperature.
+    #[must_use]
+    pub fn at(self, temperature: f32) -> Self {
+        Self { temperature, ..self }
+    }
 }
 
 /// Which policy version sampled which range of tokens.
@@ -123,12 +150,27 @@ pub enum TrajectoryError {
         /// The trajectory.
         key: SampleKey,
     },
+    /// A step where there is none, or one that cannot be used.
+    #[error("sample {key:?}: the step of span {span} {problem}")]
+    Step {
+        /// The trajectory.
+        key: SampleKey,
+        /// The span.
+        span: usize,
+        /// What is wrong with it, as the rest of the sentence.
+        problem: &'static str,
+    },
 }
 
 impl Trajectory {
     /// Ranges that the policy wrote.
     pub fn policy_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.spans.iter().filter(|s| s.author == Author::Policy).map(|s| s.range.clone())
+    }
+
+    /// What the environment made of the policy's turns, in order; empty where it says nothing.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> + '_ {
+        self.spans.iter().filter_map(|span| span.step.as_ref())
     }
 
     /// Number of policy tokens: the completion length of single-turn episodes.
@@ -154,6 +196,7 @@ impl Trajectory {
                 return Err(TrajectoryError::Spans { key: self.key, tokens: self.tokens.len(), span: i });
             }
             end = span.range.end;
+            self.validate_step(i, span)?;
         }
         if end != self.tokens.len() {
             return Err(TrajectoryError::Spans {
@@ -174,5 +217,71 @@ impl Trajectory {
             return Err(TrajectoryError::NoPrompt { key: self.key });
         }
         Ok(())
+    }
+
+    fn validate_step(&self, span: usize, Span { author, step, .. }: &Span) -> Result<(), TrajectoryError> {
+        let problem = match step {
+            Some(_) if *author != Author::Policy => "is not the policy's",
+            Some(step) if !step.reward.is_finite() => "has a reward that is not finite",
+            _ => return Ok(()),
+        };
+        Err(TrajectoryError::Step { key: self.key, span, problem })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trajectory(step: Option<Step>) -> Trajectory {
+        Trajectory {
+            key: SampleKey::default(),
+            tokens: vec![5, 6, 7],
+            spans: vec![
+                Span::new(Author::Prompt, 0..1),
+                Span { step, ..Span::new(Author::Policy, 1..2) },
+                Span::new(Author::Environment, 2..3),
+            ],
+            logprobs: vec![-1.0],
+            versions: Vec::new(),
+            stop: StopReason::StopToken,
+        }
+    }
+
+    #[test]
+    fn only_the_policy_has_steps_and_their_rewards_are_finite() {
+        let step = Step { reward: -0.1, state: Some("3-9".into()) };
+        let good = trajectory(Some(step.clone()));
+        assert_eq!((good.validate(), good.steps().cloned().collect()), (Ok(()), vec![step.clone()]));
+        for author in [0, 2] {
+            let mut bad = trajectory(None);
+            bad.spans[author].step = Some(step.clone());
+            assert!(matches!(bad.validate(), Err(TrajectoryError::Step { span, .. }) if span == author));
+        }
+        for reward in [f64::NAN, f64::INFINITY] {
+            let bad = trajectory(Some(Step { reward, state: None }));
+            assert!(matches!(bad.validate(), Err(TrajectoryError::Step { span: 1, .. })));
+        }
+    }
+
+    /// Journals and rollout logs of environments without steps keep their bytes.
+    #[test]
+    fn a_span_without_a_step_is_written_and_read_as_ever() {
+        let text = r#"{"author":"policy","range":{"start":1,"end":2},"temperature":1.0}"#;
+        let span = Span::new(Author::Policy, 1..2);
+        assert_eq!(serde_json::to_string(&span).ok().as_deref(), Some(text));
+        assert_eq!(serde_json::from_str::<Span>(text).ok(), Some(span));
+    }
+
+    #[test]
+    fn a_step_is_read_as_it_was_written() {
+        for state in [None, Some("3-9".to_owned())] {
+            let span = Span {
+                step: Some(Step { reward: 0.1 + 0.2, state }),
+                ..Span::new(Author::Policy, 1..2).at(0.7)
+            };
+            let text = serde_json::to_string(&span).unwrap_or_default();
+            assert_eq!(serde_json::from_str::<Span>(&text).ok(), Some(span), "{text}");
+        }
     }
 }

@@ -26,7 +26,8 @@ pub use dataset::{Dataset, Split};
 pub use error::{DataError, Location};
 pub use files::{FileSettings, Paths};
 pub use generator::{
-    ArithmeticSettings, CountdownSettings, DigitOrder, HeldOut, Operation, SortingSettings, Style, Wording,
+    ArithmeticSettings, CountdownSettings, DigitOrder, GuessSettings, HeldOut, Operation, SortingSettings,
+    Style, Wording,
 };
 pub use permutation::Permutation;
 pub use presentation::Presentation;

@@ -1,4 +1,4 @@
-use rloom_core::{ChatMessage, PromptSource, Task};
+use rloom_core::{ChatMessage, PromptSource, Task, WorkedExample};
 use serde_json::{Map, Value};
 
 use crate::{DataError, FileSettings, Location, Presentation, Split};
@@ -88,7 +88,7 @@ impl Mapping {
             Some(field) => scalar(get(row, field, at, "domain_field")?, field, at)?,
             None => self.domain.clone(),
         };
-        Ok(Task { index, prompt, answer, demonstration, domain })
+        Ok(Task { index, prompt, answer, demonstration: demonstration.map(WorkedExample::from), domain })
     }
 
     /// The prompt, and the demonstration that a conversation may end in.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    ArithmeticSettings, CountdownSettings, DataError, DigitOrder, FileSettings, HeldOut, Operation, Paths,
-    Presentation, SortingSettings, Style, Wording,
+    ArithmeticSettings, CountdownSettings, DataError, DigitOrder, FileSettings, GuessSettings, HeldOut,
+    Operation, Paths, Presentation, SortingSettings, Style, Wording,
 };
 
 /// A source of tasks and how its prompts are presented.
@@ -36,6 +36,8 @@ pub enum Source {
     Arithmetic(ArithmeticSettings),
     /// Numbers and a target.
     Countdown(CountdownSettings),
+    /// Secrets to guess, in several turns.
+    Guess(GuessSettings),
     /// Lists to sort.
     Sorting(SortingSettings),
 }
@@ -47,6 +49,7 @@ impl Source {
             Self::Files(_) => "files",
             Self::Arithmetic(_) => "arithmetic",
             Self::Countdown(_) => "countdown",
+            Self::Guess(_) => "guess",
             Self::Sorting(_) => "sorting",
         }
     }
@@ -73,6 +76,7 @@ impl DataSettings {
             Source::Files(s) => s.validate(),
             Source::Arithmetic(s) => s.validate(),
             Source::Countdown(s) => s.validate(),
+            Source::Guess(s) => s.validate(),
             Source::Sorting(s) => s.validate(),
         }
     }
@@ -89,6 +93,7 @@ impl DataSettings {
             Source::Files(_) => return None,
             Source::Arithmetic(s) => s.alphabet(),
             Source::Countdown(s) => s.alphabet(),
+            Source::Guess(s) => s.alphabet(),
             Source::Sorting(s) => s.alphabet(),
         };
         let around = [&self.presentation.system, &self.presentation.template];
@@ -149,6 +154,7 @@ struct Keys {
 enum GeneratorName {
     Arithmetic,
     Countdown,
+    Guess,
     Sorting,
 }
 
@@ -179,11 +185,14 @@ fn from_keys(keys: &Keys) -> Result<DataSettings, String> {
             return Err("`generator` and `path` exclude each other: the tasks come from one of them".into());
         }
         (None, false) => {
-            return Err("the data needs a `generator` (arithmetic, countdown, sorting) or a `path`".into());
+            return Err(
+                "the data needs a `generator` (arithmetic, countdown, guess, sorting) or a `path`".into()
+            );
         }
         (None, true) => Source::Files(own(given, "files")?),
         (Some(GeneratorName::Arithmetic), _) => Source::Arithmetic(own(given, "arithmetic")?),
         (Some(GeneratorName::Countdown), _) => Source::Countdown(own(given, "countdown")?),
+        (Some(GeneratorName::Guess), _) => Source::Guess(own(given, "guess")?),
         (Some(GeneratorName::Sorting), _) => Source::Sorting(own(given, "sorting")?),
     };
     Ok(DataSettings { source, presentation })
@@ -200,6 +209,7 @@ impl Serialize for DataSettings {
             Source::Files(s) => serde_json::to_value(s),
             Source::Arithmetic(s) => serde_json::to_value(s),
             Source::Countdown(s) => serde_json::to_value(s),
+            Source::Guess(s) => serde_json::to_value(s),
             Source::Sorting(s) => serde_json::to_value(s),
         };
         let presentation = serde_json::to_value(&self.presentation);

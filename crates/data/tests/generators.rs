@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use rloom_core::{PromptSource, Task};
+use rloom_core::{PromptSource, Task, WorkedExample};
 use rloom_data::{
-    ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, HeldOut, Operation,
-    SortingSettings, Source, Split, Style, Wording,
+    ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, GuessSettings, HeldOut,
+    Operation, SortingSettings, Source, Split, Style, Wording,
 };
 
 const SPLITS: [Split; 3] = [Split::Demonstration, Split::Train, Split::Eval];
@@ -24,6 +24,13 @@ fn prompt(task: &Task) -> &str {
     match &task.prompt {
         PromptSource::Text(text) => text,
         PromptSource::Messages(_) => unreachable!("no presentation was asked for"),
+    }
+}
+
+fn completion(task: &Task) -> &str {
+    match &task.demonstration {
+        Some(WorkedExample::Completion(text)) => text,
+        other => unreachable!("{other:?} is no completion"),
     }
 }
 
@@ -68,7 +75,7 @@ fn answers_are_right_in_every_split() {
                     }
                 };
                 assert_eq!(written, value.to_string());
-                assert_eq!(task.demonstration.as_deref(), Some(task.answer.as_str()));
+                assert_eq!(task.demonstration, Some(task.answer.as_str().into()));
                 assert_eq!(task.domain, "arithmetic");
             }
         }
@@ -187,7 +194,7 @@ fn worked_examples_end_in_the_answer_and_every_step_holds() {
         ..Default::default()
     });
     for task in tasks(&source, Split::Demonstration, 1) {
-        let text = task.demonstration.clone().unwrap();
+        let text = completion(&task).to_owned();
         let (steps, answer) = text.split_once("#### ").unwrap();
         assert_eq!(answer, task.answer);
         for step in steps.split_whitespace().filter(|s| !s.starts_with("-(")) {
@@ -233,7 +240,9 @@ fn the_alphabet_is_exactly_what_is_written() {
             for task in tasks(&source, split, 1) {
                 written.extend(prompt(&task).chars());
                 written.extend(task.answer.chars());
-                written.extend(task.demonstration.iter().flat_map(|d| d.chars().collect::<Vec<_>>()));
+                written.extend(
+                    task.demonstration.iter().flat_map(WorkedExample::turns).flat_map(|turn| turn.chars()),
+                );
             }
         }
         assert_eq!(alphabet, written.into_iter().collect::<String>(), "{source:?}");
@@ -245,6 +254,7 @@ fn tasks_are_functions_of_seed_split_and_position() {
     for source in [
         arithmetic(ArithmeticSettings { size: Some(50), ..Default::default() }),
         Source::Countdown(CountdownSettings { size: Some(50), ..Default::default() }),
+        Source::Guess(GuessSettings { size: Some(50), ..Default::default() }),
         Source::Sorting(SortingSettings { size: Some(50), ..Default::default() }),
     ] {
         for split in SPLITS {
@@ -374,4 +384,53 @@ fn a_space_too_small_for_a_split_is_an_error_and_not_an_endless_search() {
     let dataset = Dataset::open(&DataSettings::from(source), Split::Eval, 1).unwrap();
     let error = dataset.get(0).unwrap_err().to_string();
     assert!(error.contains("found no task 0") && error.contains("\nhint: "), "{error}");
+}
+
+/// Range and secret of a game: `[low, secret, high]`.
+fn secret(task: &Task) -> [u64; 3] {
+    let numbers: Vec<u64> = task.answer.split(" <= ").map(|n| n.parse().unwrap()).collect();
+    numbers.try_into().unwrap()
+}
+
+#[test]
+fn no_held_out_secret_occurs_in_demonstrations_or_training_under_its_range() {
+    let source = Source::Guess(GuessSettings {
+        size: Some(4000),
+        eval_size: Some(2000),
+        min_numbers: 5,
+        ..Default::default()
+    });
+    let games = |split| -> BTreeSet<[u64; 3]> {
+        [1, 2].into_iter().flat_map(|seed| tasks(&source, split, seed)).map(|t| secret(&t)).collect()
+    };
+    let [demonstrations, train, eval] = SPLITS.map(games);
+    assert!(demonstrations.is_disjoint(&train) && train.is_disjoint(&eval));
+    assert!(demonstrations.is_disjoint(&eval));
+    for split in [&demonstrations, &train, &eval] {
+        let secrets: BTreeSet<u64> = split.iter().map(|&[_, secret, _]| secret).collect();
+        assert_eq!(secrets, (0..32).collect(), "every number is somebody's secret in every split");
+    }
+}
+
+#[test]
+fn demonstrated_games_keep_to_the_rules_and_show_no_skill() {
+    let source = Source::Guess(GuessSettings { size: Some(5000), ..Default::default() });
+    let (mut turns, mut longest) = (0, 0);
+    for task in tasks(&source, Split::Demonstration, 1) {
+        let [mut low, secret, mut high] = secret(&task);
+        assert_eq!(prompt(&task), format!("{low}-{high}:"));
+        assert!((20..=31).contains(&(high - low + 1)) && high <= 31);
+        let game = task.demonstration.unwrap();
+        for (n, guess) in game.turns().iter().enumerate() {
+            let guess: u64 = guess.parse().unwrap();
+            assert!((low..=high).contains(&guess), "{guess} is ruled out");
+            assert_eq!(guess == secret, n + 1 == game.turns().len());
+            if guess < secret { low = guess + 1 } else { high = guess.saturating_sub(1) }
+        }
+        turns += game.turns().len();
+        longest = longest.max(game.turns().len());
+    }
+    // Uniform guesses take 2(1 + 1/m)·Hₘ − 3 turns on average: 4.96 over ranges of m = 20 to 31 numbers.
+    let mean = turns as f64 / 5000.0;
+    assert!((4.85..5.06).contains(&mean) && longest > 9, "{mean} turns, at most {longest}");
 }

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rloom_core::{ChatMessage, PromptSource, Task};
+use rloom_core::{ChatMessage, PromptSource, Task, WorkedExample};
 use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Paths, Presentation, Source, Split};
 
 struct Folder(tempfile::TempDir);
@@ -54,7 +54,7 @@ fn gsm8k_needs_no_conversion() {
     let tasks = open(FileSettings::new(&path), Split::Train).unwrap();
     assert_eq!(text(&tasks[0]), "How much?");
     assert_eq!(tasks[0].answer, "1,800");
-    assert_eq!(tasks[0].demonstration.as_deref(), Some("It is 9*2=<<9*2=18>>18.\n#### 1,800"));
+    assert_eq!(tasks[0].demonstration, Some("It is 9*2=<<9*2=18>>18.\n#### 1,800".into()));
     assert_eq!(tasks[0].domain, "default");
     assert_eq!(open(FileSettings::new(&path), Split::Demonstration).unwrap(), tasks);
     let mut settings = FileSettings::new(&path);
@@ -67,7 +67,7 @@ fn usual_names_are_found_and_others_can_be_named() {
     let folder = Folder::new();
     let usual = folder.file("a.jsonl", "{\"prompt\": \"p\", \"solution\": 7, \"completion\": \"c\"}\n");
     let task = open(FileSettings::new(usual), Split::Train).unwrap().remove(0);
-    assert_eq!((text(&task), task.answer.as_str(), task.demonstration.as_deref()), ("p", "7", Some("c")));
+    assert_eq!((text(&task), task.answer.as_str(), task.demonstration.clone()), ("p", "7", Some("c".into())));
     let named = folder.file(
         "b.jsonl",
         "{\"prompt\": \"no\", \"q\": \"yes\", \"a\": \"1\", \"w\": \"w\", \"d\": \"geometry\"}\n",
@@ -78,7 +78,10 @@ fn usual_names_are_found_and_others_can_be_named() {
     settings.demonstration_field = Some("w".into());
     settings.domain_field = Some("d".into());
     let task = open(settings, Split::Train).unwrap().remove(0);
-    assert_eq!((text(&task), task.answer.as_str(), task.demonstration.as_deref()), ("yes", "1", Some("w")));
+    assert_eq!(
+        (text(&task), task.answer.as_str(), task.demonstration.clone()),
+        ("yes", "1", Some("w".into()))
+    );
     assert_eq!(task.domain, "geometry");
 }
 
@@ -97,7 +100,7 @@ fn conversations_end_in_a_demonstration_or_not() {
     let tasks = open(FileSettings::new(&path), Split::Train).unwrap();
     for (task, demonstration) in tasks.iter().zip([Some("ho"), None]) {
         assert_eq!(task.prompt, PromptSource::Messages(vec![user.clone()]));
-        assert_eq!(task.demonstration.as_deref(), demonstration);
+        assert_eq!(task.demonstration, demonstration.map(WorkedExample::from));
     }
     // The other layout: prompt and completion are conversations both.
     let path = folder.file(
@@ -105,10 +108,7 @@ fn conversations_end_in_a_demonstration_or_not() {
         r#"{"prompt": [{"role": "user", "content": "hi"}], "completion": [{"role": "assistant", "content": "ho"}]}"#,
     );
     let task = open(FileSettings::new(path), Split::Demonstration).unwrap().remove(0);
-    assert_eq!(
-        (task.prompt, task.demonstration.as_deref()),
-        (PromptSource::Messages(vec![user]), Some("ho"))
-    );
+    assert_eq!((task.prompt, task.demonstration), (PromptSource::Messages(vec![user]), Some("ho".into())));
 }
 
 #[test]
@@ -302,6 +302,8 @@ fn gsm8k_itself_is_read() {
         let tasks = open(settings.clone(), split).unwrap();
         assert_eq!(tasks.len(), rows);
         assert!(tasks.iter().all(|t| t.answer.replace(',', "").parse::<f64>().is_ok()));
-        assert!(tasks.iter().all(|t| t.demonstration.as_ref().is_some_and(|d| d.ends_with(&t.answer))));
+        assert!(
+            tasks.iter().all(|t| t.demonstration.as_ref().is_some_and(|d| d.turns()[0].ends_with(&t.answer)))
+        );
     }
 }

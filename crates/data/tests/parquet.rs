@@ -25,7 +25,7 @@ fn conversations_are_lists_of_structs() {
     let tasks = read(settings, Split::Train).unwrap();
     assert_eq!(tasks.len(), 3);
     assert_eq!(tasks[0].prompt, PromptSource::Messages(vec![message("user", "2+2=?")]));
-    assert_eq!(tasks[0].demonstration.as_deref(), Some("It is 4."));
+    assert_eq!(tasks[0].demonstration, Some("It is 4.".into()));
     assert_eq!(
         tasks[1].prompt,
         PromptSource::Messages(vec![message("system", "Be brief."), message("user", "naïve ×?")])

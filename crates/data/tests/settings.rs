@@ -129,13 +129,14 @@ fn a_mixture_has_its_share_of_worked_demonstrations_and_one_answer() {
     let mut worked = 0;
     for position in 0..4000 {
         let task = demonstrations.get(position).unwrap();
-        let demonstration = task.demonstration.unwrap();
+        let example = task.demonstration.unwrap();
+        let demonstration = &example.turns()[0];
         match demonstration.split_once("#### ") {
             Some((work, answer)) => {
                 assert!(work.contains('=') && answer == task.answer);
                 worked += 1;
             }
-            None => assert_eq!(demonstration, task.answer),
+            None => assert_eq!(*demonstration, task.answer),
         }
     }
     assert!((1100..1300).contains(&worked), "{worked} of 4000");

@@ -1,7 +1,7 @@
-use rloom_core::{Author, SampleKey, Span, StopReason, Task, Trajectory, VersionSpan};
+use rloom_core::{Author, SampleKey, Span, Step, StopReason, Task, Trajectory, VersionSpan};
 use rloom_text::Tokenizer;
 
-use crate::{EnvError, Environment, Interaction, Next};
+use crate::{Answer, EnvError, Environment, Interaction, Next, Observation};
 
 /// What the policy wrote in one go.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +34,8 @@ pub struct Attempt {
     context: usize,
     turns: usize,
     over: bool,
+    /// The state key of the next turn.
+    state: Option<String>,
     trajectory: Trajectory,
 }
 
@@ -54,12 +56,13 @@ impl Attempt {
         if prompt >= context {
             return Err(EnvError::PromptTooLong { task: task.index, prompt, context });
         }
-        let span = Span { author: Author::Prompt, range: 0..prompt, temperature: 1.0 };
+        let span = Span::new(Author::Prompt, 0..prompt);
         Ok(Self {
             interaction: start.interaction,
             context,
             turns: 0,
             over: false,
+            state: start.state,
             trajectory: Trajectory {
                 key,
                 tokens: start.prompt,
@@ -86,8 +89,14 @@ impl Attempt {
         self.over
     }
 
+    /// Whether it is over because an observation left no room for another turn.
+    pub(crate) fn is_out_of_room(&self) -> bool {
+        self.over && self.trajectory.stop == StopReason::Length
+    }
+
     /// Takes the policy's turn.
     ///
+    /// What the environment says of it (the step's reward, the state that it was taken in) stands with its tokens.
     /// An observation that leaves no room for another turn is not appended: the episode is over, truncated
     /// ([`StopReason::Length`]).
     pub async fn turn(&mut self, turn: Turn) -> Result<Progress, EnvError> {
@@ -95,24 +104,28 @@ impl Attempt {
             return Err(EnvError::Over { key: self.trajectory.key });
         }
         self.check(&turn)?;
-        self.append(&turn);
-        let next = self.interaction.step(&turn).await?;
+        let Answer { next, reward } = self.interaction.step(&turn).await?;
+        if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
+            return Err(self.refused(format!("the environment's reward for it is {reward}")));
+        }
+        self.append(&turn, reward);
         self.trajectory.stop = turn.stop;
         self.turns += 1;
         match next {
             Next::Observation(_) if turn.stop.is_truncated() => self.over = true,
-            Next::Observation(tokens) if tokens.is_empty() => {
+            Next::Observation(Observation { tokens, .. }) if tokens.is_empty() => {
                 return Err(self.refused("the environment's observation is empty".into()));
             }
-            Next::Observation(tokens) if tokens.len() >= self.room() => {
+            Next::Observation(Observation { tokens, .. }) if tokens.len() >= self.room() => {
                 self.trajectory.stop = StopReason::Length;
                 self.over = true;
             }
-            Next::Observation(tokens) => {
+            Next::Observation(Observation { tokens, state }) => {
                 let from = self.trajectory.tokens.len();
                 self.trajectory.tokens.extend(tokens);
                 let range = from..self.trajectory.tokens.len();
-                self.trajectory.spans.push(Span { author: Author::Environment, range, temperature: 1.0 });
+                self.trajectory.spans.push(Span::new(Author::Environment, range));
+                self.state = state;
             }
             Next::Done => self.over = true,
         }
@@ -132,14 +145,18 @@ impl Attempt {
         Ok(trajectory)
     }
 
-    fn append(&mut self, turn: &Turn) {
+    /// A turn without tokens (aborted before the first) leaves no trace: there is nothing to give credit to.
+    fn append(&mut self, turn: &Turn, reward: Option<f64>) {
         let from = self.trajectory.tokens.len();
+        let state = self.state.take();
         if turn.tokens.is_empty() {
             return;
         }
+        let step =
+            (reward.is_some() || state.is_some()).then(|| Step { reward: reward.unwrap_or(0.0), state });
         self.trajectory.tokens.extend_from_slice(&turn.tokens);
         let range = from..self.trajectory.tokens.len();
-        self.trajectory.spans.push(Span { author: Author::Policy, range, temperature: turn.temperature });
+        self.trajectory.spans.push(Span { step, ..Span::new(Author::Policy, range).at(turn.temperature) });
         self.trajectory.logprobs.extend_from_slice(&turn.logprobs);
         self.trajectory.versions.extend(
             turn.versions

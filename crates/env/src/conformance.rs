@@ -20,7 +20,8 @@ const MOST_POLLS: usize = 10_000_000;
 /// Checked are: the prompt is neither empty nor different the next time; an episode ends, and its trajectory
 /// is valid and the same whenever the replies are; episodes that run side by side do not disturb each other;
 /// a turn that was cut off ends the episode; a prompt without room for a completion is an error that names
-/// the task; a turn after the end is an error.
+/// the task; a turn after the end is an error; either all turns of an episode have a step or none has, and
+/// likewise with state keys.
 pub fn check(
     environment: &dyn Environment,
     task: &Task,
@@ -41,6 +42,7 @@ pub fn check(
     let say = |e: EnvError| failed(&format!("an episode failed: {e}"));
     let alone = play(environment, task, tokenizer, &turns, roomy)?;
     let again = play(environment, task, tokenizer, &turns, roomy)?;
+    check_steps(&alone).map_err(|problem| failed(&problem))?;
     if alone.tokens.is_empty() || alone.tokens != again.tokens || alone.spans != again.spans {
         return Err(failed("the same replies gave another trajectory the second time"));
     }
@@ -59,7 +61,7 @@ pub fn check(
     }
     for attempt in pair {
         let trajectory = attempt.finish().map_err(say)?;
-        if trajectory.tokens != alone.tokens {
+        if trajectory.tokens != alone.tokens || trajectory.spans != alone.spans {
             return Err(failed("episodes side by side disturb each other"));
         }
     }
@@ -126,6 +128,20 @@ fn play(
         taken += 1;
     }
     attempt.finish().map_err(|e| format!("{}: the trajectory is not valid: {e}", environment.name()))
+}
+
+/// Credit by steps compares turns with each other, so it takes all of them.
+fn check_steps(trajectory: &Trajectory) -> Result<(), String> {
+    let turns = trajectory.policy_ranges().count();
+    let steps = trajectory.steps().count();
+    if steps != 0 && steps != turns {
+        return Err(format!("{steps} of {turns} turns have a step"));
+    }
+    let states = trajectory.steps().filter(|step| step.state.is_some()).count();
+    if states != 0 && states != turns {
+        return Err(format!("{states} of {turns} turns have a state key"));
+    }
+    Ok(())
 }
 
 /// A turn with made-up log-probabilities.

@@ -31,6 +31,8 @@ pub trait Environment: Debug + Send + Sync {
 pub struct Start {
     /// What the policy sees first.
     pub prompt: Vec<u32>,
+    /// The state key of the first turn, where the environment names states.
+    pub state: Option<String>,
     /// Who answers it.
     pub interaction: Box<dyn Interaction>,
 }
@@ -46,14 +48,47 @@ pub trait Interaction: Debug + Send {
     /// not used: an unfinished turn ends the episode.
     ///
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Next, EnvError>>;
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>>;
+}
+
+/// What comes of a turn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// What follows it.
+    pub next: Next,
+    /// What the turn earned of itself; `None` where the environment rewards no steps. Either all turns of an episode
+    /// have one or none has. An environment that can tell success gives the turn that succeeds 1, and no other turn
+    /// as much.
+    pub reward: Option<f64>,
+}
+
+impl From<Next> for Answer {
+    fn from(next: Next) -> Self {
+        Self { next, reward: None }
+    }
 }
 
 /// What follows a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// The policy sees these tokens and has another turn. They are never empty.
-    Observation(Vec<u32>),
+    /// The policy sees this and has another turn.
+    Observation(Observation),
     /// The episode is over.
     Done,
+}
+
+/// What the policy is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observation {
+    /// Its tokens: never none.
+    pub tokens: Vec<u32>,
+    /// The state key of the turn that follows, where the environment names states: the same for turns of a task's
+    /// attempts exactly if the policy knows the same there.
+    pub state: Option<String>,
+}
+
+impl From<Vec<u32>> for Observation {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self { tokens, state: None }
+    }
 }

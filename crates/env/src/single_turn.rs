@@ -3,7 +3,7 @@ use std::future::ready;
 use rloom_core::Task;
 use rloom_text::Tokenizer;
 
-use crate::{BoxFuture, EnvError, Environment, Interaction, Next, Start, Turn, render_prompt};
+use crate::{Answer, BoxFuture, EnvError, Environment, Interaction, Next, Start, Turn, render_prompt};
 
 /// A prompt, a completion, and that is all.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,7 +20,7 @@ impl Environment for SingleTurn {
         tokenizer: &'a Tokenizer,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         let start = render_prompt(tokenizer, &task.prompt)
-            .map(|prompt| Start { prompt, interaction: Box::new(Once) })
+            .map(|prompt| Start { prompt, state: None, interaction: Box::new(Once) })
             .map_err(|source| EnvError::Text { task: task.index, source });
         Box::pin(ready(start))
     }
@@ -30,7 +30,7 @@ impl Environment for SingleTurn {
 struct Once;
 
 impl Interaction for Once {
-    fn step<'a>(&'a mut self, _: &'a Turn) -> BoxFuture<'a, Result<Next, EnvError>> {
-        Box::pin(ready(Ok(Next::Done)))
+    fn step<'a>(&'a mut self, _: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>> {
+        Box::pin(ready(Ok(Next::Done.into())))
     }
 }

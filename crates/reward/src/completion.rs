@@ -13,8 +13,8 @@ pub struct Completion<'a> {
     pub text: &'a str,
     /// How many tokens it wrote, the one that ended it included.
     pub tokens: usize,
-    /// How many it was allowed, where the scorer was told.
-    pub max_tokens: Option<usize>,
+    /// What the environment rewarded each of its turns with; empty where it rewards none.
+    pub steps: &'a [f64],
     /// Why it ended.
     pub stop: StopReason,
     /// Its name in the stage.

@@ -19,9 +19,11 @@ pub enum JudgeError {
         /// What is wrong with it, as the rest of the sentence.
         problem: String,
     },
-    /// A limit that the component needs was not given.
-    #[error("the token limit is not known\nhint: set `max_tokens` of the component")]
-    NoTokenLimit,
+    /// There are no step rewards.
+    #[error(
+        "the environment rewarded no turn of the episode\nhint: use an environment that does, such as `guess`"
+    )]
+    NoSteps,
 }
 
 /// Rewards that cannot be configured or computed.

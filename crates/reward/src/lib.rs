@@ -10,6 +10,7 @@
 
 mod completion;
 mod countdown;
+mod environment;
 mod error;
 mod exact;
 mod extract;
@@ -24,11 +25,12 @@ mod verifier;
 
 pub use completion::{Completion, Reward, Verdict};
 pub use countdown::Countdown;
+pub use environment::EnvironmentReward;
 pub use error::{JudgeError, RewardError};
 pub use exact::Exact;
 pub use extract::Extract;
 pub use format::Format;
-pub use length::{Length, Overlong};
+pub use length::Length;
 pub use math::Math;
 pub use numeric::Numeric;
 pub use random::Random;

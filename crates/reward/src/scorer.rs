@@ -11,7 +11,6 @@ pub struct Scorer {
     /// The verifier that says whether a task was solved.
     outcome: Option<usize>,
     on_error: OnError,
-    max_tokens: Option<usize>,
     seed: u64,
     stage: u32,
 }
@@ -38,30 +37,17 @@ impl Scorer {
                 failures: AtomicU64::new(0),
             })
             .collect();
-        Ok(Self {
-            components,
-            outcome: settings.outcome_index(),
-            on_error: settings.on_error,
-            max_tokens: None,
-            seed,
-            stage,
-        })
-    }
-
-    /// Tells components how many tokens a completion may have.
-    #[must_use]
-    pub fn with_max_tokens(mut self, max_tokens: usize) -> Self {
-        self.max_tokens = Some(max_tokens);
-        self
+        Ok(Self { components, outcome: settings.outcome_index(), on_error: settings.on_error, seed, stage })
     }
 
     /// Judges a trajectory whose policy tokens read `text`.
     pub fn score(&self, task: &Task, trajectory: &Trajectory, text: &str) -> Result<Rewards, RewardError> {
+        let steps: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
         self.judge(&Completion {
             task,
             text,
+            steps: &steps,
             tokens: trajectory.policy_tokens(),
-            max_tokens: self.max_tokens,
             stop: trajectory.stop,
             key: trajectory.key,
             seed: self.seed,
@@ -137,14 +123,14 @@ mod tests {
 
     impl Reward for Broken {
         fn judge(&self, _: &Completion<'_>) -> Result<Verdict, JudgeError> {
-            if self.0 == 0.0 { Err(JudgeError::NoTokenLimit) } else { Ok(Verdict::value(self.0)) }
+            if self.0 == 0.0 { Err(JudgeError::NoSteps) } else { Ok(Verdict::value(self.0)) }
         }
     }
 
     fn scorer(value: f64, on_error: OnError) -> Scorer {
         let reward: Box<dyn Reward> = Box::new(Broken(value));
         let component = Component { name: "broken".into(), weight: 2.0, reward, failures: AtomicU64::new(0) };
-        Scorer { components: vec![component], outcome: None, on_error, max_tokens: None, seed: 0, stage: 0 }
+        Scorer { components: vec![component], outcome: None, on_error, seed: 0, stage: 0 }
     }
 
     fn judge(scorer: &Scorer) -> Result<Rewards, RewardError> {
@@ -158,8 +144,8 @@ mod tests {
         scorer.judge(&Completion {
             task: &task,
             text: "1",
+            steps: &[],
             tokens: 1,
-            max_tokens: None,
             stop: StopReason::StopToken,
             key: SampleKey { ticket: Ticket(4), sample: 2, segment: 0 },
             seed: 0,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    Countdown, Exact, Extract, Format, Length, Math, Numeric, Overlong, Random, Reward, RewardError,
+    Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric, Random, Reward, RewardError,
     Truncated,
 };
 
@@ -24,10 +24,10 @@ pub enum OnError {
 /// ```
 /// # use rloom_reward::RewardSettings;
 /// let settings: RewardSettings = serde_json::from_str(
-///     r#"{ "components": [{ "kind": "math" }, { "kind": "overlong", "weight": 0.5, "max_tokens": 512 }] }"#,
+///     r#"{ "components": [{ "kind": "math" }, { "kind": "length", "weight": 0.5, "max_tokens": 512 }] }"#,
 /// )
 /// .unwrap();
-/// assert_eq!(settings.components[1].name, "overlong");
+/// assert_eq!(settings.components[1].name, "length");
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,12 +66,12 @@ pub enum Kind {
     Math(Math),
     /// An expression that uses given numbers to reach a target.
     Countdown(Countdown),
+    /// What the environment rewarded its turns with.
+    Environment(EnvironmentReward),
     /// The shape of the completion.
     Format(Format),
     /// How many tokens it has.
     Length(Length),
-    /// How far it goes into the end of its limit.
-    Overlong(Overlong),
     /// A coin toss.
     Random(Random),
 }
@@ -84,11 +84,16 @@ impl Kind {
             Self::Numeric(_) => "numeric",
             Self::Math(_) => "math",
             Self::Countdown(_) => "countdown",
+            Self::Environment(_) => "environment",
             Self::Format(_) => "format",
             Self::Length(_) => "length",
-            Self::Overlong(_) => "overlong",
             Self::Random(_) => "random",
         }
+    }
+
+    /// Whether it can say that a task is solved.
+    pub fn is_verifier(&self) -> bool {
+        self.as_reward().is_verifier()
     }
 
     fn as_reward(&self) -> &dyn Reward {
@@ -97,9 +102,9 @@ impl Kind {
             Self::Numeric(r) => r,
             Self::Math(r) => r,
             Self::Countdown(r) => r,
+            Self::Environment(r) => r,
             Self::Format(r) => r,
             Self::Length(r) => r,
-            Self::Overlong(r) => r,
             Self::Random(r) => r,
         }
     }
@@ -110,9 +115,9 @@ impl Kind {
             Self::Numeric(r) => Box::new(r),
             Self::Math(r) => Box::new(r),
             Self::Countdown(r) => Box::new(r),
+            Self::Environment(r) => Box::new(r),
             Self::Format(r) => Box::new(r),
             Self::Length(r) => Box::new(r),
-            Self::Overlong(r) => Box::new(r),
             Self::Random(r) => Box::new(r),
         }
     }
@@ -160,7 +165,7 @@ impl RewardSettings {
         let Some(outcome) = &self.outcome else { return Ok(()) };
         match self.components.iter().find(|c| c.name == *outcome) {
             None => refuse(format!("`outcome`: no component is called `{outcome}`")),
-            Some(c) if !c.kind.as_reward().is_verifier() => {
+            Some(c) if !c.kind.is_verifier() => {
                 refuse(format!("`outcome`: `{outcome}` does not say whether a task was solved"))
             }
             Some(_) => Ok(()),
@@ -168,10 +173,20 @@ impl RewardSettings {
     }
 
     /// The component that says whether a task was solved.
+    /// Whether one of its components says if a task was solved.
+    pub fn has_verifier(&self) -> bool {
+        self.outcome_index().is_some()
+    }
+
+    /// The weight of the environment's step rewards; `None` where no component reads them.
+    pub fn environment_weight(&self) -> Option<f64> {
+        self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
+    }
+
     pub(crate) fn outcome_index(&self) -> Option<usize> {
         self.components.iter().position(|c| match &self.outcome {
             Some(name) => c.name == *name,
-            None => c.kind.as_reward().is_verifier(),
+            None => c.kind.is_verifier(),
         })
     }
 }
@@ -207,9 +222,9 @@ enum KindName {
     Numeric,
     Math,
     Countdown,
+    Environment,
     Format,
     Length,
-    Overlong,
     Random,
 }
 
@@ -229,9 +244,9 @@ fn from_keys(keys: &Keys) -> Result<ComponentSettings, String> {
         KindName::Numeric => Kind::Numeric(own(given, "numeric")?),
         KindName::Math => Kind::Math(own(given, "math")?),
         KindName::Countdown => Kind::Countdown(own(given, "countdown")?),
+        KindName::Environment => Kind::Environment(own(given, "environment")?),
         KindName::Format => Kind::Format(own(given, "format")?),
         KindName::Length => Kind::Length(own(given, "length")?),
-        KindName::Overlong => Kind::Overlong(own(given, "overlong")?),
         KindName::Random => Kind::Random(own(given, "random")?),
     };
     Ok(ComponentSettings {
@@ -253,9 +268,9 @@ impl Serialize for ComponentSettings {
             Kind::Numeric(r) => serde_json::to_value(r),
             Kind::Math(r) => serde_json::to_value(r),
             Kind::Countdown(r) => serde_json::to_value(r),
+            Kind::Environment(r) => serde_json::to_value(r),
             Kind::Format(r) => serde_json::to_value(r),
             Kind::Length(r) => serde_json::to_value(r),
-            Kind::Overlong(r) => serde_json::to_value(r),
             Kind::Random(r) => serde_json::to_value(r),
         };
         let mut map = serializer.serialize_map(None)?;

@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
 
-use rloom_core::{Author, PromptSource, Rewards, SampleKey, Span, StopReason, Task, Ticket, Trajectory};
+use rloom_core::{
+    Author, PromptSource, Rewards, SampleKey, Span, Step, StopReason, Task, Ticket, Trajectory,
+};
 use rloom_reward::{
-    Countdown, Exact, Extract, Kind, Math, Numeric, Random, RewardError, RewardSettings, Scorer, Truncated,
+    Countdown, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError, RewardSettings,
+    Scorer, Truncated,
 };
 
 fn settings(json: &str) -> Result<RewardSettings, String> {
@@ -30,7 +33,7 @@ fn task(answer: &str) -> Task {
 
 /// A trajectory of three prompt tokens and so many policy tokens.
 fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
-    let span = |author, range| Span { author, range, temperature: 1.0 };
+    let span = Span::new;
     Trajectory {
         key: SampleKey { ticket: Ticket(11), sample, segment: 0 },
         tokens: vec![0; 3 + tokens],
@@ -125,6 +128,35 @@ fn countdown_accepts_every_right_expression() {
 }
 
 #[test]
+fn step_rewards_are_added_up_and_a_hit_in_the_last_turn_solves() {
+    let scorer = Scorer::new(&RewardSettings::of(Kind::Environment(EnvironmentReward {})), 1, 0).unwrap();
+    let judged = |rewards: &[f64]| {
+        let mut trajectory = trajectory(5, StopReason::StopToken, 0);
+        let steps = rewards.iter().enumerate().map(|(i, &reward)| {
+            let end = if i + 1 == rewards.len() { 8 } else { 4 + i };
+            let step = Some(Step { reward, state: None });
+            Span { step, ..Span::new(Author::Policy, 3 + i..end) }
+        });
+        let steps: Vec<Span> = steps.collect();
+        trajectory.spans.truncate(1);
+        trajectory.spans.extend(steps);
+        trajectory.validate().unwrap();
+        let rewards = scorer.score(&task(""), &trajectory, "1 2").unwrap();
+        (rewards.total(), rewards.solved, rewards.parsed)
+    };
+    assert_eq!(judged(&[0.0, -0.25, 1.0]), (Some(0.75), Some(true), None));
+    assert_eq!(judged(&[1.0]), (Some(1.0), Some(true), None));
+    // What is not the last turn, or less than a hit, solves nothing.
+    assert_eq!(judged(&[1.0, 0.0]), (Some(1.0), Some(false), None));
+    assert_eq!(judged(&[0.5, 0.75]), (Some(1.25), Some(false), None));
+    // Without rewarded turns there is nothing to say, unless there was no turn.
+    let error = scorer.score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1").unwrap_err();
+    assert!(error.to_string().contains("rewarded no turn of the episode\nhint: "), "{error}");
+    let aborted = scorer.score(&task(""), &trajectory(0, StopReason::Aborted, 0), "").unwrap();
+    assert_eq!((aborted.total(), aborted.solved), (Some(0.0), Some(false)));
+}
+
+#[test]
 fn a_reference_that_cannot_be_judged_by_is_an_error() {
     let fails = |kind: Kind, answer: &str| {
         let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
@@ -142,10 +174,6 @@ fn a_reference_that_cannot_be_judged_by_is_an_error() {
     assert!(
         fails(Kind::Countdown(Countdown::default()), "x+1")
             .contains("is neither an expression of numbers nor")
-    );
-    assert!(
-        fails(settings(r#"{"components": [{"kind": "overlong"}]}"#).unwrap().components.remove(0).kind, "1")
-            .contains("`max_tokens`")
     );
 }
 
@@ -192,36 +220,21 @@ fn a_truncated_completion_can_be_made_to_fail() {
     }
 }
 
-fn by_length(json: &str, max_tokens: Option<usize>, lengths: &[usize]) -> Vec<f64> {
+fn by_length(json: &str, lengths: &[usize]) -> Vec<f64> {
     let settings = settings(json).unwrap();
-    let mut scorer = Scorer::new(&settings, 1, 0).unwrap();
-    if let Some(limit) = max_tokens {
-        scorer = scorer.with_max_tokens(limit);
-    }
+    let scorer = Scorer::new(&settings, 1, 0).unwrap();
     let value = |&n: &usize| {
         scorer.score(&task("1"), &trajectory(n, StopReason::Length, 0), "1").unwrap().total().unwrap()
     };
     lengths.iter().map(value).collect()
 }
 
-/// DAPO's equation: 0, then ((L − buffer) − length)/buffer, then −1, times the factor.
-#[test]
-fn overlong_completions_are_punished_softly() {
-    let json = r#"{"components": [{"kind": "overlong"}]}"#;
-    assert_eq!(
-        by_length(json, Some(100), &[1, 80, 81, 90, 99, 100, 120]),
-        [0.0, 0.0, -0.05, -0.5, -0.95, -1.0, -1.0]
-    );
-    let json = r#"{"components": [{"kind": "overlong", "max_tokens": 10, "buffer": 4, "factor": 2}]}"#;
-    assert_eq!(by_length(json, Some(100), &[6, 7, 8, 10, 11]), [0.0, -0.5, -1.0, -2.0, -2.0]);
-}
-
 #[test]
 fn length_fades_on_both_sides() {
     let json = r#"{"components": [{"kind": "length", "min_tokens": 4, "max_tokens": 6, "fade": 1}]}"#;
-    assert_eq!(by_length(json, None, &[2, 3, 4, 6, 7, 8, 100]), [0.0, 0.5, 1.0, 1.0, 0.5, 0.0, 0.0]);
+    assert_eq!(by_length(json, &[2, 3, 4, 6, 7, 8, 100]), [0.0, 0.5, 1.0, 1.0, 0.5, 0.0, 0.0]);
     let json = r#"{"components": [{"kind": "length", "max_tokens": 6}]}"#;
-    assert_eq!(by_length(json, None, &[1, 6, 7]), [1.0, 1.0, 0.0]);
+    assert_eq!(by_length(json, &[1, 6, 7]), [1.0, 1.0, 0.0]);
 }
 
 #[test]
@@ -247,8 +260,9 @@ fn random_rewards_repeat_and_do_not_look_at_the_completion() {
 
 #[test]
 fn settings_read_back_and_hold_every_default() {
-    let json = r#"{"components": [{"kind": "math"}, {"kind": "length", "max_tokens": 9}, {"kind": "overlong"}, {"kind": "format", "pattern": "*x"},
-        {"kind": "exact"}, {"kind": "numeric"}, {"kind": "countdown"}, {"kind": "random", "weight": 0}], "on_error": "skip"}"#;
+    let json = r#"{"components": [{"kind": "math"}, {"kind": "length", "max_tokens": 9}, {"kind": "format", "pattern": "*x"},
+        {"kind": "exact"}, {"kind": "numeric"}, {"kind": "countdown"}, {"kind": "random", "weight": 0},
+        {"kind": "environment"}], "on_error": "skip"}"#;
     let read = settings(json).unwrap();
     read.validate().unwrap();
     let written = serde_json::to_string(&read).unwrap();
@@ -303,12 +317,6 @@ fn impossible_settings_are_errors() {
             r#"{"components": [{"kind": "length", "max_tokens": 2, "min_tokens": 3}]}"#,
             "component `length`: `max_tokens`: 2 is less",
         ),
-        (r#"{"components": [{"kind": "overlong", "buffer": 0}]}"#, "component `overlong`: `buffer`"),
-        (
-            r#"{"components": [{"kind": "overlong", "buffer": 9, "max_tokens": 8}]}"#,
-            "component `overlong`: `buffer`: 9 is more",
-        ),
-        (r#"{"components": [{"kind": "overlong", "factor": -1}]}"#, "component `overlong`: `factor`"),
         (r#"{"components": [{"kind": "random", "probability": 2}]}"#, "component `random`: `probability`: 2"),
         (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is called `x`"),
         (r#"{"components": [{"kind": "random"}], "outcome": "random"}"#, "`outcome`: `random` does not say"),

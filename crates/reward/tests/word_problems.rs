@@ -56,10 +56,10 @@ fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
     let task = task(answer);
     reward
         .judge(&Completion {
+            steps: &[],
             task: &task,
             text,
             tokens: 1,
-            max_tokens: None,
             stop: StopReason::StopToken,
             key: SampleKey::default(),
             seed: 0,

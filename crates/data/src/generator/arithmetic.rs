@@ -255,7 +255,7 @@ impl Arithmetic {
         };
         let demonstration =
             if worked { format!("{}#### {answer}", scratch::work(a, b, operation)) } else { answer.clone() };
-        Made { prompt: format!("{a}{sign}{b}="), answer, demonstration }
+        Made { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() }
     }
 
     fn operands(&self, position: u64) -> (u64, u64, Operation) {

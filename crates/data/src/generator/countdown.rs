@@ -150,7 +150,8 @@ impl Countdown {
                 Wording::Sentence => sentence(&numbers, expression.value),
                 Wording::Short => short(&numbers, expression.value),
             };
-            return Ok(Made { prompt, answer: expression.text.clone(), demonstration: expression.text });
+            let demonstration = expression.text.clone().into();
+            return Ok(Made { prompt, answer: expression.text, demonstration });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS })
     }

@@ -5,14 +5,16 @@
 
 mod arithmetic;
 mod countdown;
+mod guess;
 mod scratch;
 mod sorting;
 
-use rloom_core::{Purpose, RandomKey, RandomStream};
+use rloom_core::{Purpose, RandomKey, RandomStream, WorkedExample};
 use serde::{Deserialize, Serialize};
 
 pub use arithmetic::{ArithmeticSettings, DigitOrder, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
+pub use guess::GuessSettings;
 pub use sorting::SortingSettings;
 
 use crate::{DataError, Source, Split};
@@ -51,7 +53,7 @@ impl Operation {
 pub(crate) struct Made {
     pub(crate) prompt: String,
     pub(crate) answer: String,
-    pub(crate) demonstration: String,
+    pub(crate) demonstration: WorkedExample,
 }
 
 /// A source of tasks that needs no file.
@@ -59,6 +61,7 @@ pub(crate) struct Made {
 pub(crate) enum Generator {
     Arithmetic(arithmetic::Arithmetic),
     Countdown(countdown::Countdown),
+    Guess(guess::Guess),
     Sorting(sorting::Sorting),
 }
 
@@ -67,6 +70,7 @@ impl Generator {
         match source {
             Source::Arithmetic(s) => Ok(Self::Arithmetic(arithmetic::Arithmetic::new(s, split, seed)?)),
             Source::Countdown(s) => Ok(Self::Countdown(countdown::Countdown::new(s, split, seed)?)),
+            Source::Guess(s) => Ok(Self::Guess(guess::Guess::new(s, split, seed)?)),
             Source::Sorting(s) => Ok(Self::Sorting(sorting::Sorting::new(s, split, seed)?)),
             Source::Files(_) => Err(DataError::Setting { key: "generator", problem: "is not set".into() }),
         }
@@ -76,6 +80,7 @@ impl Generator {
         match self {
             Self::Arithmetic(_) => "arithmetic",
             Self::Countdown(_) => "countdown",
+            Self::Guess(_) => "guess",
             Self::Sorting(_) => "sorting",
         }
     }
@@ -84,6 +89,7 @@ impl Generator {
         match self {
             Self::Arithmetic(g) => g.len(),
             Self::Countdown(g) => g.len(),
+            Self::Guess(g) => g.len(),
             Self::Sorting(g) => g.len(),
         }
     }
@@ -92,6 +98,7 @@ impl Generator {
         match self {
             Self::Arithmetic(g) => Ok(g.task(position)),
             Self::Countdown(g) => g.task(position),
+            Self::Guess(g) => g.task(position),
             Self::Sorting(g) => g.task(position),
         }
     }

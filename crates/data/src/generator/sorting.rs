@@ -101,7 +101,7 @@ impl Sorting {
             let prompt = format!("sort {}:", spaced(&numbers));
             numbers.sort_unstable();
             let answer = spaced(&numbers);
-            return Ok(Made { prompt, demonstration: answer.clone(), answer });
+            return Ok(Made { prompt, demonstration: answer.clone().into(), answer });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS })
     }
