@@ -56,16 +56,6 @@ impl Aggregation {
         }
     }
 
-    /// Its formula, for `rloom algo show`.
-    pub(crate) fn formula(self) -> &'static str {
-        match self {
-            Self::TokenMean => "sum over all policy tokens of the optimiser step / their number",
-            Self::SequenceMean => "mean over the policy tokens of a sequence, then mean over sequences",
-            Self::ConstantLength => "sum over all policy tokens / (sequences x completion limit, a constant)",
-            Self::SequenceSum => "sum over the policy tokens of a sequence, then mean over sequences",
-        }
-    }
-
     /// What a token's term is divided by, in a sequence of `length` policy tokens.
     pub(crate) fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
         let sequences = counts.sequences as f64;

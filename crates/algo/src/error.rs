@@ -17,21 +17,49 @@ pub enum Score {
     ReferenceLogprob,
     /// Advantage.
     Advantage,
+    /// The value head's output.
+    Value,
+    /// Log-probability under the process-reward model.
+    PrmLogprob,
+    /// Log-probability under what the process-reward model started from.
+    PrmReferenceLogprob,
+    /// How far the proximal policy lies between sampler and current policy.
+    Interpolation,
+    /// The value before the batch's first optimiser step.
+    OldValue,
+    /// What a value should have been.
+    Return,
+    /// How an episode ended, 0 to 1.
+    Outcome,
     /// A coefficient that the loss returns.
     Coefficient,
 }
 
-impl fmt::Display for Score {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Score {
+    /// What it is called in errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Logprob => "log-probability",
             Self::Entropy => "entropy",
             Self::OldLogprob => "old log-probability",
             Self::BehaviorLogprob => "behaviour log-probability",
             Self::ReferenceLogprob => "reference log-probability",
             Self::Advantage => "advantage",
+            Self::Value => "value",
+            Self::PrmLogprob => "process-reward log-probability",
+            Self::PrmReferenceLogprob => "process-reward reference log-probability",
+            Self::Interpolation => "interpolation",
+            Self::OldValue => "old value",
+            Self::Return => "return",
+            Self::Outcome => "outcome",
             Self::Coefficient => "loss coefficient",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -52,7 +80,9 @@ fn unread_list(keys: &[Unread]) -> String {
 fn suggestion(nearest: Option<&Method>) -> String {
     match nearest {
         Some(m) => format!("did you mean \"{}\"?", m.name()),
-        None => format!("methods are {}", Method::ALL.map(Method::name).join(", ")),
+        None => {
+            format!("methods are {}", Method::ALL.iter().map(|m| m.name()).collect::<Vec<_>>().join(", "))
+        }
     }
 }
 
@@ -110,7 +140,7 @@ pub enum AlgoError {
         expected: usize,
     },
     /// An input that the loss reads was not given.
-    #[error("the loss reads the {what} of every token and none was given")]
+    #[error("the loss reads the {what} and none was given")]
     Missing {
         /// Which one.
         what: Score,
@@ -139,10 +169,10 @@ pub enum AlgoError {
         /// NaN, inf or -inf.
         value: f64,
     },
-    /// An episode's log-probabilities do not match its number of policy tokens.
+    /// An episode's array does not match its number of policy tokens.
     #[error(
-        "group {group}, episode {episode}: {got} {what} entries for {expected} policy tokens, and the KL in the \
-         reward reads them all"
+        "group {group}, episode {episode}: {got} {what} entries for {expected} policy tokens, and the advantage reads \
+         them all"
     )]
     EpisodeLength {
         /// Which array.
@@ -155,6 +185,45 @@ pub enum AlgoError {
         got: usize,
         /// Its number of policy tokens.
         expected: usize,
+    },
+    /// A group without the one greedy episode that its others are compared with.
+    #[error("group {group} has {got} episodes of role baseline, and the advantage compares with exactly one")]
+    BaselineEpisodes {
+        /// The group's place among those given.
+        group: usize,
+        /// How many it has.
+        got: usize,
+    },
+    /// Episodes of one group with different named rewards, or without any.
+    #[error("group {group}, episode {episode}: {got} named rewards where the advantage reads {}", .expected.max(&1))]
+    NamedRewards {
+        /// The group's place among those given.
+        group: usize,
+        /// The episode's place in its group.
+        episode: usize,
+        /// How many it has.
+        got: usize,
+        /// How many the group's first episode has.
+        expected: usize,
+    },
+    /// A step outside its episode, or before the end of the step before it.
+    #[error(
+        "group {group}, episode {episode}: step {step} is policy tokens {start}..{end} of {tokens}: steps are in order, \
+         do not overlap and lie within the episode"
+    )]
+    StepTokens {
+        /// The group's place among those given.
+        group: usize,
+        /// The episode's place in its group.
+        episode: usize,
+        /// The step's place in its episode.
+        step: usize,
+        /// Its first policy token.
+        start: usize,
+        /// The policy token after its last.
+        end: usize,
+        /// Policy tokens of the episode.
+        tokens: usize,
     },
     /// A sequence-level loss was given an advantage that differs from token to token.
     #[error("row {row}: a loss at {} level needs one advantage per sequence, and it changes at policy token {token}", .level.name())]
@@ -183,6 +252,52 @@ pub enum AlgoError {
         "loss_aggregation \"constant_length\" divides by the completion limit, and the step's counts say 0"
     )]
     NoCompletionLimit,
+    /// A per-row array that does not belong to the rows.
+    #[error("{what} has {got} entries for {expected} rows")]
+    RowLength {
+        /// "mask" or "outcome".
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// Rows of the batch.
+        expected: usize,
+    },
+    /// An outcome that is no probability.
+    #[error("the outcome of row {row} is {value}: the process-reward model learns from outcomes from 0 to 1")]
+    OutcomeRange {
+        /// The sequence.
+        row: usize,
+        /// Its outcome.
+        value: f64,
+    },
+    /// A correction of single tokens for a surrogate that has none.
+    #[error(
+        "the surrogate is one term per sequence, and its correction weighs or rejects single tokens\n\
+         hint: weigh at level \"sequence\" or \"geometric\", reject at \"sequence_mean\" or \"sequence_max\""
+    )]
+    TokenCorrection,
+    /// A loss of step scope was given one micro-batch.
+    #[error(
+        "the loss picks tokens out of the whole optimiser step, and one micro-batch was given\n\
+         hint: score all micro-batches first, then call step_loss with them"
+    )]
+    StepScope,
+    /// Micro-batches and scores do not pair up.
+    #[error("{batches} micro-batches were given with the scores of {scores}")]
+    MicroBatches {
+        /// Micro-batches.
+        batches: usize,
+        /// Scores.
+        scores: usize,
+    },
+    /// An error in one micro-batch of a step.
+    #[error("micro-batch {micro_batch}: {error}")]
+    InMicroBatch {
+        /// Which one.
+        micro_batch: usize,
+        /// What is wrong with it; its row is counted within the micro-batch.
+        error: Box<AlgoError>,
+    },
 }
 
 impl AlgoError {
@@ -198,7 +313,18 @@ impl AlgoError {
     /// The batch row at fault, where one is.
     pub fn row(&self) -> Option<usize> {
         match self {
-            Self::NonFinite { row, .. } | Self::UnevenAdvantage { row, .. } => Some(*row),
+            Self::NonFinite { row, .. }
+            | Self::UnevenAdvantage { row, .. }
+            | Self::OutcomeRange { row, .. } => Some(*row),
+            Self::InMicroBatch { error, .. } => error.row(),
+            _ => None,
+        }
+    }
+
+    /// The micro-batch of the step at fault, where [`step_loss`](crate::step_loss) names one.
+    pub fn micro_batch(&self) -> Option<usize> {
+        match self {
+            Self::InMicroBatch { micro_batch, .. } => Some(*micro_batch),
             _ => None,
         }
     }

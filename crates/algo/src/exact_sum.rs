@@ -37,6 +37,18 @@ impl ExactSum {
         }
     }
 
+    /// Adds x·y without rounding it.
+    pub(crate) fn add_product(&mut self, x: f64, y: f64) {
+        let product = x * y;
+        self.add(product);
+        self.add(x.mul_add(y, -product));
+    }
+
+    /// Floats whose exact sum is this sum.
+    pub(crate) fn parts(&self) -> &[f64] {
+        &self.parts
+    }
+
     /// Adds all terms of another sum.
     pub fn merge(&mut self, other: &Self) {
         for &part in &other.parts {

@@ -6,6 +6,12 @@ use serde::{Deserialize, Serialize};
 /// Log-ratios are clamped to this before `exp`: e²⁰ ≈ 4.9e8 is already far beyond use, and nothing overflows.
 pub(crate) const LOG_RATIO_LIMIT: f64 = 20.0;
 
+/// A clamped log-ratio's exponential, and its derivative by the log-ratio: the clamp is a constant branch.
+pub(crate) fn ratio(log_ratio: f64) -> (f64, f64) {
+    let ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp();
+    (ratio, if log_ratio.abs() <= LOG_RATIO_LIMIT { ratio } else { 0.0 })
+}
+
 /// Which estimate of the divergence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -17,6 +23,9 @@ pub enum KlEstimator {
     /// exp(ref − lp) − (ref − lp) − 1: unbiased, never negative; gradient 1 − exp(ref − lp), which is the gradient
     /// of the *forward* KL in expectation.
     K3,
+    /// The value of k3 with the gradient of k2: unbiased in both.
+    #[serde(rename = "k3+")]
+    K3Plus,
 }
 
 impl KlEstimator {
@@ -26,6 +35,7 @@ impl KlEstimator {
             Self::K1 => "k1",
             Self::K2 => "k2",
             Self::K3 => "k3",
+            Self::K3Plus => "k3+",
         }
     }
 
@@ -45,6 +55,7 @@ impl KlEstimator {
                 let e = d.min(LOG_RATIO_LIMIT).exp_m1();
                 (e - d.min(LOG_RATIO_LIMIT) + over * e, -e)
             }
+            Self::K3Plus => (Self::K3.value_and_gradient(lp, reference).0, log_ratio),
         }
     }
 }
@@ -74,8 +85,30 @@ impl KlPlacement {
 pub struct KlLoss {
     /// Its weight, > 0.
     pub coef: f64,
-    /// k2 or k3.
+    /// k2, k3 or k3+.
     pub estimator: KlEstimator,
+    /// Whether it is multiplied by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). Off the
+    /// policy, that is what makes k3 unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref),
+    /// whose expectation is the gradient of the reverse KL. For k3+ that gradient is taken as it is, so that with the
+    /// ratio k3 and k3+ are the same; ρk2 estimates the mean of k2, and so does its gradient.
+    pub ratio: bool,
+}
+
+impl KlLoss {
+    /// Value and derivative by `lp` before the weight; `log_ratio` is that of ρ.
+    pub(crate) fn value_and_gradient(&self, lp: f64, reference: f64, log_ratio: f64) -> (f64, f64) {
+        let (k, slope) = self.estimator.value_and_gradient(lp, reference);
+        if !self.ratio {
+            return (k, slope);
+        }
+        let (ratio, ratio_slope) = ratio(log_ratio);
+        match self.estimator {
+            KlEstimator::K3Plus => (ratio * k, ratio * slope),
+            KlEstimator::K1 | KlEstimator::K2 | KlEstimator::K3 => {
+                (ratio * k, ratio * slope + ratio_slope * k)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -135,5 +168,24 @@ mod tests {
         assert!(from(KlEstimator::K1).abs() < 1e-12, "k1 as a loss has no gradient in expectation");
         // KL(r‖p) by the logits is p − r.
         assert!((from(KlEstimator::K3) - (p[0] - r[0])).abs() < 1e-12);
+    }
+
+    /// Sampled from another policy β and multiplied by ρ = p/β, k3 and k3+ have the mean of KL(p‖r) and its gradient.
+    #[test]
+    fn expectations_off_the_policy() {
+        let p: [f64; 3] = [0.5, 0.3, 0.2];
+        let r: [f64; 3] = [0.2, 0.2, 0.6];
+        let sampler: [f64; 3] = [0.1, 0.6, 0.3];
+        let kl: f64 = (0..3).map(|i| p[i] * (p[i] / r[i]).ln()).sum();
+        let exact = p[0] * ((p[0] / r[0]).ln() - kl);
+        for estimator in [KlEstimator::K3, KlEstimator::K3Plus] {
+            let loss = KlLoss { coef: 1.0, estimator, ratio: true };
+            let of = |i: usize| loss.value_and_gradient(p[i].ln(), r[i].ln(), (p[i] / sampler[i]).ln());
+            let mean: f64 = (0..3).map(|i| sampler[i] * of(i).0).sum();
+            assert!((mean - kl).abs() < 1e-12, "{estimator:?}");
+            let gradient: f64 =
+                (0..3).map(|i| sampler[i] * of(i).1 * (f64::from(u8::from(i == 0)) - p[0])).sum();
+            assert!((gradient - exact).abs() < 1e-12, "{estimator:?}");
+        }
     }
 }

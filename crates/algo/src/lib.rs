@@ -1,8 +1,9 @@
 //! Reinforcement-learning algorithms as pure functions of per-token numbers.
 //!
 //! A training engine yields [`TokenScores`]; [`policy_loss`] maps them to a loss *and to the loss's derivative by
-//! each score*, which the engine back-propagates. [`advantages`] maps rewards to the weights that the losses use.
-//! No tensor, no I/O, no clock, no random number: the same numbers in give the same bits out.
+//! each score*, which the engine back-propagates; [`step_loss`] does for losses that must see a whole optimiser step, and
+//! [`value_loss`] for a critic of its own. [`advantages`] maps rewards to the weights that the losses use. No tensor,
+//! no I/O, no clock, no random number: the same numbers in give the same bits out.
 //!
 //! Two rules hold everywhere:
 //!
@@ -20,11 +21,15 @@
 mod advantage;
 mod aggregate;
 mod algorithm;
+mod control;
 mod error;
 mod exact_sum;
+mod filter;
 mod kl;
+mod learned;
 mod loss;
 mod method;
+mod overlong;
 mod preset;
 mod resolve;
 mod settings;
@@ -32,17 +37,26 @@ mod show;
 
 pub use advantage::{
     AdvantageReport, AdvantageSpec, Advantages, EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards,
-    advantages,
+    RunningMoments, StepReward, advantages,
 };
 pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;
+pub use control::{AlgorithmState, EntropyControl, KlControl};
 pub use error::{AlgoError, Score, Unread};
 pub use exact_sum::ExactSum;
+pub use filter::{FilterReason, Filters, MaskReason};
 pub use kl::{KlEstimator, KlLoss, KlPlacement};
+pub use learned::{CriticSpec, PrmSpec};
 pub use loss::{
-    LossBatch, LossGrad, LossMetrics, LossTerms, Mismatch, PolicyLoss, PpoClip, Reinforce, Scope, Sft,
-    Surrogate, TokenScores, policy_loss,
+    Cispo, ClipCov, Correction, Divergence, Dppo, Gmpo, Gspo, ImplicitReward, ImportanceWeight, KlCov,
+    LossBatch, LossGrad, LossMetrics, LossTerms, Mismatch, PolicyLoss, PpoClip, Reinforce, Rejection, Sapo,
+    Scope, Sft, Surrogate, TokenScores, Topr, ValueLoss, interpolation, policy_loss, step_loss, value_loss,
 };
 pub use method::Method;
-pub use settings::{AdvantageKind, AlgorithmSettings, KlSettings, Level, LossKind};
+pub use overlong::Overlong;
+pub use settings::{
+    AdvantageKind, AlgorithmSettings, Backbone, CorrectionSettings, CriticSettings, EntropyControlSettings,
+    FilterSettings, Keep, KlSettings, Level, LossKind, OverlongSettings, PrmSettings, Proximal, RatioTo,
+    RejectLevel, StatisticFrom, WeightAction, WeightLevel,
+};
 pub use show::MethodInfo;

@@ -3,42 +3,69 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::AlgoError;
+use crate::settings::choices::choices;
 
-/// A named algorithm: what a stage's `method` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// Supervised fine-tuning.
-    Sft,
-    /// Group relative policy optimisation.
-    Grpo,
-    /// GRPO without its two biases.
-    DrGrpo,
-    /// REINFORCE with a leave-one-out baseline.
-    Rloo,
-    /// REINFORCE++.
-    ReinforcePp,
-    /// REINFORCE++ with the group's mean as baseline.
-    ReinforcePpBaseline,
+choices! {
+    /// A named algorithm: what a stage's `method` says.
+    Method {
+        /// Supervised fine-tuning.
+        Sft = "sft",
+        /// Group relative policy optimisation.
+        Grpo = "grpo",
+        /// GRPO without its two biases.
+        DrGrpo = "dr_grpo",
+        /// Decoupled clip and dynamic sampling.
+        Dapo = "dapo",
+        /// Group sequence policy optimisation.
+        Gspo = "gspo",
+        /// GSPO with a gradient by token.
+        GspoToken = "gspo_token",
+        /// Geometric-mean policy optimisation.
+        Gmpo = "gmpo",
+        /// Clipped importance weights.
+        Cispo = "cispo",
+        /// Soft adaptive policy optimisation.
+        Sapo = "sapo",
+        /// GRPO without the gradient of some tokens of high covariance.
+        ClipCov = "clip_cov",
+        /// GRPO with a penalty on tokens of high covariance.
+        KlCov = "kl_cov",
+        /// GRPO with each reward normalised alone.
+        Gdpo = "gdpo",
+        /// REINFORCE with a leave-one-out baseline.
+        Rloo = "rloo",
+        /// REINFORCE++.
+        ReinforcePp = "reinforce_pp",
+        /// REINFORCE++ with the group's mean as baseline.
+        ReinforcePpBaseline = "reinforce_pp_baseline",
+        /// On-policy REINFORCE with the length-weighted baseline.
+        Opo = "opo",
+        /// Group policy gradient.
+        Gpg = "gpg",
+        /// REINFORCE with the greedy episode as baseline.
+        Remax = "remax",
+        /// Reward-ranked fine-tuning with importance ratio and clip.
+        RaftPp = "raft_pp",
+        /// Tapered off-policy REINFORCE.
+        Topr = "topr",
+        /// REINFORCE on the best of the group.
+        MaxAtG = "max_at_g",
+        /// Proximal policy optimisation with a learned value.
+        Ppo = "ppo",
+        /// PPO whose proximal policy is not the sampler.
+        DecoupledPpo = "decoupled_ppo",
+        /// A trust region of total variation.
+        DppoTv = "dppo_tv",
+        /// A trust region of binary KL.
+        DppoKl = "dppo_kl",
+        /// Implicit process rewards, learned on the way.
+        Prime = "prime",
+        /// Group-in-group policy optimisation, by step.
+        Gigpo = "gigpo",
+    }
 }
 
 impl Method {
-    /// All methods, in the order in which they are listed.
-    pub const ALL: [Self; 6] =
-        [Self::Sft, Self::Grpo, Self::DrGrpo, Self::Rloo, Self::ReinforcePp, Self::ReinforcePpBaseline];
-
-    /// Its name in a recipe and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sft => "sft",
-            Self::Grpo => "grpo",
-            Self::DrGrpo => "dr_grpo",
-            Self::Rloo => "rloo",
-            Self::ReinforcePp => "reinforce_pp",
-            Self::ReinforcePpBaseline => "reinforce_pp_baseline",
-        }
-    }
-
     /// Whether it learns from demonstrations: then nothing is sampled and nothing rewarded.
     pub fn is_supervised(self) -> bool {
         matches!(self, Self::Sft)
@@ -56,13 +83,14 @@ impl FromStr for Method {
 
     /// Reads a name; the error suggests one that is close.
     fn from_str(name: &str) -> Result<Self, AlgoError> {
-        if let Some(method) = Self::ALL.into_iter().find(|m| m.name() == name) {
+        if let Some(method) = Self::ALL.iter().copied().find(|m| m.name() == name) {
             return Ok(method);
         }
         let plain = |s: &str| s.to_lowercase().replace("++", "_pp").replace(['-', '.', ' '], "_");
         let asked = plain(name);
         let nearest = Self::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .map(|m| (edit_distance(&asked, m.name()), m))
             .min_by_key(|&(distance, _)| distance)
             .filter(|&(distance, m)| distance <= 2 && distance < m.name().len() / 2 + 1)
@@ -93,7 +121,7 @@ mod tests {
 
     #[test]
     fn names_round_trip_and_serde_agrees() {
-        for m in Method::ALL {
+        for &m in Method::ALL {
             assert_eq!(m.name().parse::<Method>().unwrap(), m);
             assert_eq!(serde_json::to_value(m).unwrap(), m.name());
         }

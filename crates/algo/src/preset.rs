@@ -1,73 +1,112 @@
-//! What each method is where nothing is overridden.
+//! What each method is where nothing is overridden: a point in {advantage × loss × correction × KL × aggregation ×
+//! filters}, as settings. What a preset does not say is the default of its parts.
 
-use crate::{AdvantageKind, Aggregation, KlEstimator, KlPlacement, Level, LossKind, Method};
-
-/// A point in {advantage × loss × KL × aggregation}, with the knobs of its parts.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Preset {
-    pub(crate) group_size: u32,
-    pub(crate) advantage: AdvantageKind,
-    pub(crate) loss: LossKind,
-    pub(crate) level: Level,
-    pub(crate) clip: f64,
-    pub(crate) aggregation: Aggregation,
-    pub(crate) kl_coef: f64,
-    pub(crate) kl_estimator: KlEstimator,
-    pub(crate) kl_placement: KlPlacement,
-}
-
-/// ε of the group's standard deviation.
-pub(crate) const STD_EPSILON: f64 = 1e-4;
-/// Discount per policy token: none.
-pub(crate) const GAMMA: f64 = 1.0;
-
-const GRPO: Preset = Preset {
-    group_size: 8,
-    advantage: AdvantageKind::Group,
-    loss: LossKind::PpoClip,
-    level: Level::Token,
-    clip: 0.2,
-    aggregation: Aggregation::SequenceMean,
-    kl_coef: 0.0,
-    kl_estimator: KlEstimator::K3,
-    kl_placement: KlPlacement::Loss,
+use crate::{
+    AdvantageKind, Aggregation, AlgorithmSettings, Backbone, CorrectionSettings, CriticSettings,
+    FilterSettings, KlEstimator, KlPlacement, KlSettings, Level, LossKind, Method, OverlongSettings,
+    PrmSettings, Proximal, WeightAction, WeightLevel,
 };
 
+/// A group's episodes against each other, PPO's clip, and a mean over tokens.
+fn grouped(advantage: AdvantageKind, loss: LossKind, aggregation: Aggregation) -> AlgorithmSettings {
+    AlgorithmSettings {
+        group_size: Some(8),
+        advantage: Some(advantage),
+        loss: Some(loss),
+        loss_aggregation: Some(aggregation),
+        ..AlgorithmSettings::default()
+    }
+}
+
+/// The plain policy gradient of whole completions: one optimiser step per batch.
+fn policy_gradient(advantage: AdvantageKind, level: Level) -> AlgorithmSettings {
+    let aggregation = if level == Level::Token { Aggregation::TokenMean } else { Aggregation::SequenceSum };
+    AlgorithmSettings { level: Some(level), ..grouped(advantage, LossKind::Reinforce, aggregation) }
+}
+
+fn kl(coef: f64, estimator: KlEstimator, placement: KlPlacement) -> KlSettings {
+    KlSettings {
+        coef: Some(coef),
+        estimator: Some(estimator),
+        placement: Some(placement),
+        ..KlSettings::default()
+    }
+}
+
 /// The preset of a method; `None` for supervised methods, which have no advantage.
-pub(crate) fn preset(method: Method) -> Option<Preset> {
+pub(crate) fn preset(method: Method) -> Option<AlgorithmSettings> {
+    use AdvantageKind as A;
+    use Aggregation::{ConstantLength, SequenceMean, TokenMean};
+    use KlEstimator::{K1, K2, K3};
+    use KlPlacement::{Loss, Reward};
+    use LossKind as L;
     Some(match method {
         Method::Sft => return None,
-        Method::Grpo => GRPO,
-        Method::DrGrpo => {
-            Preset { advantage: AdvantageKind::GroupMean, aggregation: Aggregation::ConstantLength, ..GRPO }
+        Method::Grpo => grouped(A::Group, L::PpoClip, SequenceMean),
+        Method::DrGrpo => grouped(A::GroupMean, L::PpoClip, ConstantLength),
+        Method::Dapo => AlgorithmSettings {
+            clip_high: Some(0.28),
+            filter: Some(FilterSettings { dynamic_sampling: Some(true), ..FilterSettings::default() }),
+            overlong: Some(OverlongSettings { factor: Some(1.0), ..OverlongSettings::default() }),
+            ..grouped(A::Group, L::PpoClip, TokenMean)
+        },
+        Method::Gspo => grouped(A::Group, L::Gspo, SequenceMean),
+        Method::GspoToken => grouped(A::Group, L::GspoToken, SequenceMean),
+        Method::Gmpo => grouped(A::Group, L::Gmpo, SequenceMean),
+        Method::Cispo => grouped(A::Group, L::Cispo, TokenMean),
+        Method::Sapo => grouped(A::Group, L::Sapo, SequenceMean),
+        Method::ClipCov => grouped(A::Group, L::ClipCov, TokenMean),
+        Method::KlCov => grouped(A::Group, L::KlCov, TokenMean),
+        Method::Gdpo => grouped(A::Gdpo, L::PpoClip, SequenceMean),
+        Method::Rloo => AlgorithmSettings {
+            group_size: Some(4),
+            kl: Some(kl(0.05, K1, Reward)),
+            ..policy_gradient(A::Rloo, Level::Sequence)
+        },
+        Method::ReinforcePp => AlgorithmSettings {
+            group_size: Some(1),
+            kl: Some(kl(0.01, K1, Reward)),
+            ..grouped(A::ReinforcePp, L::PpoClip, TokenMean)
+        },
+        Method::ReinforcePpBaseline => AlgorithmSettings {
+            kl: Some(kl(1e-4, K2, Loss)),
+            ..grouped(A::ReinforcePpBaseline, L::PpoClip, TokenMean)
+        },
+        Method::Opo => policy_gradient(A::Opo, Level::Sequence),
+        Method::Gpg => policy_gradient(A::Gpg, Level::Token),
+        Method::Remax => {
+            AlgorithmSettings { group_size: Some(1), ..policy_gradient(A::Remax, Level::Sequence) }
         }
-        Method::Rloo => Preset {
-            group_size: 4,
-            advantage: AdvantageKind::Rloo,
-            loss: LossKind::Reinforce,
-            level: Level::Sequence,
-            aggregation: Aggregation::SequenceSum,
-            kl_coef: 0.05,
-            kl_estimator: KlEstimator::K1,
-            kl_placement: KlPlacement::Reward,
-            ..GRPO
+        Method::RaftPp => grouped(A::RaftPp, L::PpoClip, SequenceMean),
+        Method::Topr => {
+            AlgorithmSettings { level: Some(Level::Sequence), ..grouped(A::Topr, L::Topr, TokenMean) }
+        }
+        Method::MaxAtG => policy_gradient(A::MaxAtG, Level::Sequence),
+        Method::Ppo => AlgorithmSettings {
+            group_size: Some(1),
+            kl: Some(KlSettings { coef: Some(0.0), placement: Some(Reward), ..KlSettings::default() }),
+            critic: Some(CriticSettings { backbone: Some(Backbone::Own), ..CriticSettings::default() }),
+            ..grouped(A::Gae, L::PpoClip, TokenMean)
         },
-        Method::ReinforcePp => Preset {
-            group_size: 1,
-            advantage: AdvantageKind::ReinforcePp,
-            aggregation: Aggregation::TokenMean,
-            kl_coef: 0.01,
-            kl_estimator: KlEstimator::K1,
-            kl_placement: KlPlacement::Reward,
-            ..GRPO
+        Method::DecoupledPpo => AlgorithmSettings {
+            proximal: Some(Proximal::Recompute),
+            correction: Some(CorrectionSettings {
+                level: Some(WeightLevel::Token),
+                action: Some(WeightAction::Mask),
+                low: Some(0.0),
+                high: Some(5.0),
+                ..CorrectionSettings::default()
+            }),
+            ..grouped(A::Group, L::PpoClip, TokenMean)
         },
-        Method::ReinforcePpBaseline => Preset {
-            advantage: AdvantageKind::ReinforcePpBaseline,
-            aggregation: Aggregation::TokenMean,
-            kl_coef: 1e-4,
-            kl_estimator: KlEstimator::K2,
-            kl_placement: KlPlacement::Loss,
-            ..GRPO
+        Method::DppoTv => grouped(A::Group, L::DppoTv, TokenMean),
+        Method::DppoKl => grouped(A::Group, L::DppoKl, TokenMean),
+        Method::Prime => AlgorithmSettings {
+            prm: Some(PrmSettings { beta: Some(0.05), learning_rate_scale: Some(2.0) }),
+            ..grouped(A::Prime, L::PpoClip, TokenMean)
         },
+        Method::Gigpo => {
+            AlgorithmSettings { kl: Some(kl(0.01, K3, Loss)), ..grouped(A::Gigpo, L::PpoClip, SequenceMean) }
+        }
     })
 }

@@ -1,8 +1,6 @@
-//! What `rloom algo list` and `rloom algo show` say.
+//! What `rloom algo list` and `rloom algo show` say: the pages of `docs/algorithms`, which are part of the binary.
 
-use std::fmt::Write as _;
-
-use crate::{Algorithm, Estimator, KlEstimator, KlPlacement, Method, PolicyLoss, Surrogate};
+use crate::{AlgoError, Algorithm, Method};
 
 /// A method, for lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,254 +13,153 @@ pub struct MethodInfo {
     pub paper: &'static str,
 }
 
-/// What cannot be read off the knobs.
-struct Page {
-    title: &'static str,
-    summary: &'static str,
-    paper: &'static str,
-    sampled: &'static str,
-    credit: &'static str,
-    /// One line each.
-    elsewhere: &'static [&'static str],
-}
-
-fn page(method: Method) -> Page {
-    match method {
-        Method::Sft => Page {
-            title: "Supervised fine-tuning",
-            summary: "Raises the likelihood of demonstrations",
-            paper: "maximum likelihood; as a first stage: Ouyang et al. 2022, arXiv 2203.02155",
-            sampled: "nothing: each task brings its demonstration",
-            credit: "every completion token of the demonstration weighs the same; prompt tokens carry no loss",
-            elsewhere: &[
-                "The mean is over the completion tokens of the whole optimiser step, however it is split; trainers that \
-                 average per micro-batch weigh the tokens of short micro-batches more.",
-            ],
-        },
-        Method::Grpo => Page {
-            title: "Group relative policy optimisation",
-            summary: "Rewards normalised within each task's group, clipped ratio, mean per sequence",
-            paper: "Shao et al. 2024 (DeepSeekMath), arXiv 2402.03300",
-            sampled: "group_size completions of each task",
-            credit: "all policy tokens of an episode share its advantage",
-            elsewhere: &[
-                "The paper's normaliser. TRL, verl, OpenRLHF and NeMo-RL default to the mean over all tokens under the \
-                 same name: loss_aggregation = \"token_mean\".",
-                "The standard deviation has n - 1 and includes the episode itself, as in TRL and verl; NeMo-RL \
-                 leaves it out. TRL adds 1e-4 like here, verl 1e-6, OpenRLHF 1e-9.",
-                "The paper has k3 in the loss with coefficient 0.04; today most runs have none, and so has this preset.",
-            ],
-        },
-        Method::DrGrpo => Page {
-            title: "Dr. GRPO: GRPO done right",
-            summary: "GRPO without the division by standard deviation and by length",
-            paper: "Liu et al. 2025, arXiv 2503.20783",
-            sampled: "group_size completions of each task",
-            credit: "all policy tokens of an episode share its advantage",
-            elsewhere: &[
-                "The normaliser is constant: sequences x completion limit. TRL's loss_type dr_grpo is the same, but its \
-                 advantage must be set apart (scale_rewards none).",
-                "OpenRLHF's dr_grpo drops the standard deviation only and keeps the mean over all tokens: here that \
-                 is method \"grpo\" with advantage = \"group_mean\" and loss_aggregation = \"token_mean\".",
-            ],
-        },
-        Method::Rloo => Page {
-            title: "REINFORCE leave-one-out",
-            summary: "Plain policy gradient of whole completions against the mean of the others",
-            paper: "Ahmadian et al. 2024, arXiv 2402.14740; Kool et al. 2019",
-            sampled: "group_size completions of each task",
-            credit: "a completion is one action: all its policy tokens share its advantage",
-            elsewhere: &[
-                "TRL's RLOO clips the ratio of whole sequences and may take several steps per batch; with one step \
-                 its gradient is this one. OpenRLHF's rloo is PPO's clipped loss over all tokens with this baseline.",
-                "At a group of one verl gives the raw reward as advantage; here that is an error in the settings, \
-                 and 0 where the others dropped out.",
-            ],
-        },
-        Method::ReinforcePp => Page {
-            title: "REINFORCE++",
-            summary: "Per-token returns whitened over the batch, clipped ratio; needs no group",
-            paper: "Hu 2025, arXiv 2501.03262",
-            sampled: "group_size completions of each task; one is enough",
-            credit: "a token gets the discounted sum of what follows it: its KL penalties, and the reward at the last token",
-            elsewhere: &[
-                "OpenRLHF's reinforce and verl's reinforce_plus_plus, with population variance of at least 1e-8 as \
-                 there. OpenRLHF also clips rewards to +-10 first; here nothing is clipped in silence.",
-            ],
-        },
-        Method::ReinforcePpBaseline => Page {
-            title: "REINFORCE++ with the group's mean as baseline",
-            summary: "Reward minus group mean, whitened over the batch, clipped ratio",
-            paper: "Hu 2025, arXiv 2501.03262",
-            sampled: "group_size completions of each task",
-            credit: "all policy tokens of an episode share its advantage",
-            elsewhere: &[
-                "OpenRLHF's reinforce_baseline and verl's reinforce_plus_plus_baseline: no division by the group's \
-                 standard deviation, but by the batch's.",
-            ],
-        },
-    }
-}
-
-fn estimator_formula(estimator: Estimator) -> &'static str {
-    match estimator {
-        Estimator::Group { .. } => {
-            "A_i = (R_i - mean(R)) / (std(R) + std_epsilon), over the group, std with n - 1"
-        }
-        Estimator::GroupMean => "A_i = R_i - mean(R), over the group",
-        Estimator::Rloo => "A_i = R_i - mean of the other rewards of the group",
-        Estimator::ReinforcePp { .. } => "A_t = sum over s >= t of gamma^(s-t) r_s,  r_s = [s last] R",
-    }
-}
-
-fn loss_formula(loss: &PolicyLoss) -> String {
-    let mut text = match loss.surrogate {
-        Surrogate::PpoClip(clip) => {
-            let mut text = "l_t = max(-rho_t A, -clip(rho_t, 1 - clip_low, 1 + clip_high) A)".to_owned();
-            if clip.dual_clip.is_some() {
-                text.push_str("\nwhere A < 0: min(l_t, -dual_clip A)");
+macro_rules! pages {
+    ($($method:ident = $file:literal,)+) => {
+        impl Method {
+            /// Its page: Markdown, as `docs/algorithms` has it.
+            pub fn page(self) -> &'static str {
+                match self {
+                    $(Self::$method => include_str!(concat!("../../../docs/algorithms/", $file)),)+
+                }
             }
-            text.push_str("\nrho_t = exp(lp_t - old_t), log-ratio clamped to +-20");
-            text
         }
-        Surrogate::Reinforce(r) => match r.level {
-            crate::Level::Token => "l_t = -A lp_t".to_owned(),
-            crate::Level::Sequence => "l_i = -A_i (sum over t of lp_t)".to_owned(),
-        },
-        Surrogate::Sft(_) => "l_t = -lp_t".to_owned(),
     };
-    if let Some(kl) = loss.kl {
-        text.push_str(match kl.estimator {
-            KlEstimator::K1 => "\n+ kl.coef (lp_t - ref_t)",
-            KlEstimator::K2 => "\n+ kl.coef (lp_t - ref_t)^2 / 2",
-            KlEstimator::K3 => "\n+ kl.coef (exp(ref_t - lp_t) - (ref_t - lp_t) - 1)",
-        });
-    }
-    if loss.entropy_coef != 0.0 {
-        text.push_str("\n- entropy_coef H_t, the entropy over the whole vocabulary");
-    }
-    text
 }
+
+pages! {
+    Sft = "sft.md",
+    Grpo = "grpo.md",
+    DrGrpo = "dr_grpo.md",
+    Dapo = "dapo.md",
+    Gspo = "gspo.md",
+    GspoToken = "gspo_token.md",
+    Gmpo = "gmpo.md",
+    Cispo = "cispo.md",
+    Sapo = "sapo.md",
+    ClipCov = "clip_cov.md",
+    KlCov = "kl_cov.md",
+    Gdpo = "gdpo.md",
+    Rloo = "rloo.md",
+    ReinforcePp = "reinforce_pp.md",
+    ReinforcePpBaseline = "reinforce_pp_baseline.md",
+    Opo = "opo.md",
+    Gpg = "gpg.md",
+    Remax = "remax.md",
+    RaftPp = "raft_pp.md",
+    Topr = "topr.md",
+    MaxAtG = "max_at_g.md",
+    Ppo = "ppo.md",
+    DecoupledPpo = "decoupled_ppo.md",
+    DppoTv = "dppo_tv.md",
+    DppoKl = "dppo_kl.md",
+    Prime = "prime.md",
+    Gigpo = "gigpo.md",
+}
+
+/// How the line that names the paper begins.
+const PAPER: &str = "Paper: ";
+/// How the line under the title that says what a method is ends.
+const END: char = '.';
 
 impl Method {
-    /// What lists say of it.
+    /// What lists say of it: the first paragraph of its page and the paper.
     pub fn info(self) -> MethodInfo {
-        let Page { summary, paper, .. } = page(self);
+        let mut lines = self.page().lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let summary = lines.next().unwrap_or_default().trim_end_matches(END);
+        let paper = lines.find_map(|line| line.strip_prefix(PAPER)).unwrap_or_default().trim_end_matches(END);
         MethodInfo { method: self, summary, paper }
     }
 }
 
 impl Algorithm {
     /// All methods, for `rloom algo list`.
-    pub fn list() -> [MethodInfo; Method::ALL.len()] {
-        Method::ALL.map(Method::info)
+    pub fn list() -> Vec<MethodInfo> {
+        Method::ALL.iter().map(|m| m.info()).collect()
     }
 
-    /// The text of `rloom algo show NAME`: what the preset computes, with its knobs' values.
+    /// The text of `rloom algo show NAME`: the method's page, laid out for a terminal.
     ///
     /// # Errors
     ///
-    /// [`crate::AlgoError::UnknownMethod`], with a suggestion.
-    pub fn show(name: &str) -> Result<String, crate::AlgoError> {
-        Ok(Self::preset(name.parse()?).describe())
-    }
-
-    /// What this algorithm computes, in plain text: its equations, its source, and every knob it reads.
-    pub fn describe(&self) -> String {
-        let page = page(self.method);
-        let summary = if *self == Self::preset(self.method) {
-            page.summary
-        } else {
-            "The preset of that name, with overrides"
-        };
-        let mut out = format!("{} - {}\n{summary}.\n", self.method, page.title);
-        let mut section = |title: &str, text: &str| {
-            let _ = write!(out, "\n{title}\n");
-            for line in text.lines() {
-                for wrapped in wrap(line, 96) {
-                    let _ = writeln!(out, "  {wrapped}");
-                }
-            }
-        };
-        section("Paper", page.paper);
-        section("Sampled", page.sampled);
-        if let Some(advantage) = self.advantage {
-            let mut text = estimator_formula(advantage.estimator).to_owned();
-            if advantage.kl_coef > 0.0 {
-                text.push_str(match advantage.estimator {
-                    Estimator::ReinforcePp { .. } => " - kl.coef (old_s - ref_s)",
-                    _ => "\nR is the reward - kl.coef (sum over t of old_t - ref_t), held constant",
-                });
-            }
-            if advantage.whiten {
-                text.push_str(
-                    "\nthen (A - mean) / sqrt(max(variance, 1e-8)), over the policy tokens of the batch",
-                );
-            }
-            section("Advantage", &text);
-        }
-        section("Credit", page.credit);
-        section("Loss", &loss_formula(&self.loss));
-        let normaliser = if self.scope() == crate::Scope::Sequence {
-            "mean over the sequences of the optimiser step".to_owned()
-        } else {
-            format!("{}: {}", self.loss.aggregation.name(), self.loss.aggregation.formula())
-        };
-        section("Normaliser", &normaliser);
-        section("Knobs", &self.knobs());
-        section("Elsewhere", &page.elsewhere.join("\n"));
-        out
-    }
-
-    /// `key = value`, as a recipe has them.
-    fn knobs(&self) -> String {
-        let s = self.to_settings();
-        let quoted = |name: &str| format!("\"{name}\"");
-        let mut rows: Vec<(&str, String, &str)> = Vec::new();
-        let mut knob = |key, value: Option<String>, meaning| {
-            if let Some(value) = value {
-                rows.push((key, value, meaning));
-            }
-        };
-        knob("group_size", s.group_size.map(|v| v.to_string()), "episodes per task");
-        knob("advantage", s.advantage.map(|v| quoted(v.name())), "how rewards become advantages");
-        knob("std_epsilon", s.std_epsilon.map(|v| v.to_string()), "added to the standard deviation");
-        knob("gamma", s.gamma.map(|v| format!("{v:?}")), "discount per policy token");
-        knob("whiten", s.whiten.map(|v| v.to_string()), "whiten advantages over the batch");
-        knob("loss", s.loss.map(|v| quoted(v.name())), "the policy loss");
-        knob("level", s.level.map(|v| quoted(v.name())), "what is one action");
-        knob("clip_low", s.clip_low.map(|v| v.to_string()), "the ratio's lower bound is 1 - clip_low");
-        knob("clip_high", s.clip_high.map(|v| v.to_string()), "the ratio's upper bound is 1 + clip_high");
-        if matches!(self.loss.surrogate, Surrogate::PpoClip(_)) {
-            let value = s.dual_clip.map_or_else(|| "(none)".to_owned(), |v| format!("{v:?}"));
-            knob("dual_clip", Some(value), "the ratio's bound where A < 0");
-        }
-        knob("loss_aggregation", s.loss_aggregation.map(|v| quoted(v.name())), "how tokens are averaged");
-        knob("entropy_coef", s.entropy_coef.map(|v| format!("{v:?}")), "weight of the entropy bonus");
-        knob("epochs", s.epochs.map(|v| v.to_string()), "passes over each batch");
-        knob("minibatches", s.minibatches.map(|v| v.to_string()), "optimiser steps per pass");
-        let kl = s.kl.unwrap_or_default();
-        knob("kl.coef", kl.coef.map(|v| format!("{v:?}")), "weight of the KL to the reference; 0 loads none");
-        knob(
-            "kl.estimator",
-            kl.estimator.map(|v| quoted(v.name())),
-            "k1 in the reward, k2 or k3 in the loss",
-        );
-        knob("kl.placement", kl.placement.map(|v: KlPlacement| quoted(v.name())), "reward or loss");
-        let mut text = String::new();
-        for (key, value, meaning) in rows {
-            let _ = writeln!(text, "{key:<16} = {value:<24} {meaning}");
-        }
-        text
+    /// [`AlgoError::UnknownMethod`], with a suggestion.
+    pub fn show(name: &str) -> Result<String, AlgoError> {
+        Ok(plain(name.parse::<Method>()?.page()))
     }
 }
 
-/// Breaks a line at spaces so that none is longer than `width`, where a word allows it. Keeps inner spacing.
+/// Widest line of a page in a terminal.
+const WIDTH: usize = 100;
+
+/// Markdown without its marks: titles at the margin, all else indented, tables in columns.
+fn plain(page: &str) -> String {
+    let mut out = String::new();
+    let mut table: Vec<Vec<&str>> = Vec::new();
+    let mut in_fence = false;
+    for line in page.lines() {
+        if !in_fence && line.starts_with('|') {
+            table.push(line.trim_matches('|').split('|').map(str::trim).collect());
+            continue;
+        }
+        end_table(&mut table, &mut out);
+        if line.starts_with("```") {
+            in_fence = !in_fence;
+        } else if in_fence {
+            push_indented(&mut out, line);
+        } else if let Some(title) = line.strip_prefix("# ").or(line.strip_prefix("## ")) {
+            out.push_str(title);
+            out.push('\n');
+        } else {
+            let text = line.replace(['`', '*'], "");
+            for wrapped in wrap(&text, WIDTH - 2) {
+                push_indented(&mut out, wrapped);
+            }
+        }
+    }
+    end_table(&mut table, &mut out);
+    out
+}
+
+fn push_indented(out: &mut String, line: &str) {
+    if !line.is_empty() {
+        out.push_str("  ");
+        out.push_str(line);
+    }
+    out.push('\n');
+}
+
+/// Writes a table's rows in columns, without the line under its head. The last column is wrapped.
+fn end_table(table: &mut Vec<Vec<&str>>, out: &mut String) {
+    let rows: Vec<Vec<String>> = table
+        .drain(..)
+        .filter(|row| !row.iter().all(|cell| cell.starts_with("--")))
+        .map(|row| row.iter().map(|cell| cell.replace('`', "")).collect())
+        .collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns.saturating_sub(1))
+        .map(|c| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0))
+        .collect();
+    let before: usize = widths.iter().map(|width| width + 2).sum();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, &width) in row.iter().zip(&widths) {
+            line.push_str(cell);
+            line.push_str(&" ".repeat(width + 2 - cell.chars().count()));
+        }
+        let last = row.get(widths.len()).map_or("", String::as_str);
+        for wrapped in wrap(last, WIDTH.saturating_sub(2 + before)) {
+            line.push_str(wrapped);
+            push_indented(out, line.trim_end());
+            line = " ".repeat(before);
+        }
+    }
+}
+
+/// Breaks a line at spaces so that none is longer than `width` characters, where a word allows it.
 fn wrap(line: &str, width: usize) -> Vec<&str> {
     let mut rest = line;
     let mut lines = Vec::new();
-    while rest.len() > width {
-        let Some(at) = rest.get(..=width).unwrap_or(rest).rfind(' ').filter(|&at| at > 0) else { break };
+    while let Some((end, _)) = rest.char_indices().nth(width) {
+        let Some(at) = rest[..end].rfind(' ').filter(|&at| at > 0) else { break };
         lines.push(rest[..at].trim_end());
         rest = rest[at..].trim_start();
     }

@@ -1,40 +1,39 @@
-//! One advantage per episode: its reward against its group's.
+//! R_i − a baseline: RLOO, OPO, ReMax, TOPR.
 
-use super::{Estimator, GroupRewards, Raw, k1, no_spread, takes_part};
+use rloom_core::Role;
 
-/// Advantages of one group. Only estimators with a group baseline come here.
-pub(super) fn group(group: &GroupRewards<'_>, kl_coef: f64, estimator: Estimator) -> Vec<Raw> {
-    let penalised: Vec<Option<f64>> = group
-        .episodes
-        .iter()
-        .map(|e| {
-            let kl = if kl_coef == 0.0 { 0.0 } else { kl_coef * k1(e).sum::<f64>() };
-            e.reward.filter(|_| takes_part(e)).map(|r| r - kl)
-        })
-        .collect();
-    let present = penalised.iter().flatten().copied();
-    let n = present.clone().count();
-    if n < 2 {
-        // Nobody to compare with: nothing is learnt, which the report counts.
-        return vec![Raw::Out; group.episodes.len()];
-    }
-    let (mean, std) = mean_and_std(present.clone(), n);
-    let equal = no_spread(present);
-    let n = n as f64;
-    let advantage = |r: f64| match estimator {
-        _ if equal => 0.0,
-        Estimator::Group { std_epsilon } => (r - mean) / (std + std_epsilon),
-        // R_i − (ΣR − R_i)/(n − 1), written so that nothing cancels.
-        Estimator::Rloo => (r - mean) * (n / (n - 1.0)),
-        Estimator::GroupMean | Estimator::ReinforcePp { .. } => r - mean,
-    };
-    penalised.into_iter().map(|r| r.map_or(Raw::Out, |r| Raw::Constant(advantage(r)))).collect()
+use super::AdvantageReport;
+use super::group::{Group, Raw};
+
+/// R_i − mean of the others.
+pub(super) fn rloo(group: &Group<'_>) -> Vec<Raw> {
+    let of_group = group.moments();
+    let n = of_group.count as f64;
+    // R_i − (ΣR − R_i)/(n − 1), written so that nothing cancels.
+    group.shared(|r| if of_group.no_spread() { 0.0 } else { (r - of_group.mean) * (n / (n - 1.0)) })
 }
 
-/// Mean and standard deviation with n − 1, in two passes: E[x²] − mean² would cancel for near-equal values.
-fn mean_and_std(values: impl Iterator<Item = f64> + Clone, n: usize) -> (f64, f64) {
-    let n = n as f64;
-    let mean = values.clone().sum::<f64>() / n;
-    let squares: f64 = values.map(|v| (v - mean) * (v - mean)).sum();
-    (mean, (squares / (n - 1.0)).sqrt())
+/// R_i − the mean in which each episode counts once per policy token.
+pub(super) fn opo(group: &Group<'_>) -> Vec<Raw> {
+    let tokens: f64 = group.members().map(|(_, e, _)| e.tokens as f64).sum();
+    let weighted: f64 = group.members().map(|(_, e, r)| e.tokens as f64 * r).sum();
+    // Without any token nothing is trained, but 0/0 is nobody's advantage.
+    let baseline = if tokens > 0.0 { weighted / tokens } else { group.moments().mean };
+    let level = group.is_level();
+    group.shared(|r| if level { 0.0 } else { r - baseline })
+}
+
+/// R_i − the reward of the greedy episode, which pays no KL: it is not sampled from the policy.
+pub(super) fn remax(group: &Group<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
+    let greedy = group.episodes.iter().find(|e| e.role == Role::Baseline);
+    let Some(baseline) = greedy.and_then(|e| e.reward) else {
+        report.baselines_missing += usize::from(group.present().next().is_some());
+        return vec![Raw::Out; group.episodes.len()];
+    };
+    group.shared(|r| r - baseline)
+}
+
+/// R_i − c.
+pub(super) fn topr(group: &Group<'_>, baseline: f64) -> Vec<Raw> {
+    group.shared(|r| r - baseline)
 }

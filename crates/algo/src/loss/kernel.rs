@@ -1,7 +1,9 @@
+pub(crate) use crate::kl::ratio;
+
 /// What of an optimiser step a loss must see at once.
 ///
-/// An engine calls the loss with whole sequences in any case. A loss of step scope is called once, with the rows of
-/// the whole optimiser step, after all its micro-batches have been scored.
+/// An engine calls the loss with whole sequences in any case. A loss of step scope is called once
+/// ([`step_loss`](crate::step_loss)), after all micro-batches of the optimiser step have been scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// Each token alone.
@@ -12,55 +14,135 @@ pub enum Scope {
     Step,
 }
 
-/// Where a constant branch of the loss is active: no gradient.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where a constant branch of the loss is active, or a held weight is at its bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Clipped {
+    #[default]
     No,
     Low,
     High,
     Dual,
 }
 
-/// One token's inputs, widened.
+/// One sequence's inputs, widened. All slices have one entry per policy token, of which there is at least one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Token {
-    pub(crate) lp: f64,
-    /// Equal to `lp` where the loss does not read it.
-    pub(crate) old: f64,
-    /// 0 where the loss does not read it.
-    pub(crate) advantage: f64,
+pub(crate) struct Row<'a> {
+    pub(crate) lp: &'a [f64],
+    /// What the ratio is taken to: the proximal policy or the sampler.
+    pub(crate) old: &'a [f64],
+    /// The proximal policy; `lp` where it is not given.
+    pub(crate) proximal: &'a [f64],
+    /// The sampler; `lp` where it is not given.
+    pub(crate) behavior: &'a [f64],
+    /// `lp` where it is not given.
+    pub(crate) reference: &'a [f64],
+    /// 0 where it is not given.
+    pub(crate) advantage: &'a [f64],
+    /// Tokens picked out of the whole step; empty but for losses of step scope.
+    pub(crate) picked: &'a [bool],
+    /// 0 where it is not given.
+    pub(crate) outcome: f64,
 }
 
-/// A term before its normaliser.
-#[derive(Debug, Clone, Copy)]
+impl Row<'_> {
+    pub(crate) fn len(&self) -> usize {
+        self.lp.len()
+    }
+
+    /// lp − old.
+    pub(crate) fn log_ratio(&self, t: usize) -> f64 {
+        self.lp[t] - self.old[t]
+    }
+}
+
+/// A term before weight and normaliser.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TokenTerm {
     pub(crate) value: f64,
     pub(crate) d_logprob: f64,
     pub(crate) clipped: Clipped,
 }
 
-/// A loss of each token alone.
-pub(crate) trait TokenLoss {
-    fn term(&self, token: Token) -> TokenTerm;
+/// What a surrogate reads beside the log-probability.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each array there is")]
+pub(crate) struct Reads {
+    pub(crate) advantage: bool,
+    /// It has a ratio: it corrects for samples that are some optimiser steps old.
+    pub(crate) old: bool,
+    pub(crate) behavior: bool,
+    pub(crate) reference: bool,
+    pub(crate) outcome: bool,
 }
 
-/// A loss of a sequence and its one advantage.
-pub(crate) trait SequenceLoss {
-    /// Returns the value and writes the derivative by each log-probability.
-    fn term(&self, logprob: &[f32], advantage: f64, d_logprob: &mut [f64]) -> f64;
+impl Reads {
+    /// The advantage alone.
+    pub(crate) const ADVANTAGE: Self =
+        Self { advantage: true, old: false, behavior: false, reference: false, outcome: false };
+    /// Advantage and `old`.
+    pub(crate) const RATIO: Self = Self { old: true, ..Self::ADVANTAGE };
+    /// Advantage and sampler.
+    pub(crate) const BEHAVIOR: Self = Self { behavior: true, ..Self::ADVANTAGE };
 }
 
-/// A surrogate by its scope. A scope's normaliser is not a choice of the loss that has it.
-pub(crate) enum Kernel<'a> {
-    Token(&'a dyn TokenLoss),
-    Sequence(&'a dyn SequenceLoss),
+/// Which bounds a surrogate has, so that their shares are worth reporting.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bounds {
+    pub(crate) low: bool,
+    pub(crate) high: bool,
+    pub(crate) dual: bool,
 }
 
-impl Kernel<'_> {
-    pub(crate) fn scope(&self) -> Scope {
-        match self {
-            Self::Token(_) => Scope::Token,
-            Self::Sequence(_) => Scope::Sequence,
-        }
+impl Bounds {
+    pub(crate) const BOTH: Self = Self { low: true, high: true, dual: false };
+    pub(crate) const HIGH: Self = Self { low: false, high: true, dual: false };
+
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { low: self.low | other.low, high: self.high | other.high, dual: self.dual | other.dual }
+    }
+}
+
+/// A token that is trained on, among all of the optimiser step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepToken {
+    /// Its place among all policy tokens of the step.
+    pub(crate) position: u64,
+    pub(crate) log_ratio: f64,
+    pub(crate) old: f64,
+    pub(crate) advantage: f64,
+}
+
+/// A surrogate, sequence by sequence.
+pub(crate) trait Kernel {
+    fn scope(&self) -> Scope {
+        Scope::Token
+    }
+
+    /// Whether it is one term per sequence, so that its normaliser is the number of sequences and all tokens of a
+    /// sequence share one advantage. Its value is the sum of the values of its tokens.
+    fn is_per_sequence(&self) -> bool {
+        false
+    }
+
+    fn reads(&self) -> Reads;
+
+    fn bounds(&self) -> Bounds {
+        Bounds::default()
+    }
+
+    /// The positions of the tokens that a loss of step scope treats apart; `draw` gives 64 random bits for a position.
+    fn pick(&self, tokens: &[StepToken], draw: &dyn Fn(u64) -> u64) -> Vec<u64> {
+        let _ = (tokens, draw);
+        Vec::new()
+    }
+
+    /// Writes the term of each token.
+    fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]);
+}
+
+/// Fills `terms` with what a loss of each token alone gives.
+pub(crate) fn each(row: &Row<'_>, terms: &mut [TokenTerm], term: impl Fn(usize) -> TokenTerm) {
+    for (t, out) in terms.iter_mut().enumerate().take(row.len()) {
+        *out = term(t);
     }
 }

@@ -1,5 +1,4 @@
-use super::kernel::{Clipped, Token, TokenLoss, TokenTerm};
-use crate::kl::LOG_RATIO_LIMIT;
+use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
 
 /// PPO's clipped surrogate (arXiv 1707.06347, eq. 7), per token:
 ///
@@ -17,11 +16,9 @@ pub struct PpoClip {
     pub dual_clip: Option<f64>,
 }
 
-impl TokenLoss for PpoClip {
-    fn term(&self, token: Token) -> TokenTerm {
-        let Token { lp, old, advantage: a } = token;
-        let log_ratio = lp - old;
-        let ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp();
+impl PpoClip {
+    pub(super) fn term(&self, log_ratio: f64, a: f64) -> TokenTerm {
+        let (ratio, slope) = ratio(log_ratio);
         let constant = |bound: f64, clipped| TokenTerm { value: -bound * a, d_logprob: 0.0, clipped };
         if a > 0.0 && ratio > 1.0 + self.clip_high {
             return constant(1.0 + self.clip_high, Clipped::High);
@@ -32,9 +29,20 @@ impl TokenLoss for PpoClip {
         if let Some(c) = self.dual_clip.filter(|&c| a < 0.0 && ratio > c) {
             return constant(c, Clipped::Dual);
         }
-        let value = -ratio * a;
-        // The clamp of the log-ratio is a constant branch too.
-        let d_logprob = if log_ratio.abs() <= LOG_RATIO_LIMIT { value } else { 0.0 };
-        TokenTerm { value, d_logprob, clipped: Clipped::No }
+        TokenTerm { value: -ratio * a, d_logprob: -slope * a, clipped: Clipped::No }
+    }
+}
+
+impl Kernel for PpoClip {
+    fn reads(&self) -> Reads {
+        Reads::RATIO
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { dual: self.dual_clip.is_some(), ..Bounds::BOTH }
+    }
+
+    fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
+        each(row, terms, |t| self.term(row.log_ratio(t), row.advantage[t]));
     }
 }

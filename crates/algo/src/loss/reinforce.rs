@@ -1,4 +1,4 @@
-use super::kernel::{Clipped, Kernel, SequenceLoss, Token, TokenLoss, TokenTerm};
+use super::kernel::{Clipped, Kernel, Reads, Row, Scope, TokenTerm, each};
 use crate::Level;
 
 /// The plain policy gradient (Williams 1992), without a ratio: right only for samples of the current policy.
@@ -9,24 +9,23 @@ pub struct Reinforce {
     pub level: Level,
 }
 
-impl Reinforce {
-    pub(super) fn kernel(&self) -> Kernel<'_> {
-        match self.level {
-            Level::Token => Kernel::Token(self),
-            Level::Sequence => Kernel::Sequence(self),
-        }
+impl Kernel for Reinforce {
+    fn scope(&self) -> Scope {
+        if self.is_per_sequence() { Scope::Sequence } else { Scope::Token }
     }
-}
 
-impl TokenLoss for Reinforce {
-    fn term(&self, token: Token) -> TokenTerm {
-        TokenTerm { value: -token.advantage * token.lp, d_logprob: -token.advantage, clipped: Clipped::No }
+    fn is_per_sequence(&self) -> bool {
+        self.level == Level::Sequence
     }
-}
 
-impl SequenceLoss for Reinforce {
-    fn term(&self, logprob: &[f32], advantage: f64, d_logprob: &mut [f64]) -> f64 {
-        d_logprob.fill(-advantage);
-        -advantage * logprob.iter().map(|&lp| f64::from(lp)).sum::<f64>()
+    fn reads(&self) -> Reads {
+        Reads::ADVANTAGE
+    }
+
+    fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
+        each(row, terms, |t| {
+            let a = row.advantage[t];
+            TokenTerm { value: -a * row.lp[t], d_logprob: -a, clipped: Clipped::No }
+        });
     }
 }

@@ -1,11 +1,15 @@
-use super::kernel::{Clipped, Token, TokenLoss, TokenTerm};
+use super::kernel::{Clipped, Kernel, Reads, Row, TokenTerm, each};
 
 /// Negative log-likelihood of the demonstration's completion tokens: ℓ = −lp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sft;
 
-impl TokenLoss for Sft {
-    fn term(&self, token: Token) -> TokenTerm {
-        TokenTerm { value: -token.lp, d_logprob: -1.0, clipped: Clipped::No }
+impl Kernel for Sft {
+    fn reads(&self) -> Reads {
+        Reads::default()
+    }
+
+    fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
+        each(row, terms, |t| TokenTerm { value: -row.lp[t], d_logprob: -1.0, clipped: Clipped::No });
     }
 }

@@ -1,97 +1,140 @@
-use rloom_core::metric;
-
-use super::{PolicyLoss, Surrogate, kernel::Clipped};
-use crate::{AlgoError, ExactSum, GlobalCounts, KlEstimator, kl::LOG_RATIO_LIMIT};
-
-/// Sums over tokens, with their number.
-#[derive(Debug, Clone, Default)]
-struct Mean {
-    sum: ExactSum,
-    count: u64,
-}
-
-impl Mean {
-    fn add(&mut self, x: f64) {
-        self.sum.add(x);
-        self.count += 1;
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.sum.merge(&other.sum);
-        self.count += other.count;
-    }
-
-    fn value(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum.value() / self.count as f64)
-    }
-}
-
-/// Smallest and largest.
-#[derive(Debug, Clone, Copy)]
-struct Extremes {
-    low: f64,
-    high: f64,
-}
-
-impl Default for Extremes {
-    fn default() -> Self {
-        Self { low: f64::INFINITY, high: f64::NEG_INFINITY }
-    }
-}
-
-impl Extremes {
-    fn add(&mut self, x: f64) {
-        self.low = self.low.min(x);
-        self.high = self.high.max(x);
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.low = self.low.min(other.low);
-        self.high = self.high.max(other.high);
-    }
-
-    fn given(self) -> Option<Self> {
-        (self.low <= self.high).then_some(self)
-    }
-}
+use super::{
+    LossMetrics, PolicyLoss, Scope, ValueLoss,
+    correction::Weight,
+    kernel::{Bounds, Clipped},
+    statistics::{Extremes, Mean, Moments},
+};
+use crate::{AlgoError, Correction, ExactSum, GlobalCounts, KlEstimator, WeightAction, kl::LOG_RATIO_LIMIT};
 
 /// What the micro-batches of an optimiser step add up to. Merging is exact: order and split do not matter.
 #[derive(Debug, Clone, Default)]
 pub struct LossTerms {
     tokens: u64,
     sequences: u64,
-    clips: bool,
-    has_dual: bool,
+    /// Tokens outside masked rows.
+    trained: u64,
+    /// Masked sequences; `None` where no batch had a mask.
+    masked: Option<u64>,
+    bounds: Bounds,
+    picks: bool,
     surrogate: ExactSum,
     kl_loss: ExactSum,
     entropy_loss: ExactSum,
     clipped_low: u64,
     clipped_high: u64,
     clipped_dual: u64,
+    picked: u64,
     entropy: Mean,
     approx_kl: Mean,
     ratio: Extremes,
     kl: Mean,
     mismatch_kl: Mean,
     mismatch: Extremes,
+    correction: Option<CorrectionTerms>,
+    value: Option<ValueTerms>,
 }
 
-impl LossTerms {
-    pub(super) fn for_loss(loss: &PolicyLoss) -> Self {
-        let clip = match loss.surrogate {
-            Surrogate::PpoClip(clip) => Some(clip),
-            Surrogate::Reinforce(_) | Surrogate::Sft(_) => None,
-        };
+/// Sums over the tokens that a correction weighs.
+#[derive(Debug, Clone, Default)]
+struct CorrectionTerms {
+    masks: bool,
+    rejects: bool,
+    weights: Moments,
+    /// Tokens whose weight is out of its bounds.
+    outside: u64,
+    rejected: u64,
+}
+
+impl CorrectionTerms {
+    fn new(correction: &Correction) -> Self {
         Self {
-            clips: clip.is_some(),
-            has_dual: clip.is_some_and(|c| c.dual_clip.is_some()),
+            masks: correction.weight.is_some_and(|w| w.action == WeightAction::Mask),
+            rejects: correction.rejection.is_some(),
             ..Self::default()
         }
     }
 
-    pub(super) fn count_sequence(&mut self, tokens: usize, counts: &GlobalCounts) -> Result<(), AlgoError> {
+    fn merge(&mut self, other: &Self) {
+        self.masks |= other.masks;
+        self.rejects |= other.rejects;
+        self.weights.merge(&other.weights);
+        self.outside += other.outside;
+        self.rejected += other.rejected;
+    }
+}
+
+/// Sums over the tokens whose value is trained.
+#[derive(Debug, Clone, Default)]
+struct ValueTerms {
+    clips: bool,
+    /// With its weight.
+    part: ExactSum,
+    loss: ExactSum,
+    clipped: u64,
+    returns: Moments,
+    errors: Moments,
+}
+
+impl ValueTerms {
+    fn new(spec: &ValueLoss) -> Self {
+        Self { clips: spec.clip.is_some(), ..Self::default() }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.clips |= other.clips;
+        self.part.merge(&other.part);
+        self.loss.merge(&other.loss);
+        self.clipped += other.clipped;
+        self.returns.merge(&other.returns);
+        self.errors.merge(&other.errors);
+    }
+
+    /// 1 − Var(R − V)/Var(R); `None` where all returns are equal.
+    fn explained_variance(&self) -> Option<f64> {
+        let of_returns = self.returns.spread();
+        (of_returns > 0.0).then(|| 1.0 - self.errors.spread() / of_returns)
+    }
+}
+
+/// Merges what only some losses have.
+fn merge_optional<T: Clone>(to: &mut Option<T>, from: Option<&T>, merge: fn(&mut T, &T)) {
+    match (to.as_mut(), from) {
+        (Some(to), Some(from)) => merge(to, from),
+        (None, Some(from)) => *to = Some(from.clone()),
+        (_, None) => {}
+    }
+}
+
+impl LossTerms {
+    pub(super) fn of_policy(loss: &PolicyLoss) -> Self {
+        Self {
+            bounds: loss.surrogate.kernel().bounds(),
+            picks: loss.scope() == Scope::Step,
+            correction: loss.correction.is_some().then(|| CorrectionTerms::new(&loss.correction)),
+            value: loss.value.as_ref().map(ValueTerms::new),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn of_critic(spec: &ValueLoss) -> Self {
+        Self { value: Some(ValueTerms::new(spec)), ..Self::default() }
+    }
+
+    /// Counts a sequence; `is_masked` is `None` where no mask was given.
+    pub(super) fn count_sequence(
+        &mut self,
+        tokens: usize,
+        is_masked: Option<bool>,
+        counts: &GlobalCounts,
+    ) -> Result<(), AlgoError> {
         self.sequences += 1;
         self.tokens += tokens as u64;
+        if let Some(is_masked) = is_masked {
+            *self.masked.get_or_insert(0) += u64::from(is_masked);
+        }
+        if is_masked != Some(true) {
+            self.trained += tokens as u64;
+        }
         self.check(counts, |seen, counted| seen <= counted)
     }
 
@@ -118,12 +161,39 @@ impl LossTerms {
         self.entropy_loss.add(x);
     }
 
+    pub(super) fn add_value_loss(&mut self, coef: f64, x: f64) {
+        if let Some(value) = &mut self.value {
+            value.part.add(coef * x);
+            value.loss.add(x);
+        }
+    }
+
+    pub(super) fn observe_value(&mut self, value: f64, target: f64, is_clipped: bool) {
+        if let Some(terms) = &mut self.value {
+            terms.clipped += u64::from(is_clipped);
+            terms.returns.add(target);
+            terms.errors.add(target - value);
+        }
+    }
+
     pub(super) fn count_clipped(&mut self, clipped: Clipped) {
         match clipped {
             Clipped::No => {}
             Clipped::Low => self.clipped_low += 1,
             Clipped::High => self.clipped_high += 1,
             Clipped::Dual => self.clipped_dual += 1,
+        }
+    }
+
+    pub(super) fn count_picked(&mut self, is_picked: bool) {
+        self.picked += u64::from(is_picked);
+    }
+
+    pub(super) fn observe_weight(&mut self, weight: &Weight) {
+        if let Some(correction) = &mut self.correction {
+            correction.weights.add(weight.value);
+            correction.outside += u64::from(weight.is_outside);
+            correction.rejected += u64::from(weight.is_rejected);
         }
     }
 
@@ -150,20 +220,25 @@ impl LossTerms {
     pub fn merge(&mut self, other: &Self) {
         self.tokens += other.tokens;
         self.sequences += other.sequences;
-        self.clips |= other.clips;
-        self.has_dual |= other.has_dual;
+        self.trained += other.trained;
+        merge_optional(&mut self.masked, other.masked.as_ref(), |to, from| *to += from);
+        self.bounds = self.bounds.or(other.bounds);
+        self.picks |= other.picks;
         self.surrogate.merge(&other.surrogate);
         self.kl_loss.merge(&other.kl_loss);
         self.entropy_loss.merge(&other.entropy_loss);
         self.clipped_low += other.clipped_low;
         self.clipped_high += other.clipped_high;
         self.clipped_dual += other.clipped_dual;
+        self.picked += other.picked;
         self.entropy.merge(&other.entropy);
         self.approx_kl.merge(&other.approx_kl);
         self.ratio.merge(&other.ratio);
         self.kl.merge(&other.kl);
         self.mismatch_kl.merge(&other.mismatch_kl);
         self.mismatch.merge(&other.mismatch);
+        merge_optional(&mut self.correction, other.correction.as_ref(), CorrectionTerms::merge);
+        merge_optional(&mut self.value, other.value.as_ref(), ValueTerms::merge);
     }
 
     /// The loss so far: of the whole optimiser step once all its micro-batches are merged.
@@ -171,10 +246,13 @@ impl LossTerms {
         let mut sum = self.surrogate.clone();
         sum.merge(&self.kl_loss);
         sum.merge(&self.entropy_loss);
+        if let Some(value) = &self.value {
+            sum.merge(&value.part);
+        }
         sum.value()
     }
 
-    /// Policy tokens seen so far.
+    /// Policy tokens seen so far, those of masked rows included.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -187,9 +265,8 @@ impl LossTerms {
     /// coefficient had a wrong normaliser.
     pub fn finish(&self, counts: &GlobalCounts) -> Result<LossMetrics, AlgoError> {
         self.check(counts, |seen, counted| seen == counted)?;
-        let share = |n: u64| (self.tokens > 0).then(|| n as f64 / self.tokens as f64);
         let ratio = self.ratio.given();
-        Ok(LossMetrics {
+        let mut metrics = LossMetrics {
             loss: self.loss(),
             surrogate: self.surrogate.value(),
             kl_loss: self.kl_loss.value(),
@@ -197,98 +274,33 @@ impl LossTerms {
             entropy: self.entropy.value(),
             approx_kl: self.approx_kl.value(),
             kl: self.kl.value(),
-            clip_ratio_low: share(self.clipped_low).filter(|_| self.clips),
-            clip_ratio_high: share(self.clipped_high).filter(|_| self.clips),
-            clip_ratio_dual: share(self.clipped_dual).filter(|_| self.has_dual),
+            clip_ratio_low: self.share(self.bounds.low, self.clipped_low),
+            clip_ratio_high: self.share(self.bounds.high, self.clipped_high),
+            clip_ratio_dual: self.share(self.bounds.dual, self.clipped_dual),
+            cov_picked_ratio: self.share(self.picks, self.picked),
             ratio_min: ratio.map(|r| r.low),
             ratio_max: ratio.map(|r| r.high),
             mismatch_kl: self.mismatch_kl.value(),
             mismatch_max_abs: self.mismatch.given().map(|m| m.high),
-        })
-    }
-}
-
-/// Metrics of one optimiser step, or of several. `None` is "not measured", never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct LossMetrics {
-    /// The loss: the three parts below.
-    pub loss: f64,
-    /// The surrogate's part.
-    pub surrogate: f64,
-    /// coef·KL.
-    pub kl_loss: f64,
-    /// −coef·entropy.
-    pub entropy_loss: f64,
-    /// Mean entropy (nats per token).
-    pub entropy: Option<f64>,
-    /// Mean of old − lp (nats per token).
-    pub approx_kl: Option<f64>,
-    /// Mean k3 against the reference (nats per token), whichever estimator the loss has.
-    pub kl: Option<f64>,
-    /// Share of tokens clipped below (A < 0).
-    pub clip_ratio_low: Option<f64>,
-    /// Share of tokens clipped above (A > 0).
-    pub clip_ratio_high: Option<f64>,
-    /// Share of tokens where the dual clip bound.
-    pub clip_ratio_dual: Option<f64>,
-    /// Smallest ρ.
-    pub ratio_min: Option<f64>,
-    /// Largest ρ.
-    pub ratio_max: Option<f64>,
-    /// Mean k3 estimate of KL(sampler ‖ trainer) (nats per token).
-    pub mismatch_kl: Option<f64>,
-    /// Largest |trainer − sampler| (nats).
-    pub mismatch_max_abs: Option<f64>,
-}
-
-impl LossMetrics {
-    /// What was measured, under the field's names.
-    pub fn named(&self) -> Vec<(&'static str, f64)> {
-        [
-            (metric::LOSS, Some(self.loss)),
-            (metric::ENTROPY, self.entropy),
-            (metric::APPROX_KL, self.approx_kl),
-            (metric::KL, self.kl),
-            (metric::CLIP_RATIO_LOW, self.clip_ratio_low),
-            (metric::CLIP_RATIO_HIGH, self.clip_ratio_high),
-            (metric::CLIP_RATIO_DUAL, self.clip_ratio_dual),
-            (metric::RATIO_MIN, self.ratio_min),
-            (metric::RATIO_MAX, self.ratio_max),
-            (metric::MISMATCH_KL, self.mismatch_kl),
-            (metric::MISMATCH_MAX_ABS, self.mismatch_max_abs),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect()
-    }
-
-    /// Metrics of a batch from those of its optimiser steps: means of means, extremes of extremes, each over the
-    /// steps that measured it. `None` without a step.
-    pub fn over_steps(steps: &[Self]) -> Option<Self> {
-        if steps.is_empty() {
-            return None;
-        }
-        let values = |get: fn(&Self) -> Option<f64>| steps.iter().filter_map(get);
-        let mean = |get: fn(&Self) -> Option<f64>| {
-            let n = values(get).count();
-            (n > 0).then(|| values(get).sum::<f64>() / n as f64)
+            masked_ratio: self.masked.map(|masked| masked as f64 / self.sequences as f64),
+            ..LossMetrics::default()
         };
-        let plain = |get: fn(&Self) -> f64| steps.iter().map(get).sum::<f64>() / steps.len() as f64;
-        Some(Self {
-            loss: plain(|m| m.loss),
-            surrogate: plain(|m| m.surrogate),
-            kl_loss: plain(|m| m.kl_loss),
-            entropy_loss: plain(|m| m.entropy_loss),
-            entropy: mean(|m| m.entropy),
-            approx_kl: mean(|m| m.approx_kl),
-            kl: mean(|m| m.kl),
-            clip_ratio_low: mean(|m| m.clip_ratio_low),
-            clip_ratio_high: mean(|m| m.clip_ratio_high),
-            clip_ratio_dual: mean(|m| m.clip_ratio_dual),
-            ratio_min: values(|m| m.ratio_min).reduce(f64::min),
-            ratio_max: values(|m| m.ratio_max).reduce(f64::max),
-            mismatch_kl: mean(|m| m.mismatch_kl),
-            mismatch_max_abs: values(|m| m.mismatch_max_abs).reduce(f64::max),
-        })
+        if let Some(correction) = &self.correction {
+            metrics.correction_weight_mean = correction.weights.mean();
+            metrics.correction_ess = correction.weights.effective_share();
+            metrics.correction_masked_ratio = self.share(correction.masks, correction.outside);
+            metrics.correction_rejected_ratio = self.share(correction.rejects, correction.rejected);
+        }
+        if let Some(value) = self.value.as_ref().filter(|_| self.trained > 0) {
+            metrics.value_loss = Some(value.loss.value());
+            metrics.value_clip_ratio = self.share(value.clips, value.clipped);
+            metrics.explained_variance = value.explained_variance();
+        }
+        Ok(metrics)
+    }
+
+    /// A number of tokens as a share of those that are trained on.
+    fn share(&self, is_measured: bool, tokens: u64) -> Option<f64> {
+        (is_measured && self.trained > 0).then(|| tokens as f64 / self.trained as f64)
     }
 }

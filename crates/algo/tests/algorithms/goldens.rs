@@ -1,11 +1,12 @@
-//! Against numbers made by `golden/from_papers.py` and `golden/from_trl.py`.
+//! Losses against numbers made by the programs in `golden`: from their papers, and by TRL and verl where those are right.
 
 use std::collections::BTreeMap;
 
 use rloom_algo::{
-    Algorithm, AlgorithmSettings, EpisodeRewards, GroupRewards, LossMetrics, Method, advantages,
+    Aggregation, Algorithm, AlgorithmSettings, ImplicitReward, LossMetrics, Method, Mismatch, PolicyLoss,
+    Proximal, Surrogate, ValueLoss,
 };
-use rloom_core::Role;
+use rloom_core::metric;
 use serde::Deserialize;
 
 use crate::step::Step;
@@ -14,8 +15,8 @@ use crate::step::Step;
 struct Golden {
     inputs: BTreeMap<String, Inputs>,
     losses: Vec<LossCase>,
-    groups: Groups,
-    advantages: Vec<AdvantageCase>,
+    #[serde(default)]
+    values: Vec<ValueCase>,
 }
 
 #[derive(Deserialize)]
@@ -27,40 +28,77 @@ struct Inputs {
     old: Vec<f32>,
     reference: Vec<f32>,
     advantage: Vec<f32>,
+    #[serde(default)]
+    behavior: Vec<f32>,
+    #[serde(default)]
+    alpha: Vec<f32>,
+    #[serde(default)]
+    value: Vec<f32>,
+    #[serde(default)]
+    old_value: Vec<f32>,
+    #[serde(default)]
+    returns: Vec<f32>,
+    #[serde(default)]
+    outcome: Vec<f32>,
+    #[serde(default)]
+    masked: Vec<bool>,
+}
+
+impl Inputs {
+    fn step(&self) -> Step {
+        Step {
+            lengths: self.lengths.clone(),
+            completion_limit: self.completion_limit,
+            logprob: self.logprob.clone(),
+            entropy: self.entropy.clone(),
+            value: Vec::new(),
+            advantage: self.advantage.clone(),
+            old: self.old.clone(),
+            behavior: self.behavior.clone(),
+            reference: self.reference.clone(),
+            interpolation: Vec::new(),
+            returns: self.returns.clone(),
+            old_value: self.old_value.clone(),
+            outcome: self.outcome.clone(),
+            masked: self.masked.clone(),
+            mismatch: Mismatch::Unmeasured,
+        }
+    }
 }
 
 #[derive(Deserialize)]
 struct LossCase {
     name: String,
-    method: Method,
-    settings: AlgorithmSettings,
+    method: String,
+    settings: serde_json::Value,
     inputs: String,
     /// Absent where the library's value is another by a constant.
     loss: Option<f64>,
     d_logprob: Vec<f64>,
     d_entropy: Vec<f64>,
+    /// Before its weight.
+    value_loss: Option<f64>,
+    d_value: Option<Vec<f64>>,
+    /// The tokens that a loss of step scope singles out.
+    picked: Option<Vec<u64>>,
     #[serde(default)]
     metrics: BTreeMap<String, f64>,
 }
 
+/// The loss of a critic of its own.
 #[derive(Deserialize)]
-struct Groups {
-    rewards: Vec<Vec<Option<f64>>>,
-    tokens: Vec<Vec<usize>>,
-    old: Vec<Vec<Vec<f32>>>,
-    reference: Vec<Vec<Vec<f32>>>,
-}
-
-#[derive(Deserialize)]
-struct AdvantageCase {
+struct ValueCase {
     name: String,
-    method: Method,
-    settings: AlgorithmSettings,
-    advantage: Vec<Vec<Vec<f64>>>,
+    inputs: String,
+    clip: Option<f64>,
+    value_loss: f64,
+    d_value: Vec<f64>,
+    metrics: BTreeMap<String, f64>,
 }
 
 const PAPERS: &str = include_str!("../golden/from_papers.json");
 const TRL: &str = include_str!("../golden/from_trl.json");
+const VERL: &str = include_str!("../golden/from_verl.json");
 
 fn read(json: &str) -> Golden {
     serde_json::from_str(json).expect("a golden file")
@@ -77,97 +115,113 @@ fn all_close(what: &str, got: &[f32], wanted: &[f64]) {
     }
 }
 
-fn metric(metrics: &LossMetrics, name: &str) -> f64 {
+/// The programs name some metrics in words of their own.
+fn metric_of(metrics: &LossMetrics, name: &str) -> f64 {
+    let name = match name {
+        "correction/effective_sample_size" => metric::CORRECTION_ESS,
+        "value_clip_ratio" => metric::VALUE_CLIP_RATIO,
+        "explained_variance" => metric::VALUE_EXPLAINED_VARIANCE,
+        other => other,
+    };
     let named = metrics.named();
     named.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name} is not measured")).1
 }
 
-fn check_losses(golden: &Golden) {
-    for case in &golden.losses {
-        let name = &case.name;
-        let algorithm = Algorithm::resolve(case.method, &case.settings).expect(name);
-        let x = &golden.inputs[&case.inputs];
-        let step = Step {
-            lengths: x.lengths.clone(),
-            completion_limit: x.completion_limit,
-            logprob: x.logprob.clone(),
-            entropy: x.entropy.clone(),
-            advantage: x.advantage.clone(),
-            old: x.old.clone(),
-            reference: x.reference.clone(),
-        };
-        let grad = step.loss(&algorithm.loss).expect(name);
+impl LossCase {
+    /// The loss, and whether its proximal policy is interpolated.
+    fn loss(&self) -> (PolicyLoss, bool) {
+        // What trains the process-reward model of `prime` is a loss of its own.
+        if self.method == "prime_prm" {
+            let beta = self.settings["prm"]["beta"].as_f64().expect(&self.name);
+            let surrogate = Surrogate::ImplicitReward(ImplicitReward { beta });
+            return (PolicyLoss::new(surrogate, Aggregation::SequenceMean), false);
+        }
+        let settings: AlgorithmSettings = serde_json::from_value(self.settings.clone()).expect(&self.name);
+        let method: Method = self.method.parse().expect(&self.name);
+        let algorithm = Algorithm::resolve(method, &settings).expect(&self.name);
+        (algorithm.loss, algorithm.proximal == Proximal::LogLinear)
+    }
+
+    fn check(&self, inputs: &Inputs) {
+        let name = &self.name;
+        let (loss, is_interpolated) = self.loss();
+        let mut step = inputs.step();
+        if is_interpolated {
+            step.interpolation.clone_from(&inputs.alpha);
+            step.old.clear();
+        }
+        if loss.value.is_some() {
+            step.value.clone_from(&inputs.value);
+        }
+        let whole = 0..step.lengths.len();
+        // The picked tokens draw the smallest numbers; those that may not be picked would win if they could.
+        let picked = self.picked.as_deref().unwrap_or_default();
+        let draw = |position: u64| u64::from(!picked.contains(&position));
+        let grad = step.parts(&loss, &[whole], &draw).expect(name).remove(0);
         let metrics = grad.terms.finish(&step.counts()).expect(name);
-        if let Some(loss) = case.loss {
+        if let Some(loss) = self.loss {
             assert!(close(metrics.loss, loss), "{name}: loss {} wanted {loss}", metrics.loss);
         }
-        all_close(&format!("{name}: d_logprob"), &grad.d_logprob, &case.d_logprob);
-        all_close(&format!("{name}: d_entropy"), &grad.d_entropy, &case.d_entropy);
-        for (key, &wanted) in &case.metrics {
-            let got = metric(&metrics, key);
-            assert!(close(got, wanted), "{name}: {key} is {got}, wanted {wanted}");
+        all_close(&format!("{name}: d_logprob"), &grad.d_logprob, &self.d_logprob);
+        all_close(&format!("{name}: d_entropy"), &grad.d_entropy, &self.d_entropy);
+        if let Some(d_value) = &self.d_value {
+            all_close(&format!("{name}: d_value"), &grad.d_value, d_value);
         }
+        if let Some(wanted) = self.value_loss {
+            let got = metrics.value_loss.expect(name);
+            assert!(close(got, wanted), "{name}: value loss {got} wanted {wanted}");
+        }
+        if self.picked.is_some() {
+            let share = picked.len() as f64 / step.logprob.len() as f64;
+            assert!(close(metrics.cov_picked_ratio.expect(name), share), "{name}: picked");
+        }
+        check_metrics(name, &metrics, &self.metrics);
     }
 }
 
-fn check_advantages(golden: &Golden) {
-    let g = &golden.groups;
-    let groups: Vec<GroupRewards<'_>> = g
-        .rewards
-        .iter()
-        .enumerate()
-        .map(|(i, rewards)| GroupRewards {
-            episodes: rewards
-                .iter()
-                .enumerate()
-                .map(|(e, &reward)| EpisodeRewards {
-                    role: Role::Train,
-                    reward,
-                    tokens: g.tokens[i][e],
-                    old_logprob: &g.old[i][e],
-                    reference_logprob: &g.reference[i][e],
-                })
-                .collect(),
-        })
-        .collect();
-    for case in &golden.advantages {
+fn check_metrics(name: &str, metrics: &LossMetrics, wanted: &BTreeMap<String, f64>) {
+    for (key, &wanted) in wanted {
+        let got = metric_of(metrics, key);
+        assert!(close(got, wanted), "{name}: {key} is {got}, wanted {wanted}");
+    }
+}
+
+fn check(golden: &Golden) {
+    for case in &golden.losses {
+        case.check(&golden.inputs[&case.inputs]);
+    }
+    for case in &golden.values {
         let name = &case.name;
-        let algorithm = Algorithm::resolve(case.method, &case.settings).expect(name);
-        let got = advantages(&algorithm.advantage.expect(name), &groups).expect(name);
-        for (i, row) in case.advantage.iter().enumerate() {
-            for (e, wanted) in row.iter().enumerate() {
-                let mut tokens = Vec::new();
-                got.episodes[i][e].extend_into(0..wanted.len(), &mut tokens);
-                all_close(&format!("{name}: group {i}, episode {e}"), &tokens, wanted);
-            }
-        }
+        let inputs = &golden.inputs[&case.inputs];
+        let step = Step { value: inputs.value.clone(), ..inputs.step() };
+        let spec = ValueLoss { coef: 1.0, clip: case.clip };
+        let grad = step.critic(&spec, 0..step.lengths.len()).expect(name);
+        assert!(grad.d_logprob.is_empty() && grad.d_entropy.is_empty(), "{name}");
+        let metrics = grad.terms.finish(&step.counts()).expect(name);
+        assert!(close(metrics.loss, case.value_loss), "{name}: {} {}", metrics.loss, case.value_loss);
+        assert_eq!(metrics.value_loss, Some(metrics.loss), "{name}");
+        all_close(&format!("{name}: d_value"), &grad.d_value, &case.d_value);
+        check_metrics(name, &metrics, &case.metrics);
     }
 }
 
 #[test]
 fn losses_of_the_papers() {
     let golden = read(PAPERS);
-    assert!(golden.losses.len() > 40);
-    check_losses(&golden);
-}
-
-#[test]
-fn advantages_of_the_papers() {
-    let golden = read(PAPERS);
-    assert!(golden.advantages.len() > 10);
-    check_advantages(&golden);
+    assert!(golden.losses.len() > 400 && golden.values.len() > 10);
+    check(&golden);
 }
 
 #[test]
 fn losses_of_trl() {
     let golden = read(TRL);
-    assert_eq!(golden.losses.len(), 14);
-    check_losses(&golden);
+    assert!(golden.losses.len() > 20);
+    check(&golden);
 }
 
 #[test]
-fn advantages_of_trl() {
-    let golden = read(TRL);
-    assert_eq!(golden.advantages.len(), 4);
-    check_advantages(&golden);
+fn losses_of_verl() {
+    let golden = read(VERL);
+    assert!(golden.losses.len() >= 80);
+    check(&golden);
 }

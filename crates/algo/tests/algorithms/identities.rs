@@ -1,48 +1,72 @@
-//! What must hold exactly: the first step, empty rows, zero advantages, equivalent losses, metrics.
+//! What must hold exactly: the first step, zero advantages, losses that are equal where their parts are.
 
 use proptest::prelude::*;
 use rloom_algo::{
-    Aggregation, Algorithm, GlobalCounts, KlEstimator, KlLoss, Level, LossBatch, LossMetrics, LossTerms,
-    Method, Mismatch, PolicyLoss, PpoClip, Reinforce, Surrogate, TokenScores, policy_loss,
+    Aggregation, Cispo, Correction, Divergence, Dppo, Gmpo, Gspo, ImportanceWeight, Level, PolicyLoss,
+    PpoClip, RatioTo, Reinforce, Surrogate, Topr, WeightAction, WeightLevel,
 };
-use rloom_core::metric;
 
-use crate::step::{Step, losses, steps};
+use crate::{
+    losses::{CLIP, corrections, is_by_token, kl, losses, surrogates},
+    step::{Step, steps},
+};
 
 fn reinforce(level: Level, aggregation: Aggregation) -> PolicyLoss {
-    PolicyLoss {
-        surrogate: Surrogate::Reinforce(Reinforce { level }),
-        aggregation,
-        kl: None,
-        entropy_coef: 0.0,
+    PolicyLoss::new(Surrogate::Reinforce(Reinforce { level }), aggregation)
+}
+
+/// Whether the loss has the plain policy gradient where all policies are one, under the normaliser it has.
+fn is_policy_gradient(surrogate: Surrogate) -> bool {
+    surrogate.has_ratio() && !matches!(surrogate, Surrogate::ClipCov(_))
+}
+
+fn all_close(got: &[f32], wanted: &[f32]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(got.len(), wanted.len());
+    for (g, w) in got.iter().zip(wanted) {
+        prop_assert!((g - w).abs() <= 1e-6 * w.abs(), "{} wanted {}", g, w);
     }
+    Ok(())
 }
 
 proptest! {
-    /// Current = old = reference: nothing is clipped, both divergences are 0, and the clipped loss has the gradient
-    /// of the plain policy gradient.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Current, proximal, sampling and reference policy are one: every ratio and weight is 1, every divergence 0, nothing
+    /// is clipped, masked or rejected, and a loss with a ratio has the gradient of the plain policy gradient.
     #[test]
     fn first_step(step in steps()) {
-        let step = Step { old: step.logprob.clone(), reference: step.logprob.clone(), ..step };
-        for aggregation in Aggregation::ALL {
-            for estimator in [KlEstimator::K2, KlEstimator::K3] {
-                let loss = PolicyLoss {
-                    surrogate: Surrogate::PpoClip(PpoClip { clip_low: 0.2, clip_high: 0.2, dual_clip: Some(3.0) }),
-                    kl: Some(KlLoss { coef: 1.0, estimator }),
-                    ..reinforce(Level::Token, aggregation)
-                };
-                let grad = step.loss(&loss).unwrap();
-                let plain = step.loss(&reinforce(Level::Token, aggregation)).unwrap();
-                prop_assert_eq!(&grad.d_logprob, &plain.d_logprob);
-                let m = grad.terms.finish(&step.counts()).unwrap();
-                if step.logprob.is_empty() {
-                    prop_assert_eq!(m.ratio_min, None);
-                    continue;
+        let step = step.first();
+        for loss in losses() {
+            let grad = step.loss(&loss).unwrap();
+            let m = grad.terms.finish(&step.counts()).unwrap();
+            let is_measured = m.entropy.is_some();
+            prop_assert_eq!((m.ratio_min, m.ratio_max), (is_measured.then_some(1.0), is_measured.then_some(1.0)));
+            prop_assert_eq!((m.kl, m.approx_kl), (is_measured.then_some(0.0), is_measured.then_some(0.0)));
+            prop_assert_eq!(m.kl_loss, 0.0);
+            prop_assert!([m.mismatch_kl, m.mismatch_max_abs].iter().flatten().all(|&x| x == 0.0));
+            prop_assert!([m.correction_weight_mean, m.correction_ess].iter().flatten().all(|&x| x == 1.0));
+            let shares = [
+                m.clip_ratio_low,
+                m.clip_ratio_high,
+                m.clip_ratio_dual,
+                m.correction_masked_ratio,
+                m.correction_rejected_ratio,
+            ];
+            prop_assert!(shares.iter().flatten().all(|&share| share == 0.0), "{:?}: {:?}", loss, m);
+            // ρk has the gradient k' where k = 0.
+            if loss.kl.is_some_and(|kl| kl.ratio) {
+                let without = step.loss(&PolicyLoss { kl: None, ..loss }).unwrap();
+                prop_assert_eq!(&grad.d_logprob, &without.d_logprob);
+            }
+            if is_policy_gradient(loss.surrogate) {
+                let of_sequences = loss.surrogate.is_per_sequence();
+                let mode = if of_sequences { Aggregation::SequenceMean } else { loss.aggregation };
+                let plain = step.loss(&reinforce(Level::Token, mode)).unwrap();
+                if of_sequences {
+                    all_close(&grad.d_logprob, &plain.d_logprob)?;
+                } else {
+                    prop_assert_eq!(&grad.d_logprob, &plain.d_logprob, "{:?}", loss);
                 }
-                prop_assert_eq!((m.ratio_min, m.ratio_max), (Some(1.0), Some(1.0)));
-                prop_assert_eq!((m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual), (Some(0.0), Some(0.0), Some(0.0)));
-                prop_assert_eq!((m.kl, m.approx_kl, m.kl_loss), (Some(0.0), Some(0.0), 0.0));
-                prop_assert_eq!((m.mismatch_kl, m.mismatch_max_abs), (Some(0.0), Some(0.0)));
             }
         }
     }
@@ -56,162 +80,186 @@ proptest! {
         prop_assert!((sequence.terms.loss() - token.terms.loss()).abs() < 1e-9);
     }
 
-    /// Where all sequences are as long as the limit, every mean over tokens is one.
+    /// With equal lengths that fill the limit, three aggregations are one.
     #[test]
-    fn modes_agree_on_equal_lengths(step in steps(), length in 1usize..5) {
-        let n = step.logprob.len() / length;
-        let mut step = Step { lengths: vec![length; n], completion_limit: length as u64, ..step };
-        for values in [&mut step.logprob, &mut step.old, &mut step.reference, &mut step.entropy, &mut step.advantage] {
-            values.truncate(n * length);
-        }
+    fn equal_lengths(step in steps(), length in 1usize..4) {
+        let tokens = step.logprob.len() / length * length;
+        let step = Step {
+            lengths: vec![length; tokens / length],
+            completion_limit: length as u64,
+            logprob: step.logprob[..tokens].to_vec(),
+            entropy: step.entropy[..tokens].to_vec(),
+            advantage: step.advantage[..tokens].to_vec(),
+            ..Step::default()
+        };
         let mode = |a| step.loss(&reinforce(Level::Token, a)).unwrap().d_logprob;
         let wanted = mode(Aggregation::TokenMean);
         prop_assert_eq!(&mode(Aggregation::SequenceMean), &wanted);
         prop_assert_eq!(&mode(Aggregation::ConstantLength), &wanted);
     }
 
-    /// A zero advantage has a zero coefficient, with a positive sign.
+    /// A zero advantage has a zero coefficient, with a positive sign. (KL-Cov's penalty needs no advantage.)
     #[test]
     fn zero_advantage_is_silent(step in steps()) {
         let step = Step { advantage: vec![0.0; step.logprob.len()], ..step };
-        for loss in losses().into_iter().filter(|l| l.surrogate.reads_advantage() && l.kl.is_none()) {
+        let is_silent = |l: &PolicyLoss| {
+            l.surrogate.reads_advantage() && l.kl.is_none() && !matches!(l.surrogate, Surrogate::KlCov(_))
+        };
+        for loss in losses().into_iter().filter(is_silent) {
             let grad = step.loss(&loss).unwrap();
-            prop_assert!(grad.d_logprob.iter().all(|d| d.to_bits() == 0));
-            prop_assert_eq!(grad.terms.loss(), 0.0);
+            prop_assert!(grad.d_logprob.iter().all(|d| d.to_bits() == 0), "{:?}", loss);
             let m = grad.terms.finish(&step.counts()).unwrap();
-            let clipped = [m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual];
-            prop_assert!(clipped.iter().flatten().all(|&share| share == 0.0));
+            prop_assert_eq!(m.surrogate, 0.0);
+            // A weight at its bound is one whatever it weighs.
+            if !matches!(loss.surrogate, Surrogate::Cispo(_)) {
+                let clipped = [m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual];
+                prop_assert!(clipped.iter().flatten().all(|&share| share == 0.0), "{:?}", loss);
+            }
         }
     }
-}
 
-#[test]
-fn empty_batches_and_rows() {
-    for loss in losses() {
-        let none = Step { completion_limit: 4, ..Step::default() };
-        let grad = none.loss(&loss).unwrap();
-        assert!(grad.d_logprob.is_empty() && grad.d_entropy.is_empty() && grad.d_value.is_empty());
-        let m = grad.terms.finish(&none.counts()).unwrap();
-        assert_eq!((m.loss, m.entropy, m.clip_ratio_low), (0.0, None, None));
-
-        let masked = Step { lengths: vec![0, 0, 0], ..none };
-        assert_eq!(masked.counts(), GlobalCounts { tokens: 0, sequences: 0, completion_limit: 4 });
-        assert_eq!(masked.loss(&loss).unwrap().terms.loss(), 0.0);
-
-        // Rows without policy tokens change nothing for the others.
-        let full = Step {
-            lengths: vec![2, 1],
-            completion_limit: 4,
-            logprob: vec![-1.0, -0.5, -2.0],
-            entropy: vec![1.0, 0.5, 0.2],
-            advantage: vec![1.0, 1.0, -1.0],
-            old: vec![-1.1, -0.4, -2.0],
-            reference: vec![-1.0, -0.7, -1.0],
-        };
-        let holes = Step { lengths: vec![0, 2, 0, 0, 1, 0], ..full.clone() };
-        let (a, b) = (full.loss(&loss).unwrap(), holes.loss(&loss).unwrap());
-        assert_eq!(a.d_logprob, b.d_logprob);
-        assert_eq!(a.terms.finish(&full.counts()), b.terms.finish(&holes.counts()));
+    /// A masked row has no coefficient of any kind and changes none of the others'; the counts stay.
+    #[test]
+    fn masked_rows(step in steps(), mask in prop::collection::vec(any::<bool>(), 9)) {
+        let step = Step { interpolation: Vec::new(), ..step };
+        let open = Step { masked: Vec::new(), ..step.clone() };
+        let step = Step { masked: mask[..step.lengths.len()].to_vec(), ..step };
+        let rows = step.rows(0..step.lengths.len());
+        // Which tokens are picked depends on which rows take part.
+        for loss in losses().into_iter().filter(|l| l.scope() != rloom_algo::Scope::Step) {
+            let (grad, full) = (step.loss(&loss).unwrap(), open.loss(&loss).unwrap());
+            let all: [(&[f32], &[f32]); 3] = [
+                (&grad.d_logprob, &full.d_logprob),
+                (&grad.d_entropy, &full.d_entropy),
+                (&grad.d_value, &full.d_value),
+            ];
+            for (got, without) in all {
+                for (row, &is_masked) in rows.iter().zip(&step.masked) {
+                    let zeros = vec![0.0; row.len()];
+                    prop_assert_eq!(&got[row.clone()], if is_masked { &zeros } else { &without[row.clone()] });
+                }
+            }
+            prop_assert_eq!(grad.terms.tokens(), full.terms.tokens());
+        }
+        let trained = |t: usize| rows.iter().zip(&step.masked).any(|(r, m)| !m && r.contains(&t));
+        let m = step.metrics(&losses()[0]);
+        let entropies: Vec<f64> =
+            (0..step.entropy.len()).filter(|&t| trained(t)).map(|t| f64::from(step.entropy[t])).collect();
+        let mean = entropies.iter().sum::<f64>() / entropies.len() as f64;
+        prop_assert!(m.entropy.is_none_or(|e| (e - mean).abs() < 1e-9));
+        prop_assert_eq!(m.entropy.is_none(), entropies.is_empty());
+        // The sampler is measured on every token.
+        prop_assert_eq!(m.mismatch_kl, open.metrics(&losses()[0]).mismatch_kl);
     }
-}
 
-/// Each clip counts the tokens where its constant branch is active, and only there is the gradient zero.
-#[test]
-fn clips_are_counted() {
-    let ratios: [f64; 6] = [0.5, 1.5, 0.5, 1.5, 4.0, 1.0];
-    let step = Step {
-        lengths: vec![6],
-        completion_limit: 6,
-        logprob: ratios.iter().map(|r| (r.ln() - 1.0) as f32).collect(),
-        entropy: vec![1.0; 6],
-        advantage: vec![1.0, 1.0, -1.0, -1.0, -1.0, 2.0],
-        old: vec![-1.0; 6],
-        reference: vec![-1.0; 6],
-    };
-    let clip = |dual_clip| PolicyLoss {
-        surrogate: Surrogate::PpoClip(PpoClip { clip_low: 0.2, clip_high: 0.2, dual_clip }),
-        ..reinforce(Level::Token, Aggregation::TokenMean)
-    };
-    let grad = step.loss(&clip(Some(3.0))).unwrap();
-    let zero: Vec<bool> = grad.d_logprob.iter().map(|&d| d == 0.0).collect();
-    assert_eq!(zero, [false, true, true, false, true, false]);
-    let m = grad.terms.finish(&step.counts()).unwrap();
-    let sixth = Some(1.0 / 6.0);
-    assert_eq!((m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual), (sixth, sixth, sixth));
-    assert!((m.ratio_min.unwrap() - 0.5).abs() < 1e-6 && (m.ratio_max.unwrap() - 4.0).abs() < 1e-6);
-    let wanted = (-0.5 - 1.2 + 0.8 + 1.5 + 3.0 - 2.0) / 6.0;
-    assert!((m.loss - wanted).abs() < 1e-7);
+    /// Losses that are the same where their parts are.
+    #[test]
+    fn equal_losses(step in steps()) {
+        let step = Step { interpolation: Vec::new(), ..step };
+        let of = |step: &Step, surrogate| step.loss(&PolicyLoss::new(surrogate, Aggregation::SequenceMean)).unwrap();
+        let plain = of(&step, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob;
+        let ones = Cispo { cap: 1.0, floor: 1.0 };
+        prop_assert_eq!(&of(&step, Surrogate::Cispo(ones)).d_logprob, &plain);
 
-    // A dual clip below 1 + ε_high bounds negative advantages only.
-    let low_dual = PolicyLoss {
-        surrogate: Surrogate::PpoClip(PpoClip { clip_low: 0.2, clip_high: 1.0, dual_clip: Some(1.1) }),
-        ..clip(None)
-    };
-    let grad = step.loss(&low_dual).unwrap();
-    assert!(grad.d_logprob[1] < 0.0 && grad.d_logprob[3] == 0.0, "{:?}", grad.d_logprob);
-
-    let without = step.loss(&clip(None)).unwrap();
-    assert!(without.d_logprob[4] > 0.0);
-    let m = without.terms.finish(&step.counts()).unwrap();
-    assert_eq!(m.clip_ratio_dual, None);
-}
-
-/// Several optimiser steps per batch: the first is unclipped, later ones are not, and the mean says so.
-#[test]
-fn metrics_over_optimiser_steps() {
-    let loss = Algorithm::preset(Method::Grpo).loss;
-    let first = Step {
-        lengths: vec![2],
-        completion_limit: 2,
-        logprob: vec![-1.0, -2.0],
-        entropy: vec![1.0, 2.0],
-        advantage: vec![1.0, 1.0],
-        old: vec![-1.0, -2.0],
-        reference: vec![-1.0, -2.0],
-    };
-    let second = Step { logprob: vec![-0.5, -2.0], ..first.clone() };
-    let metrics = |s: &Step| s.loss(&loss).unwrap().terms.finish(&s.counts()).unwrap();
-    let (a, b) = (metrics(&first), metrics(&second));
-    assert_eq!((a.clip_ratio_high, b.clip_ratio_high), (Some(0.0), Some(0.5)));
-    assert_eq!(b.approx_kl, Some(-0.25));
-    let both = LossMetrics::over_steps(&[a, b]).unwrap();
-    assert_eq!(both.clip_ratio_high, Some(0.25));
-    assert_eq!((both.ratio_min, both.ratio_max), (Some(1.0), b.ratio_max));
-    assert_eq!(both.entropy, Some(1.5));
-    assert_eq!(LossMetrics::over_steps(&[]), None);
-}
-
-/// The mismatch is measured between what the caller names, and only then reported.
-#[test]
-fn mismatch() {
-    let rows = [0..1, 1..2];
-    let scores = TokenScores { logprob: vec![-1.0, -1.0], entropy: vec![0.5; 2], value: Vec::new() };
-    let counts = GlobalCounts::of_lengths([1, 1], 2);
-    let loss = reinforce(Level::Token, Aggregation::TokenMean);
-    let measured = |mismatch| {
-        let batch = LossBatch {
-            rows: &rows,
-            advantage: Some(&[1.0, 1.0]),
-            old_logprob: Some(&[-1.25, -1.0]),
-            behavior_logprob: Some(&[-1.5, -1.0]),
-            reference_logprob: None,
-            mismatch,
+        // Where nothing is dropped, DPPO is CISPO's weight against the sampler.
+        let open = Dppo { divergence: Divergence::TotalVariation, limit: 2.0, cap: 1.5 };
+        let to_sampler = PolicyLoss {
+            ratio_to: RatioTo::Behavior,
+            ..PolicyLoss::new(Surrogate::Cispo(Cispo { cap: 1.5, floor: 0.0 }), Aggregation::SequenceMean)
         };
-        policy_loss(&loss, &batch, &scores, &counts).unwrap().terms.finish(&counts).unwrap()
-    };
-    assert_eq!(measured(Mismatch::Unmeasured).mismatch_max_abs, None);
-    assert_eq!(measured(Mismatch::Scores).mismatch_max_abs, Some(0.5));
-    let old = measured(Mismatch::Old);
-    assert_eq!(old.mismatch_max_abs, Some(0.25));
-    // KL(sampler ‖ trainer) by k3: exp(d) − d − 1 with d = trainer − sampler.
-    assert!((old.mismatch_kl.unwrap() - (0.25f64.exp() - 1.25) / 2.0).abs() < 1e-12);
-    let names: Vec<&str> = old.named().iter().map(|(n, _)| *n).collect();
-    assert!(names.contains(&metric::MISMATCH_KL) && names.contains(&metric::APPROX_KL));
-    assert!(!names.contains(&metric::KL) && !names.contains(&metric::CLIP_RATIO_LOW));
-}
+        prop_assert_eq!(&of(&step, Surrogate::Dppo(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
 
-#[test]
-fn a_step_without_any_micro_batch_has_no_metrics_but_a_zero_loss() {
-    let m = LossTerms::default().finish(&GlobalCounts::default()).unwrap();
-    assert_eq!(m.named(), [(metric::LOSS, 0.0)]);
+        // The ratio to the sampler is the ratio to a proximal policy that is the sampler.
+        let sampler = Step { old: step.behavior.clone(), ..step.clone() };
+        for surrogate in surrogates().into_iter().filter(Surrogate::reads_old) {
+            let to_sampler = PolicyLoss {
+                ratio_to: RatioTo::Behavior,
+                ..PolicyLoss::new(surrogate, Aggregation::SequenceMean)
+            };
+            prop_assert_eq!(&step.loss(&to_sampler).unwrap().d_logprob, &of(&sampler, surrogate).d_logprob);
+        }
+
+        // TOPR trains on good completions as they are.
+        let good = Step { advantage: step.advantage.iter().map(|a| a.abs()).collect(), ..step.clone() };
+        let topr = of(&good, Surrogate::Topr(Topr { level: Level::Sequence })).d_logprob;
+        prop_assert_eq!(&topr, &of(&good, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob);
+
+        // GSPO-token is GSPO where a sequence has one advantage.
+        let gspo = |level| of(&step, Surrogate::Gspo(Gspo { level, clip_low: 0.1, clip_high: 0.15 })).d_logprob;
+        all_close(&gspo(Level::Token), &gspo(Level::Sequence))?;
+    }
+
+    /// Sequences of one token: what is of a sequence is of its token.
+    #[test]
+    fn one_token_rows(step in steps()) {
+        let n = step.logprob.len();
+        let step = Step {
+            lengths: vec![1; n],
+            masked: Vec::new(),
+            outcome: vec![0.5; n],
+            interpolation: Vec::new(),
+            ..step
+        };
+        let of = |surrogate, mode| step.loss(&PolicyLoss::new(surrogate, mode)).unwrap();
+        let ppo = of(Surrogate::PpoClip(CLIP), Aggregation::TokenMean);
+        let (clip_low, clip_high) = (CLIP.clip_low, CLIP.clip_high);
+        for level in [Level::Token, Level::Sequence] {
+            let gspo = of(Surrogate::Gspo(Gspo { level, clip_low, clip_high }), Aggregation::SequenceMean);
+            prop_assert_eq!(&gspo.d_logprob, &ppo.d_logprob);
+        }
+        // GMPO's bounds are of log-ratios.
+        let in_logs = Gmpo { clip_low: -(1.0 - clip_low).ln(), clip_high: (1.0 + clip_high).ln() };
+        all_close(&of(Surrogate::Gmpo(in_logs), Aggregation::TokenMean).d_logprob, &ppo.d_logprob)?;
+        let topr = |level| of(Surrogate::Topr(Topr { level }), Aggregation::TokenMean).d_logprob;
+        prop_assert_eq!(topr(Level::Token), topr(Level::Sequence));
+        let weighed = |level| {
+            let weight = ImportanceWeight { level, action: WeightAction::Mask, low: 0.7, high: 1.4 };
+            let correction = Correction { weight: Some(weight), rejection: None };
+            let loss = PolicyLoss::new(Surrogate::PpoClip(CLIP), Aggregation::TokenMean);
+            step.loss(&PolicyLoss { correction, ..loss }).unwrap().d_logprob
+        };
+        prop_assert_eq!(weighed(WeightLevel::Token), weighed(WeightLevel::Sequence));
+        prop_assert_eq!(weighed(WeightLevel::Token), weighed(WeightLevel::Geometric));
+    }
+
+    /// α = 0 is the sampler, α = 1 the current policy: ratio 1, and every weight is the whole way.
+    #[test]
+    fn ends_of_the_interpolation(step in steps()) {
+        let n = step.logprob.len();
+        let none = rloom_algo::Mismatch::Unmeasured;
+        let at = |alpha: f32| Step { interpolation: vec![alpha; n], old: Vec::new(), mismatch: none, ..step.clone() };
+        let sampler =
+            Step { interpolation: Vec::new(), old: step.behavior.clone(), mismatch: none, ..step.clone() };
+        let current =
+            Step { interpolation: Vec::new(), old: step.logprob.clone(), mismatch: none, ..step.clone() };
+        let losses = losses();
+        for loss in losses.iter().filter(|l| l.surrogate.reads_old()) {
+            prop_assert_eq!(&at(0.0).loss(loss).unwrap().d_logprob, &sampler.loss(loss).unwrap().d_logprob);
+        }
+        for surrogate in surrogates().into_iter().filter(|s| s.reads_old() && !s.is_per_sequence()) {
+            let fits = |c: &&Correction| !is_by_token(c);
+            let correction = *corrections().iter().find(fits).unwrap();
+            let loss = PolicyLoss { correction, ..PolicyLoss::new(surrogate, Aggregation::TokenMean) };
+            let (a, b) = (at(1.0).loss(&loss).unwrap(), current.loss(&loss).unwrap());
+            all_close(&a.d_logprob, &b.d_logprob)?;
+            let ratio = at(1.0).metrics(&loss).ratio_max;
+            prop_assert!(ratio.is_none_or(|r| (r - 1.0).abs() < 1e-12));
+        }
+    }
+
+    /// Off the policy, k3 and k3+ times the ratio pull alike: both have the gradient ρ(lp − ref).
+    #[test]
+    fn k3_times_the_ratio(step in steps()) {
+        let step = Step { interpolation: Vec::new(), advantage: vec![0.0; step.logprob.len()], ..step };
+        let of = |estimator| {
+            let clip = PpoClip { dual_clip: None, ..CLIP };
+            let loss = PolicyLoss::new(Surrogate::PpoClip(clip), Aggregation::TokenMean);
+            step.loss(&PolicyLoss { kl: Some(kl(estimator, true)), ..loss }).unwrap()
+        };
+        let (k3, plus) = (of(rloom_algo::KlEstimator::K3), of(rloom_algo::KlEstimator::K3Plus));
+        for (a, b) in k3.d_logprob.iter().zip(&plus.d_logprob) {
+            prop_assert!((a - b).abs() <= 1e-6 * b.abs() + 1e-12, "{} {}", a, b);
+        }
+        prop_assert_eq!(k3.terms.loss(), plus.terms.loss());
+    }
 }

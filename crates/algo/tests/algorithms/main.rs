@@ -1,11 +1,23 @@
 //! Golden numbers, properties, identities and learning.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod advantage_properties;
 mod advantages;
+mod controls;
 mod differences;
+mod estimators;
+mod every_key;
+mod filters;
+mod golden_advantages;
 mod goldens;
+mod groups;
+mod held;
 mod identities;
 mod learning;
+mod losses;
+mod metrics;
+mod page_examples;
+mod pages;
 mod refusals;
 mod settings;
 mod show;

@@ -1,11 +1,15 @@
-//! Bad numbers get a typed error that names the place.
+//! Bad numbers and missing arrays get a typed error that names the place.
 
 use rloom_algo::{
-    Aggregation, AlgoError, Algorithm, GlobalCounts, LossBatch, Method, Mismatch, Score, TokenScores,
-    policy_loss,
+    Aggregation, AlgoError, Algorithm, Correction, GlobalCounts, ImplicitReward, KlEstimator, Level,
+    LossBatch, Method, Mismatch, PolicyLoss, RatioTo, RejectLevel, Rejection, Scope, Score, Surrogate,
+    TokenScores, Topr, ValueLoss, policy_loss, step_loss,
 };
 
-use crate::step::{Step, losses};
+use crate::{
+    losses::{corrections, is_by_token, kl, losses, surrogates},
+    step::{Step, draw},
+};
 
 fn step() -> Step {
     Step {
@@ -13,56 +17,104 @@ fn step() -> Step {
         completion_limit: 4,
         logprob: vec![-1.0; 5],
         entropy: vec![1.0; 5],
+        value: vec![0.5; 5],
         advantage: vec![1.0; 5],
         old: vec![-1.0; 5],
+        behavior: vec![-1.0; 5],
         reference: vec![-1.0; 5],
+        interpolation: vec![0.5; 5],
+        returns: vec![1.0; 5],
+        old_value: vec![0.5; 5],
+        outcome: vec![1.0, 0.0, 0.0],
+        masked: vec![false; 3],
+        mismatch: Mismatch::Unmeasured,
     }
 }
 
+fn grpo() -> PolicyLoss {
+    Algorithm::preset(Method::Grpo).loss
+}
+
+const VALUE: ValueLoss = ValueLoss { coef: 1.0, clip: Some(0.2) };
+
+type Clear = fn(&mut Step);
 type Column = fn(&mut Step) -> &mut Vec<f32>;
 
+const COLUMNS: [(Score, Column); 10] = [
+    (Score::Logprob, |s| &mut s.logprob),
+    (Score::Entropy, |s| &mut s.entropy),
+    (Score::Advantage, |s| &mut s.advantage),
+    (Score::OldLogprob, |s| &mut s.old),
+    (Score::BehaviorLogprob, |s| &mut s.behavior),
+    (Score::ReferenceLogprob, |s| &mut s.reference),
+    (Score::Interpolation, |s| &mut s.interpolation),
+    (Score::Value, |s| &mut s.value),
+    (Score::Return, |s| &mut s.returns),
+    (Score::OldValue, |s| &mut s.old_value),
+];
+
+/// Also in rows that are masked: what is wrong there was wrong before.
 #[test]
 fn nan_and_infinity_name_row_and_token() {
-    let loss = Algorithm::preset(Method::Grpo).loss;
-    let columns: [(Score, Column); 5] = [
-        (Score::Logprob, |s| &mut s.logprob),
-        (Score::Entropy, |s| &mut s.entropy),
-        (Score::Advantage, |s| &mut s.advantage),
-        (Score::OldLogprob, |s| &mut s.old),
-        (Score::ReferenceLogprob, |s| &mut s.reference),
-    ];
-    for (wanted, column) in columns {
+    for (wanted, column) in COLUMNS {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut step = step();
-            column(&mut step)[3] = bad;
-            let error = step.loss(&loss).unwrap_err();
-            let AlgoError::NonFinite { what, row: 2, token: 1, .. } = error else { panic!("{error:?}") };
-            assert_eq!(what, wanted);
-            assert_eq!(error.row(), Some(2));
+            for is_masked in [false, true] {
+                let mut step = Step { masked: vec![false, false, is_masked], ..step() };
+                column(&mut step)[3] = bad;
+                let loss = PolicyLoss { value: Some(VALUE), ..grpo() };
+                let error = step.loss(&loss).unwrap_err();
+                let AlgoError::NonFinite { what, row: 2, token: 1, .. } = error else { panic!("{error:?}") };
+                assert_eq!(what, wanted);
+                assert_eq!((error.row(), error.micro_batch()), (Some(2), None));
+                let of_critic = [Score::Value, Score::Return, Score::OldValue].contains(&wanted);
+                if of_critic {
+                    assert!(step.critic(&VALUE, 0..3).is_err());
+                }
+            }
         }
     }
     let mut step = step();
     step.logprob[4] = f32::NAN;
-    let text = step.loss(&loss).unwrap_err().to_string();
+    let text = step.loss(&grpo()).unwrap_err().to_string();
     assert_eq!(text, "log-probability is NaN at row 2, policy token 2");
 }
 
 #[test]
-fn a_coefficient_that_overflows_is_an_error() {
-    let mut step = step();
-    step.advantage[4] = -f32::MAX;
-    step.old[4] = -19.0;
-    let error = step.loss(&Algorithm::preset(Method::Grpo).loss).unwrap_err();
-    assert!(
-        matches!(error, AlgoError::NonFinite { what: Score::Coefficient, row: 2, token: 2, .. }),
-        "{error:?}"
-    );
+fn wrong_lengths_are_named() {
+    let loss = PolicyLoss { value: Some(VALUE), ..grpo() };
+    let whole = step();
+    let rows = whole.rows(0..3);
+    for (wanted, column) in COLUMNS {
+        if wanted == Score::Logprob {
+            continue; // The rows are held against it.
+        }
+        let mut step = step();
+        column(&mut step).push(0.0);
+        let scores = TokenScores {
+            logprob: step.logprob.clone(),
+            entropy: step.entropy.clone(),
+            value: step.value.clone(),
+            ..TokenScores::default()
+        };
+        let batch = LossBatch {
+            rows: &rows,
+            advantage: Some(&step.advantage),
+            old_logprob: Some(&step.old),
+            behavior_logprob: Some(&step.behavior),
+            reference_logprob: Some(&step.reference),
+            interpolation: Some(&step.interpolation),
+            returns: Some(&step.returns),
+            old_value: Some(&step.old_value),
+            ..LossBatch::default()
+        };
+        let error = policy_loss(&loss, &batch, &scores, &whole.counts()).unwrap_err();
+        assert_eq!(error, AlgoError::Length { what: wanted, got: 6, expected: 5 });
+    }
 }
 
 #[test]
-fn shapes() {
-    let loss = Algorithm::preset(Method::Grpo).loss;
-    let scores = TokenScores { logprob: vec![-1.0; 3], entropy: vec![1.0; 3], value: Vec::new() };
+fn rows_tile_the_tokens() {
+    let scores = TokenScores { logprob: vec![-1.0; 3], entropy: vec![1.0; 3], ..TokenScores::default() };
     let counts = GlobalCounts::of_lengths([3], 4);
     let array = [-1.0f32; 3];
     let good = LossBatch {
@@ -71,49 +123,123 @@ fn shapes() {
         old_logprob: Some(&array),
         ..LossBatch::default()
     };
-    let error =
-        |batch: &LossBatch<'_>, scores: &TokenScores| policy_loss(&loss, batch, scores, &counts).unwrap_err();
-
-    let gap = error(&LossBatch { rows: &[0..1, 2..3], ..good }, &scores);
+    let error = |batch: &LossBatch<'_>| policy_loss(&grpo(), batch, &scores, &counts).unwrap_err();
+    let gap = error(&LossBatch { rows: &[0..1, 2..3], ..good });
     assert_eq!(gap, AlgoError::Rows { row: 1, start: 2, end: 3, expected: 1 });
-    let short = error(&LossBatch { rows: &[0..1, 1..2], ..good }, &scores);
+    let short = error(&LossBatch { rows: &[0..1, 1..2], ..good });
     assert_eq!(short, AlgoError::Rows { row: 2, start: 2, end: 2, expected: 3 });
-    let advantage = error(&LossBatch { advantage: Some(&array[..2]), ..good }, &scores);
-    assert_eq!(advantage, AlgoError::Length { what: Score::Advantage, got: 2, expected: 3 });
-    let entropy = error(&good, &TokenScores { entropy: Vec::new(), ..scores.clone() });
-    assert_eq!(entropy, AlgoError::Length { what: Score::Entropy, got: 0, expected: 3 });
-    let old = error(&LossBatch { old_logprob: None, ..good }, &scores);
-    assert_eq!(old, AlgoError::Missing { what: Score::OldLogprob });
-    let behavior = error(&LossBatch { mismatch: Mismatch::Scores, ..good }, &scores);
-    assert_eq!(behavior, AlgoError::Missing { what: Score::BehaviorLogprob });
-    let with_kl = losses().into_iter().find(|l| l.kl.is_some()).unwrap();
-    let reference = policy_loss(&with_kl, &good, &scores, &counts).unwrap_err();
-    assert_eq!(reference, AlgoError::Missing { what: Score::ReferenceLogprob });
+    let mask = error(&LossBatch { masked: &[true], ..good });
+    assert_eq!(mask, AlgoError::RowLength { what: "mask", got: 1, expected: 2 });
+    let outcome = error(&LossBatch { outcome: Some(&[0.0; 3]), ..good });
+    assert_eq!(outcome, AlgoError::RowLength { what: "outcome", got: 3, expected: 2 });
+}
+
+/// What each kind of loss reads, and nothing else.
+#[test]
+fn missing_arrays_are_named() {
+    let is_enough = |loss: &PolicyLoss, step: &Step| match step.loss(loss) {
+        Ok(_) => None,
+        Err(AlgoError::Missing { what }) => Some(what),
+        Err(AlgoError::InMicroBatch { micro_batch: 0, error }) => match *error {
+            AlgoError::Missing { what } => Some(what),
+            other => panic!("{other:?}"),
+        },
+        Err(other) => panic!("{other:?}"),
+    };
+    let full = Step { interpolation: Vec::new(), ..step() };
+    let nothing = Step {
+        lengths: full.lengths.clone(),
+        completion_limit: 4,
+        logprob: full.logprob.clone(),
+        entropy: full.entropy.clone(),
+        ..Step::default()
+    };
+    for loss in losses() {
+        assert_eq!(is_enough(&loss, &full), None, "{loss:?}");
+        // Without one of the arrays it reads it says which; without one of the others it does not care.
+        let reads = &loss.surrogate;
+        let corrects = loss.correction != Correction::default();
+        let has_ratio = reads.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
+        let old = (has_ratio && loss.ratio_to == RatioTo::Old) || corrects;
+        let sampler = reads.reads_behavior() || (has_ratio && loss.ratio_to == RatioTo::Behavior) || corrects;
+        let clips = loss.value.is_some_and(|v| v.clip.is_some());
+        let needed: [(Score, bool, Clear); 7] = [
+            (Score::Advantage, reads.reads_advantage(), |s| s.advantage.clear()),
+            (Score::OldLogprob, old, |s| s.old.clear()),
+            (Score::BehaviorLogprob, sampler, |s| s.behavior.clear()),
+            (Score::ReferenceLogprob, loss.reads_reference(), |s| s.reference.clear()),
+            (Score::Value, loss.value.is_some(), |s| s.value.clear()),
+            (Score::Return, loss.value.is_some(), |s| s.returns.clear()),
+            (Score::OldValue, clips, |s| s.old_value.clear()),
+        ];
+        for (what, is_needed, clear) in needed {
+            let mut step = full.clone();
+            clear(&mut step);
+            assert_eq!(is_enough(&loss, &step), is_needed.then_some(what), "{loss:?}");
+        }
+        let mut step = full.clone();
+        step.outcome.clear();
+        assert_eq!(is_enough(&loss, &step), reads.reads_outcome().then_some(Score::Outcome));
+    }
+    let sft = PolicyLoss::new(Surrogate::Sft(rloom_algo::Sft), Aggregation::TokenMean);
+    assert_eq!(is_enough(&sft, &nothing), None);
+    let measured = |mismatch| Step { mismatch, ..nothing.clone() };
+    assert_eq!(is_enough(&sft, &measured(Mismatch::Scores)), Some(Score::BehaviorLogprob));
+    assert_eq!(is_enough(&sft, &measured(Mismatch::Old)), Some(Score::OldLogprob));
+    // Interpolated log-probabilities take the place of recomputed ones, but need the sampler's.
+    let interpolated = Step { interpolation: vec![0.5; 5], old: Vec::new(), ..full };
+    assert_eq!(is_enough(&grpo(), &interpolated), None);
+    let without = Step { behavior: Vec::new(), ..interpolated };
+    assert_eq!(is_enough(&grpo(), &without), Some(Score::BehaviorLogprob));
+    let old = Step { mismatch: Mismatch::Old, behavior: vec![-1.0; 5], ..without };
+    assert_eq!(is_enough(&grpo(), &old), Some(Score::OldLogprob), "what was interpolated was not measured");
+
+    let critic = |step: &Step| step.critic(&VALUE, 0..3).unwrap_err();
+    assert_eq!(critic(&Step { returns: Vec::new(), ..step() }), AlgoError::Missing { what: Score::Return });
+    assert_eq!(
+        critic(&Step { old_value: Vec::new(), ..step() }),
+        AlgoError::Missing { what: Score::OldValue }
+    );
+}
+
+#[test]
+fn a_coefficient_that_overflows_is_an_error() {
+    let mut by_logprob = Step { interpolation: Vec::new(), ..step() };
+    by_logprob.advantage[4] = -f32::MAX;
+    by_logprob.old[4] = -19.0;
+    let mut by_value = step();
+    by_value.value[4] = f32::MAX;
+    by_value.returns[4] = -f32::MAX;
+    let shared = PolicyLoss { value: Some(ValueLoss { coef: 10.0, clip: None }), ..grpo() };
+    let alone = by_value.critic(&ValueLoss { coef: 10.0, clip: None }, 0..3);
+    for error in
+        [by_logprob.loss(&grpo()).unwrap_err(), by_value.loss(&shared).unwrap_err(), alone.unwrap_err()]
+    {
+        let is_named =
+            matches!(error, AlgoError::NonFinite { what: Score::Coefficient, row: 2, token: 2, .. });
+        assert!(is_named, "{error:?}");
+    }
 }
 
 /// Counts of a micro-batch instead of the step: the mistake that makes losses depend on the split.
 #[test]
 fn counts_are_of_the_whole_step() {
-    let loss = Algorithm::preset(Method::Grpo).loss;
-    let step = step();
+    let step = Step { interpolation: Vec::new(), ..step() };
     let rows = step.rows(0..3);
-    let batch = LossBatch {
-        rows: &rows,
-        advantage: Some(&step.advantage),
-        old_logprob: Some(&step.old),
-        ..LossBatch::default()
-    };
-    let scores =
-        TokenScores { logprob: step.logprob.clone(), entropy: step.entropy.clone(), value: Vec::new() };
+    let (batch, scores) = (step.batch(&rows, 0..3), step.scores(0..3));
     let too_few = GlobalCounts { tokens: 4, ..step.counts() };
-    let error = policy_loss(&loss, &batch, &scores, &too_few).unwrap_err();
+    let error = policy_loss(&grpo(), &batch, &scores, &too_few).unwrap_err();
     assert_eq!(error, AlgoError::Counts { what: "tokens", counted: 4, seen: 5 });
 
     let too_many = GlobalCounts { sequences: 3, ..step.counts() };
-    let grad = policy_loss(&loss, &batch, &scores, &too_many).unwrap();
+    let grad = policy_loss(&grpo(), &batch, &scores, &too_many).unwrap();
     let error = grad.terms.finish(&too_many).unwrap_err();
     assert_eq!(error, AlgoError::Counts { what: "sequences", counted: 3, seen: 2 });
     assert!(grad.terms.finish(&step.counts()).is_ok());
+    // Masked rows are counted like the others.
+    let masked = Step { masked: vec![true, false, true], ..step };
+    let error = policy_loss(&grpo(), &masked.batch(&rows, 0..3), &scores, &too_few).unwrap_err();
+    assert_eq!(error, AlgoError::Counts { what: "tokens", counted: 4, seen: 5 });
 }
 
 #[test]
@@ -128,10 +254,72 @@ fn constant_length_needs_its_constant() {
 fn a_sequence_has_one_advantage() {
     let mut step = step();
     step.advantage[4] = 0.5;
-    let error = step.loss(&Algorithm::preset(Method::Rloo).loss).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "row 2: a loss at sequence level needs one advantage per sequence, and it changes at policy token 2"
-    );
-    assert_eq!(error.row(), Some(2));
+    for surrogate in surrogates().into_iter().filter(Surrogate::is_per_sequence) {
+        let error = step.loss(&PolicyLoss::new(surrogate, Aggregation::TokenMean)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "row 2: a loss at sequence level needs one advantage per sequence, and it changes at policy token 2"
+        );
+        assert_eq!(error.row(), Some(2));
+    }
+    // TOPR's weight is of the sequence, its terms are of tokens.
+    let topr = Surrogate::Topr(Topr { level: Level::Sequence });
+    assert!(step.loss(&PolicyLoss::new(topr, Aggregation::TokenMean)).is_ok());
+}
+
+#[test]
+fn a_sequence_has_one_weight() {
+    for surrogate in surrogates().into_iter().filter(|s| s.is_per_sequence() && s.reads_advantage()) {
+        for correction in corrections() {
+            let loss = PolicyLoss { correction, ..PolicyLoss::new(surrogate, Aggregation::TokenMean) };
+            let refused = step().loss(&loss).err();
+            assert_eq!(refused, is_by_token(&correction).then_some(AlgoError::TokenCorrection));
+        }
+    }
+    let rejection = Rejection {
+        estimator: KlEstimator::K2,
+        level: RejectLevel::Token,
+        low: f64::NEG_INFINITY,
+        high: 0.1,
+    };
+    let correction = Correction { weight: None, rejection: Some(rejection) };
+    let gspo = Algorithm::preset(Method::Gspo).loss;
+    let text = step().loss(&PolicyLoss { correction, ..gspo }).unwrap_err().to_string();
+    assert!(text.contains("\nhint: "), "{text}");
+}
+
+#[test]
+fn outcomes_are_probabilities() {
+    let loss =
+        PolicyLoss::new(Surrogate::ImplicitReward(ImplicitReward { beta: 0.05 }), Aggregation::TokenMean);
+    for bad in [1.5, -0.5, f32::NAN, f32::INFINITY] {
+        let error = Step { outcome: vec![1.0, bad, bad], ..step() }.loss(&loss).unwrap_err();
+        assert!(matches!(error, AlgoError::OutcomeRange { row: 2, .. }), "{error:?}");
+        assert_eq!(error.row(), Some(2));
+    }
+    // Nothing is asked of a row without tokens.
+    assert!(Step { outcome: vec![1.0, f32::NAN, 0.5], ..step() }.loss(&loss).is_ok());
+}
+
+#[test]
+fn step_scoped_losses_need_the_step() {
+    let cov = losses().into_iter().find(|l| l.scope() == Scope::Step).unwrap();
+    let error = step().part(&cov, 0..3).unwrap_err();
+    assert_eq!(error, AlgoError::StepScope);
+    assert!(error.to_string().contains("step_loss"));
+
+    for loss in [cov, PolicyLoss { kl: Some(kl(KlEstimator::K2, false)), ..grpo() }] {
+        let mut bad = step();
+        bad.reference[4] = f32::NAN;
+        let error = bad.parts(&loss, &[0..1, 1..3], &draw).unwrap_err();
+        assert_eq!((error.micro_batch(), error.row()), (Some(1), Some(1)), "{error:?}");
+        let text = error.to_string();
+        assert_eq!(text, "micro-batch 1: reference log-probability is NaN at row 1, policy token 2");
+    }
+    let whole = step();
+    let rows = whole.rows(0..3);
+    let batch = whole.batch(&rows, 0..3);
+    let error = step_loss(&grpo(), &[batch], &[], &whole.counts(), &draw).unwrap_err();
+    assert_eq!(error, AlgoError::MicroBatches { batches: 1, scores: 0 });
+    assert_eq!(step_loss(&grpo(), &[], &[], &whole.counts(), &draw).unwrap().len(), 0);
 }

@@ -15,12 +15,12 @@ fn presets_are_the_table() {
     let by_method = |m| Algorithm::preset(m);
 
     let grpo = by_method(Method::Grpo);
-    assert_eq!(grpo.advantage.unwrap().estimator, Estimator::Group { std_epsilon: 1e-4 });
+    assert_eq!(grpo.advantage.unwrap().estimator, Estimator::group(1e-4));
     assert_eq!((grpo.loss.surrogate, grpo.loss.aggregation), (clip, Aggregation::SequenceMean));
     assert_eq!((grpo.loss.kl, grpo.loss.entropy_coef, grpo.needs_reference()), (None, 0.0, false));
 
     let dr_grpo = by_method(Method::DrGrpo);
-    assert_eq!(dr_grpo.advantage.unwrap().estimator, Estimator::GroupMean);
+    assert_eq!(dr_grpo.advantage.unwrap().estimator, Estimator::group_mean());
     assert_eq!((dr_grpo.loss.surrogate, dr_grpo.loss.aggregation), (clip, Aggregation::ConstantLength));
     assert!(!dr_grpo.needs_reference() && !dr_grpo.advantage.unwrap().whiten);
 
@@ -36,7 +36,7 @@ fn presets_are_the_table() {
     assert_eq!((rpp.loss.surrogate, rpp.loss.aggregation), (clip, Aggregation::TokenMean));
 
     let baseline = by_method(Method::ReinforcePpBaseline);
-    assert_eq!(baseline.loss.kl, Some(KlLoss { coef: 1e-4, estimator: KlEstimator::K2 }));
+    assert_eq!(baseline.loss.kl, Some(KlLoss { coef: 1e-4, estimator: KlEstimator::K2, ratio: false }));
     assert!(baseline.advantage.unwrap().whiten && baseline.needs_reference());
     assert!(!baseline.needs_reference_for_advantages());
 
@@ -45,7 +45,7 @@ fn presets_are_the_table() {
         (sft.advantage, sft.loss.aggregation, sft.scope()),
         (None, Aggregation::TokenMean, Scope::Token)
     );
-    assert!(!sft.needs_rollouts() && !sft.needs_reference() && !sft.needs_old_logprob());
+    assert!(!sft.needs_rollouts() && !sft.needs_reference());
 }
 
 /// What a resolved file holds gives the same algorithm again, and nothing in it is unread.
@@ -61,8 +61,31 @@ fn resolved_settings_resolve_to_themselves() {
         r#"{"loss":"ppo_clip","clip_low":0.1,"dual_clip":3,"epochs":4,"minibatches":2}"#,
         r#"{"loss":"reinforce","level":"token","loss_aggregation":"sequence_sum"}"#,
         r#"{"entropy_coef":0.01,"loss_aggregation":"token_mean"}"#,
+        r#"{"advantage":"normalized","mean_from":"batch","std_from":"running"}"#,
+        r#"{"advantage":"normalized","mean_from":"group","std_from":"none"}"#,
+        r#"{"advantage":"gae","critic":{"backbone":"shared"}}"#,
+        r#"{"advantage":"gigpo","divide_by_std":false}"#,
+        r#"{"advantage":"max_at_g","divide_by_std":true}"#,
+        r#"{"advantage":"raft_pp","keep":"best"}"#,
+        r#"{"loss":"gspo"}"#,
+        r#"{"loss":"gspo_token","clip_low":0.01}"#,
+        r#"{"loss":"gmpo"}"#,
+        r#"{"loss":"cispo","weight_floor":0.5,"ratio_to":"behavior"}"#,
+        r#"{"loss":"sapo"}"#,
+        r#"{"loss":"topr","level":"token"}"#,
+        r#"{"loss":"dppo_kl"}"#,
+        r#"{"loss":"clip_cov","dual_clip":3.0}"#,
+        r#"{"loss":"kl_cov"}"#,
+        r#"{"correction":{"level":"geometric","action":"mask"}}"#,
+        r#"{"correction":{"reject":"k1","reject_low":-0.1,"reject_high":0.1,"reject_level":"token"}}"#,
+        r#"{"proximal":"log_linear","correction":{"level":"token"}}"#,
+        r#"{"filter":{"dynamic_sampling":true,"mask_truncated":true,"min_tokens":2,"max_tokens":9}}"#,
+        r#"{"overlong":{"factor":0.5,"buffer":3}}"#,
+        r#"{"entropy_control":{"target":0.3}}"#,
+        r#"{"kl":{"coef":0.1,"estimator":"k3+","ratio":true}}"#,
+        r#"{"kl":{"coef":0.1,"placement":"reward","target":0.05}}"#,
     ];
-    for method in Method::ALL {
+    for &method in Method::ALL {
         let preset = Algorithm::preset(method);
         assert_eq!(resolve(method, "{}").unwrap(), preset, "{method}");
         for json in overrides {
@@ -96,8 +119,6 @@ fn nonsense_is_refused_with_a_reason() {
             "there it is k1",
         ),
         (Grpo, r#"{"kl":{"coef":-0.1}}"#, "kl.coef", "not 0 or more"),
-        (Grpo, r#"{"kl":{"estimator":"k3"}}"#, "kl.estimator", "nothing reads it"),
-        (Grpo, r#"{"kl":{"placement":"reward"}}"#, "kl.placement", "nothing reads it"),
         (Grpo, r#"{"dual_clip":1.0}"#, "dual_clip", "not above 1"),
         (Grpo, r#"{"clip_low":1.0}"#, "clip_low", "not between 0 and 1"),
         (Grpo, r#"{"clip_low":0}"#, "clip_low", "not between 0 and 1"),
@@ -111,6 +132,60 @@ fn nonsense_is_refused_with_a_reason() {
         (Rloo, r#"{"epochs":2}"#, "epochs", "without a ratio"),
         (Rloo, r#"{"minibatches":4}"#, "minibatches", "without a ratio"),
         (Rloo, r#"{"advantage":"reinforce_pp"}"#, "level", "one advantage per episode"),
+        (Method::Gspo, r#"{"advantage":"gae"}"#, "loss", "one advantage per episode"),
+        (Method::Gmpo, r#"{"advantage":"gigpo"}"#, "loss", "one advantage per episode"),
+        (Method::Opo, r#"{"epochs":2}"#, "epochs", "without a ratio"),
+        (Method::Gpg, r#"{"minibatches":2}"#, "minibatches", "without a ratio"),
+        (Method::Remax, r#"{"epochs":3}"#, "epochs", "without a ratio"),
+        (Method::MaxAtG, r#"{"group_size":1}"#, "group_size", "nobody to compare with"),
+        (Method::Prime, r#"{"group_size":1}"#, "group_size", "nobody to compare with"),
+        (Method::Prime, r#"{"prm":{"beta":0}}"#, "prm.beta", "not above 0"),
+        (Method::Prime, r#"{"kl":{"coef":0.1,"placement":"reward"}}"#, "kl.placement", "no place"),
+        (Method::RaftPp, r#"{"keep":"best","group_size":1}"#, "group_size", "nobody"),
+        (
+            ReinforcePp,
+            r#"{"filter":{"dynamic_sampling":true}}"#,
+            "filter.dynamic_sampling",
+            "always all equal",
+        ),
+        (Grpo, r#"{"filter":{"min_tokens":9,"max_tokens":4}}"#, "filter.max_tokens", "no episode"),
+        (Method::Dapo, r#"{"filter":{"max_draws":0}}"#, "filter.max_draws", "too few"),
+        (Method::Dapo, r#"{"overlong":{"buffer":0}}"#, "overlong.buffer", "too few"),
+        (Method::Ppo, r#"{"lambda":1.5}"#, "lambda", "not between 0 and 1"),
+        (Method::Ppo, r#"{"critic":{"learning_rate_scale":0}}"#, "critic.learning_rate_scale", "not above 0"),
+        (Method::Cispo, r#"{"weight_floor":6.0}"#, "weight_floor", "not from 0 to weight_cap"),
+        (Method::Sapo, r#"{"tau_negative":0}"#, "tau_negative", "not above 0"),
+        (Method::ClipCov, r#"{"cov_low":6.0}"#, "cov_high", "not above cov_low"),
+        (Method::KlCov, r#"{"cov_share":1.0}"#, "cov_share", "not between 0 and 1"),
+        (Method::DppoTv, r#"{"divergence_limit":0}"#, "divergence_limit", "not above 0"),
+        (Grpo, r#"{"correction":{"level":"token"},"proximal":"sampler"}"#, "proximal", "every weight is 1"),
+        (Grpo, r#"{"correction":{"level":"token","high":0.5}}"#, "correction.high", "not 1 or more"),
+        (Grpo, r#"{"correction":{"level":"token","low":1.5}}"#, "correction.low", "not between 0 and 1"),
+        (Grpo, r#"{"correction":{"reject":"k2"}}"#, "correction.reject", "needs a bound"),
+        (Grpo, r#"{"correction":{"reject":"k3+","reject_high":1}}"#, "correction.reject", "gradient alone"),
+        (
+            Grpo,
+            r#"{"correction":{"level":"token"},"ratio_to":"behavior"}"#,
+            "correction.level",
+            "the same twice",
+        ),
+        (Method::Topr, r#"{"correction":{"level":"sequence"}}"#, "correction.level", "second weight"),
+        (Method::Gspo, r#"{"correction":{"level":"token"}}"#, "correction.level", "one weight"),
+        (
+            Method::Gspo,
+            r#"{"correction":{"reject":"k2","reject_level":"token","reject_high":1}}"#,
+            "correction.reject_level",
+            "can go alone",
+        ),
+        (Grpo, r#"{"ratio_to":"behavior","proximal":"log_linear"}"#, "proximal", "nothing reads"),
+        (Method::Opo, r#"{"kl":{"coef":0.1,"ratio":true}}"#, "kl.ratio", "no ratio"),
+        (Grpo, r#"{"entropy_control":{"target":0}}"#, "entropy_control.target", "not above 0"),
+        (
+            Grpo,
+            r#"{"entropy_control":{"target":1,"min":2}}"#,
+            "entropy_control.max",
+            "not above entropy_control.min",
+        ),
     ];
     for &(method, json, key, reason) in cases {
         let error = resolve(method, json).expect_err(json);
@@ -129,11 +204,51 @@ fn what_nothing_reads_is_an_error() {
         (Rloo, r#"{"std_epsilon":1e-6}"#, &["std_epsilon"]),
         (Rloo, r#"{"loss_aggregation":"token_mean"}"#, &["loss_aggregation"]),
         (Grpo, r#"{"gamma":0.9,"level":"token"}"#, &["gamma", "level"]),
+        (Grpo, r#"{"kl":{"estimator":"k3"}}"#, &["kl.estimator"]),
+        (Grpo, r#"{"kl":{"placement":"reward"}}"#, &["kl.placement"]),
+        (Grpo, r#"{"kl":{"coef":0.1,"target":0.1}}"#, &["kl.target"]),
+        (Rloo, r#"{"kl":{"ratio":true}}"#, &["kl.ratio"]),
+        (Grpo, r#"{"mean_from":"batch","step_weight":1.0}"#, &["mean_from", "step_weight"]),
+        (Grpo, r#"{"critic":{"clip":0.1},"prm":{"beta":1.0}}"#, &["critic.clip", "prm.beta"]),
+        (
+            Grpo,
+            r#"{"correction":{"high":2.0,"reject_high":1.0}}"#,
+            &["correction.high", "correction.reject_high"],
+        ),
+        (
+            Grpo,
+            r#"{"correction":{"reject":"k2","reject_low":-1.0,"reject_high":1.0}}"#,
+            &["correction.reject_low"],
+        ),
+        (
+            Grpo,
+            r#"{"filter":{"max_draws":3},"overlong":{"buffer":4}}"#,
+            &["filter.max_draws", "overlong.buffer"],
+        ),
+        (Grpo, r#"{"entropy_control":{"step":0.1}}"#, &["entropy_control.step"]),
+        (
+            Grpo,
+            r#"{"weight_cap":5.0,"tau_positive":1.0,"cov_share":0.1,"divergence_limit":0.1}"#,
+            &["weight_cap", "tau_positive", "divergence_limit", "cov_share"],
+        ),
+        (
+            Method::Gspo,
+            r#"{"dual_clip":3.0,"loss_aggregation":"token_mean"}"#,
+            &["dual_clip", "loss_aggregation"],
+        ),
+        (
+            Method::Ppo,
+            r#"{"filter":{"mask_zero_variance":true},"critic":{"coef":0.1}}"#,
+            &["filter.mask_zero_variance", "critic.coef"],
+        ),
+        (Method::Ppo, r#"{"critic":{"backbone":"shared","warmup_batches":3}}"#, &["critic.warmup_batches"]),
+        (Method::Topr, r#"{"ratio_to":"behavior","proximal":"recompute"}"#, &["ratio_to", "proximal"]),
+        (Method::Cispo, r#"{"clip_low":0.2}"#, &["clip_low"]),
         (ReinforcePp, r#"{"std_epsilon":1e-6}"#, &["std_epsilon"]),
         (
             Sft,
             r#"{"group_size":8,"advantage":"rloo","loss":"ppo_clip","epochs":2,"kl":{"coef":0.1}}"#,
-            &["group_size", "advantage", "loss", "epochs", "kl"],
+            &["group_size", "advantage", "loss", "epochs", "kl.coef"],
         ),
     ];
     for &(method, json, keys) in cases {
@@ -144,7 +259,7 @@ fn what_nothing_reads_is_an_error() {
     let text = resolve(Rloo, r#"{"clip_low":0.1}"#).unwrap_err().to_string();
     assert_eq!(
         text,
-        "not read by method \"rloo\": clip_low (loss = \"reinforce\" has no ratio to clip)\n\
+        "not read by method \"rloo\": clip_low (the loss has no ratio to clip)\n\
          hint: remove what is not read"
     );
     // They become readable with what reads them.
@@ -162,7 +277,7 @@ fn kl_is_completed() {
         let a = resolve(m, json).expect(json);
         (a.advantage.expect("an advantage").kl_coef, a.loss.kl)
     };
-    let loss = |coef, estimator| (0.0, Some(KlLoss { coef, estimator }));
+    let loss = |coef, estimator| (0.0, Some(KlLoss { coef, estimator, ratio: false }));
     assert_eq!(kl(Method::Grpo, r#"{"kl":{"coef":0.04}}"#), loss(0.04, KlEstimator::K3));
     assert_eq!(kl(Method::Grpo, r#"{"kl":{"coef":0.04,"estimator":"k2"}}"#), loss(0.04, KlEstimator::K2));
     assert_eq!(kl(Method::Grpo, r#"{"kl":{"coef":0.04,"estimator":"k1"}}"#), (0.04, None));

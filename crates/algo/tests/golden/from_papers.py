@@ -1,11 +1,10 @@
-"""Losses and advantages written from their papers in PyTorch, with gradients by autograd, in float64.
+"""Every loss and advantage as its paper has it, by autograd in float64: cases out of `paper_losses` and
+`paper_advantages`.
 
     python from_papers.py > from_papers.json
 
-Papers: PPO 1707.06347 (clip), 1912.09729 (dual clip), DAPO 2503.14476 (clip-higher, token mean),
-GRPO 2402.03300 (group advantage, sequence mean, k3), Dr.GRPO 2503.20783 (no std, constant length),
-RLOO 2402.14740 (leave-one-out, whole completion), REINFORCE++ 2501.03262 (KL in reward, returns, whitening),
-k1/k2/k3: Schulman, "Approximating KL divergence", 2020.
+Each loss case is {name, method, settings, inputs, loss, d_logprob, d_entropy}, and where they apply `picked` (flat
+indices of the tokens that a loss of step scope singles out), `d_value`, `value_loss` (before its weight) and `metrics`.
 """
 
 import json
@@ -13,111 +12,68 @@ import sys
 
 import torch
 
-from inputs import column, digits, far, make, sequences
-
-INPUTS = {
-    "near": make(1, [3, 5, 1, 4, 2], 0.3),
-    "wide": make(2, [4, 0, 6, 1, 3], 1.2),
-    "uneven": make(3, [5, 2, 4], 0.4, per_token_advantage=True),
-    "far": far(make(4, [4, 3], 0.3)),
-}
-
-
-def aggregate(per_token, mode, x):
-    rows = [per_token[list(r)] for r in sequences(x["lengths"]) if len(r)]
-    if mode == "token_mean":
-        return torch.cat(rows).sum() / sum(len(r) for r in rows)
-    if mode == "sequence_mean":
-        return torch.stack([r.mean() for r in rows]).mean()
-    if mode == "constant_length":
-        return torch.stack([r.sum() / x["completion_limit"] for r in rows]).mean()
-    if mode == "sequence_sum":
-        return torch.stack([r.sum() for r in rows]).mean()
-    raise ValueError(mode)
+import paper_advantages
+import paper_corrections
+from paper_cases import (
+    CISPO,
+    CLIP,
+    DUAL,
+    GSPO,
+    HIGHER,
+    INPUTS,
+    MODES,
+    REINFORCE,
+    SAPO,
+    SHARES,
+    WIDE_GSPO,
+    dppo,
+    loss_case,
+)
 
 
-def surrogate(lp, old, a, loss):
-    if loss["kind"] == "sft":
-        return -lp
-    if loss["kind"] == "reinforce":
-        return -a * lp
-    ratio = torch.exp(torch.clamp(lp - old, -20, 20))
-    clipped = torch.clamp(ratio, 1 - loss["low"], 1 + loss["high"])
-    objective = torch.minimum(ratio * a, clipped * a)
-    if "dual" in loss:
-        objective = torch.where(a < 0, torch.maximum(objective, loss["dual"] * a), objective)
-    return -objective
-
-
-def kl(lp, reference, estimator):
-    if estimator == "k2":
-        return (lp - reference) ** 2 / 2
-    return torch.exp(reference - lp) - (reference - lp) - 1
-
-
-def loss_case(name, method, settings, on, loss, aggregation, kl_term=None, entropy_coef=0.0):
-    x = INPUTS[on]
-    lp, entropy = column(x["logprob"]).requires_grad_(), column(x["entropy"]).requires_grad_()
-    old, reference, a = column(x["old"]), column(x["reference"]), column(x["advantage"])
-    total = aggregate(surrogate(lp, old, a, loss), aggregation, x)
-    if kl_term:
-        total = total + kl_term[1] * aggregate(kl(lp, reference, kl_term[0]), aggregation, x)
-    if entropy_coef:
-        total = total - entropy_coef * aggregate(entropy, aggregation, x)
-    total.backward()
-    zero = torch.zeros_like(lp)
-    return {
-        "name": name,
-        "method": method,
-        "settings": settings,
-        "inputs": on,
-        "loss": digits([total])[0],
-        "d_logprob": digits(lp.grad),
-        "d_entropy": digits(entropy.grad if entropy.grad is not None else zero),
-    }
-
-
-def losses():
-    clip = {"kind": "ppo", "low": 0.2, "high": 0.2}
-    higher = {"kind": "ppo", "low": 0.2, "high": 0.28}
-    no_kl = {"coef": 0.0}
+def first_losses():
+    """Sets and cases from before there were other losses than the clip and the policy gradient."""
     cases = []
     for on in ["near", "wide"]:
         cases += [
-            loss_case(f"grpo {on}", "grpo", {}, on, clip, "sequence_mean"),
-            loss_case(f"dr_grpo {on}", "dr_grpo", {}, on, clip, "constant_length"),
-            loss_case(f"rloo {on}", "rloo", {}, on, {"kind": "reinforce"}, "sequence_sum"),
-            loss_case(f"rloo by token {on}", "rloo", {"level": "token"}, on, {"kind": "reinforce"}, "sequence_sum"),
-            loss_case(f"reinforce_pp {on}", "reinforce_pp", {}, on, clip, "token_mean"),
-            loss_case(f"reinforce_pp_baseline {on}", "reinforce_pp_baseline", {}, on, clip, "token_mean", ("k2", 1e-4)),
-            loss_case(f"sft {on}", "sft", {}, on, {"kind": "sft"}, "token_mean"),
+            loss_case(f"grpo {on}", "grpo", {}, on, CLIP, "sequence_mean", measure=SHARES),
+            loss_case(f"dr_grpo {on}", "dr_grpo", {}, on, CLIP, "constant_length"),
+            loss_case(f"rloo {on}", "rloo", {}, on, REINFORCE, "sequence_sum"),
+            loss_case(f"rloo by token {on}", "rloo", {"level": "token"}, on, REINFORCE, "sequence_sum"),
+            loss_case(f"reinforce_pp {on}", "reinforce_pp", {}, on, CLIP, "token_mean"),
+            loss_case(
+                f"reinforce_pp_baseline {on}", "reinforce_pp_baseline", {}, on, CLIP, "token_mean", ("k2", 1e-4, False)
+            ),
+            loss_case(f"sft {on}", "sft", {}, on, ("sft", {}), "token_mean"),
             loss_case(
                 f"clip-higher, token mean {on}",
                 "grpo",
                 {"clip_high": 0.28, "loss_aggregation": "token_mean"},
                 on,
-                higher,
+                HIGHER,
                 "token_mean",
             ),
         ]
-        for mode in ["token_mean", "sequence_mean", "constant_length", "sequence_sum"]:
-            for estimator in ["k2", "k3"]:
+        for mode in MODES:
+            for estimator in ["k2", "k3", "k3+"]:
+                settings = {
+                    "clip_high": 0.28,
+                    "dual_clip": 2.0,
+                    "entropy_coef": 0.01,
+                    "loss_aggregation": mode,
+                    "kl": {"coef": 0.04, "estimator": estimator},
+                }
                 cases.append(
                     loss_case(
                         f"clip-higher, dual, {estimator}, entropy, {mode} {on}",
                         "grpo",
-                        {
-                            "clip_high": 0.28,
-                            "dual_clip": 2.0,
-                            "entropy_coef": 0.01,
-                            "loss_aggregation": mode,
-                            "kl": {"coef": 0.04, "estimator": estimator},
-                        },
+                        settings,
                         on,
-                        {**higher, "dual": 2.0},
+                        DUAL,
                         mode,
-                        (estimator, 0.04),
+                        (estimator, 0.04, False),
                         0.01,
+                        measure=(*SHARES, "clip_ratio/dual"),
                     )
                 )
             cases.append(
@@ -126,111 +82,220 @@ def losses():
                     "grpo",
                     {"loss": "reinforce", "level": "token", "loss_aggregation": mode},
                     on,
-                    {"kind": "reinforce"},
+                    REINFORCE,
                     mode,
                 )
             )
-    cases += [
+    narrow = ("ppo", {"low": 0.1, "high": 0.1})
+    dual = ("ppo", {"low": 0.2, "high": 0.2, "dual": 3.0})
+    return cases + [
         loss_case(
             "rloo with KL in the loss and entropy",
             "rloo",
             {"entropy_coef": 0.02, "kl": {"coef": 0.1, "estimator": "k3"}},
             "wide",
-            {"kind": "reinforce"},
+            REINFORCE,
             "sequence_sum",
-            ("k3", 0.1),
+            ("k3", 0.1, False),
             0.02,
         ),
-        loss_case("reinforce_pp, advantage per token", "reinforce_pp", {}, "uneven", clip, "token_mean"),
-        loss_case("grpo, narrow clip", "grpo", {"clip_low": 0.1, "clip_high": 0.1}, "near", {**clip, "low": 0.1, "high": 0.1}, "sequence_mean"),
-        loss_case("grpo beyond the clamp", "grpo", {"kl": no_kl}, "far", clip, "sequence_mean"),
-        loss_case("dual clip beyond the clamp", "grpo", {"dual_clip": 3.0}, "far", {**clip, "dual": 3.0}, "sequence_mean"),
+        loss_case("reinforce_pp, advantage per token", "reinforce_pp", {}, "uneven", CLIP, "token_mean"),
+        loss_case("grpo, narrow clip", "grpo", {"clip_low": 0.1, "clip_high": 0.1}, "near", narrow, "sequence_mean"),
+        loss_case("grpo beyond the clamp", "grpo", {"kl": {"coef": 0.0}}, "far", CLIP, "sequence_mean"),
+        loss_case("dual clip beyond the clamp", "grpo", {"dual_clip": 3.0}, "far", dual, "sequence_mean"),
     ]
+
+
+def presets():
+    """Each preset's loss with nothing overridden."""
+    weight = {"level": "token", "action": "mask", "low": 0.0, "high": 5.0}
+    clip_cov = {"low": 0.2, "high": 0.2, "share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}
+    table = {
+        "dapo": (HIGHER, "token_mean"),
+        "gspo": (("gspo", GSPO), "sequence_mean"),
+        "gspo_token": (("gspo_token", GSPO), "sequence_mean"),
+        "gmpo": (("gmpo", {"low": 0.4, "high": 0.4}), "sequence_mean"),
+        "cispo": (CISPO, "token_mean"),
+        "sapo": (SAPO, "sequence_mean"),
+        "opo": (REINFORCE, "sequence_sum"),
+        "gpg": (REINFORCE, "token_mean"),
+        "remax": (REINFORCE, "sequence_sum"),
+        "max_at_g": (REINFORCE, "sequence_sum"),
+        "topr": (("topr", {"level": "sequence"}), "token_mean"),
+        "raft_pp": (CLIP, "sequence_mean"),
+        "gdpo": (CLIP, "sequence_mean"),
+        "prime": (CLIP, "token_mean"),
+        "gigpo": (CLIP, "sequence_mean", ("k3", 0.01, False)),
+        "ppo": (CLIP, "token_mean"),
+        "dppo_tv": (dppo("tv", 0.2), "token_mean"),
+        "dppo_kl": (dppo("kl", 0.05), "token_mean"),
+        "kl_cov": (("kl_cov", {"share": 2e-4, "coef": 1.0}), "token_mean"),
+        "clip_cov": (("clip_cov", clip_cov), "token_mean"),
+    }
+    cases = [loss_case(f"preset {m} {on}", m, {}, on, *spec) for m, spec in table.items() for on in ["near", "stale"]]
+    decoupled = lambda name, settings, **how: loss_case(
+        name, "decoupled_ppo", settings, "stale", CLIP, "token_mean", correction=weight, **how
+    )
+    cases.append(decoupled("preset decoupled_ppo stale", {}))
+    cases.append(decoupled("preset decoupled_ppo, log-linear", {"proximal": "log_linear"}, log_linear=True))
     return cases
 
 
-GROUPS = [
-    [1.0, 0.0, 0.0, 1.0],
-    [0.25, 0.5, -1.0, 2.0],
-    [0.0, 0.95, 0.95, 0.95],
-    [1.0, 1.0, 1.0, 1.0],
-    [0.5, None, 0.0, 1.0],
-    [None, None, 0.7, None],
-]
-TOKENS = [[3, 1, 2, 4], [2, 5, 1, 3], [1, 2, 2, 6], [3, 3, 1, 2], [2, 4, 1, 1], [2, 1, 3, 2]]
+def per_token_losses():
+    """name -> (settings, surrogate, sets): each is taken over all four aggregations."""
+    on = ["near", "wide", "stale", "stale, mixed", "uneven"]
+    return {
+        "cispo": ({"loss": "cispo", "weight_cap": 5.0, "weight_floor": 0.0}, CISPO, on),
+        "cispo, narrow": (
+            {"loss": "cispo", "weight_cap": 1.28, "weight_floor": 0.8},
+            ("cispo", {"cap": 1.28, "floor": 0.8}),
+            on,
+        ),
+        "sapo": ({"loss": "sapo", "tau_positive": 1.0, "tau_negative": 1.05}, SAPO, on),
+        "sapo, steep": (
+            {"loss": "sapo", "tau_positive": 3.0, "tau_negative": 8.0},
+            ("sapo", {"positive": 3.0, "negative": 8.0}),
+            on,
+        ),
+        "gspo_token": ({"loss": "gspo_token", "clip_low": 0.1, "clip_high": 0.15}, ("gspo_token", WIDE_GSPO), on),
+        "topr": ({"loss": "topr", "level": "sequence"}, ("topr", {"level": "sequence"}), on),
+        "topr by token": ({"loss": "topr", "level": "token"}, ("topr", {"level": "token"}), on),
+        "dppo_tv": ({"loss": "dppo_tv", "divergence_limit": 0.2, "weight_cap": 20.0}, dppo("tv", 0.2), on),
+        "dppo_tv, narrow": ({"loss": "dppo_tv", "divergence_limit": 0.03, "weight_cap": 20.0}, dppo("tv", 0.03), on),
+        "dppo_kl": ({"loss": "dppo_kl", "divergence_limit": 0.05, "weight_cap": 20.0}, dppo("kl", 0.05), on),
+        "dppo_kl, narrow": ({"loss": "dppo_kl", "divergence_limit": 0.003, "weight_cap": 20.0}, dppo("kl", 0.003), on),
+        "clip_cov": (
+            {"loss": "clip_cov", "clip_low": 0.2, "clip_high": 0.2, "cov_share": 0.17, "cov_low": 0.1, "cov_high": 1.5},
+            ("clip_cov", {"low": 0.2, "high": 0.2, "share": 0.17, "cov_low": 0.1, "cov_high": 1.5}),
+            on,
+        ),
+        "kl_cov": (
+            {"loss": "kl_cov", "cov_share": 0.17, "cov_coef": 1.0},
+            ("kl_cov", {"share": 0.17, "coef": 1.0}),
+            on,
+        ),
+        "kl_cov, one token": (
+            {"loss": "kl_cov", "cov_share": 2e-4, "cov_coef": 0.3},
+            ("kl_cov", {"share": 2e-4, "coef": 0.3}),
+            ["near", "stale"],
+        ),
+    }
 
 
-def scores(seed):
-    x = make(seed, [n for g in TOKENS for n in g], 0.2)
-    ranges = iter(sequences(x["lengths"]))
-    old, reference = [], []
-    for g in TOKENS:
-        rows = [next(ranges) for _ in g]
-        old.append([[x["old"][i] for i in r] for r in rows])
-        reference.append([[x["reference"][i] for i in r] for r in rows])
-    return old, reference
+def by_aggregation():
+    cases = []
+    for name, (settings, surrogate, sets) in per_token_losses().items():
+        measure = SHARES if surrogate[0] in ("cispo", "gspo_token", "dppo") else ()
+        for i, on in enumerate(sets):
+            # One set in all modes; the others in one each, so that every mode meets several.
+            for mode in MODES if on == "stale" else [MODES[i % 4]]:
+                with_mode = {**settings, "loss_aggregation": mode}
+                cases.append(loss_case(f"{name}, {mode} {on}", "grpo", with_mode, on, surrogate, mode, measure=measure))
+    for mode in MODES:
+        settings = {"clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": mode}
+        cases.append(
+            loss_case(f"ppo_clip, {mode} stale, mixed", "grpo", settings, "stale, mixed", HIGHER, mode, measure=SHARES)
+        )
+    return cases
 
 
-OLD, REFERENCE = scores(11)
+def whole_sequences():
+    """One term per sequence; with KL and entropy, which stay per token."""
+    cases = []
+    extra = {"loss_aggregation": "token_mean", "entropy_coef": 0.02, "kl": {"coef": 0.1, "estimator": "k2"}}
+    for on in ["near", "wide", "stale", "far rows"]:
+        measure = SHARES if on in ("near", "stale") else ()
+        for name, settings, surrogate in [
+            ("gspo", {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, ("gspo", GSPO)),
+            ("gspo, wide", {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.15}, ("gspo", WIDE_GSPO)),
+            ("gmpo", {"loss": "gmpo", "clip_low": 0.4, "clip_high": 0.4}, ("gmpo", {"low": 0.4, "high": 0.4})),
+            ("gmpo, narrow", {"loss": "gmpo", "clip_low": 0.1, "clip_high": 0.2}, ("gmpo", {"low": 0.1, "high": 0.2})),
+        ]:
+            cases.append(loss_case(f"{name} {on}", "grpo", settings, on, surrogate, "sequence_mean", measure=measure))
+            if on != "far rows":
+                with_extra = {**settings, **extra}
+                cases.append(
+                    loss_case(
+                        f"{name}, k2, entropy {on}",
+                        "grpo",
+                        with_extra,
+                        on,
+                        surrogate,
+                        "token_mean",
+                        ("k2", 0.1, False),
+                        0.02,
+                    )
+                )
+        token = {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4, "loss_aggregation": "sequence_mean"}
+        cases.append(
+            loss_case(
+                f"gspo_token, paper's clip {on}",
+                "grpo",
+                token,
+                on,
+                ("gspo_token", GSPO),
+                "sequence_mean",
+                measure=measure,
+            )
+        )
+    for beta in [0.05, 0.5]:
+        for on in ["near", "wide", "stale", "masked"]:
+            settings = {"prm": {"beta": beta}}
+            cases.append(
+                loss_case(
+                    f"implicit reward, {beta} {on}", "prime_prm", settings, on, ("prm", {"beta": beta}), "sequence_mean"
+                )
+            )
+    return cases
 
 
-def advantage_case(name, method, settings, kind, kl_coef=0.0, gamma=1.0, whiten=False):
-    """Per token. None is a reward that does not apply: out of every statistic, advantage 0."""
-    out = []  # [group][episode] -> list per token, or None
-    for g, rewards in enumerate(GROUPS):
-        k1 = [column(OLD[g][e]) - column(REFERENCE[g][e]) for e in range(len(rewards))]
-        if kind == "returns":
-            row = []
-            for e, reward in enumerate(rewards):
-                if reward is None:
-                    row.append(None)
-                    continue
-                r = -kl_coef * k1[e]
-                r[-1] += reward
-                n = len(r)
-                discounts = torch.tensor([[gamma ** (s - t) if s >= t else 0.0 for s in range(n)] for t in range(n)], dtype=torch.float64)
-                row.append((discounts @ r).tolist())
-            out.append(row)
-            continue
-        total = [None if r is None else r - kl_coef * float(k1[e].sum()) for e, r in enumerate(rewards)]
-        present = torch.tensor([r for r in total if r is not None], dtype=torch.float64)
-        row = []
-        for e, r in enumerate(total):
-            if r is None or len(present) < 2:
-                row.append(None)
-                continue
-            if kind == "group":
-                a = (r - present.mean()) / (present.std() + 1e-4)
-            elif kind == "group_mean":
-                a = r - present.mean()
-            else:
-                others = [q for j, q in enumerate(total) if j != e and q is not None]
-                a = r - sum(others) / len(others)
-            row.append([float(a)] * TOKENS[g][e])
-        out.append(row)
-    if whiten:
-        flat = torch.tensor([a for g in out for e in g if e is not None for a in e], dtype=torch.float64)
-        mean, std = flat.mean(), flat.var(unbiased=False).clamp(min=1e-8).sqrt()
-        out = [[None if e is None else [float((a - mean) / std) for a in e] for e in g] for g in out]
-    expected = [[digits(e if e is not None else [0.0] * TOKENS[g][i]) for i, e in enumerate(row)] for g, row in enumerate(out)]
-    return {"name": name, "method": method, "settings": settings, "advantage": expected}
-
-
-def advantages():
-    in_reward = lambda coef: {"kl": {"coef": coef, "placement": "reward"}}
+def beyond_the_clamp():
+    far = {"loss_aggregation": "token_mean"}
     return [
-        advantage_case("grpo", "grpo", {}, "group"),
-        advantage_case("grpo, KL in the reward", "grpo", in_reward(0.1), "group", 0.1),
-        advantage_case("grpo, whitened", "grpo", {"whiten": True}, "group", whiten=True),
-        advantage_case("dr_grpo", "dr_grpo", {}, "group_mean"),
-        advantage_case("rloo without KL", "rloo", {"kl": {"coef": 0.0}}, "rloo"),
-        advantage_case("rloo", "rloo", {}, "rloo", 0.05),
-        advantage_case("reinforce_pp", "reinforce_pp", {}, "returns", 0.01, 1.0, True),
-        advantage_case("reinforce_pp, discounted", "reinforce_pp", {"gamma": 0.9, **in_reward(0.2)}, "returns", 0.2, 0.9, True),
-        advantage_case("reinforce_pp, not whitened", "reinforce_pp", {"gamma": 0.5, "whiten": False}, "returns", 0.01, 0.5),
-        advantage_case("reinforce_pp_baseline", "reinforce_pp_baseline", {}, "group_mean", whiten=True),
-        advantage_case("reinforce_pp_baseline, KL in the reward", "reinforce_pp_baseline", in_reward(0.1), "group_mean", 0.1, whiten=True),
+        loss_case(
+            "cispo far",
+            "grpo",
+            {"loss": "cispo", "weight_cap": 5.0, "weight_floor": 0.0, **far},
+            "far",
+            CISPO,
+            "token_mean",
+        ),
+        loss_case(
+            "sapo far",
+            "grpo",
+            {"loss": "sapo", "tau_positive": 1.0, "tau_negative": 1.05, **far},
+            "far",
+            SAPO,
+            "token_mean",
+        ),
+        loss_case(
+            "kl_cov far",
+            "grpo",
+            {"loss": "kl_cov", "cov_share": 0.3, "cov_coef": 1.0, **far},
+            "far",
+            ("kl_cov", {"share": 0.3, "coef": 1.0}),
+            "token_mean",
+        ),
     ]
+
+
+def losses():
+    parts = [
+        first_losses,
+        presets,
+        by_aggregation,
+        whole_sequences,
+        beyond_the_clamp,
+        paper_corrections.corrections,
+        paper_corrections.proximal,
+        paper_corrections.divergences,
+        paper_corrections.masked_rows,
+        paper_corrections.shared_values,
+    ]
+    cases = [case for part in parts for case in part()]
+    names = [c["name"] for c in cases]
+    assert len(names) == len(set(names)), [n for n in names if names.count(n) > 1]
+    return cases
 
 
 if __name__ == "__main__":
@@ -239,8 +304,9 @@ if __name__ == "__main__":
             "made_with": f"torch {torch.__version__}",
             "inputs": INPUTS,
             "losses": losses(),
-            "groups": {"rewards": GROUPS, "tokens": TOKENS, "old": OLD, "reference": REFERENCE},
-            "advantages": advantages(),
+            "values": paper_corrections.value_cases(),
+            "groups": paper_advantages.GROUP_SETS,
+            "advantages": paper_advantages.advantages(),
         },
         sys.stdout,
         separators=(",", ":"),

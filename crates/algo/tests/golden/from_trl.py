@@ -19,10 +19,12 @@ from accelerate import PartialState
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
-from from_papers import GROUPS, OLD, REFERENCE, TOKENS
+from groups import GROUP_SETS
 from inputs import LIMIT, column, digits, make, sequences
 
 PartialState()  # accelerate's collectives ask for it
+SETS = {"base": GROUP_SETS["base"]}
+GROUPS, TOKENS, OLD, REFERENCE = (SETS["base"][k] for k in ["rewards", "tokens", "old", "reference"])
 INPUTS = {"near": make(21, [3, 5, 1, 4, 2], 0.3), "wide": make(22, [4, 2, 6, 1, 3], 1.2)}
 
 
@@ -46,7 +48,10 @@ def loss_trainer(cls, lp, entropy, **knobs):
     t.model = SimpleNamespace(training=True)
     t.accelerator = accelerator()
     t._metrics = {"train": defaultdict(list)}
-    t.args = SimpleNamespace(use_bias_correction_kl=False, delta=knobs.pop("delta", None), steps_per_generation=1)
+    t.args = SimpleNamespace(
+        use_bias_correction_kl=knobs.pop("use_bias_correction_kl", False), delta=knobs.pop("delta", None), steps_per_generation=1,
+        sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
+    )
     entropy_coef = knobs.pop("entropy_coef", 0.0)
     for key, value in {
         "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
@@ -82,12 +87,14 @@ def loss_case(name, method, settings, on, **knobs):
         "name": name, "method": method, "settings": settings, "inputs": on, "loss": digits([loss])[0],
         "d_logprob": digits(lp.grad),
         "d_entropy": digits(entropy.grad if entropy.grad is not None else torch.zeros_like(entropy)),
-        "metrics": {"clip_ratio/high": m["clip_ratio/high_mean"][0], "entropy": m["entropy"][0]},
+        "metrics": {"entropy": m["entropy"][0]},
     }
-    if "kl" in m:
+    if "kl" in m and not t.args.use_bias_correction_kl:
         case["metrics"]["kl"] = m["kl"][0]
-    if t.args.delta is None:  # with delta, TRL looks at the ratio that delta has clamped
-        case["metrics"]["clip_ratio/low"] = m["clip_ratio/low_mean"][0]
+    if "clip_ratio/high_mean" in m and t.importance_sampling_level == "token":  # else a share of sequences
+        case["metrics"]["clip_ratio/high"] = m["clip_ratio/high_mean"][0]
+        if t.args.delta is None:  # with delta, TRL looks at the ratio that delta has clamped
+            case["metrics"]["clip_ratio/low"] = m["clip_ratio/low_mean"][0]
     return case
 
 
@@ -129,6 +136,35 @@ def losses():
                 loss_type="dapo", epsilon_high=0.28, entropy_coef=0.01,
             ),
             rloo_case(on),
+            loss_case(
+                f"gspo {on}", "grpo", {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, on,
+                loss_type="grpo", importance_sampling_level="sequence", epsilon_low=3e-4, epsilon_high=4e-4,
+            ),
+            loss_case(
+                f"gspo, wide {on}", "grpo", {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.15}, on,
+                loss_type="grpo", importance_sampling_level="sequence", epsilon_low=0.1, epsilon_high=0.15,
+            ),
+            loss_case(  # its epsilon_high is the cap itself
+                f"cispo {on}", "grpo", {"loss": "cispo", "weight_cap": 1.28, "weight_floor": 0.0, **token_mean}, on,
+                loss_type="cispo", epsilon_high=1.28,
+            ),
+            loss_case(
+                f"sapo {on}", "grpo",
+                {"loss": "sapo", "tau_positive": 1.0, "tau_negative": 1.05, "loss_aggregation": "sequence_mean"}, on,
+                loss_type="sapo",
+            ),
+            loss_case(
+                f"grpo, KL times the ratio {on}", "grpo", {"kl": {"coef": 0.04, "estimator": "k3", "ratio": True}}, on,
+                loss_type="grpo", beta=0.04, use_bias_correction_kl=True,
+            ),
+            loss_case(
+                f"cispo, KL, entropy {on}", "grpo",
+                {
+                    "loss": "cispo", "weight_cap": 5.0, "weight_floor": 0.0, "entropy_coef": 0.02,
+                    "kl": {"coef": 0.1, "estimator": "k3"}, **token_mean,
+                },
+                on, loss_type="cispo", epsilon_high=5.0, beta=0.1, entropy_coef=0.02,
+            ),
         ]
     return cases
 
@@ -151,7 +187,8 @@ def advantage_case(name, method, settings, cls, **knobs):
     ref = torch.stack([torch.cat([column(o), torch.zeros(width - len(o), dtype=torch.float64)]) for g in REFERENCE for o in g])
     t.ref_model = SimpleNamespace(training=False)
     t._get_per_token_logps_and_entropies.side_effect = lambda model, *a, **k: (ref if model is t.ref_model else old, None, None)
-    t._calculate_rewards.return_value = torch.tensor([[float("nan") if r is None else r] for r in flat], dtype=torch.float64)
+    columns = knobs.pop("reward_rows", [[float("nan") if r is None else r] for r in flat])  # one per reward function
+    t._calculate_rewards.return_value = torch.tensor(columns, dtype=torch.float64)
     t.args = SimpleNamespace(
         per_device_train_batch_size=n, gradient_checkpointing_kwargs=None, gradient_checkpointing=False,
         steps_per_generation=1, gradient_accumulation_steps=1, report_to=[],
@@ -170,7 +207,7 @@ def advantage_case(name, method, settings, cls, **knobs):
     got = out["advantages"].tolist()
     expected = [[[got[g * size + e]] * TOKENS[g][e] for e in range(size)] for g in range(len(GROUPS))]
     return {
-        "name": name, "method": method, "settings": settings,
+        "name": name, "method": method, "settings": settings, "groups": "base",
         "advantage": [[digits(e) for e in g] for g in expected],
     }
 
@@ -189,6 +226,10 @@ def advantages():
     return [
         advantage_case("grpo", "grpo", {}, GRPOTrainer),
         advantage_case("dr_grpo (scale_rewards none)", "dr_grpo", {}, GRPOTrainer, scale_rewards="none"),
+        advantage_case(
+            "group mean, batch deviation (scale_rewards batch)", "grpo",
+            {"advantage": "normalized", "mean_from": "group", "std_from": "batch"}, GRPOTrainer, scale_rewards="batch",
+        ),
         advantage_case("rloo without KL", "rloo", {"kl": {"coef": 0.0}}, RLOOTrainer),
         advantage_case("rloo", "rloo", {}, RLOOTrainer, beta=0.05),
     ]
@@ -200,7 +241,7 @@ if __name__ == "__main__":
             "made_with": f"trl {trl.__version__}, torch {torch.__version__}",
             "inputs": INPUTS,
             "losses": losses(),
-            "groups": {"rewards": GROUPS, "tokens": TOKENS, "old": OLD, "reference": REFERENCE},
+            "groups": SETS,
             "advantages": advantages(),
         },
         sys.stdout,

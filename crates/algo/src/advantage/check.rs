@@ -1,0 +1,117 @@
+//! What an estimator reads must be there, belong together and be finite.
+
+use rloom_core::Role;
+
+use super::{AdvantageSpec, EpisodeRewards, Estimator, GroupRewards};
+use crate::{AlgoError, Score};
+
+/// An episode's place, for errors.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    group: usize,
+    episode: usize,
+}
+
+impl Place {
+    fn finite(self, what: &'static str, values: impl IntoIterator<Item = f64>) -> Result<(), AlgoError> {
+        let Self { group, episode } = self;
+        match values.into_iter().find(|v| !v.is_finite()) {
+            Some(value) => Err(AlgoError::NonFiniteEpisode { what, group, episode, value }),
+            None => Ok(()),
+        }
+    }
+
+    /// One finite number per policy token.
+    fn per_token(self, what: Score, values: &[f32], expected: usize) -> Result<(), AlgoError> {
+        let Self { group, episode } = self;
+        if values.len() != expected {
+            return Err(AlgoError::EpisodeLength { what, group, episode, got: values.len(), expected });
+        }
+        self.finite(what.name(), values.iter().map(|&v| f64::from(v)))
+    }
+}
+
+/// Checks all that `spec` reads of the groups.
+pub(super) fn check(spec: &AdvantageSpec, groups: &[GroupRewards<'_>]) -> Result<(), AlgoError> {
+    for (g, group) in groups.iter().enumerate() {
+        for (e, episode) in group.episodes.iter().enumerate() {
+            let place = Place { group: g, episode: e };
+            place.finite("reward", episode.reward)?;
+            if episode.role == Role::Train {
+                read_by(spec, episode, place)?;
+            }
+        }
+        match spec.estimator {
+            Estimator::Remax => greedy(g, group)?,
+            Estimator::Gdpo { .. } => components(g, group)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
+    // The value is trained on every episode, also where no reward applies.
+    if matches!(spec.estimator, Estimator::Gae { .. }) {
+        place.per_token(Score::Value, e.values, e.tokens)?;
+        place.finite("value after the last token", e.last_value.map(f64::from))?;
+    }
+    if e.compared().is_none() {
+        return Ok(());
+    }
+    if spec.kl_coef != 0.0 {
+        place.per_token(Score::OldLogprob, e.old_logprob, e.tokens)?;
+        place.per_token(Score::ReferenceLogprob, e.reference_logprob, e.tokens)?;
+    }
+    match spec.estimator {
+        Estimator::Prime { .. } => {
+            place.per_token(Score::PrmLogprob, e.prm_logprob, e.tokens)?;
+            place.per_token(Score::PrmReferenceLogprob, e.prm_reference_logprob, e.tokens)
+        }
+        Estimator::Gigpo { .. } => steps(e, place),
+        _ => Ok(()),
+    }
+}
+
+fn steps(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
+    place.finite("reward of a step", e.steps.iter().map(|s| s.reward))?;
+    let mut end = 0;
+    for (step, s) in e.steps.iter().enumerate() {
+        let (start, stop) = s.tokens;
+        if start < end || stop < start || stop > e.tokens {
+            return Err(AlgoError::StepTokens {
+                group: place.group,
+                episode: place.episode,
+                step,
+                start,
+                end: stop,
+                tokens: e.tokens,
+            });
+        }
+        end = stop;
+    }
+    Ok(())
+}
+
+fn greedy(group: usize, rewards: &GroupRewards<'_>) -> Result<(), AlgoError> {
+    let compares = rewards.episodes.iter().any(|e| e.compared().is_some());
+    let got = rewards.episodes.iter().filter(|e| e.role == Role::Baseline).count();
+    if compares && got != 1 {
+        return Err(AlgoError::BaselineEpisodes { group, got });
+    }
+    Ok(())
+}
+
+fn components(group: usize, rewards: &GroupRewards<'_>) -> Result<(), AlgoError> {
+    let mut expected = None;
+    for (episode, e) in rewards.episodes.iter().enumerate().filter(|(_, e)| e.compared().is_some()) {
+        let got = e.components.len();
+        let expected = *expected.get_or_insert(got);
+        if got != expected || got == 0 {
+            return Err(AlgoError::NamedRewards { group, episode, got, expected });
+        }
+        let numbers = e.components.iter().flat_map(|&(weight, value)| [Some(weight), value]);
+        Place { group, episode }.finite("named reward or its weight", numbers.flatten())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+use rloom_core::Role;
+
+/// One turn of an episode, as the environment judged it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReward<'a> {
+    /// Its policy tokens, counted within the episode: start and end. Steps are in order and do not overlap.
+    pub tokens: (usize, usize),
+    /// What was given for it. What the whole episode earned belongs to its last step: steps are compared by what
+    /// follows them.
+    pub reward: f64,
+    /// Names what the policy saw before it; steps with one key in a group are compared. `None` compares with nobody.
+    pub state: Option<&'a str>,
+}
+
+/// What one episode of a group gives to the advantage. What an estimator does not read may be empty.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EpisodeRewards<'a> {
+    /// What it is for. Only [`Role::Train`] is trained on; [`Estimator::Remax`] compares with [`Role::Baseline`].
+    ///
+    /// [`Estimator::Remax`]: crate::Estimator::Remax
+    pub role: Role,
+    /// Its total reward; `None` where no component applied: it leaves the baseline and its advantage is 0.
+    pub reward: Option<f64>,
+    /// Its policy tokens, over all segments.
+    pub tokens: usize,
+    /// Log-probabilities of those tokens before the batch's first optimiser step, segment after segment. Read only
+    /// with KL in the reward.
+    pub old_logprob: &'a [f32],
+    /// The reference model's log-probabilities of the same tokens. Read with KL in the reward.
+    pub reference_logprob: &'a [f32],
+    /// Weight and value of each named reward, in configuration order ([`Estimator::Gdpo`](crate::Estimator::Gdpo)).
+    pub components: &'a [(f64, Option<f64>)],
+    /// The value of the prefix before each token ([`Estimator::Gae`](crate::Estimator::Gae)).
+    pub values: &'a [f32],
+    /// The value after the last token, where the episode was cut off; `None` where it ended
+    /// ([`Estimator::Gae`](crate::Estimator::Gae)).
+    pub last_value: Option<f32>,
+    /// Its turns in order ([`Estimator::Gigpo`](crate::Estimator::Gigpo)).
+    pub steps: &'a [StepReward<'a>],
+    /// Log-probabilities of its tokens under the process-reward model
+    /// ([`Estimator::Prime`](crate::Estimator::Prime)).
+    pub prm_logprob: &'a [f32],
+    /// The same under what that model started from ([`Estimator::Prime`](crate::Estimator::Prime)).
+    pub prm_reference_logprob: &'a [f32],
+}
+
+impl Default for EpisodeRewards<'_> {
+    fn default() -> Self {
+        Self {
+            role: Role::Train,
+            reward: None,
+            tokens: 0,
+            old_logprob: &[],
+            reference_logprob: &[],
+            components: &[],
+            values: &[],
+            last_value: None,
+            steps: &[],
+            prm_logprob: &[],
+            prm_reference_logprob: &[],
+        }
+    }
+}
+
+impl<'a> EpisodeRewards<'a> {
+    /// An episode for training with nothing but its reward.
+    pub fn new(reward: Option<f64>, tokens: usize) -> Self {
+        Self { reward, tokens, ..Self::default() }
+    }
+
+    /// The reward of an episode that enters baselines and is trained on.
+    pub(crate) fn compared(&self) -> Option<f64> {
+        self.reward.filter(|_| self.role == Role::Train)
+    }
+
+    /// k1 of each policy token: old − ref (nats).
+    pub(super) fn k1(&self) -> impl ExactSizeIterator<Item = f64> + use<'a> {
+        let (old, reference) = (self.old_logprob, self.reference_logprob);
+        old.iter().zip(reference).map(|(&o, &r)| f64::from(o) - f64::from(r))
+    }
+}
+
+/// Episodes that are compared with each other.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GroupRewards<'a> {
+    /// In the group's order.
+    pub episodes: Vec<EpisodeRewards<'a>>,
+}

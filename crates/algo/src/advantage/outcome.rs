@@ -1,0 +1,48 @@
+use super::{AdvantageReport, RunningMoments};
+
+/// The advantage of one episode's policy tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EpisodeAdvantage {
+    /// All its tokens share it.
+    Constant(f32),
+    /// One per policy token, segment after segment.
+    PerToken(Vec<f32>),
+}
+
+impl EpisodeAdvantage {
+    /// The advantage of policy token `t` of the episode; 0 beyond its end.
+    pub fn at(&self, t: usize) -> f32 {
+        match self {
+            Self::Constant(a) => *a,
+            Self::PerToken(a) => a.get(t).copied().unwrap_or(0.0),
+        }
+    }
+
+    /// Appends the advantages of policy tokens `range` (a segment's) to `out`.
+    pub fn extend_into(&self, range: std::ops::Range<usize>, out: &mut Vec<f32>) {
+        out.extend(range.map(|t| self.at(t)));
+    }
+
+    /// Whether no token of the episode is pushed.
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Self::Constant(a) => *a == 0.0,
+            Self::PerToken(a) => a.iter().all(|&x| x == 0.0),
+        }
+    }
+}
+
+/// Advantages of a batch, shaped like its groups.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advantages {
+    /// `[group][episode]`. Episodes that are not for training, or whose reward does not apply, have `Constant(0)`.
+    pub episodes: Vec<Vec<EpisodeAdvantage>>,
+    /// `[group][episode][token]`: A + V of each policy token before whitening, what a value should have been
+    /// ([`Estimator::Gae`](crate::Estimator::Gae); empty for the others). An episode that is for training and whose
+    /// reward does not apply has its own values, one that is not for training has none.
+    pub returns: Vec<Vec<Vec<f32>>>,
+    /// Rewards of the stage so far: these included where the estimator reads them, else as they were given.
+    pub running: RunningMoments,
+    /// Counts and means.
+    pub report: AdvantageReport,
+}

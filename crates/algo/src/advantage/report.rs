@@ -1,0 +1,96 @@
+use rloom_core::{Role, metric};
+
+use super::group::Group;
+use super::moments::no_spread;
+use super::{AdvantageSpec, EpisodeRewards, Estimator};
+
+/// What was met on the way, for metrics. Counts are over the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct AdvantageReport {
+    /// Whether the estimator compares the episodes of a group at all.
+    pub compares: bool,
+    /// Groups with at least one applicable reward.
+    pub groups: usize,
+    /// Among them: all applicable rewards are equal (groups of one included), judged before the KL penalty.
+    pub zero_spread_groups: usize,
+    /// Among them: only one episode was left to compare, so the estimator gave it 0.
+    pub groups_of_one: usize,
+    /// Train episodes with an applicable reward: those that are compared.
+    pub episodes: usize,
+    /// Train episodes without one.
+    pub not_applicable: usize,
+    /// Groups whose greedy episode has no applicable reward, so that the others got 0 ([`Estimator::Remax`]).
+    pub baselines_missing: usize,
+    /// Groups of which no episode is kept ([`Estimator::RaftPp`]).
+    pub none_kept: usize,
+    /// Whether there is no contrast in any group of the batch, so that nothing is learnt ([`Estimator::Gpg`]).
+    pub no_contrast: bool,
+    /// Steps of the episodes that are compared ([`Estimator::Gigpo`]).
+    pub steps: usize,
+    /// Among them: no other step of the group began in the same state.
+    pub states_seen_once: usize,
+    /// Mean of k1 over the trained policy tokens (nats), what [`KlControl`](crate::KlControl) steers by; `None` without
+    /// KL in the reward.
+    pub kl: Option<f64>,
+    /// Mean value over the trained policy tokens ([`Estimator::Gae`]).
+    pub value: Option<f64>,
+}
+
+impl AdvantageReport {
+    /// Share of groups without contrast; `None` without any group.
+    pub fn frac_zero_spread(&self) -> Option<f64> {
+        (self.groups > 0).then(|| self.zero_spread_groups as f64 / self.groups as f64)
+    }
+
+    /// Under the field's names: what was measured, and the counts of what happened.
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        let count = |n: usize| (n > 0).then_some(n as f64);
+        let once = (self.steps > 0).then(|| self.states_seen_once as f64 / self.steps as f64);
+        [
+            (metric::FRAC_REWARD_ZERO_STD, self.frac_zero_spread().filter(|_| self.compares)),
+            (metric::GROUPS_OF_ONE, count(self.groups_of_one)),
+            (metric::REWARDS_NOT_APPLICABLE, count(self.not_applicable)),
+            (metric::BASELINES_MISSING, count(self.baselines_missing)),
+            (metric::GROUPS_NONE_KEPT, count(self.none_kept)),
+            (metric::BATCH_NO_CONTRAST, count(usize::from(self.no_contrast))),
+            (metric::FRAC_STATES_SEEN_ONCE, once),
+            (metric::REWARD_KL_PENALTY, self.kl),
+            (metric::VALUE_MEAN, self.value),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| value.map(|v| (name, v)))
+        .collect()
+    }
+
+    /// What can be told before any advantage is known.
+    pub(super) fn of(spec: &AdvantageSpec, groups: &[Group<'_>]) -> Self {
+        let mut report = Self { compares: spec.estimator.needs_group(), ..Self::default() };
+        for group in groups {
+            let train = group.episodes.iter().filter(|e| e.role == Role::Train);
+            report.not_applicable += train.filter(|e| e.reward.is_none()).count();
+            let rewards = group.episodes.iter().filter_map(EpisodeRewards::compared);
+            let present = rewards.clone().count();
+            report.episodes += present;
+            if present > 0 {
+                report.groups += 1;
+                report.zero_spread_groups += usize::from(no_spread(rewards));
+                report.groups_of_one += usize::from(group.alone);
+            }
+        }
+        report.no_contrast =
+            spec.estimator == Estimator::Gpg && report.groups > 0 && groups.iter().all(Group::is_level);
+        let trained = || groups.iter().flat_map(|g| g.episodes).filter(|e| e.compared().is_some());
+        if spec.kl_coef != 0.0 {
+            report.kl = mean(trained().flat_map(EpisodeRewards::k1));
+        }
+        if matches!(spec.estimator, Estimator::Gae { .. }) {
+            report.value = mean(trained().flat_map(|e| e.values).map(|&v| f64::from(v)));
+        }
+        report
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0usize), |(sum, count), v| (sum + v, count + 1));
+    (count > 0).then(|| sum / count as f64)
+}

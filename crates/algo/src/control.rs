@@ -1,0 +1,118 @@
+//! Weights that follow what training shows, and what an algorithm carries from batch to batch.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RunningMoments};
+
+/// Steers the weight of the KL in the reward to a divergence (arXiv 1909.08593, section 2.2).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KlControl {
+    /// Nats per token.
+    pub target: f64,
+    /// Episodes over which the weight adapts.
+    pub horizon: f64,
+}
+
+/// The largest relative error that a weight is moved by.
+const MAX_KL_ERROR: f64 = 0.2;
+
+impl KlControl {
+    /// The weight after a batch of `episodes` whose divergence was `observed` (nats per token):
+    ///
+    /// coef·(1 + clip(observed/target − 1, ±0.2)·min(episodes/horizon, 1)).
+    ///
+    /// The paper has no bound on the last factor; without it a batch of more than five horizons could turn the weight
+    /// negative.
+    pub fn next(&self, coef: f64, observed: f64, episodes: u64) -> f64 {
+        let error = (observed / self.target - 1.0).clamp(-MAX_KL_ERROR, MAX_KL_ERROR);
+        coef * (1.0 + error * (episodes as f64 / self.horizon).min(1.0))
+    }
+}
+
+/// Holds the entropy at a target (Skywork-OR1, arXiv 2505.22312, as TRL has it): up to the target the bonus is on and
+/// its weight grows, above it falls and the bonus is off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EntropyControl {
+    /// Nats per token.
+    pub target: f64,
+    /// Change of the weight per optimiser step.
+    pub step: f64,
+    /// Smallest weight.
+    pub min: f64,
+    /// Largest weight.
+    pub max: f64,
+}
+
+impl EntropyControl {
+    /// The weight after an optimiser step over which the mean entropy was `entropy`.
+    pub fn next(&self, coef: f64, entropy: f64) -> f64 {
+        if entropy <= self.target {
+            (coef + self.step).min(self.max)
+        } else {
+            (coef - self.step).max(self.min)
+        }
+    }
+
+    /// What is applied of `coef` where the last optimiser step's mean entropy was `last`; nothing before the first.
+    pub fn applied(&self, coef: f64, last: Option<f64>) -> f64 {
+        if last.is_some_and(|entropy| entropy <= self.target) { coef } else { 0.0 }
+    }
+}
+
+/// What an algorithm carries from batch to batch. Part of every checkpoint.
+///
+/// It is read through [`Algorithm::advantage_at`] and [`Algorithm::loss_at`] and carried on by [`Self::after_batch`] and
+/// [`Self::after_step`].
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AlgorithmState {
+    /// Rewards so far.
+    pub rewards: RunningMoments,
+    /// The weight of the KL in the reward, where it adapts and has done so.
+    pub kl_coef: Option<f64>,
+    /// The weight of the entropy bonus, where it adapts and has done so.
+    pub entropy_coef: Option<f64>,
+    /// Mean entropy of the last optimiser step (nats per token), where the bonus adapts.
+    pub entropy: Option<f64>,
+}
+
+impl AlgorithmState {
+    /// The state after the advantages of a batch. The weight of the KL adapts to what was seen with it, for the next
+    /// batch.
+    #[must_use]
+    pub fn after_batch(self, algorithm: &Algorithm, advantages: &Advantages) -> Self {
+        let mut next = Self { rewards: advantages.running, ..self };
+        let report = &advantages.report;
+        if let (Some(control), Some(spec), Some(observed)) =
+            (algorithm.kl_control, algorithm.advantage_at(&self), report.kl)
+        {
+            next.kl_coef = Some(control.next(spec.kl_coef, observed, report.episodes as u64));
+        }
+        next
+    }
+
+    /// The state after an optimiser step. A step without a token changes nothing.
+    #[must_use]
+    pub fn after_step(self, algorithm: &Algorithm, metrics: &LossMetrics) -> Self {
+        let (Some(control), Some(entropy)) = (algorithm.entropy_control, metrics.entropy) else {
+            return self;
+        };
+        let coef = self.entropy_coef.unwrap_or(algorithm.loss.entropy_coef);
+        Self { entropy_coef: Some(control.next(coef, entropy)), entropy: Some(entropy), ..self }
+    }
+}
+
+impl Algorithm {
+    /// How the next batch's rewards become advantages; `None` for supervised methods.
+    pub fn advantage_at(&self, state: &AlgorithmState) -> Option<AdvantageSpec> {
+        let adapted = state.kl_coef.filter(|_| self.kl_control.is_some());
+        self.advantage.map(|spec| AdvantageSpec { kl_coef: adapted.unwrap_or(spec.kl_coef), ..spec })
+    }
+
+    /// The loss of the next optimiser step.
+    pub fn loss_at(&self, state: &AlgorithmState) -> PolicyLoss {
+        let Some(control) = self.entropy_control else { return self.loss };
+        let coef = state.entropy_coef.unwrap_or(self.loss.entropy_coef);
+        PolicyLoss { entropy_coef: control.applied(coef, state.entropy), ..self.loss }
+    }
+}

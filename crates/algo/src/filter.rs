@@ -1,0 +1,117 @@
+//! Which groups and episodes are not trained on.
+
+use rloom_core::Role;
+use serde::{Deserialize, Serialize};
+
+use crate::advantage::{kept, no_spread};
+use crate::settings::choices::choices;
+use crate::{GroupRewards, Keep};
+
+/// What is filtered and masked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Filters {
+    /// Groups whose outcomes are all equal are replaced by others (DAPO, arXiv 2503.14476).
+    pub dynamic_sampling: bool,
+    /// Groups of which `raft_pp` keeps no episode are replaced.
+    pub keep: Option<Keep>,
+    /// Batches' worth of groups that may be drawn for one batch; 0 where nothing is replaced.
+    pub max_draws: u32,
+    /// Truncated episodes are not trained on.
+    pub mask_truncated: bool,
+    /// Groups without contrast are not trained on, by KL and entropy neither.
+    pub mask_zero_variance: bool,
+    /// Fewest policy tokens of an episode that is trained on.
+    pub min_tokens: Option<u64>,
+    /// Most policy tokens of an episode that is trained on.
+    pub max_tokens: Option<u64>,
+}
+
+choices! {
+    /// Why a group is replaced by another. Its name follows [`rloom_core::metric::FILTERED_PREFIX`].
+    FilterReason {
+        /// No outcome applies to any of its episodes.
+        NoOutcome = "no_outcome",
+        /// Its outcomes are all equal.
+        EqualOutcomes = "equal_outcomes",
+        /// None of its episodes is kept.
+        NoneKept = "none_kept",
+    }
+}
+
+choices! {
+    /// Why an episode is not trained on. Its name follows [`rloom_core::metric::MASKED_PREFIX`].
+    MaskReason {
+        /// It was cut off.
+        Truncated = "truncated",
+        /// The rewards of its group are all equal.
+        ZeroVariance = "zero_variance",
+        /// It has fewer policy tokens than are asked for.
+        TooShort = "too_short",
+        /// It has more policy tokens than are allowed.
+        TooLong = "too_long",
+    }
+}
+
+impl Filters {
+    /// Whether a group can be replaced by another before training.
+    pub fn replaces_groups(&self) -> bool {
+        self.dynamic_sampling || self.keep.is_some()
+    }
+
+    /// Whether an episode can be left out of training.
+    pub fn masks_episodes(&self) -> bool {
+        self.mask_truncated
+            || self.mask_zero_variance
+            || self.min_tokens.is_some()
+            || self.max_tokens.is_some()
+    }
+
+    /// Why a group is to be replaced; `None` where it is to be trained on.
+    ///
+    /// Dynamic sampling looks at the `outcomes` of its train episodes before any shaping (a penalty on length makes a
+    /// contrast that says nothing about the task), which are equal up to the resolution of `f32`; what is kept follows
+    /// from their `rewards`, as the advantage does. Both are `None` where they do not apply.
+    pub fn verdict(&self, outcomes: &[Option<f64>], rewards: &[Option<f64>]) -> Option<FilterReason> {
+        if !self.replaces_groups() {
+            return None;
+        }
+        let present = outcomes.iter().flatten().copied();
+        let count = present.clone().count();
+        if count == 0 {
+            return Some(FilterReason::NoOutcome);
+        }
+        if let Some(keep) = self.keep {
+            // The best of one is the best of nothing, as its advantage has it.
+            let alone = keep == Keep::Best && rewards.iter().flatten().count() < 2;
+            if alone || !kept(keep, rewards).contains(&true) {
+                return Some(FilterReason::NoneKept);
+            }
+        }
+        (self.dynamic_sampling && no_spread(present)).then_some(FilterReason::EqualOutcomes)
+    }
+
+    /// Why each episode of a group is not trained on, by surrogate, KL and entropy alike; `None` where it is. Episodes
+    /// that are not for training are never masked: they are not trained on in any case.
+    ///
+    /// A masked episode stays in its group's baseline and in every count. `truncated` says of each episode whether it
+    /// was cut off; what it does not reach was not.
+    pub fn masks(&self, group: &GroupRewards<'_>, truncated: &[bool]) -> Vec<Option<MaskReason>> {
+        let rewards = group.episodes.iter().filter_map(crate::EpisodeRewards::compared);
+        let zero_variance = self.mask_zero_variance && no_spread(rewards);
+        let reason = |(i, e): (usize, &crate::EpisodeRewards<'_>)| {
+            let tokens = e.tokens as u64;
+            if e.role != Role::Train {
+                None
+            } else if self.mask_truncated && truncated.get(i) == Some(&true) {
+                Some(MaskReason::Truncated)
+            } else if self.min_tokens.is_some_and(|min| tokens < min) {
+                Some(MaskReason::TooShort)
+            } else if self.max_tokens.is_some_and(|max| tokens > max) {
+                Some(MaskReason::TooLong)
+            } else {
+                zero_variance.then_some(MaskReason::ZeroVariance)
+            }
+        };
+        group.episodes.iter().enumerate().map(reason).collect()
+    }
+}

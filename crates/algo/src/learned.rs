@@ -1,0 +1,32 @@
+//! Models that are trained beside the policy.
+
+use crate::{Backbone, ValueLoss};
+
+/// The learned value of PPO.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CriticSpec {
+    /// What the value head sits on.
+    pub backbone: Backbone,
+    /// Its learning rate as a multiple of the policy's; 1 on a shared backbone.
+    pub learning_rate_scale: f64,
+    /// Its loss.
+    pub value: ValueLoss,
+    /// Batches at the start that train the critic alone.
+    pub warmup_batches: u64,
+}
+
+impl CriticSpec {
+    /// Whether the value head sits on the policy's backbone.
+    pub fn is_shared(&self) -> bool {
+        self.backbone == Backbone::Shared
+    }
+}
+
+/// PRIME's implicit process-reward model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrmSpec {
+    /// β.
+    pub beta: f64,
+    /// Its learning rate as a multiple of the policy's.
+    pub learning_rate_scale: f64,
+}

@@ -1,0 +1,125 @@
+use super::kernel::Row;
+use crate::kl::ratio;
+use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel};
+
+/// What makes up for a sampler that is not the proximal policy: an importance weight, rejection, or both. They hold for
+/// the surrogate alone, never for KL, entropy or value; what is masked or rejected stays in the normaliser's count.
+///
+/// Both compare the proximal policy with the sampler, whatever the surrogate's own ratio is taken to. So they are the
+/// same in all optimiser steps of a batch: they answer for the sampler, and how far training has moved since is the
+/// surrogate's own business.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Correction {
+    /// The weight; `None` for 1.
+    pub weight: Option<ImportanceWeight>,
+    /// `None` rejects nothing.
+    pub rejection: Option<Rejection>,
+}
+
+/// sg(π_old/β), bounded: truncated importance sampling, or IcePop's mask.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ImportanceWeight {
+    /// Over what it multiplies up.
+    pub level: WeightLevel,
+    /// What becomes of a weight outside its bounds.
+    pub action: WeightAction,
+    /// Lower bound, 0 for none.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
+
+/// Tokens or sequences whose divergence KL(sampler ‖ proximal) lies outside its bounds have no part in the surrogate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rejection {
+    /// The estimate: k1 = beh − old, k2 = ½(beh − old)², k3 = exp(old − beh) − (old − beh) − 1.
+    pub estimator: KlEstimator,
+    /// What is rejected together.
+    pub level: RejectLevel,
+    /// Smallest divergence that stays; −∞ for no bound.
+    pub low: f64,
+    /// Largest divergence that stays.
+    pub high: f64,
+}
+
+/// A token's part in the surrogate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Weight {
+    /// What multiplies value and coefficient.
+    pub(super) value: f64,
+    /// Whether the importance weight was out of its bounds.
+    pub(super) is_outside: bool,
+    /// Whether the divergence is out of its bounds, so that it is 0.
+    pub(super) is_rejected: bool,
+}
+
+impl Correction {
+    pub(super) fn is_some(&self) -> bool {
+        self.weight.is_some() || self.rejection.is_some()
+    }
+
+    /// Whether it tells the tokens of a sequence apart.
+    pub(super) fn is_by_token(&self) -> bool {
+        self.weight.is_some_and(|w| w.level == WeightLevel::Token)
+            || self.rejection.is_some_and(|r| r.level == RejectLevel::Token)
+    }
+
+    /// The weight of each token of a row.
+    pub(super) fn weigh(&self, row: &Row<'_>, weights: &mut Vec<Weight>) {
+        weights.clear();
+        weights.resize(row.len(), Weight { value: 1.0, is_outside: false, is_rejected: false });
+        if let Some(weight) = &self.weight {
+            weight.weigh(row, weights);
+        }
+        if let Some(rejection) = &self.rejection {
+            rejection.reject(row, weights);
+        }
+    }
+}
+
+impl ImportanceWeight {
+    fn weigh(&self, row: &Row<'_>, weights: &mut [Weight]) {
+        let of_token = |t: usize| row.proximal[t] - row.behavior[t];
+        let sum = || (0..row.len()).map(of_token).sum::<f64>();
+        let of_row = match self.level {
+            WeightLevel::Token => None,
+            WeightLevel::Sequence => Some(sum()),
+            WeightLevel::Geometric => Some(sum() / row.len() as f64),
+        };
+        for (t, out) in weights.iter_mut().enumerate() {
+            let (weight, _) = ratio(of_row.unwrap_or_else(|| of_token(t)));
+            let is_outside = weight < self.low || weight > self.high;
+            out.value = match self.action {
+                WeightAction::Clamp => weight.max(self.low).min(self.high),
+                WeightAction::Mask if is_outside => 0.0,
+                WeightAction::Mask => weight,
+            };
+            out.is_outside = is_outside;
+        }
+    }
+}
+
+impl Rejection {
+    fn is_outside(&self, divergence: f64) -> bool {
+        divergence < self.low || divergence > self.high
+    }
+
+    fn reject(&self, row: &Row<'_>, weights: &mut [Weight]) {
+        // The tokens are the sampler's, so the estimate of KL(sampler ‖ proximal) has the sampler in the policy's place.
+        let of_token = |t: usize| self.estimator.value_and_gradient(row.behavior[t], row.proximal[t]).0;
+        let n = row.len();
+        let of_row = match self.level {
+            RejectLevel::Token => None,
+            RejectLevel::SequenceMean => Some(self.is_outside((0..n).map(of_token).sum::<f64>() / n as f64)),
+            RejectLevel::SequenceMax => {
+                Some(self.is_outside((0..n).map(of_token).fold(f64::NEG_INFINITY, f64::max)))
+            }
+        };
+        for (t, out) in weights.iter_mut().enumerate() {
+            out.is_rejected = of_row.unwrap_or_else(|| self.is_outside(of_token(t)));
+            if out.is_rejected {
+                out.value = 0.0;
+            }
+        }
+    }
+}

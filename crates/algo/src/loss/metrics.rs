@@ -1,0 +1,126 @@
+use rloom_core::metric;
+
+/// Metrics of one optimiser step, or of several. `None` is "not measured", never 0.
+///
+/// All but the mismatch and [`masked_ratio`](Self::masked_ratio) are of what is trained on: masked rows are left out.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LossMetrics {
+    /// The loss: the next three parts and the value loss with its weight.
+    pub loss: f64,
+    /// The surrogate's part.
+    pub surrogate: f64,
+    /// coef·KL.
+    pub kl_loss: f64,
+    /// −coef·entropy.
+    pub entropy_loss: f64,
+    /// Mean entropy (nats per token).
+    pub entropy: Option<f64>,
+    /// Mean of old − lp (nats per token), `old` being what the ratio is taken to: the proximal policy or the sampler.
+    pub approx_kl: Option<f64>,
+    /// Mean k3 against the reference (nats per token), whichever estimator the loss has.
+    pub kl: Option<f64>,
+    /// Share of tokens at the lower bound. `ppo_clip`, `clip_cov`, `gspo`, `gmpo`: those with A < 0 that have no
+    /// gradient for it (in `gspo` all tokens of the sequence); `dppo_*`: those with A < 0 outside the trust region;
+    /// `cispo`: those whose weight is at the floor, whatever A is.
+    pub clip_ratio_low: Option<f64>,
+    /// Share of tokens at the upper bound. As `clip_ratio_low`, with A > 0; `cispo`: those whose weight is at the cap;
+    /// `topr`: those with A < 0 whose weight is truncated to 1.
+    pub clip_ratio_high: Option<f64>,
+    /// Share of tokens where the dual clip bound.
+    pub clip_ratio_dual: Option<f64>,
+    /// Share of tokens that a loss of step scope has picked.
+    pub cov_picked_ratio: Option<f64>,
+    /// Smallest ρ of a token, to the same policy as `approx_kl`.
+    pub ratio_min: Option<f64>,
+    /// Largest ρ of a token.
+    pub ratio_max: Option<f64>,
+    /// Mean k3 estimate of KL(sampler ‖ trainer) (nats per token).
+    pub mismatch_kl: Option<f64>,
+    /// Largest |trainer − sampler| (nats).
+    pub mismatch_max_abs: Option<f64>,
+    /// Mean weight of the correction as it was applied: bounded, and 0 where masked or rejected.
+    pub correction_weight_mean: Option<f64>,
+    /// (Σw)²/(n·Σw²) of those weights over the n tokens: the share of them that equal weights would need.
+    pub correction_ess: Option<f64>,
+    /// Share of tokens whose weight is out of bounds and therefore 0.
+    pub correction_masked_ratio: Option<f64>,
+    /// Share of tokens that are rejected, whether they are masked as well or not.
+    pub correction_rejected_ratio: Option<f64>,
+    /// The value loss before its weight.
+    pub value_loss: Option<f64>,
+    /// Share of tokens where the value's clip has the constant branch active.
+    pub value_clip_ratio: Option<f64>,
+    /// 1 − Var(R − V)/Var(R); `None` where all returns are equal.
+    pub explained_variance: Option<f64>,
+    /// Share of sequences that are masked; `None` where no mask was given. Who masks reports why, so it has no name.
+    pub masked_ratio: Option<f64>,
+}
+
+impl LossMetrics {
+    /// What was measured, under the field's names.
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        [
+            (metric::LOSS, Some(self.loss)),
+            (metric::ENTROPY, self.entropy),
+            (metric::APPROX_KL, self.approx_kl),
+            (metric::KL, self.kl),
+            (metric::CLIP_RATIO_LOW, self.clip_ratio_low),
+            (metric::CLIP_RATIO_HIGH, self.clip_ratio_high),
+            (metric::CLIP_RATIO_DUAL, self.clip_ratio_dual),
+            (metric::COV_PICKED_RATIO, self.cov_picked_ratio),
+            (metric::RATIO_MIN, self.ratio_min),
+            (metric::RATIO_MAX, self.ratio_max),
+            (metric::MISMATCH_KL, self.mismatch_kl),
+            (metric::MISMATCH_MAX_ABS, self.mismatch_max_abs),
+            (metric::CORRECTION_WEIGHT_MEAN, self.correction_weight_mean),
+            (metric::CORRECTION_ESS, self.correction_ess),
+            (metric::CORRECTION_MASKED_RATIO, self.correction_masked_ratio),
+            (metric::CORRECTION_REJECTED_RATIO, self.correction_rejected_ratio),
+            (metric::VALUE_LOSS, self.value_loss),
+            (metric::VALUE_CLIP_RATIO, self.value_clip_ratio),
+            (metric::VALUE_EXPLAINED_VARIANCE, self.explained_variance),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+
+    /// Metrics of a batch from those of its optimiser steps: means of means, extremes of extremes, each over the
+    /// steps that measured it. `None` without a step.
+    pub fn over_steps(steps: &[Self]) -> Option<Self> {
+        if steps.is_empty() {
+            return None;
+        }
+        let values = |get: fn(&Self) -> Option<f64>| steps.iter().filter_map(get);
+        let mean = |get: fn(&Self) -> Option<f64>| {
+            let n = values(get).count();
+            (n > 0).then(|| values(get).sum::<f64>() / n as f64)
+        };
+        let plain = |get: fn(&Self) -> f64| steps.iter().map(get).sum::<f64>() / steps.len() as f64;
+        Some(Self {
+            loss: plain(|m| m.loss),
+            surrogate: plain(|m| m.surrogate),
+            kl_loss: plain(|m| m.kl_loss),
+            entropy_loss: plain(|m| m.entropy_loss),
+            entropy: mean(|m| m.entropy),
+            approx_kl: mean(|m| m.approx_kl),
+            kl: mean(|m| m.kl),
+            clip_ratio_low: mean(|m| m.clip_ratio_low),
+            clip_ratio_high: mean(|m| m.clip_ratio_high),
+            clip_ratio_dual: mean(|m| m.clip_ratio_dual),
+            cov_picked_ratio: mean(|m| m.cov_picked_ratio),
+            ratio_min: values(|m| m.ratio_min).reduce(f64::min),
+            ratio_max: values(|m| m.ratio_max).reduce(f64::max),
+            mismatch_kl: mean(|m| m.mismatch_kl),
+            mismatch_max_abs: values(|m| m.mismatch_max_abs).reduce(f64::max),
+            correction_weight_mean: mean(|m| m.correction_weight_mean),
+            correction_ess: mean(|m| m.correction_ess),
+            correction_masked_ratio: mean(|m| m.correction_masked_ratio),
+            correction_rejected_ratio: mean(|m| m.correction_rejected_ratio),
+            value_loss: mean(|m| m.value_loss),
+            value_clip_ratio: mean(|m| m.value_clip_ratio),
+            explained_variance: mean(|m| m.explained_variance),
+            masked_ratio: mean(|m| m.masked_ratio),
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! What stands beside surrogate and advantage: KL, correction, entropy, filters, shaping.
+
+use super::reader::{Reader, checked, read, refuse};
+use crate::{
+    AlgoError, Correction, EntropyControl, Estimator, Filters, ImportanceWeight, KlControl, KlEstimator,
+    KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
+};
+
+/// The divergence from the reference, wherever it enters.
+#[derive(Debug, Default)]
+pub(super) struct Kl {
+    /// Weight in the reward, 0 for none.
+    pub(super) in_reward: f64,
+    pub(super) control: Option<KlControl>,
+    pub(super) in_loss: Option<KlLoss>,
+}
+
+pub(super) fn kl(r: &mut Reader) -> Result<Kl, AlgoError> {
+    let coef = read!(r.kl.coef or 0.0);
+    let coef = checked("kl.coef", coef, |v| v >= 0.0, "0 or more", "0 for no KL, which loads no reference")?;
+    let asked = r.asked.kl.unwrap_or_default();
+    let (placement, estimator) = match (asked.placement, asked.estimator) {
+        (Some(placement), Some(estimator)) => (placement, estimator),
+        (Some(KlPlacement::Reward), None) | (None, Some(KlEstimator::K1)) => {
+            (KlPlacement::Reward, KlEstimator::K1)
+        }
+        (None, Some(estimator)) => (KlPlacement::Loss, estimator),
+        (_, None) => (KlPlacement::Loss, KlEstimator::K3),
+    };
+    match (placement, estimator) {
+        (KlPlacement::Loss, KlEstimator::K1) => {
+            return Err(refuse(
+                "kl.estimator",
+                "k1 as a loss has a gradient that is zero in expectation: it adds noise and no pull to the reference",
+                "estimator = \"k3\" or \"k2\" in the loss, or placement = \"reward\" with k1",
+            ));
+        }
+        (KlPlacement::Reward, KlEstimator::K2 | KlEstimator::K3 | KlEstimator::K3Plus) => {
+            let name = estimator.name();
+            return Err(refuse(
+                "kl.estimator",
+                format!("{name} in the reward does not give the gradient of the KL: there it is k1"),
+                format!("estimator = \"k1\", or placement = \"loss\" with {name}"),
+            ));
+        }
+        _ => {}
+    }
+    if coef == 0.0 {
+        return Ok(Kl::default());
+    }
+    read!(r.kl.estimator or estimator);
+    read!(r.kl.placement or placement);
+    match placement {
+        KlPlacement::Reward => Ok(Kl { in_reward: coef, control: kl_control(r)?, in_loss: None }),
+        KlPlacement::Loss => {
+            let ratio = read!(r.kl.ratio or false);
+            Ok(Kl { in_loss: Some(KlLoss { coef, estimator, ratio }), ..Kl::default() })
+        }
+    }
+}
+
+fn kl_control(r: &mut Reader) -> Result<Option<KlControl>, AlgoError> {
+    let Some(target) = read!(r.kl.target?) else { return Ok(None) };
+    let target = checked("kl.target", target, |v| v > 0.0, "above 0", "nats per token; 0.1 is usual")?;
+    let horizon = read!(r.kl.horizon or 10_000.0);
+    let horizon = checked("kl.horizon", horizon, |v| v > 0.0, "above 0", "10000 episodes are usual")?;
+    Ok(Some(KlControl { target, horizon }))
+}
+
+pub(super) fn correction(r: &mut Reader) -> Result<Correction, AlgoError> {
+    let weight = match read!(r.correction.level?) {
+        None => None,
+        Some(level) => Some(weight(r, level)?),
+    };
+    let rejection = match read!(r.correction.reject?) {
+        None => None,
+        Some(estimator) => Some(rejection(r, estimator)?),
+    };
+    Ok(Correction { weight, rejection })
+}
+
+fn weight(r: &mut Reader, level: WeightLevel) -> Result<ImportanceWeight, AlgoError> {
+    let action = read!(r.correction.action or WeightAction::Clamp);
+    let (low, high) = match action {
+        WeightAction::Clamp => (0.0, 2.0),
+        WeightAction::Mask => (0.5, 5.0),
+    };
+    let low = read!(r.correction.low or low);
+    let low =
+        checked("correction.low", low, |v| (0.0..=1.0).contains(&v), "between 0 and 1", "0 for no bound")?;
+    let high = read!(r.correction.high or high);
+    let high = checked(
+        "correction.high",
+        high,
+        |v| v >= 1.0,
+        "1 or more: equal policies have the weight 1",
+        "2.0 is usual for a clamp, 5.0 for a mask",
+    )?;
+    Ok(ImportanceWeight { level, action, low, high })
+}
+
+fn rejection(r: &mut Reader, estimator: KlEstimator) -> Result<Rejection, AlgoError> {
+    if estimator == KlEstimator::K3Plus {
+        let reason = "k3+ differs from k3 in its gradient alone, and a rejection has none";
+        return Err(refuse("correction.reject", reason, "reject = \"k3\""));
+    }
+    let level = read!(r.correction.reject_level or RejectLevel::SequenceMean);
+    let low = if estimator == KlEstimator::K1 { read!(r.correction.reject_low?) } else { None };
+    let low = match low {
+        Some(low) => checked("correction.reject_low", low, |v| v <= 0.0, "0 or less", "-0.1")?,
+        None => f64::NEG_INFINITY,
+    };
+    let Some(high) = read!(r.correction.reject_high?) else {
+        let reason = "it needs a bound on the divergence";
+        return Err(refuse("correction.reject", reason, "set correction.reject_high, in nats"));
+    };
+    let high = checked("correction.reject_high", high, |v| v > 0.0, "above 0", "nats per token")?;
+    Ok(Rejection { estimator, level, low, high })
+}
+
+pub(super) fn entropy_coef(r: &mut Reader) -> Result<f64, AlgoError> {
+    let coef = read!(r.entropy_coef or 0.0);
+    checked(
+        "entropy_coef",
+        coef,
+        |v| v >= 0.0,
+        "0 or more: it weighs a bonus, which is subtracted from the loss",
+        "0 for none; 0.001 is usual where there is one",
+    )
+}
+
+pub(super) fn entropy_control(r: &mut Reader) -> Result<Option<EntropyControl>, AlgoError> {
+    let Some(target) = read!(r.entropy_control.target?) else { return Ok(None) };
+    let target = checked("entropy_control.target", target, |v| v > 0.0, "above 0", "nats per token")?;
+    let step = read!(r.entropy_control.step or 0.005);
+    let step = checked("entropy_control.step", step, |v| v > 0.0, "above 0", "0.005 is usual")?;
+    let min = read!(r.entropy_control.min or 0.0);
+    let min = checked("entropy_control.min", min, |v| v >= 0.0, "0 or more", "0 is usual")?;
+    let max = read!(r.entropy_control.max or 1.0);
+    let max = checked("entropy_control.max", max, |v| v > min, "above entropy_control.min", "1 is usual")?;
+    Ok(Some(EntropyControl { target, step, min, max }))
+}
+
+pub(super) fn filters(r: &mut Reader, estimator: Estimator) -> Result<Filters, AlgoError> {
+    let dynamic_sampling = read!(r.filter.dynamic_sampling or false);
+    let filters = Filters {
+        dynamic_sampling,
+        keep: match estimator {
+            Estimator::RaftPp { keep } => Some(keep),
+            _ => None,
+        },
+        max_draws: 0,
+        mask_truncated: read!(r.filter.mask_truncated or false),
+        mask_zero_variance: estimator.needs_group() && read!(r.filter.mask_zero_variance or false),
+        min_tokens: read!(r.filter.min_tokens?),
+        max_tokens: read!(r.filter.max_tokens?),
+    };
+    if let (Some(min), Some(max)) = (filters.min_tokens, filters.max_tokens)
+        && min > max
+    {
+        let reason = format!("{max} is less than filter.min_tokens = {min}: no episode would be trained on");
+        return Err(refuse("filter.max_tokens", reason, "swap the two"));
+    }
+    if !filters.replaces_groups() {
+        return Ok(filters);
+    }
+    let max_draws = super::reader::at_least_one("filter.max_draws", read!(r.filter.max_draws or 10))?;
+    Ok(Filters { max_draws, ..filters })
+}
+
+pub(super) fn overlong(r: &mut Reader) -> Result<Option<Overlong>, AlgoError> {
+    let factor = read!(r.overlong.factor or 0.0);
+    let factor =
+        checked("overlong.factor", factor, |v| v >= 0.0, "0 or more", "0 for no penalty, 1 is DAPO's")?;
+    if factor == 0.0 {
+        return Ok(None);
+    }
+    let buffer = read!(r.overlong.buffer?);
+    if buffer == Some(0) {
+        return Err(refuse(
+            "overlong.buffer",
+            "0 tokens are too few to grow over",
+            "leave it out for a fifth",
+        ));
+    }
+    Ok(Some(Overlong { buffer, factor }))
+}

@@ -1,0 +1,193 @@
+//! Closed sets that a recipe chooses from by name.
+
+use serde::{Deserialize, Serialize};
+
+/// An enum whose variants have one name each, in recipes, on the command line and in messages.
+macro_rules! choices {
+    ($(#[$about:meta])* $choice:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $choice { $($(#[$doc])* #[serde(rename = $name)] $variant,)+ }
+
+        impl $choice {
+            /// All of them, in the order in which they are listed.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Its name, in recipes and in metrics.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+
+        impl $crate::settings::layer::Layer for $choice {}
+    };
+}
+pub(crate) use choices;
+
+choices! {
+    /// How rewards become advantages.
+    AdvantageKind {
+        /// (R − mean)/(std + ε) over the group.
+        Group = "group",
+        /// R − mean over the group.
+        GroupMean = "group_mean",
+        /// Mean and standard deviation from where `mean_from` and `std_from` say.
+        Normalized = "normalized",
+        /// R − mean of the others in the group.
+        Rloo = "rloo",
+        /// Discounted return per token, whitened over the batch.
+        ReinforcePp = "reinforce_pp",
+        /// R − mean over the group, whitened over the batch.
+        ReinforcePpBaseline = "reinforce_pp_baseline",
+        /// Generalised advantage estimation with a learned value.
+        Gae = "gae",
+        /// R − the reward of the task's greedy episode.
+        Remax = "remax",
+        /// R − the length-weighted mean of the group.
+        Opo = "opo",
+        /// α(R − mean), α making up for groups without contrast.
+        Gpg = "gpg",
+        /// The best of the group gets its lead over the second, the others nothing.
+        MaxAtG = "max_at_g",
+        /// Each named reward normalised alone, their weighted sum whitened.
+        Gdpo = "gdpo",
+        /// 1 for episodes that are kept, 0 for the others.
+        RaftPp = "raft_pp",
+        /// R − a fixed baseline.
+        Topr = "topr",
+        /// The episode's group advantage plus that of its steps among steps from the same state.
+        Gigpo = "gigpo",
+        /// Outcome and implicit process rewards, each against the others of the group.
+        Prime = "prime",
+    }
+}
+
+choices! {
+    /// The policy loss.
+    LossKind {
+        /// PPO's clipped ratio.
+        PpoClip = "ppo_clip",
+        /// Plain policy gradient.
+        Reinforce = "reinforce",
+        /// The clipped ratio of a whole sequence, length-normalised.
+        Gspo = "gspo",
+        /// The value of `gspo`, with a gradient by token.
+        GspoToken = "gspo_token",
+        /// The geometric mean of ratios clipped in log space.
+        Gmpo = "gmpo",
+        /// A policy gradient weighted by the capped ratio, held constant.
+        Cispo = "cispo",
+        /// A sigmoid gate of the ratio in place of the clip.
+        Sapo = "sapo",
+        /// Policy gradient on positive advantages, truncated importance on negative ones.
+        Topr = "topr",
+        /// Truncated importance inside a trust region of total variation.
+        DppoTv = "dppo_tv",
+        /// Truncated importance inside a trust region of binary KL.
+        DppoKl = "dppo_kl",
+        /// `ppo_clip` without the gradient of a few tokens of high covariance.
+        ClipCov = "clip_cov",
+        /// A penalty on the few tokens of highest covariance.
+        KlCov = "kl_cov",
+    }
+}
+
+choices! {
+    /// What a loss takes as one action.
+    Level {
+        /// A token.
+        Token = "token",
+        /// A whole completion.
+        Sequence = "sequence",
+    }
+}
+
+choices! {
+    /// Where a statistic of rewards is taken.
+    StatisticFrom {
+        /// Over the episode's group.
+        Group = "group",
+        /// Over the batch that is trained together.
+        Batch = "batch",
+        /// Over all batches of the stage so far, this one included.
+        Running = "running",
+        /// Nowhere: 0 for a mean, 1 for a standard deviation.
+        None = "none",
+    }
+}
+
+choices! {
+    /// Which episodes `raft_pp` keeps.
+    Keep {
+        /// Those with a positive reward.
+        Positive = "positive",
+        /// The best of the group, the first of several.
+        Best = "best",
+    }
+}
+
+choices! {
+    /// What the importance ratio is taken to.
+    RatioTo {
+        /// The policy before the batch's first optimiser step.
+        Old = "old",
+        /// The sampler.
+        Behavior = "behavior",
+    }
+}
+
+choices! {
+    /// Where the proximal policy's log-probabilities (`old`) come from.
+    Proximal {
+        /// The sampler's own, which on the embedded engine at staleness 0 equal the trainer's to the bit.
+        Sampler = "sampler",
+        /// A pass of the trainer before the batch's first optimiser step.
+        Recompute = "recompute",
+        /// Between sampler and current policy by their versions, held constant: no pass.
+        LogLinear = "log_linear",
+    }
+}
+
+choices! {
+    /// Over what an importance weight multiplies up.
+    WeightLevel {
+        /// exp(old_t − beh_t).
+        Token = "token",
+        /// exp(Σ_t (old_t − beh_t)).
+        Sequence = "sequence",
+        /// exp(mean_t (old_t − beh_t)).
+        Geometric = "geometric",
+    }
+}
+
+choices! {
+    /// What becomes of a weight outside its bounds.
+    WeightAction {
+        /// It is set to the bound (truncated importance sampling).
+        Clamp = "clamp",
+        /// It is 0 (IcePop).
+        Mask = "mask",
+    }
+}
+
+choices! {
+    /// What is rejected together.
+    RejectLevel {
+        /// A token, by its own divergence.
+        Token = "token",
+        /// A sequence, by its mean divergence.
+        SequenceMean = "sequence_mean",
+        /// A sequence, by its largest divergence.
+        SequenceMax = "sequence_max",
+    }
+}
+
+choices! {
+    /// What the value head sits on.
+    Backbone {
+        /// A transformer of its own, which starts as the policy's.
+        Own = "own",
+        /// The policy's.
+        Shared = "shared",
+    }
+}

@@ -1,0 +1,136 @@
+//! Groups with everything that any estimator reads, for properties.
+
+use proptest::prelude::*;
+use rloom_algo::{EpisodeRewards, Estimator, GroupRewards, Keep, StatisticFrom, StepReward};
+use rloom_core::{Purpose, RandomKey, Role};
+
+/// An episode's numbers, owned.
+#[derive(Debug, Clone)]
+pub(crate) struct Episode {
+    pub(crate) role: Role,
+    pub(crate) reward: Option<f64>,
+    pub(crate) tokens: usize,
+    pub(crate) old: Vec<f32>,
+    pub(crate) reference: Vec<f32>,
+    pub(crate) components: Vec<(f64, Option<f64>)>,
+    pub(crate) values: Vec<f32>,
+    pub(crate) last_value: Option<f32>,
+    pub(crate) steps: Vec<StepReward<'static>>,
+    pub(crate) prm: Vec<f32>,
+    pub(crate) prm_reference: Vec<f32>,
+}
+
+impl Episode {
+    /// All but reward and length follows from `seed`.
+    pub(crate) fn new(reward: Option<f64>, tokens: usize, seed: u64) -> Self {
+        let stream = RandomKey::new(3, 0, Purpose::Algorithm, seed).stream();
+        let mut at = 0;
+        let mut uniform = || {
+            at += 1;
+            stream.uniform(at)
+        };
+        let mut row = || -> Vec<f32> { (0..tokens).map(|_| (uniform() * 2.0 - 2.0) as f32).collect() };
+        let (old, reference, values, prm, prm_reference) = (row(), row(), row(), row(), row());
+        let mut steps = Vec::new();
+        let mut start = 0;
+        while start < tokens {
+            let end = (start + 1 + (uniform() * 2.0) as usize).min(tokens);
+            let state = [Some("door"), Some("hall"), Some("cave"), None][(uniform() * 4.0) as usize];
+            steps.push(StepReward { tokens: (start, end), reward: uniform(), state });
+            // Now and then a token that belongs to no step.
+            start = end + usize::from(uniform() < 0.2);
+        }
+        let components = vec![(1.0, reward), (0.5, Some(uniform()).filter(|&u| u < 0.7))];
+        let last_value = Some(uniform() as f32).filter(|&v| v < 0.4);
+        Self {
+            role: Role::Train,
+            reward,
+            tokens,
+            old,
+            reference,
+            components,
+            values,
+            last_value,
+            steps,
+            prm,
+            prm_reference,
+        }
+    }
+
+    pub(crate) fn greedy(reward: Option<f64>) -> Self {
+        Self { role: Role::Baseline, ..Self::new(reward, 2, 1) }
+    }
+
+    fn view(&self) -> EpisodeRewards<'_> {
+        EpisodeRewards {
+            role: self.role,
+            reward: self.reward,
+            tokens: self.tokens,
+            old_logprob: &self.old,
+            reference_logprob: &self.reference,
+            components: &self.components,
+            values: &self.values,
+            last_value: self.last_value,
+            steps: &self.steps,
+            prm_logprob: &self.prm,
+            prm_reference_logprob: &self.prm_reference,
+        }
+    }
+}
+
+/// `[group][episode]`.
+pub(crate) type Batch = Vec<Vec<Episode>>;
+
+pub(crate) fn view(batch: &[Vec<Episode>]) -> Vec<GroupRewards<'_>> {
+    batch.iter().map(|g| GroupRewards { episodes: g.iter().map(Episode::view).collect() }).collect()
+}
+
+fn reward() -> impl Strategy<Value = Option<f64>> {
+    prop_oneof![1 => Just(None), 2 => Just(Some(0.0)), 2 => Just(Some(1.0)), 5 => (-2.0f64..2.0).prop_map(Some)]
+}
+
+/// Reward, length, seed.
+type Seed = (Option<f64>, usize, u64);
+
+/// Groups of different sizes, each with a greedy episode as its last.
+pub(crate) fn batches() -> impl Strategy<Value = Batch> {
+    let group = prop::collection::vec((reward(), 0usize..6, any::<u64>()), 1..6);
+    prop::collection::vec((group, reward()), 1..5).prop_map(|groups| {
+        let of_group = |(episodes, baseline): (Vec<Seed>, Option<f64>)| {
+            let train = episodes.into_iter().map(|(r, tokens, seed)| Episode::new(r, tokens, seed));
+            train.chain([Episode::greedy(baseline)]).collect()
+        };
+        groups.into_iter().map(of_group).collect()
+    })
+}
+
+pub(crate) const GROUP: Estimator = normalized(StatisticFrom::Group, StatisticFrom::Group);
+pub(crate) const GROUP_MEAN: Estimator = normalized(StatisticFrom::Group, StatisticFrom::None);
+
+pub(crate) const fn normalized(mean_from: StatisticFrom, std_from: StatisticFrom) -> Estimator {
+    Estimator::Normalized { mean_from, std_from, std_epsilon: 1e-4 }
+}
+
+/// Every estimator, with different knobs.
+pub(crate) const EVERY: [Estimator; 20] = [
+    GROUP,
+    GROUP_MEAN,
+    normalized(StatisticFrom::Group, StatisticFrom::Batch),
+    normalized(StatisticFrom::Batch, StatisticFrom::Batch),
+    normalized(StatisticFrom::Running, StatisticFrom::Running),
+    Estimator::Rloo,
+    Estimator::ReinforcePp { gamma: 0.9 },
+    Estimator::Gae { gamma: 0.9, lambda: 0.8 },
+    Estimator::Remax,
+    Estimator::Opo,
+    Estimator::Gpg,
+    Estimator::MaxAtG { std_epsilon: None },
+    Estimator::MaxAtG { std_epsilon: Some(1e-4) },
+    Estimator::Gdpo { std_epsilon: 1e-4 },
+    Estimator::RaftPp { keep: Keep::Positive },
+    Estimator::RaftPp { keep: Keep::Best },
+    Estimator::Topr { baseline: 0.5 },
+    Estimator::Gigpo { gamma: 0.95, step_weight: 1.0, std_epsilon: Some(1e-4) },
+    Estimator::Gigpo { gamma: 0.5, step_weight: 2.0, std_epsilon: None },
+    Estimator::Prime { gamma: 0.9, beta: 0.5 },
+];

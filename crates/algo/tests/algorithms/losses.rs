@@ -1,0 +1,122 @@
+//! The losses that properties are checked on.
+
+use rloom_algo::{
+    Aggregation, Cispo, ClipCov, Correction, Divergence, Dppo, Gmpo, Gspo, ImplicitReward, ImportanceWeight,
+    KlCov, KlEstimator, KlLoss, Level, PolicyLoss, PpoClip, RatioTo, Reinforce, RejectLevel, Rejection, Sapo,
+    Sft, Surrogate, Topr, ValueLoss, WeightAction, WeightLevel,
+};
+
+pub(crate) const CLIP: PpoClip = PpoClip { clip_low: 0.2, clip_high: 0.28, dual_clip: None };
+
+/// Every surrogate, with bounds that random inputs cross.
+pub(crate) fn surrogates() -> Vec<Surrogate> {
+    let gspo = |level| Surrogate::Gspo(Gspo { level, clip_low: 0.1, clip_high: 0.15 });
+    let dppo = |divergence, limit, cap| Surrogate::Dppo(Dppo { divergence, limit, cap });
+    vec![
+        Surrogate::PpoClip(CLIP),
+        Surrogate::PpoClip(PpoClip { dual_clip: Some(1.5), ..CLIP }),
+        Surrogate::Reinforce(Reinforce { level: Level::Token }),
+        Surrogate::Reinforce(Reinforce { level: Level::Sequence }),
+        gspo(Level::Sequence),
+        gspo(Level::Token),
+        Surrogate::Gmpo(Gmpo { clip_low: 0.2, clip_high: 0.3 }),
+        Surrogate::Cispo(Cispo { cap: 1.5, floor: 0.0 }),
+        Surrogate::Cispo(Cispo { cap: 1.3, floor: 0.7 }),
+        Surrogate::Sapo(Sapo { tau_positive: 1.0, tau_negative: 1.05 }),
+        Surrogate::Topr(Topr { level: Level::Sequence }),
+        Surrogate::Topr(Topr { level: Level::Token }),
+        dppo(Divergence::TotalVariation, 0.05, 20.0),
+        dppo(Divergence::BinaryKl, 0.02, 1.2),
+        Surrogate::ClipCov(ClipCov { clip: CLIP, share: 0.2, low: 0.1, high: 1.5 }),
+        Surrogate::KlCov(KlCov { share: 0.2, coef: 0.7 }),
+        Surrogate::ImplicitReward(ImplicitReward { beta: 0.3 }),
+        Surrogate::Sft(Sft),
+    ]
+}
+
+pub(crate) fn kl(estimator: KlEstimator, ratio: bool) -> KlLoss {
+    KlLoss { coef: 0.1, estimator, ratio }
+}
+
+/// Every kind of weight, action and rejection.
+pub(crate) fn corrections() -> Vec<Correction> {
+    let weight = |level, action, low, high| Some(ImportanceWeight { level, action, low, high });
+    let reject = |estimator, level, low, high| Some(Rejection { estimator, level, low, high });
+    let none = f64::NEG_INFINITY;
+    let pair = |weight, rejection| Correction { weight, rejection };
+    vec![
+        pair(weight(WeightLevel::Token, WeightAction::Clamp, 0.8, 1.3), None),
+        pair(weight(WeightLevel::Token, WeightAction::Mask, 0.7, 1.5), None),
+        pair(weight(WeightLevel::Sequence, WeightAction::Clamp, 0.5, 2.0), None),
+        pair(weight(WeightLevel::Sequence, WeightAction::Mask, 0.4, 3.0), None),
+        pair(weight(WeightLevel::Geometric, WeightAction::Clamp, 0.9, 1.2), None),
+        pair(weight(WeightLevel::Geometric, WeightAction::Mask, 0.8, 1.3), None),
+        pair(None, reject(KlEstimator::K1, RejectLevel::Token, -0.4, 0.4)),
+        pair(None, reject(KlEstimator::K2, RejectLevel::SequenceMax, none, 0.2)),
+        pair(
+            weight(WeightLevel::Geometric, WeightAction::Clamp, 0.0, 1.2),
+            reject(KlEstimator::K3, RejectLevel::SequenceMean, none, 0.1),
+        ),
+        pair(
+            weight(WeightLevel::Token, WeightAction::Clamp, 0.0, 1.5),
+            reject(KlEstimator::K1, RejectLevel::SequenceMax, none, 0.3),
+        ),
+    ]
+}
+
+pub(crate) fn is_by_token(correction: &Correction) -> bool {
+    correction.weight.is_some_and(|w| w.level == WeightLevel::Token)
+        || correction.rejection.is_some_and(|r| r.level == RejectLevel::Token)
+}
+
+/// A loss with everything beside the surrogate that there can be, one thing at a time and together.
+pub(crate) fn variants(surrogate: Surrogate, aggregation: Aggregation) -> Vec<PolicyLoss> {
+    let plain = PolicyLoss::new(surrogate, aggregation);
+    let value = Some(ValueLoss { coef: 0.5, clip: Some(0.2) });
+    let mut losses = vec![
+        plain,
+        PolicyLoss { entropy_coef: 0.01, kl: Some(kl(KlEstimator::K2, false)), ..plain },
+        PolicyLoss { kl: Some(kl(KlEstimator::K3, false)), ..plain },
+        PolicyLoss { kl: Some(kl(KlEstimator::K3Plus, false)), ..plain },
+        PolicyLoss { value, ..plain },
+        PolicyLoss { value: Some(ValueLoss { coef: 0.3, clip: None }), entropy_coef: 0.02, ..plain },
+    ];
+    if surrogate.reads_old() {
+        losses.extend([
+            PolicyLoss { ratio_to: RatioTo::Behavior, ..plain },
+            PolicyLoss { kl: Some(kl(KlEstimator::K2, true)), ..plain },
+            PolicyLoss { kl: Some(kl(KlEstimator::K3, true)), ratio_to: RatioTo::Behavior, ..plain },
+            PolicyLoss { kl: Some(kl(KlEstimator::K3Plus, true)), ..plain },
+        ]);
+    }
+    if surrogate.reads_advantage() {
+        let fits = |c: &Correction| !(surrogate.is_per_sequence() && is_by_token(c));
+        losses.extend(
+            corrections().into_iter().filter(fits).map(|correction| PolicyLoss { correction, ..plain }),
+        );
+        let correction = corrections()[8];
+        if surrogate.reads_old() {
+            // It stays between proximal policy and sampler, whatever the ratio is taken to.
+            losses.push(PolicyLoss { correction, ratio_to: RatioTo::Behavior, ..plain });
+        }
+        losses.push(PolicyLoss {
+            correction,
+            kl: Some(kl(KlEstimator::K3, false)),
+            entropy_coef: 0.02,
+            value,
+            ..plain
+        });
+    }
+    losses
+}
+
+/// Every surrogate × aggregation × variant.
+pub(crate) fn losses() -> Vec<PolicyLoss> {
+    let mut losses = Vec::new();
+    for surrogate in surrogates() {
+        for aggregation in Aggregation::ALL {
+            losses.extend(variants(surrogate, aggregation));
+        }
+    }
+    losses
+}

@@ -1,0 +1,223 @@
+//! The pages of `docs/algorithms` say what the code does.
+//!
+//! What a page repeats of the code is compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages` writes those
+//! rows anew: the keys and defaults of the knobs, keeping their meanings, and the index.
+
+use std::{fmt::Write as _, fs, path::PathBuf};
+
+use rloom_algo::{Algorithm, Method};
+
+use crate::every_key::{flat, read_by};
+
+/// In this order.
+const SECTIONS: [&str; 7] = ["Sampled", "Advantage", "Loss", "Normaliser", "Knobs", "Example", "Elsewhere"];
+const KNOBS_HEAD: &str = "| key | default | meaning |";
+const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
+const BROUGHT_HEAD: &str = "| method | set | read as well |";
+const UNSAID: &str = "?";
+
+fn path(file: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "../../docs/algorithms", file].iter().collect()
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(path(file)).unwrap_or_else(|e| panic!("docs/algorithms/{file}: {e}"))
+}
+
+/// The lines under a page's `## title`.
+fn section<'a>(page: &'a str, title: &str) -> Vec<&'a str> {
+    let lines = page.lines().skip_while(|line| line.strip_prefix("## ") != Some(title)).skip(1);
+    lines.take_while(|line| !line.starts_with("## ")).collect()
+}
+
+/// The rows of the table under `head`, without head and rule.
+fn table<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
+    let rows = page.lines().skip_while(|line| *line != head).skip(2);
+    rows.take_while(|line| line.starts_with('|')).collect()
+}
+
+fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+fn code(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+/// The page with other rows under `head`.
+fn with_rows(page: &str, head: &str, rows: &[String]) -> String {
+    let old = table(page, head);
+    let mut out = String::new();
+    let mut written = false;
+    for line in page.lines() {
+        if old.contains(&line) {
+            continue;
+        }
+        out.push_str(line);
+        out.push('\n');
+        if line.starts_with("| ---") && !written && out.contains(head) {
+            for row in rows {
+                writeln!(out, "{row}").unwrap();
+            }
+            written = true;
+        }
+    }
+    out
+}
+
+/// What a key means, as a page's table has it.
+fn meaning<'a>(page: &'a str, key: &str) -> Option<&'a str> {
+    let mut rows = table(page, KNOBS_HEAD).into_iter().map(cells);
+    rows.find(|row| code(row[0]) == key).and_then(|row| row.get(2).copied()).filter(|m| !m.is_empty())
+}
+
+/// The rows that a method's table should have. Meanings are the page's own, or another page's.
+fn knobs(method: Method) -> Vec<String> {
+    let elsewhere = |key: &str| Method::ALL.iter().find_map(|m| meaning(m.page(), key));
+    let row = |(key, value): (&str, Option<toml::Value>)| {
+        let default = value.map_or("(none)".to_owned(), |v| format!("`{v}`"));
+        let meaning = meaning(method.page(), key).or_else(|| elsewhere(key)).unwrap_or(UNSAID);
+        format!("| `{key}` | {default} | {meaning} |")
+    };
+    read_by(method).into_iter().map(row).collect()
+}
+
+/// The index's row of a method.
+fn index_row(method: Method) -> String {
+    let algorithm = Algorithm::preset(method);
+    let settings = algorithm.to_settings();
+    let advantage = settings.advantage.map_or("none".to_owned(), |a| format!("`{}`", a.name()));
+    let loss = settings.loss.map_or("likelihood".to_owned(), |l| format!("`{}`", l.name()));
+    let over = match settings.loss_aggregation {
+        Some(aggregation) => format!("`{}`", aggregation.name()),
+        None => "sequences".to_owned(),
+    };
+    let summary = method.info().summary;
+    format!("| [{method}]({method}.md) | {summary} | {advantage} | {loss} | {over} |")
+}
+
+fn index() -> Vec<String> {
+    Method::ALL.iter().map(|&m| index_row(m)).collect()
+}
+
+fn updates() -> bool {
+    std::env::var_os("RLOOM_UPDATE_PAGES").is_some()
+}
+
+/// Fails with the rows that are wanted and those that are there, where they differ.
+fn same_rows(file: &str, there: &[&str], wanted: &[String]) {
+    let missing: Vec<_> = wanted.iter().filter(|row| !there.contains(&row.as_str())).cloned().collect();
+    let wrong: Vec<_> = there.iter().filter(|row| !wanted.iter().any(|w| w == **row)).copied().collect();
+    assert!(
+        missing.is_empty() && wrong.is_empty(),
+        "docs/algorithms/{file} disagrees with the code. It should have\n{}\nand has\n{}\n\
+         hint: RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages",
+        missing.join("\n"),
+        wrong.join("\n")
+    );
+    assert_eq!(there, wanted, "docs/algorithms/{file}: the rows are those of the code, but not in its order");
+}
+
+#[test]
+fn every_method_has_its_page_and_there_is_no_other() {
+    let mut wanted: Vec<String> = Method::ALL.iter().map(|m| format!("{m}.md")).collect();
+    wanted.push("README.md".to_owned());
+    let entries = fs::read_dir(path("")).unwrap();
+    let mut there: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().into_string().expect("a name in UTF-8")).collect();
+    wanted.sort();
+    there.sort();
+    assert_eq!(there, wanted);
+    for &method in Method::ALL {
+        assert_eq!(method.page(), read(&format!("{method}.md")), "{method} has another method's page");
+    }
+}
+
+#[test]
+fn sections_are_there_and_in_order() {
+    for &method in Method::ALL {
+        let page = method.page();
+        let titles: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(titles, SECTIONS, "{method}");
+        assert_eq!(page.lines().next(), Some(format!("# {method}").as_str()));
+        for title in SECTIONS {
+            let text = section(page, title).iter().any(|line| !line.is_empty());
+            assert!(text, "{method}: nothing under {title:?}");
+        }
+        for title in ["Advantage", "Loss", "Normaliser"] {
+            let equation = section(page, title).contains(&"```text");
+            assert!(equation || method.is_supervised(), "{method}: no equation under {title:?}");
+        }
+        assert!(section(page, "Elsewhere").iter().any(|line| line.starts_with("- ")), "{method}");
+    }
+}
+
+#[test]
+fn papers_are_named_with_their_number() {
+    for &method in Method::ALL {
+        let line = method.page().lines().nth(4).unwrap_or_default();
+        let number =
+            line.strip_prefix("Paper: ").and_then(|l| l.strip_suffix('.')).and_then(|l| l.rsplit_once(' '));
+        let (month, paper) = number.and_then(|(_, n)| n.split_once('.')).unwrap_or_default();
+        let digits = |s: &str, n| s.len() == n && s.bytes().all(|b| b.is_ascii_digit());
+        assert!(line.contains(", arXiv ") && digits(month, 4) && digits(paper, 5), "{method}: {line}");
+    }
+}
+
+#[test]
+fn knobs_are_the_codes() {
+    for &method in Method::ALL {
+        let (file, wanted) = (format!("{method}.md"), knobs(method));
+        if updates() {
+            fs::write(path(&file), with_rows(method.page(), KNOBS_HEAD, &wanted)).unwrap();
+            continue;
+        }
+        let there = table(method.page(), KNOBS_HEAD);
+        same_rows(&file, &there, &wanted);
+        for row in there {
+            let cells = cells(row);
+            assert!(
+                cells.len() == 3 && cells[2] != UNSAID,
+                "docs/algorithms/{file}: say what it means: {row}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_index_lists_every_method() {
+    let (readme, wanted) = (read("README.md"), index());
+    if updates() {
+        fs::write(path("README.md"), with_rows(&readme, INDEX_HEAD, &wanted)).unwrap();
+        return;
+    }
+    same_rows("README.md", &table(&readme, INDEX_HEAD), &wanted);
+}
+
+/// `key = value` of each piece of code in a cell.
+fn assignments(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// The keys that come with others: exactly what a resolved stage holds beyond, or other than, its preset.
+#[test]
+fn keys_that_come_with_others() {
+    let readme = read("README.md");
+    let rows = table(&readme, BROUGHT_HEAD);
+    assert!(rows.len() > 10, "{rows:?}");
+    for row in rows {
+        let cells = cells(row);
+        let method: Method = code(cells[0]).parse().unwrap();
+        let set = assignments(cells[1]);
+        let settings = toml::from_str(&set.join("\n")).unwrap_or_else(|e| panic!("{row}: {e}"));
+        let resolved = Algorithm::resolve(method, &settings).unwrap_or_else(|e| panic!("{row}: {e}"));
+        let preset = flat(&Algorithm::preset(method).to_settings());
+        let asked = settings.keys();
+        let brought: Vec<String> = flat(&resolved.to_settings())
+            .into_iter()
+            .filter(|read| !asked.contains(&read.0) && !preset.contains(read))
+            .map(|(key, value)| format!("{key} = {value}"))
+            .collect();
+        assert_eq!(assignments(cells[2]), brought, "docs/algorithms/README.md: {row}");
+    }
+}
