@@ -1,23 +1,26 @@
-//! Writes a model anew, with its logits beside it, for `tests/golden/open_in_transformers.py` to compare.
+//! Writes a model anew, with what it computes beside it, for `tests/golden/open_in_transformers.py` to compare.
 //!
 //! ```text
-//! resave SOURCE FOLDER      # SOURCE is a model folder, or llama | qwen2 | qwen3 for a new random model
+//! resave policy SOURCE FOLDER   # SOURCE is a model folder, or llama | qwen2 | qwen3 for a new random model
+//! resave critic SOURCE FOLDER   # SOURCE is a critic's folder, or as above for a new critic of such a model
 //! ```
 
 use std::error::Error;
 use std::path::Path;
 
-use rloom_model::{GenerationConfig, Model, NewModel, PackedTokens};
+use rloom_model::{GenerationConfig, Model, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [source, folder] = arguments.as_slice() else {
-        return Err("usage: resave SOURCE FOLDER".into());
+    let [kind, source, folder] = arguments.as_slice() else {
+        return Err("usage: resave policy|critic SOURCE FOLDER".into());
     };
-    let model = match source.as_str() {
-        "llama" | "qwen2" | "qwen3" => new(source)?,
-        path => Model::load(Path::new(path))?,
+    let model = match (kind.as_str(), source.as_str()) {
+        ("policy", "llama" | "qwen2" | "qwen3") => new(source)?,
+        ("critic", "llama" | "qwen2" | "qwen3") => new(source)?.to_critic(),
+        ("critic", path) => Model::load_critic(Path::new(path))?,
+        (_, path) => Model::load(Path::new(path))?,
     };
     let folder = Path::new(folder);
     std::fs::create_dir_all(folder)?;
@@ -25,10 +28,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let vocabulary = model.config().vocab_size as u32;
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % vocabulary).collect();
-    let rows: Vec<u32> = (0..40).collect();
     let batch = PackedTokens { tokens: &tokens, seq_starts: &[0, 40] };
-    let logits = model.logits(&Ctx::serial(), &batch, &rows)?;
-    let text = serde_json::json!({ "tokens": tokens, "logits": logits }).to_string();
+    let numbers = if model.config().output_heads.language() {
+        let rows: Vec<u32> = (0..40).collect();
+        model.logits(&Ctx::serial(), &batch, &rows)?
+    } else {
+        let rows: Vec<u32> = (1..40).collect();
+        let rows = ScoreRows { rows: &rows, inv_temperature: &[1.0; 39] };
+        let scores = model.score(&Ctx::serial(), &batch, &rows)?;
+        [scores.value, scores.last_value].concat()
+    };
+    let text = serde_json::json!({ "tokens": tokens, "logits": numbers }).to_string();
     std::fs::write(folder.join("logits.json"), text)?;
     Ok(())
 }

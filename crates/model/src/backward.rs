@@ -5,15 +5,15 @@
 
 use rloom_ops::{self as ops, Buf, Ctx, RopeTable};
 
-use crate::batch::check_count;
-use crate::forward::{Forward, HeadActivations, LayerActivations};
+use crate::forward::{Forward, LayerActivations};
 use crate::layer::Layer;
-use crate::tensors::{LayerTensors, TensorSet};
+use crate::tensors::LayerTensors;
 use crate::workspace::Lent;
-use crate::{BatchError, Gradients, Model};
+use crate::{BatchError, Gradients, Model, ScoreGrads};
 
 impl Model {
-    /// Adds to `grads` the gradient of `Σ d_logprob · logprob + d_entropy · entropy` over the scored tokens.
+    /// Adds to `grads` the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored
+    /// tokens.
     ///
     /// # Panics
     ///
@@ -22,18 +22,16 @@ impl Model {
         &self,
         ctx: &Ctx,
         forward: Forward,
-        d_logprob: &[f32],
-        d_entropy: &[f32],
+        by: &ScoreGrads<'_>,
         grads: &mut Gradients,
     ) -> Result<(), BatchError> {
-        let Forward { tokens, seq_starts, positions, mut layers, head, .. } = forward;
-        check_count("d_logprob", d_logprob, head.rows.len())?;
-        check_count("d_entropy", d_entropy, head.rows.len())?;
-        if head.rows.is_empty() {
+        let Forward { tokens, seq_starts, positions, mut layers, heads, .. } = forward;
+        by.check(self.config().output_heads, heads.rows.len())?;
+        if heads.rows.is_empty() {
             return Ok(());
         }
         let mut dx = self.workspace().lend(tokens.len() * self.config().hidden_size);
-        self.head_backward(ctx, head, &mut dx, d_logprob, d_entropy, &mut grads.set);
+        self.heads_backward(ctx, heads, &mut dx, by, &mut grads.set);
         let packed = self.packed(ctx);
         let longest = seq_starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
         let table = self.rope().at_least(self.config(), longest);
@@ -55,51 +53,6 @@ impl Model {
         let d = self.config().hidden_size;
         ops::embedding_backward(ctx, &mut grads.set.embedding, &dx, &tokens, d);
         Ok(())
-    }
-
-    fn head_backward(
-        &self,
-        ctx: &Ctx,
-        head: HeadActivations,
-        dx: &mut Buf,
-        d_logprob: &[f32],
-        d_entropy: &[f32],
-        grads: &mut TensorSet,
-    ) {
-        let (s, d) = (head.rows.len(), self.config().hidden_size);
-        let weights = self.weights();
-        let mut d_normed = self.workspace().lend(s * d);
-        // A tied head adds to the embedding's gradient.
-        let table = weights.head.as_ref().unwrap_or(&weights.embedding);
-        let d_table = grads.head.as_mut().unwrap_or(&mut grads.embedding);
-        ops::head_backward(
-            ctx,
-            &mut d_normed,
-            d_table,
-            &head.normed,
-            s,
-            table,
-            &self.packed(ctx).head,
-            &head.targets,
-            &head.inv_temperature,
-            &head.scores,
-            d_logprob,
-            d_entropy,
-        );
-        let mut d_rows = head.normed; // read above for the last time
-        ops::rms_norm_backward(
-            ctx,
-            &mut d_rows,
-            &mut grads.norm,
-            &d_normed,
-            &head.x,
-            &weights.norm,
-            &head.rstd,
-            s,
-            d,
-            false,
-        );
-        ops::scatter_rows(ctx, dx, &d_rows, &head.rows, d);
     }
 }
 

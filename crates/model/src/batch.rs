@@ -1,6 +1,6 @@
 //! Packed batches, and the checks that keep bad input away from the kernels.
 
-use crate::ModelConfig;
+use crate::{ModelConfig, OutputHeads};
 
 /// Sequences one behind the other, without padding; each attends to itself alone.
 #[derive(Debug, Clone, Copy)]
@@ -20,13 +20,30 @@ pub struct ScoreRows<'a> {
     pub inv_temperature: &'a [f32],
 }
 
-/// What the model says of the scored tokens, one number for each.
+/// What the model says of the scored tokens, one number for each. Lists of a head that the model does not have are
+/// empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     /// Log-probability of the token given those before it in its sequence, at its temperature (nats).
     pub logprob: Vec<f32>,
     /// Entropy of the distribution that it was drawn from, at its temperature (nats).
     pub entropy: Vec<f32>,
+    /// Value of the tokens before it in its sequence.
+    pub value: Vec<f32>,
+    /// Value after the last token of each sequence, `[n]`: of all of it, whoever wrote its end.
+    pub last_value: Vec<f32>,
+}
+
+/// The derivative of a loss by the scores, one number for each scored token. Lists of a head that the model does not
+/// have are empty. The last values are held constant.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScoreGrads<'a> {
+    /// By [`Scores::logprob`].
+    pub d_logprob: &'a [f32],
+    /// By [`Scores::entropy`].
+    pub d_entropy: &'a [f32],
+    /// By [`Scores::value`].
+    pub d_value: &'a [f32],
 }
 
 /// A batch that the model cannot compute.
@@ -84,6 +101,12 @@ pub enum BatchError {
         len: usize,
         /// How many there must be.
         rows: usize,
+    },
+    /// The model lacks the head that something is asked of or would flow into.
+    #[error("{what}: the model does not have this head")]
+    NoHead {
+        /// What was asked or given.
+        what: &'static str,
     },
     /// A temperature that divides by nothing.
     #[error(
@@ -159,7 +182,24 @@ impl ScoreRows<'_> {
     }
 }
 
-pub(crate) fn check_count(what: &'static str, list: &[f32], rows: usize) -> Result<(), BatchError> {
+impl ScoreGrads<'_> {
+    pub(crate) fn check(&self, heads: OutputHeads, rows: usize) -> Result<(), BatchError> {
+        for (what, list, there) in [
+            ("d_logprob", self.d_logprob, heads.language()),
+            ("d_entropy", self.d_entropy, heads.language()),
+            ("d_value", self.d_value, heads.value()),
+        ] {
+            if there {
+                check_count(what, list, rows)?;
+            } else if !list.is_empty() {
+                return Err(BatchError::NoHead { what });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_count(what: &'static str, list: &[f32], rows: usize) -> Result<(), BatchError> {
     if list.len() == rows { Ok(()) } else { Err(BatchError::Count { what, len: list.len(), rows }) }
 }
 

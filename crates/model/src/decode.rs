@@ -118,6 +118,9 @@ pub enum StepError {
         /// Rows of the step.
         rows: usize,
     },
+    /// A critic samples nothing.
+    #[error("a critic has no language head to sample from\nhint: only its policy generates")]
+    NoLanguageHead,
     /// The cache was made for a model of another shape.
     #[error("the cache has {cache} layers, the model {model}")]
     Cache {
@@ -160,6 +163,7 @@ impl Model {
         let furthest = positions.iter().max().map_or(0, |&position| position as usize + 1);
         let table = self.rope().at_least(c, furthest);
         let packed = self.packed(ctx);
+        let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
         let s = scratch;
         s.resize(c, r);
 
@@ -193,7 +197,7 @@ impl Model {
             ops::gather_rows(ctx, &mut s.attended, &s.x, wanted, d);
             let (norm, eps) = (&self.weights().norm, c.rms_norm_eps as f32);
             ops::rms_norm(ctx, &mut s.normed, &mut s.rstd, &s.attended, norm, w, d, eps);
-            ops::head_logits(ctx, logits, &s.normed, w, &packed.head);
+            ops::head_logits(ctx, logits, &s.normed, w, head);
         }
         debug_assert_eq!(s.q.len(), r * c.heads * e);
         Ok(())

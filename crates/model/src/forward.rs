@@ -3,8 +3,9 @@
 //! What is kept per token and layer: the two residual streams, queries, keys, values, the attention's result and the
 //! feed-forward layer's `[gate | up]`. Normalised inputs and SwiGLU's product are cheap and computed again.
 
-use rloom_ops::{self as ops, Ctx, HeadScores, RopeTable};
+use rloom_ops::{self as ops, Ctx, RopeTable};
 
+use crate::heads::HeadActivations;
 use crate::layer::{Layer, Residual};
 use crate::workspace::Lent;
 use crate::{BatchError, Model, PackedTokens, ScoreRows, Scores};
@@ -33,21 +34,6 @@ pub(crate) struct LayerActivations {
     pub(crate) gate_up: Lent,
 }
 
-/// What the head's backward pass needs; S scored rows.
-#[derive(Debug)]
-pub(crate) struct HeadActivations {
-    /// The stream at the rows that predict the scored tokens, `[S, D]`.
-    pub(crate) x: Lent,
-    pub(crate) rstd: Lent,
-    /// `x` after the final norm.
-    pub(crate) normed: Lent,
-    /// Packed index of each predicting row.
-    pub(crate) rows: Vec<u32>,
-    pub(crate) targets: Vec<u32>,
-    pub(crate) inv_temperature: Vec<f32>,
-    pub(crate) scores: HeadScores,
-}
-
 /// A forward pass with what its backward pass needs. The weights must not change in between.
 #[derive(Debug)]
 pub struct Forward {
@@ -55,7 +41,7 @@ pub struct Forward {
     pub(crate) seq_starts: Vec<usize>,
     pub(crate) positions: Vec<u32>,
     pub(crate) layers: Vec<LayerActivations>,
-    pub(crate) head: HeadActivations,
+    pub(crate) heads: HeadActivations,
     scores: Scores,
 }
 
@@ -67,7 +53,7 @@ impl Forward {
 }
 
 impl Model {
-    /// Log-probability and entropy of the scored tokens; keeps nothing.
+    /// What the model says of the scored tokens; keeps nothing.
     pub fn score(
         &self,
         ctx: &Ctx,
@@ -77,8 +63,7 @@ impl Model {
         batch.check(self.config())?;
         rows.check(batch)?;
         let x = self.run_layers(ctx, batch, &batch.positions(), None);
-        let head = self.run_head(ctx, batch, rows, &x);
-        Ok(Scores { logprob: head.scores.logprob, entropy: head.scores.entropy })
+        Ok(self.run_heads(ctx, batch, rows, &x).1)
     }
 
     /// As [`score`](Self::score), keeping what [`backward`](Self::backward) needs.
@@ -93,14 +78,13 @@ impl Model {
         let positions = batch.positions();
         let mut layers = Vec::with_capacity(self.config().layers);
         let x = self.run_layers(ctx, batch, &positions, Some(&mut layers));
-        let head = self.run_head(ctx, batch, rows, &x);
-        let scores = Scores { logprob: head.scores.logprob.clone(), entropy: head.scores.entropy.clone() };
+        let (heads, scores) = self.run_heads(ctx, batch, rows, &x);
         Ok(Forward {
             tokens: batch.tokens.to_vec(),
             seq_starts: batch.seq_starts.to_vec(),
             positions,
             layers,
-            head,
+            heads,
             scores,
         })
     }
@@ -111,17 +95,11 @@ impl Model {
         if let Some(entry) = rows.iter().position(|&row| row as usize >= batch.tokens.len()) {
             return Err(BatchError::Row { row: rows[entry], entry, reason: "there is no such token" });
         }
-        let c = self.config();
+        let head = self.packed(ctx).head.as_ref().ok_or(BatchError::NoHead { what: "logits" })?;
         let x = self.run_layers(ctx, batch, &batch.positions(), None);
         let n = rows.len();
-        let mut picked = self.workspace().lend(n * c.hidden_size);
-        let mut normed = self.workspace().lend(n * c.hidden_size);
-        let mut rstd = self.workspace().lend(n);
-        let mut logits = self.workspace().lend(n * c.vocab_size);
-        ops::gather_rows(ctx, &mut picked, &x, rows, c.hidden_size);
-        let norm = &self.weights().norm;
-        ops::rms_norm(ctx, &mut normed, &mut rstd, &picked, norm, n, c.hidden_size, c.rms_norm_eps as f32);
-        ops::head_logits(ctx, &mut logits, &normed, n, &self.packed(ctx).head);
+        let mut logits = self.workspace().lend(n * self.config().vocab_size);
+        ops::head_logits(ctx, &mut logits, &self.normed_rows(ctx, &x, rows).normed, n, head);
         Ok(logits.as_slice().to_vec())
     }
 
@@ -208,30 +186,5 @@ impl Model {
             gate_up,
         });
         next
-    }
-
-    fn run_head(
-        &self,
-        ctx: &Ctx,
-        batch: &PackedTokens<'_>,
-        rows: &ScoreRows<'_>,
-        stream: &Lent,
-    ) -> HeadActivations {
-        let c = self.config();
-        let (s, d) = (rows.rows.len(), c.hidden_size);
-        let before: Vec<u32> = rows.rows.iter().map(|row| row - 1).collect();
-        let targets: Vec<u32> = rows.rows.iter().map(|&row| batch.tokens[row as usize]).collect();
-        let lend = |len| self.workspace().lend(len);
-        let (mut x, mut rstd, mut normed) = (lend(s * d), lend(s), lend(s * d));
-        let mut scores = HeadScores::default();
-        if s > 0 {
-            ops::gather_rows(ctx, &mut x, stream, &before, d);
-            let eps = c.rms_norm_eps as f32;
-            ops::rms_norm(ctx, &mut normed, &mut rstd, &x, &self.weights().norm, s, d, eps);
-            let head = &self.packed(ctx).head;
-            scores = ops::head_forward(ctx, &normed, s, head, &targets, rows.inv_temperature);
-        }
-        let inv_temperature = rows.inv_temperature.to_vec();
-        HeadActivations { x, rstd, normed, rows: before, targets, inv_temperature, scores }
     }
 }

@@ -23,7 +23,10 @@ pub(crate) struct PackedLayer {
 #[derive(Debug)]
 pub(crate) struct PackedSet {
     pub(crate) layers: Vec<PackedLayer>,
-    pub(crate) head: Packed,
+    /// The language head; `None` in a critic.
+    pub(crate) head: Option<Packed>,
+    /// The value head, where there is one.
+    pub(crate) value: Option<Packed>,
 }
 
 impl PackedSet {
@@ -38,10 +41,11 @@ impl PackedSet {
             gate_up: ops::pack(ctx, &layer.gate_up, 2 * f, d),
             down: ops::pack(ctx, &layer.down, d, f),
         };
-        let head = weights.head.as_ref().unwrap_or(&weights.embedding);
+        let heads = c.output_heads;
         Self {
             layers: weights.layers.iter().map(layer).collect(),
-            head: ops::pack(ctx, head, c.vocab_size, d),
+            head: heads.language().then(|| ops::pack(ctx, weights.head_table(), c.vocab_size, d)),
+            value: weights.value.as_ref().map(|[weight, _]| ops::pack(ctx, weight, 1, d)),
         }
     }
 
@@ -55,7 +59,12 @@ impl PackedSet {
             ops::repack(ctx, &mut packed.gate_up, &layer.gate_up);
             ops::repack(ctx, &mut packed.down, &layer.down);
         }
-        ops::repack(ctx, &mut self.head, weights.head.as_ref().unwrap_or(&weights.embedding));
+        if let Some(head) = &mut self.head {
+            ops::repack(ctx, head, weights.head_table());
+        }
+        if let Some((packed, [weight, _])) = self.value.as_mut().zip(weights.value.as_ref()) {
+            ops::repack(ctx, packed, weight);
+        }
     }
 }
 
@@ -195,5 +204,29 @@ impl RopeTables {
         let table = Arc::new(RopeTable::new(config.head_dim, &config.inverse_frequencies(), room));
         *slot = Some(Arc::clone(&table));
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Model, NewModel};
+
+    /// What the kernels read of a critic has no panel for the vocabulary; a policy's has.
+    #[test]
+    fn a_critic_packs_no_language_head() {
+        let new: NewModel = serde_json::from_value(serde_json::json!({
+            "layers": 1, "hidden_size": 16, "heads": 2, "intermediate_size": 16, "max_positions": 8,
+        }))
+        .unwrap();
+        let policy = Model::init(&new.config(1000).unwrap(), 1);
+        let ctx = Ctx::serial();
+        let bytes = |model: &Model| {
+            let packed = model.packed(&ctx);
+            [packed.head.as_ref(), packed.value.as_ref()].map(|head| head.map_or(0, Packed::bytes))
+        };
+        assert_eq!(bytes(&policy), [1008 * 16 * 4, 0]);
+        assert_eq!(bytes(&policy.to_critic()), [0, 16 * 16 * 4]);
+        assert_eq!(bytes(&policy.with_value_head()), [1008 * 16 * 4, 16 * 16 * 4]);
     }
 }

@@ -16,6 +16,7 @@ mod decode;
 mod forward;
 mod generation;
 mod gradients;
+mod heads;
 pub mod hub;
 mod layer;
 mod model;
@@ -28,9 +29,9 @@ use std::sync::Arc;
 
 use rloom_core::PolicyVersion;
 
-pub use batch::{BatchError, PackedTokens, ScoreRows, Scores};
+pub use batch::{BatchError, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::CheckpointError;
-pub use config::{ConfigError, Family, ModelConfig, NewModel, RopeScaling};
+pub use config::{ConfigError, Family, ModelConfig, NewModel, OutputHeads, RopeScaling};
 pub use decode::{KvCache, StepError, StepRow, StepScratch};
 pub use forward::Forward;
 pub use generation::GenerationConfig;

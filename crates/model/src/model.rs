@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rloom_core::{Purpose, RandomKey};
 use rloom_ops::{AttentionShape, Ctx};
 
-use crate::checkpoint::{Checkpoint, TensorOut, write_tensors};
+use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
 use crate::layer::{Layer, PackedSet, RopeTables};
-use crate::tensors::{TensorSet, TensorSpec, specs};
+use crate::tensors::{TensorSet, TensorSpec, specs, value_head_zeros};
 use crate::workspace::Workspace;
-use crate::{CheckpointError, ConfigError, GenerationConfig, ModelConfig};
+use crate::{CheckpointError, ConfigError, GenerationConfig, ModelConfig, OutputHeads};
 
-/// A decoder-only transformer with f32 weights.
+/// A decoder-only transformer with f32 weights and the heads that its configuration names.
 ///
 /// Cloning copies the weights. The forms that the kernels read are made on first use and shared by training and
 /// decoding until the weights change.
@@ -59,8 +59,8 @@ impl Model {
         }
     }
 
-    /// A model with random weights: matrices normal with the configuration's `initializer_range`, norms 1, biases 0,
-    /// and the two projections that write to the residual stream scaled by `1/√(2·layers)` (Radford et al., 2019,
+    /// A model with random weights: matrices normal with the configuration's `initializer_range`, norms 1, biases and
+    /// the value head 0, and the two projections that write to the residual stream scaled by `1/√(2·layers)` (Radford et al., 2019,
     /// "Language models are unsupervised multitask learners"). A function of configuration and seed alone.
     pub fn init(config: &ModelConfig, seed: u64) -> Self {
         let mut weights = TensorSet::zeros(config);
@@ -70,6 +70,9 @@ impl Model {
         let mut bufs = weights.bufs_mut();
         for (index, spec) in specs.iter().enumerate() {
             let values = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
+            if spec.is_value_head() {
+                continue;
+            }
             if spec.decays {
                 let writes_residual =
                     spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
@@ -85,14 +88,25 @@ impl Model {
         Self::with_weights(config.clone(), weights)
     }
 
-    /// Opens a Hugging Face folder: `config.json` and `safetensors` weights, single or sharded, in f32, f16 or bf16.
+    /// Opens the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
+    /// sharded, in f32, f16 or bf16. It has no value head.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
-        let config = ModelConfig::from_json_file(&folder.join("config.json"))?;
+        Self::load_as(folder, OutputHeads::Language)
+    }
+
+    /// Opens the Hugging Face folder of a critic: a token classifier with one label.
+    pub fn load_critic(folder: &Path) -> Result<Self, LoadError> {
+        Self::load_as(folder, OutputHeads::Value)
+    }
+
+    fn load_as(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
+        let config = ModelConfig::from_file_as(&folder.join("config.json"), heads)?;
         let checkpoint = Checkpoint::open(folder)?;
         let specs = specs(&config);
+        let tied = heads.language() && config.tie_embeddings;
         // Old Llama files hold the rotary frequencies, and some tied ones the head beside the embedding.
         checkpoint.check_names(specs.iter().map(|spec| spec.name.as_str()), |name| {
-            name.ends_with("rotary_emb.inv_freq") || (config.tie_embeddings && name == HEAD)
+            name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD)
         })?;
         let mut weights = TensorSet::zeros(&config);
         let mut bufs = weights.bufs_mut();
@@ -100,24 +114,91 @@ impl Model {
             let to = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
             checkpoint.read_into(&spec.name, &spec.shape, to)?;
         }
-        if config.tie_embeddings && checkpoint.has(HEAD) {
+        if tied && checkpoint.has(HEAD) {
             check_tied_head(&checkpoint, &specs[0], &weights)?;
         }
         Ok(Self::with_weights(config, weights))
     }
 
-    /// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) to an existing folder. The same
-    /// weights give the same bytes. Neither synced nor renamed: making a checkpoint whole is the caller's.
+    /// The same model with a value head of zeros, so that all its first values are exactly 0. One that has a value
+    /// head already stays as it is.
+    #[must_use]
+    pub fn with_value_head(self) -> Self {
+        if self.config.output_heads.value() {
+            return self;
+        }
+        let Self { mut config, mut weights, .. } = self;
+        config.output_heads = OutputHeads::LanguageAndValue;
+        weights.value = Some(value_head_zeros(&config));
+        Self::with_weights(config, weights)
+    }
+
+    /// The same policy without a value head, as [`save`](Self::save) writes it. A critic, which has nothing else, stays
+    /// as it is.
+    #[must_use]
+    pub fn without_value_head(self) -> Self {
+        if self.config.output_heads != OutputHeads::LanguageAndValue {
+            return self;
+        }
+        let Self { mut config, mut weights, .. } = self;
+        config.output_heads = OutputHeads::Language;
+        weights.value = None;
+        Self::with_weights(config, weights)
+    }
+
+    /// A critic that begins with this model's backbone and a value head of zeros, so that all its first values are
+    /// exactly 0. The language head is not copied.
+    #[must_use]
+    pub fn to_critic(&self) -> Self {
+        let mut config = self.config.clone();
+        config.output_heads = OutputHeads::Value;
+        let weights = TensorSet {
+            embedding: self.weights.embedding.clone(),
+            layers: self.weights.layers.clone(),
+            norm: self.weights.norm.clone(),
+            head: None,
+            value: Some(value_head_zeros(&config)),
+        };
+        Self::with_weights(config, weights)
+    }
+
+    /// Writes `config.json`, `generation_config.json` (but for a critic, which generates nothing) and
+    /// `model.safetensors` (f32) to an existing folder. The same weights give the same bytes. A policy's folder is the
+    /// same with and without a value head, which goes to a file of its own ([`save_value_head`](Self::save_value_head)).
+    /// Neither synced nor renamed: making a checkpoint whole is the caller's.
     pub fn save(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
         crate::generation::write_json(&folder.join("config.json"), &self.config.to_json())?;
-        generation.save(folder)?;
-        let tensors = self.tensors_out("");
+        let policy = self.config.output_heads.language();
+        if policy {
+            generation.save(folder)?;
+        }
+        let tensors =
+            tensors_out(self.named_tensors().filter(|(spec, _)| !(policy && spec.is_value_head())), "");
         write_tensors(&folder.join("model.safetensors"), &[("format", "pt".into())], tensors)?;
         Ok(())
     }
 
-    fn tensors_out(&self, prefix: &str) -> Vec<TensorOut<'_>> {
-        tensors_out(&self.weights, &self.specs, prefix)
+    /// Writes the value head (`score.weight`, `[1, D]`, and `score.bias`, `[1]`) to a `safetensors` file. An error for a
+    /// model without one.
+    pub fn save_value_head(&self, path: &Path) -> Result<(), CheckpointError> {
+        let tensors = tensors_out(self.named_tensors().filter(|(spec, _)| spec.is_value_head()), "");
+        if tensors.is_empty() {
+            return Err(no_value_head(path));
+        }
+        write_tensors(path, &[("format", "pt".into())], tensors)
+    }
+
+    /// Reads what [`save_value_head`](Self::save_value_head) wrote. An error for a model without a value head.
+    pub fn load_value_head(&mut self, path: &Path) -> Result<(), CheckpointError> {
+        let file = TensorFile::open(path)?;
+        let specs = Arc::clone(&self.specs);
+        let Some(value) = &mut self.weights_mut().value else {
+            return Err(no_value_head(path));
+        };
+        for (spec, buf) in specs.iter().filter(|spec| spec.is_value_head()).zip(value) {
+            file.read_into(&spec.name, &spec.shape, buf.as_mut_slice())?;
+        }
+        Ok(())
     }
 
     /// Its shape.
@@ -198,17 +279,20 @@ pub(crate) fn attention_shape(c: &ModelConfig) -> AttentionShape {
 }
 
 pub(crate) fn tensors_out<'a>(
-    set: &'a TensorSet,
-    specs: &'a [TensorSpec],
+    named: impl Iterator<Item = (&'a TensorSpec, &'a [f32])>,
     prefix: &str,
 ) -> Vec<TensorOut<'a>> {
-    set.named(specs)
+    named
         .map(|(spec, values)| TensorOut {
             name: format!("{prefix}{}", spec.name),
             shape: &spec.shape,
             values,
         })
         .collect()
+}
+
+fn no_value_head(path: &Path) -> CheckpointError {
+    CheckpointError::NoValueHead { path: path.to_owned() }
 }
 
 const HEAD: &str = "lm_head.weight";

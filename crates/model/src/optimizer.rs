@@ -189,8 +189,8 @@ impl Optimizer {
 
     /// Writes moments and step count as a `safetensors` file (`exp_avg.NAME` and `exp_avg_sq.NAME`).
     pub fn save(&self, path: &Path) -> Result<(), OptimizerError> {
-        let mut tensors = tensors_out(&self.first, &self.specs, FIRST);
-        tensors.extend(tensors_out(&self.second, &self.specs, SECOND));
+        let mut tensors = tensors_out(self.first.named(&self.specs), FIRST);
+        tensors.extend(tensors_out(self.second.named(&self.specs), SECOND));
         write_tensors(path, &[("step", self.step.to_string())], tensors)?;
         Ok(())
     }

@@ -42,8 +42,10 @@ pub(crate) struct TensorSet {
     pub(crate) layers: Vec<LayerTensors>,
     /// `[D]`
     pub(crate) norm: Buf,
-    /// `[V, D]`; absent where it is the embedding.
+    /// The language head, `[V, D]`; absent where it is the embedding, and in a critic.
     pub(crate) head: Option<Buf>,
+    /// The value head, where there is one: weight `[1, D]`, bias `[1]`.
+    pub(crate) value: Option<[Buf; 2]>,
 }
 
 impl LayerTensors {
@@ -87,16 +89,28 @@ impl LayerTensors {
     }
 }
 
+/// Weight `[1, D]` and bias `[1]` of a value head.
+pub(crate) fn value_head_zeros(config: &ModelConfig) -> [Buf; 2] {
+    [Buf::zeros(config.hidden_size), Buf::zeros(1)]
+}
+
 impl TensorSet {
     /// Zeros in the shapes of `config`.
     pub(crate) fn zeros(config: &ModelConfig) -> Self {
-        let table = config.vocab_size * config.hidden_size;
+        let d = config.hidden_size;
+        let table = config.vocab_size * d;
         Self {
             embedding: Buf::zeros(table),
             layers: (0..config.layers).map(|_| LayerTensors::zeros(config)).collect(),
-            norm: Buf::zeros(config.hidden_size),
-            head: (!config.tie_embeddings).then(|| Buf::zeros(table)),
+            norm: Buf::zeros(d),
+            head: config.untied_head().then(|| Buf::zeros(table)),
+            value: config.output_heads.value().then(|| value_head_zeros(config)),
         }
+    }
+
+    /// The table of the language head: its own, or the embedding.
+    pub(crate) fn head_table(&self) -> &Buf {
+        self.head.as_ref().unwrap_or(&self.embedding)
     }
 
     /// All buffers, in the order that [`TensorSpec::buffer`] counts.
@@ -105,6 +119,7 @@ impl TensorSet {
             .chain(self.layers.iter().flat_map(LayerTensors::bufs))
             .chain([&self.norm])
             .chain(&self.head)
+            .chain(self.value.iter().flatten())
             .collect()
     }
 
@@ -114,6 +129,7 @@ impl TensorSet {
             .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
             .chain([&mut self.norm])
             .chain(&mut self.head)
+            .chain(self.value.iter_mut().flatten())
             .collect()
     }
 
@@ -126,6 +142,10 @@ impl TensorSet {
         specs.iter().map(move |spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]))
     }
 }
+
+/// The value head as the token classifiers of `transformers` name it.
+const VALUE_WEIGHT: &str = "score.weight";
+const VALUE_BIAS: &str = "score.bias";
 
 /// A tensor as files name it, and where it lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,6 +163,11 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
+    /// Whether it belongs to the value head.
+    pub fn is_value_head(&self) -> bool {
+        self.name == VALUE_WEIGHT || self.name == VALUE_BIAS
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -185,8 +210,12 @@ pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
         list.add(name("mlp.down_proj.weight"), vec![d, f]);
     }
     list.add("model.norm.weight".into(), vec![d]);
-    if !c.tie_embeddings {
+    if c.untied_head() {
         list.add("lm_head.weight".into(), vec![v, d]);
+    }
+    if c.output_heads.value() {
+        list.add(VALUE_WEIGHT.into(), vec![1, d]);
+        list.add(VALUE_BIAS.into(), vec![1]);
     }
     list.specs
 }
@@ -216,7 +245,7 @@ impl SpecList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Family, NewModel};
+    use crate::{Family, NewModel, OutputHeads};
 
     #[test]
     fn specs_and_buffers_agree() {
@@ -229,16 +258,23 @@ mod tests {
                 .unwrap();
                 let mut config = new.config(30).unwrap();
                 config.output_bias = family == Family::Llama;
-                let set = TensorSet::zeros(&config);
-                let specs = specs(&config);
-                let mut filled = vec![0; set.bufs().len()];
-                for spec in &specs {
-                    assert_eq!(filled[spec.buffer], spec.offset, "{}", spec.name);
-                    filled[spec.buffer] += spec.len();
+                for heads in [OutputHeads::Language, OutputHeads::LanguageAndValue, OutputHeads::Value] {
+                    config.output_heads = heads;
+                    check(&config);
                 }
-                let lens: Vec<usize> = set.bufs().iter().map(|buf| buf.len()).collect();
-                assert_eq!(filled, lens);
             }
         }
+    }
+
+    fn check(config: &ModelConfig) {
+        let set = TensorSet::zeros(config);
+        let specs = specs(config);
+        let mut filled = vec![0; set.bufs().len()];
+        for spec in &specs {
+            assert_eq!(filled[spec.buffer], spec.offset, "{}", spec.name);
+            filled[spec.buffer] += spec.len();
+        }
+        let lens: Vec<usize> = set.bufs().iter().map(|buf| buf.len()).collect();
+        assert_eq!(filled, lens);
     }
 }

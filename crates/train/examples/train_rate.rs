@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_algo::{AlgoError, GlobalCounts, LossBatch, LossGrad, TokenScores, policy_loss};
+use rloom_algo::{AlgoError, GlobalCounts, LossBatch, LossGrad, Scope, TokenScores, policy_loss};
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
 use rloom_model::{Family, GenerationConfig, Model, NewModel, OptimizerSettings};
 use rloom_ops::Ctx;
@@ -20,10 +20,18 @@ struct Supervised<'a> {
 }
 
 impl LossFn for Supervised<'_> {
+    fn scope(&self) -> Scope {
+        Scope::Token
+    }
+
     fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         let algorithm = rloom_algo::Algorithm::preset(rloom_algo::Method::Sft);
         let batch = LossBatch { rows: &self.batches[micro_batch].sequences, ..LossBatch::default() };
         policy_loss(&algorithm.loss, &batch, scores, &self.counts)
+    }
+
+    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        scores.iter().enumerate().map(|(micro_batch, scores)| self.loss(micro_batch, scores)).collect()
     }
 }
 
@@ -32,10 +40,7 @@ fn sequence(index: u64) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(index), sample: 0, segment: 0 },
         tokens: (0..128).map(|i| stream.below(i, 512) as u32).collect(),
-        spans: vec![
-            Span { author: Author::Prompt, range: 0..1, temperature: 1.0 },
-            Span { author: Author::Policy, range: 1..128, temperature: 1.0 },
-        ],
+        spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..128)],
         logprobs: vec![0.0; 127],
         versions: vec![],
         stop: StopReason::Length,

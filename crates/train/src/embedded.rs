@@ -2,18 +2,18 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use rloom_algo::{LossTerms, TokenScores};
+use rloom_algo::{LossGrad, LossTerms, Scope, TokenScores};
 use rloom_core::PolicyVersion;
 use rloom_model::{
-    GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens,
-    ScoreRows, Weights,
+    GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, OutputHeads,
+    PackedTokens, ScoreGrads, ScoreRows, Scores, Weights,
 };
 use rloom_ops::Ctx;
 
 use crate::engine::{LossFn, LossReport, OptimStep, StepReport, TrainEngine, Which};
 use crate::{PackedBatch, TrainError};
 
-/// Trains the transformer of `rloom-model` in this process.
+/// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, or a critic.
 ///
 /// The policy is one shared allocation: publishing hands out another handle on it, and the optimiser writes in place
 /// as long as nobody else holds one. Otherwise it writes to a copy, so what was published never changes.
@@ -31,8 +31,8 @@ pub struct EmbeddedTrainEngine {
 }
 
 impl EmbeddedTrainEngine {
-    /// An engine for a policy. `reference` is what KL is measured against, where the algorithm needs it; `generation`
-    /// goes into every folder that is saved.
+    /// An engine for a policy with the heads that it has. `reference` is what KL is measured against, where the
+    /// algorithm needs it; `generation` goes into every folder that is saved.
     pub fn new(
         ctx: Ctx,
         policy: Arc<Model>,
@@ -54,6 +54,23 @@ impl EmbeddedTrainEngine {
         }
     }
 
+    /// An engine for a policy with a value head on the same backbone. The value head begins at zero.
+    pub fn with_value_head(
+        ctx: Ctx,
+        policy: Arc<Model>,
+        reference: Option<Arc<Model>>,
+        optimizer: OptimizerSettings,
+        generation: GenerationConfig,
+    ) -> Self {
+        let policy = Arc::new(Arc::unwrap_or_clone(policy).without_value_head().with_value_head());
+        Self::new(ctx, policy, reference, optimizer, generation)
+    }
+
+    /// An engine for a critic of its own: it begins with the backbone of `policy` and a value head of zeros.
+    pub fn critic(ctx: Ctx, policy: &Model, optimizer: OptimizerSettings) -> Self {
+        Self::new(ctx, Arc::new(policy.to_critic()), None, optimizer, GenerationConfig::default())
+    }
+
     /// Sets the version that the next [`publish`](TrainEngine::publish) carries.
     pub fn set_version(&mut self, version: PolicyVersion) {
         self.version = version;
@@ -69,17 +86,53 @@ impl EmbeddedTrainEngine {
         &self.gradients
     }
 
-    /// Ends the engine and hands over the policy.
+    /// Ends the engine and hands over the policy as a checkpoint of it is opened: without a value head, so that who goes
+    /// on from here and who goes on from the checkpoint begin alike.
     pub fn into_policy(self) -> Arc<Model> {
-        self.policy
+        match self.policy.config().output_heads {
+            OutputHeads::Language | OutputHeads::Value => self.policy,
+            OutputHeads::LanguageAndValue => Arc::new(Arc::unwrap_or_clone(self.policy).without_value_head()),
+        }
+    }
+
+    /// For a loss of step scope, the coefficients of all micro-batches with the scores that they belong to.
+    fn step_scoped(
+        &mut self,
+        step: &[PackedBatch],
+        loss: &dyn LossFn,
+    ) -> Result<Option<Vec<(TokenScores, LossGrad)>>, TrainError> {
+        if loss.scope() != Scope::Step {
+            return Ok(None);
+        }
+        let scores = self.score(Which::Policy, step)?;
+        let grads = loss.step_loss(&scores)?;
+        if grads.len() != step.len() {
+            return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
+        }
+        Ok(Some(scores.into_iter().zip(grads).collect()))
     }
 }
+
+/// Where a policy's value head lies in the engine's folder.
+const VALUE_HEAD: &str = "trainer/value_head.safetensors";
+const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 
 fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
     (
         PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts },
         ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
     )
+}
+
+/// The model's scores as the algorithms read them; an error where one is not finite.
+fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+    let Scores { logprob, entropy, value, last_value } = scores;
+    for (what, lists) in [("log-probability", [&logprob, &entropy]), ("value", [&value, &last_value])] {
+        if !lists.into_iter().flatten().all(|x| x.is_finite()) {
+            return Err(TrainError::NotFinite { what, keys: batch.keys.clone() });
+        }
+    }
+    Ok(TokenScores { logprob, entropy, value, last_value })
 }
 
 impl TrainEngine for EmbeddedTrainEngine {
@@ -91,8 +144,7 @@ impl TrainEngine for EmbeddedTrainEngine {
         step.iter()
             .map(|batch| {
                 let (tokens, rows) = views(batch);
-                let scores = model.score(&self.ctx, &tokens, &rows)?;
-                Ok(TokenScores { logprob: scores.logprob, entropy: scores.entropy, value: Vec::new() })
+                finite(model.score(&self.ctx, &tokens, &rows)?, batch)
             })
             .collect()
     }
@@ -100,29 +152,24 @@ impl TrainEngine for EmbeddedTrainEngine {
     fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError> {
         let mut terms = LossTerms::default();
         let mut trained = 0;
+        let mut step_scoped = self.step_scoped(step, loss)?.map(Vec::into_iter);
         for (micro_batch, batch) in step.iter().enumerate() {
             let (tokens, rows) = views(batch);
             let forward = self.policy.forward(&self.ctx, &tokens, &rows)?;
-            let scores = forward.scores();
-            let scores = TokenScores {
-                logprob: scores.logprob.clone(),
-                entropy: scores.entropy.clone(),
-                value: Vec::new(),
+            let scores = finite(forward.scores().clone(), batch)?;
+            let grad = match step_scoped.as_mut().and_then(Iterator::next) {
+                Some((before, grad)) => {
+                    debug_assert_eq!(before, scores, "a score depends on nothing but its sequence");
+                    grad
+                }
+                None => loss.loss(micro_batch, &scores)?,
             };
-            if !scores.logprob.iter().chain(&scores.entropy).all(|x| x.is_finite()) {
-                return Err(TrainError::NotFinite { what: "log-probability", keys: batch.keys.clone() });
-            }
-            let grad = loss.loss(micro_batch, &scores)?;
             if !grad.terms.loss().is_finite() {
                 return Err(TrainError::NotFinite { what: "loss", keys: batch.keys.clone() });
             }
-            self.policy.backward(
-                &self.ctx,
-                forward,
-                &grad.d_logprob,
-                &grad.d_entropy,
-                &mut self.gradients,
-            )?;
+            let by =
+                ScoreGrads { d_logprob: &grad.d_logprob, d_entropy: &grad.d_entropy, d_value: &grad.d_value };
+            self.policy.backward(&self.ctx, forward, &by, &mut self.gradients)?;
             terms.merge(&grad.terms);
             trained += batch.tokens.len() as u64;
             self.accumulated.extend_from_slice(&batch.keys);
@@ -146,6 +193,9 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn publish(&mut self) -> Result<Weights, TrainError> {
+        if !self.policy.config().output_heads.language() {
+            return Err(TrainError::CriticPublished);
+        }
         Ok(Weights { version: self.version, model: Arc::clone(&self.policy) })
     }
 
@@ -157,16 +207,27 @@ impl TrainEngine for EmbeddedTrainEngine {
             path: trainer.clone(),
             source,
         })?;
-        self.optimizer.save(&trainer.join("optimizer.safetensors"))?;
+        if self.policy.config().output_heads == OutputHeads::LanguageAndValue {
+            self.policy.save_value_head(&directory.join(VALUE_HEAD))?;
+        }
+        self.optimizer.save(&directory.join(OPTIMIZER))?;
         Ok(())
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
-        self.policy = Arc::new(Model::load(directory)?);
+        let policy = match self.policy.config().output_heads {
+            OutputHeads::Language => Model::load(directory)?,
+            OutputHeads::Value => Model::load_critic(directory)?,
+            OutputHeads::LanguageAndValue => {
+                let mut policy = Model::load(directory)?.with_value_head();
+                policy.load_value_head(&directory.join(VALUE_HEAD))?;
+                policy
+            }
+        };
+        self.policy = Arc::new(policy);
         self.gradients = Gradients::zeros(&self.policy);
         let settings = self.optimizer.settings().clone();
-        let state = directory.join("trainer/optimizer.safetensors");
-        self.optimizer = Optimizer::load(&state, &self.policy, settings)?;
+        self.optimizer = Optimizer::load(&directory.join(OPTIMIZER), &self.policy, settings)?;
         self.accumulated.clear();
         Ok(())
     }

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use rloom_algo::{AlgoError, LossGrad, LossTerms, TokenScores};
+use rloom_algo::{AlgoError, LossGrad, LossTerms, Scope, TokenScores};
 use rloom_model::Weights;
 
 use crate::{PackedBatch, TrainError};
@@ -14,10 +14,17 @@ pub enum Which {
     Reference,
 }
 
-/// Scores of a micro-batch in, coefficients out. Implemented by the driver over `rloom-algo`'s pure functions.
+/// Scores in, coefficients out. Implemented by the driver over `rloom-algo`'s pure functions.
+///
+/// The coefficients of a micro-batch have an entry for each scored token by every score of the policy's heads, and none
+/// by the others: a policy without a value head takes no `d_value`, a critic takes nothing else.
 pub trait LossFn: Sync {
+    /// What the loss must see at once. It decides which of the two other methods is called.
+    fn scope(&self) -> Scope;
     /// The loss of micro-batch number `micro_batch` of the step and its derivative by each score.
     fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError>;
+    /// For [`Scope::Step`]: the losses of all micro-batches of the step, in their order.
+    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError>;
 }
 
 /// What an accumulation saw.
@@ -47,20 +54,21 @@ pub struct StepReport {
 ///
 /// An optimiser step is [`accumulate`](Self::accumulate) over its micro-batches, then [`step`](Self::step). The
 /// engine chooses order, placement and overlap of the micro-batches; their sums are merged in their order. Scores
-/// are flat over a micro-batch's scored tokens. Second implementation in sight: PyTorch workers, which run the same
+/// are flat over a micro-batch's scored tokens; those of a head that the policy does not have are empty. Second implementation in sight: PyTorch workers, which run the same
 /// `rloom-algo` on their own side instead of taking a [`LossFn`] over the wire.
 pub trait TrainEngine {
-    /// Scores without a gradient.
+    /// Scores without a gradient: the same, to the bit, that a loss is given.
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>;
-    /// Forward, hand the scores to `loss`, back-propagate its coefficients, add to the gradient.
+    /// Forward, hand the scores to `loss`, back-propagate its coefficients, add to the gradient. For a loss of
+    /// [`Scope::Step`] all micro-batches are scored before the first is back-propagated.
     fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError>;
     /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights
     /// stay as they were.
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError>;
-    /// An immutable, versioned hand-over of the current weights.
+    /// An immutable, versioned hand-over of the current weights; an error for a critic, which nobody samples from.
     fn publish(&mut self) -> Result<Weights, TrainError>;
-    /// Writes a Hugging Face folder and, in `trainer/`, the optimiser's state.
+    /// Writes a Hugging Face folder and, in `trainer/`, the optimiser's state and a policy's value head.
     fn save(&self, directory: &Path) -> Result<(), TrainError>;
-    /// Goes on from what [`save`](Self::save) wrote.
+    /// Goes on from what [`save`](Self::save) wrote, with the heads that the engine was made with.
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError>;
 }

@@ -21,6 +21,9 @@ pub enum TrainError {
     /// The model folder could not be written or read.
     #[error(transparent)]
     Folder(#[from] rloom_model::LoadError),
+    /// The value head's file could not be written or read.
+    #[error(transparent)]
+    ValueHead(#[from] rloom_model::CheckpointError),
     /// The optimiser's state could not be written or read, or its step could not be taken.
     #[error(transparent)]
     Optimizer(#[from] rloom_model::OptimizerError),
@@ -30,7 +33,7 @@ pub enum TrainError {
     /// The loss, a score or the gradient is not finite.
     #[error("the {what} is not finite (samples {})", samples(keys))]
     NotFinite {
-        /// Loss, log-probability or gradient.
+        /// Loss, log-probability, value or gradient.
         what: &'static str,
         /// The samples of the micro-batch in which it was noticed; of a gradient, those of the whole optimiser step.
         keys: Vec<SampleKey>,
@@ -38,6 +41,17 @@ pub enum TrainError {
     /// Reference scores were asked of an engine that has no reference.
     #[error("no reference policy is loaded")]
     NoReference,
+    /// A critic was asked to be sampled from.
+    #[error("a critic cannot be published: it has no language head to sample from")]
+    CriticPublished,
+    /// A step-scoped loss did not answer for every micro-batch.
+    #[error("the loss gave coefficients for {got} of the step's {expected} micro-batches")]
+    StepLoss {
+        /// Micro-batches that it answered for.
+        got: usize,
+        /// Micro-batches of the step.
+        expected: usize,
+    },
     /// A file of the trainer's state could not be read or written.
     #[error("could not {operation} {}: {source}", path.display())]
     Io {

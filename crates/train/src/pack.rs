@@ -82,8 +82,8 @@ mod tests {
             key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
             tokens: (0..n as u32).map(|i| i + 100 * ticket as u32).collect(),
             spans: vec![
-                Span { author: Author::Prompt, range: 0..prompt, temperature: 1.0 },
-                Span { author: Author::Policy, range: prompt..n, temperature },
+                Span::new(Author::Prompt, 0..prompt),
+                Span::new(Author::Policy, prompt..n).at(temperature),
             ],
             logprobs: (0..policy).map(|i| -(i as f32) - ticket as f32).collect(),
             versions: vec![],
@@ -116,6 +116,23 @@ mod tests {
             }
             prop_assert_eq!(seen, all.len());
         }
+    }
+
+    #[test]
+    fn observations_are_read_and_not_scored() {
+        let mut game = trajectory(0, 2, 6, 1.0);
+        game.spans.truncate(1);
+        game.spans.extend([
+            Span::new(Author::Policy, 2..4).at(0.5),
+            Span::new(Author::Environment, 4..7),
+            Span::new(Author::Policy, 7..8).at(0.5),
+        ]);
+        game.logprobs = vec![-1.0, -2.0, -3.0];
+        let packed = pack([&trajectory(1, 1, 1, 1.0), &game], 100).unwrap().remove(0);
+        assert_eq!(packed.tokens.len(), 2 + 8);
+        assert_eq!(packed.rows, [1, 2 + 2, 2 + 3, 2 + 7]);
+        assert_eq!(packed.behavior_logprob[1..], [-1.0, -2.0, -3.0]);
+        assert_eq!(packed.inv_temperature, [1.0, 2.0, 2.0, 2.0]);
     }
 
     #[test]

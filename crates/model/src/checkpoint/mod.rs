@@ -107,6 +107,12 @@ pub enum CheckpointError {
         /// What is wrong.
         message: String,
     },
+    /// A value head is to be written or read for a model that has none.
+    #[error("{}: the model has no value head", path.display())]
+    NoValueHead {
+        /// The value head's file.
+        path: PathBuf,
+    },
     /// A file cannot be written.
     #[error("{}: {source}", path.display())]
     Write {

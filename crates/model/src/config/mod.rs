@@ -6,6 +6,7 @@
 
 pub(crate) mod fields;
 mod new_model;
+mod output_heads;
 mod read;
 mod rope;
 mod unsupported;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub use new_model::NewModel;
+pub use output_heads::OutputHeads;
 pub use rope::RopeScaling;
 
 /// The families of decoder-only transformers that RLoom computes.
@@ -38,15 +40,6 @@ impl Family {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
-        }
-    }
-
-    /// Its entry in `architectures`.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
         }
     }
 }
@@ -78,7 +71,9 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// How the rotary frequencies are stretched for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// Whether the head is the embedding table.
+    /// What is computed from the last stream.
+    pub output_heads: OutputHeads,
+    /// Whether the language head is the embedding table. Of no meaning to a critic, which has none.
     pub tie_embeddings: bool,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
@@ -97,23 +92,37 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json`.
+    /// Reads the `config.json` of a causal language model.
     pub fn from_json_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::from_json_str(&text, path)
+        Self::from_file_as(path, OutputHeads::Language)
     }
 
     /// Reads the text of a `config.json`; `origin` is what errors call it.
     pub fn from_json_str(text: &str, origin: &Path) -> Result<Self, ConfigError> {
+        Self::from_str_as(text, origin, OutputHeads::Language)
+    }
+
+    /// Reads the `config.json` of a model that must have these heads.
+    pub(crate) fn from_file_as(path: &Path, heads: OutputHeads) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::from_str_as(&text, path, heads)
+    }
+
+    fn from_str_as(text: &str, origin: &Path, heads: OutputHeads) -> Result<Self, ConfigError> {
         let source: Map<String, Value> = serde_json::from_str(text)
             .map_err(|source| ConfigError::Json { path: origin.to_owned(), source })?;
-        read::read(source, origin)
+        read::read(source, origin, heads)
     }
 
     /// Whether queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
         self.family == Family::Qwen3
+    }
+
+    /// Whether there is a language head beside the embedding table.
+    pub(crate) fn untied_head(&self) -> bool {
+        self.output_heads.language() && !self.tie_embeddings
     }
 
     /// Number of trained numbers.
@@ -140,7 +149,7 @@ impl ModelConfig {
         if fields.contains_key("dtype") && fields.contains_key("torch_dtype") {
             fields.insert("torch_dtype".into(), json!("float32"));
         }
-        fields.insert("architectures".into(), json!([self.family.architecture()]));
+        fields.insert("architectures".into(), json!([self.output_heads.architecture(self.family)]));
         for (name, ids) in [
             ("bos_token_id", json!(self.bos_token_id)),
             ("eos_token_id", token_ids_to_json(&self.eos_token_ids)),
@@ -149,6 +158,10 @@ impl ModelConfig {
             if !ids.is_null() || fields.contains_key(name) {
                 fields.insert(name.into(), ids);
             }
+        }
+        // Last, so that a critic of a model that was read and one of a model made from nothing have one order.
+        if !self.output_heads.language() {
+            output_heads::set_critic(&mut fields);
         }
         fields
     }

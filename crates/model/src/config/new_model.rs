@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{ConfigError, Family, ModelConfig, RopeScaling};
+use super::{ConfigError, Family, ModelConfig, OutputHeads, RopeScaling};
 
 /// What a recipe says about a model that is made from nothing; the vocabulary comes from its tokenizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -93,6 +93,7 @@ impl NewModel {
             rms_norm_eps: self.rms_norm_eps,
             rope_theta: self.rope_theta,
             rope_scaling: RopeScaling::None,
+            output_heads: OutputHeads::Language,
             tie_embeddings: self.tie_embeddings,
             qkv_bias: self.family == Family::Qwen2,
             output_bias: false,

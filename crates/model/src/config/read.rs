@@ -5,17 +5,24 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::{ConfigError, Family, ModelConfig, rope, unsupported};
+use super::{ConfigError, Family, ModelConfig, OutputHeads, output_heads, rope, unsupported};
 
-pub(super) fn read(source: Map<String, Value>, path: &Path) -> Result<ModelConfig, ConfigError> {
+pub(super) fn read(
+    source: Map<String, Value>,
+    path: &Path,
+    heads_wanted: OutputHeads,
+) -> Result<ModelConfig, ConfigError> {
     let fields = Fields { map: &source, path, prefix: "" };
-    let family = family(fields)?;
+    let family = family(fields, heads_wanted)?;
     let required = |name: &str| fields.count(name)?.ok_or_else(|| fields.missing(name));
 
     let layers = required("num_hidden_layers")?;
     let heads = required("num_attention_heads")?;
     let hidden_size = required("hidden_size")?;
     unsupported::check(fields, family)?;
+    if !heads_wanted.language() {
+        output_heads::check_critic(fields)?;
+    }
 
     let head_dim = match fields.count("head_dim")? {
         Some(head_dim) => head_dim,
@@ -52,6 +59,7 @@ pub(super) fn read(source: Map<String, Value>, path: &Path) -> Result<ModelConfi
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta,
         rope_scaling,
+        output_heads: heads_wanted,
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         qkv_bias: family == Family::Qwen2 || attention_bias,
         output_bias: family != Family::Qwen2 && attention_bias,
@@ -65,18 +73,18 @@ pub(super) fn read(source: Map<String, Value>, path: &Path) -> Result<ModelConfi
     Ok(ModelConfig { source, ..config })
 }
 
-fn family(fields: Fields<'_>) -> Result<Family, ConfigError> {
-    const HINT: &str = "supported are LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
+fn family(fields: Fields<'_>, heads: OutputHeads) -> Result<Family, ConfigError> {
+    let (reason, hint) = heads.refusal();
     let value = fields.get("model_type").ok_or_else(|| fields.missing("model_type"))?;
     let family = [Family::Llama, Family::Qwen2, Family::Qwen3]
         .into_iter()
         .find(|family| value.as_str() == Some(family.model_type()))
-        .ok_or_else(|| fields.unsupported("model_type", value, "it is another architecture", HINT))?;
+        .ok_or_else(|| fields.unsupported("model_type", value, "it is another architecture", hint))?;
     if let Some(architectures) = fields.list("architectures")?
-        && !architectures.iter().any(|a| a.as_str() == Some(family.architecture()))
+        && !architectures.iter().any(|a| a.as_str() == Some(heads.architecture(family)))
         && let Some(first) = architectures.first()
     {
-        return Err(fields.unsupported("architectures", first, "it is not a causal language model", HINT));
+        return Err(fields.unsupported("architectures", first, reason, hint));
     }
     Ok(family)
 }

@@ -2,9 +2,9 @@
 
     python make_fixtures.py
 
-Between them they have every feature of the three families: untied and tied embeddings, biases, norms per head, an
+Between them the three policies they have every feature of the three families: untied and tied embeddings, biases, norms per head, an
 explicit head size, llama3 and linear rotary scaling, f32, f16 and bf16 weights, one file and several shards, and both
-spellings of the rotary settings. Made with torch 2.x and transformers 5.x; the weights are a function of the seed.
+spellings of the rotary settings. The two critics are token classifiers with one label. Made with torch 2.x and transformers 5.x; the weights are a function of the seed.
 """
 
 import json
@@ -16,10 +16,12 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForTokenClassification,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForTokenClassification,
 )
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "fixtures"
@@ -55,12 +57,13 @@ def randomise(model, seed):
                 parameter.copy_(noise * (2.0 / parameter.shape[-1] ** 0.5))
 
 
-def write(name, model, seed, dtype, extra_eos, **options):
+def write(name, model, seed, dtype, extra_eos=None, **options):
     randomise(model, seed)
     folder = FIXTURES / name
     shutil.rmtree(folder, ignore_errors=True)
     model = model.to(dtype)
-    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[2, extra_eos], pad_token_id=0)
+    if extra_eos is not None:
+        model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[2, extra_eos], pad_token_id=0)
     model.save_pretrained(folder, **options)
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert size < 200_000, (name, size)
@@ -81,6 +84,10 @@ def main():
         LlamaConfig(**SHAPE, rms_norm_eps=1e-5, rope_parameters=rope, tie_word_embeddings=False)
     )
     folder = write("tiny-llama", llama, 1, torch.float32, extra_eos=49)
+    llama_critic = LlamaForTokenClassification(
+        LlamaConfig(**SHAPE, num_labels=1, rms_norm_eps=1e-5, rope_parameters=rope)
+    )
+    write("tiny-llama-critic", llama_critic, 4, torch.float32)
     # The spelling of transformers 4, which most folders in the world have.
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -108,6 +115,10 @@ def main():
         )
     )
     write("tiny-qwen3", qwen3, 3, torch.bfloat16, extra_eos=49, max_shard_size="40KB")
+    qwen3_critic = Qwen3ForTokenClassification(
+        Qwen3Config(**SHAPE, num_labels=1, head_dim=16, rms_norm_eps=1e-6, rope_parameters=rope)
+    )
+    write("tiny-qwen3-critic", qwen3_critic, 5, torch.bfloat16)
 
 
 if __name__ == "__main__":

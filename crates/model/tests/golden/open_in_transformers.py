@@ -1,9 +1,9 @@
-"""Opens what RLoom writes in transformers, unchanged, and compares logits.
+"""Opens what RLoom writes in transformers, unchanged, and compares logits, or the values of critics.
 
     python open_in_transformers.py            (builds the `resave` example with cargo)
 
 Both the fixtures, written anew, and new random models of each family. Any missing or unexpected tensor is an error, and
-so is a logit that differs by more than 1e-4. Ends with a line for each model.
+so is a logit or value that differs by more than 1e-4. Ends with a line for each model.
 """
 
 import json
@@ -12,30 +12,39 @@ import subprocess
 import tempfile
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIXTURES = HERE.parent / "fixtures"
 WORKSPACE = HERE.parent.parent.parent.parent
 
 
-def main():
-    sources = [str(FIXTURES / name) for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"]]
-    for source in sources + ["llama", "qwen2", "qwen3"]:
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["cargo", "run", "--quiet", "-p", "rloom-model", "--example", "resave", "--", source, folder]
-            subprocess.run(command, cwd=WORKSPACE, check=True)
-            model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-            trouble = {kind: list(names) for kind, names in info.items() if names}
-            assert not trouble, (source, trouble)
-            assert model.dtype == torch.float32, model.dtype
-            ours = json.loads((pathlib.Path(folder) / "logits.json").read_text())
-            with torch.no_grad():
-                logits = model(torch.tensor([ours["tokens"]])).logits[0]
-            difference = float((logits.flatten() - torch.tensor(ours["logits"])).abs().max())
-            assert difference <= 1e-4, (source, difference)
+def check(kind, source, loader):
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["cargo", "run", "--quiet", "-p", "rloom-model", "--example", "resave", "--", kind, source, folder]
+        subprocess.run(command, cwd=WORKSPACE, check=True)
+        model, info = loader.from_pretrained(folder, output_loading_info=True)
+        trouble = {kind: list(names) for kind, names in info.items() if names}
+        assert not trouble, (source, trouble)
+        assert model.dtype == torch.float32, model.dtype
+        ours = json.loads((pathlib.Path(folder) / "logits.json").read_text())
+        with torch.no_grad():
+            logits = model(torch.tensor([ours["tokens"]])).logits[0]
+        difference = float((logits.flatten() - torch.tensor(ours["logits"])).abs().max())
+        assert difference <= 1e-4, (source, difference)
+        if kind == "critic":
+            assert model.config.num_labels == 1 and model.dropout.p == 0.0, model.config
+        else:
             model.generate(torch.tensor([ours["tokens"][:4]]), do_sample=False, max_new_tokens=4)
-            print(f"{type(model).__name__:20} {pathlib.Path(source).name:12} largest difference {difference:.1e}")
+        print(f"{type(model).__name__:27} {pathlib.Path(source).name:17} largest difference {difference:.1e}")
+
+
+def main():
+    new = ["llama", "qwen2", "qwen3"]
+    for source in [str(FIXTURES / name) for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"]] + new:
+        check("policy", source, AutoModelForCausalLM)
+    for source in [str(FIXTURES / name) for name in ["tiny-llama-critic", "tiny-qwen3-critic"]] + new:
+        check("critic", source, AutoModelForTokenClassification)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,14 @@
 //! The gradient of every tensor against central differences of the scores, along random directions.
 
+use std::fs;
+
 use rloom_core::{Purpose, RandomKey};
-use rloom_model::{Gradients, Model, NewModel, PackedTokens, ScoreRows};
+use rloom_model::{
+    GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens, ScoreGrads, ScoreRows,
+    TensorSpec,
+};
 use rloom_ops::Ctx;
+use tempfile::TempDir;
 
 const TOKENS: [u32; 14] = [3, 7, 1, 9, 4, 4, 11, 2, 5, 8, 0, 6, 10, 3];
 const STARTS: [usize; 4] = [0, 6, 7, 14];
@@ -10,70 +16,150 @@ const ROWS: [u32; 8] = [1, 2, 4, 5, 8, 9, 12, 13];
 const INV_TEMPERATURE: [f32; 8] = [1.0, 0.7, 1.3, 1.0, 1.0, 0.5, 1.0, 2.0];
 const D_LOGPROB: [f32; 8] = [1.0, -0.5, 0.3, 0.8, -1.2, 0.4, 0.0, 0.6];
 const D_ENTROPY: [f32; 8] = [0.0, 0.3, -0.2, 0.0, 0.5, 0.1, 0.7, -0.4];
+const D_VALUE: [f32; 8] = [0.5, 0.2, -0.9, 0.6, 0.3, -0.3, 1.1, 0.4];
+
+const VALUE_HEAD: &str = "value_head.safetensors";
+
+/// The lists of a head that the model does not have are left out.
+fn coefficients(heads: OutputHeads) -> ScoreGrads<'static> {
+    let language = if heads.language() { 8 } else { 0 };
+    let value = if heads.value() { 8 } else { 0 };
+    ScoreGrads {
+        d_logprob: &D_LOGPROB[..language],
+        d_entropy: &D_ENTROPY[..language],
+        d_value: &D_VALUE[..value],
+    }
+}
 
 fn loss(model: &Model) -> f64 {
     let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS };
     let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
     let scores = model.score(&Ctx::serial(), &tokens, &rows).unwrap();
-    let logprob = D_LOGPROB.iter().zip(&scores.logprob);
-    let entropy = D_ENTROPY.iter().zip(&scores.entropy);
-    logprob.chain(entropy).map(|(d, score)| f64::from(*d) * f64::from(*score)).sum()
+    let by = coefficients(model.config().output_heads);
+    [(by.d_logprob, &scores.logprob), (by.d_entropy, &scores.entropy), (by.d_value, &scores.value)]
+        .into_iter()
+        .flat_map(|(by, scores)| by.iter().zip(scores))
+        .map(|(d, score)| f64::from(*d) * f64::from(*score))
+        .sum()
 }
 
-/// Moves one tensor, by writing the model out, changing the file and reading it again: the public way in.
-fn moved(folder: &std::path::Path, tensor: &str, direction: &[f32], by: f32) -> Model {
-    let path = folder.join("model.safetensors");
-    let before = std::fs::read(&path).unwrap();
-    let mut bytes = before.clone();
-    let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
-    let value: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-    let start = 8 + header + value[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
-    for (i, d) in direction.iter().enumerate() {
-        let at = &mut bytes[start + 4 * i..][..4];
-        let weight = f32::from_le_bytes(at.try_into().unwrap()) + by * d;
-        at.copy_from_slice(&weight.to_le_bytes());
+/// A model in files. A tensor is moved by changing its file and reading it again: the public way in.
+struct Files {
+    folder: TempDir,
+    heads: OutputHeads,
+}
+
+impl Files {
+    fn of(model: &Model) -> Self {
+        let files = Self { folder: tempfile::tempdir().unwrap(), heads: model.config().output_heads };
+        model.save(files.folder.path(), &GenerationConfig::default()).unwrap();
+        if files.heads == OutputHeads::LanguageAndValue {
+            model.save_value_head(&files.folder.path().join(VALUE_HEAD)).unwrap();
+        }
+        files
     }
-    std::fs::write(&path, bytes).unwrap();
-    let model = Model::load(folder).unwrap();
-    std::fs::write(&path, before).unwrap();
+
+    fn model(&self) -> Model {
+        let folder = self.folder.path();
+        match self.heads {
+            OutputHeads::Language => Model::load(folder).unwrap(),
+            OutputHeads::Value => Model::load_critic(folder).unwrap(),
+            OutputHeads::LanguageAndValue => {
+                let mut model = Model::load(folder).unwrap().with_value_head();
+                model.load_value_head(&folder.join(VALUE_HEAD)).unwrap();
+                model
+            }
+        }
+    }
+
+    fn moved(&self, spec: &TensorSpec, direction: &[f32], by: f32) -> Model {
+        let apart = spec.is_value_head() && self.heads == OutputHeads::LanguageAndValue;
+        let path = self.folder.path().join(if apart { VALUE_HEAD } else { "model.safetensors" });
+        let before = fs::read(&path).unwrap();
+        let mut bytes = before.clone();
+        let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        let value: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+        let start = 8 + header + value[&spec.name]["data_offsets"][0].as_u64().unwrap() as usize;
+        for (i, d) in direction.iter().enumerate() {
+            let at = &mut bytes[start + 4 * i..][..4];
+            let weight = f32::from_le_bytes(at.try_into().unwrap()) + by * d;
+            at.copy_from_slice(&weight.to_le_bytes());
+        }
+        fs::write(&path, bytes).unwrap();
+        let model = self.model();
+        fs::write(&path, before).unwrap();
+        model
+    }
+}
+
+/// The same model with a random value head, since nothing flows through one of zeros.
+fn with_random_value_head(mut model: Model) -> Model {
+    let specs: Vec<TensorSpec> = model.named_tensors().map(|(spec, _)| spec.clone()).collect();
+    for spec in specs.iter().filter(|spec| spec.is_value_head()) {
+        let stream = RandomKey::new(2, 0, Purpose::Algorithm, spec.len() as u64).stream();
+        let noise: Vec<f32> = (0..spec.len() as u64).map(|i| stream.normal(i) as f32).collect();
+        model = Files::of(&model).moved(spec, &noise, 0.5);
+    }
     model
 }
 
-#[test]
-fn every_tensor_of_every_family() {
-    for (family, tie) in [("llama", false), ("qwen2", true), ("qwen3", false)] {
+fn check(name: &str, model: &Model) {
+    let ctx = Ctx::serial();
+    let files = Files::of(model);
+    let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS };
+    let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
+    let mut gradients = Gradients::zeros(model);
+    let forward = model.forward(&ctx, &tokens, &rows).unwrap();
+    model.backward(&ctx, forward, &coefficients(files.heads), &mut gradients).unwrap();
+
+    for (index, (spec, gradient)) in gradients.named().enumerate() {
+        let stream = RandomKey::new(1, 0, Purpose::Algorithm, index as u64).stream();
+        // Half along the gradient, half at random: a direction in which the loss surely changes.
+        let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
+        assert!(norm > 1e-3, "{name} {}: no gradient", spec.name);
+        let scale = 1.0 / (gradient.len() as f32).sqrt();
+        let direction: Vec<f32> =
+            (0..).zip(gradient).map(|(i, g)| g / norm + scale * stream.normal(i) as f32).collect();
+        let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        // Two steps each way, so that the third derivative drops out.
+        let step = 3e-3;
+        let across =
+            |by: f32| loss(&files.moved(spec, &direction, by)) - loss(&files.moved(spec, &direction, -by));
+        let measured = (8.0 * across(step) - across(2.0 * step)) / (12.0 * f64::from(step));
+        let error = (measured - expected).abs() / expected.abs().max(0.05);
+        assert!(error < 5e-3, "{name} {}: measured {measured}, expected {expected}", spec.name);
+    }
+}
+
+/// A model of each family: untied, tied, and with norms per head.
+fn policies() -> impl Iterator<Item = (&'static str, Model)> {
+    [("llama", false), ("qwen2", true), ("qwen3", false)].into_iter().map(|(family, tie)| {
         let new: NewModel = serde_json::from_value(serde_json::json!({
             "family": family, "layers": 2, "hidden_size": 12, "heads": 4, "kv_heads": 2, "head_dim": 6,
             "intermediate_size": 10, "max_positions": 16, "tie_embeddings": tie, "initializer_range": 0.4,
         }))
         .unwrap();
-        let model = Model::init(&new.config(12).unwrap(), 5);
-        let folder = tempfile::tempdir().unwrap();
-        model.save(folder.path(), &rloom_model::GenerationConfig::default()).unwrap();
+        (family, Model::init(&new.config(12).unwrap(), 5))
+    })
+}
 
-        let ctx = Ctx::serial();
-        let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS };
-        let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
-        let mut gradients = Gradients::zeros(&model);
-        let forward = model.forward(&ctx, &tokens, &rows).unwrap();
-        model.backward(&ctx, forward, &D_LOGPROB, &D_ENTROPY, &mut gradients).unwrap();
+#[test]
+fn every_tensor_of_policies() {
+    for (name, policy) in policies() {
+        check(name, &policy);
+    }
+}
 
-        for (index, (spec, gradient)) in gradients.named().enumerate() {
-            let stream = RandomKey::new(1, 0, Purpose::Algorithm, index as u64).stream();
-            // Half along the gradient, half at random: a direction in which the loss surely changes.
-            let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
-            assert!(norm > 1e-3, "{family} {}: no gradient", spec.name);
-            let scale = 1.0 / (gradient.len() as f32).sqrt();
-            let direction: Vec<f32> =
-                (0..).zip(gradient).map(|(i, g)| g / norm + scale * stream.normal(i) as f32).collect();
-            let expected: f64 =
-                gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let step = 4e-3;
-            let there = loss(&moved(folder.path(), &spec.name, &direction, step));
-            let back = loss(&moved(folder.path(), &spec.name, &direction, -step));
-            let measured = (there - back) / (2.0 * f64::from(step));
-            let error = (measured - expected).abs() / expected.abs().max(0.05);
-            assert!(error < 5e-3, "{family} {}: measured {measured}, expected {expected}", spec.name);
-        }
+#[test]
+fn every_tensor_of_policies_with_a_value_head() {
+    for (name, policy) in policies() {
+        check(name, &with_random_value_head(policy.with_value_head()));
+    }
+}
+
+#[test]
+fn every_tensor_of_critics() {
+    for (name, policy) in policies() {
+        check(name, &with_random_value_head(policy.to_critic()));
     }
 }

@@ -3,7 +3,7 @@
 use rloom_model::{Gradients, ModelConfig};
 use rloom_ops::Ctx;
 
-use crate::reference::{Batch, Golden, NAMES, max_abs, model, relative};
+use crate::reference::{Batch, Golden, NAMES, by, max_abs, model, relative};
 
 #[test]
 fn logits_equal_transformers() {
@@ -41,7 +41,7 @@ fn gradients_equal_pytorch() {
         let mut gradients = Gradients::zeros(&model);
         let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
         let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
-        model.backward(&ctx, forward, &d_logprob, &d_entropy, &mut gradients).unwrap();
+        model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), &mut gradients).unwrap();
         for (spec, values) in gradients.named() {
             let difference = relative(values, &golden.floats(&format!("grad.{}", spec.name)));
             assert!(difference <= 1e-5, "{name} {}: {difference}", spec.name);
@@ -73,7 +73,7 @@ fn packing_and_threads_change_no_bit() {
             let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
             assert_eq!(*forward.scores(), packed, "{name} kept, {threads} threads");
             let mut sum = Gradients::zeros(&model);
-            model.backward(&ctx, forward, &d_logprob, &d_entropy, &mut sum).unwrap();
+            model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), &mut sum).unwrap();
             gradients.push(sum);
         }
         for other in &gradients[1..] {
@@ -99,7 +99,9 @@ fn micro_batches_add_up() {
             let scored = done..done + one.rows.len();
             done = scored.end;
             let forward = model.forward(&ctx, &one.tokens(), &one.rows()).unwrap();
-            model.backward(&ctx, forward, &d_logprob[scored.clone()], &d_entropy[scored], &mut sum).unwrap();
+            model
+                .backward(&ctx, forward, &by(&d_logprob[scored.clone()], &d_entropy[scored]), &mut sum)
+                .unwrap();
         }
         for (spec, values) in sum.named() {
             let difference = relative(values, &golden.floats(&format!("grad.{}", spec.name)));

@@ -11,3 +11,4 @@ mod golden;
 mod hub;
 mod optimizer;
 mod reference;
+mod value;

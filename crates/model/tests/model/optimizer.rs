@@ -5,7 +5,7 @@ use rloom_model::{
 };
 use rloom_ops::Ctx;
 
-use crate::reference::{Golden, max_abs, model, relative};
+use crate::reference::{Golden, by, max_abs, model, relative};
 
 const STEPS: u64 = 8;
 
@@ -35,7 +35,7 @@ fn likelihood(model: &Model, tokens: &[u32], gradients: &mut Gradients) -> f64 {
     let loss = -forward.scores().logprob.iter().map(|&l| f64::from(l)).sum::<f64>() / f64::from(n);
     gradients.zero();
     let (d_logprob, d_entropy) = (vec![-1.0 / n; ones.len()], vec![0.0; ones.len()]);
-    model.backward(&ctx, forward, &d_logprob, &d_entropy, gradients).unwrap();
+    model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), gradients).unwrap();
     loss
 }
 
@@ -117,7 +117,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let batch = PackedTokens { tokens: &tokens[..20], seq_starts: &[0, 20] };
     let rows = ScoreRows { rows: &[3], inv_temperature: &[1.0] };
     let forward = model.forward(&ctx, &batch, &rows).unwrap();
-    model.backward(&ctx, forward, &[f32::NAN], &[0.0], &mut gradients).unwrap();
+    model.backward(&ctx, forward, &by(&[f32::NAN], &[0.0]), &mut gradients).unwrap();
     assert!(!gradients.all_finite(&ctx));
     let error = optimizer.step(&ctx, &mut model, &gradients, 1e-3).unwrap_err();
     assert!(matches!(error, OptimizerError::NotFinite { step: 1, .. }));

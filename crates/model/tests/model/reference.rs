@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rloom_model::{Model, PackedTokens, ScoreRows};
+use rloom_model::{Model, PackedTokens, ScoreGrads, ScoreRows};
 use safetensors::SafeTensors;
 
 pub(crate) const NAMES: [&str; 3] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
@@ -15,13 +15,32 @@ pub(crate) fn model(name: &str) -> Model {
     Model::load(&fixture(name)).unwrap()
 }
 
+/// The critics, and the policies that `tests/golden/value.py` gives a value head.
+pub(crate) const CRITICS: [&str; 2] = ["tiny-llama-critic", "tiny-qwen3-critic"];
+pub(crate) const VALUED: [&str; 2] = ["tiny-llama", "tiny-qwen3"];
+
+/// One of [`CRITICS`] or [`VALUED`], with its golden file.
+pub(crate) fn valued(name: &str) -> (Model, Golden) {
+    let file = format!("{name}-value.safetensors");
+    let golden = Golden::open(&file);
+    if CRITICS.contains(&name) {
+        return (Model::load_critic(&fixture(name)).unwrap(), golden);
+    }
+    let mut model = model(name).with_value_head();
+    model.load_value_head(&Golden::path(&file)).unwrap();
+    (model, golden)
+}
+
 /// A golden file.
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
     pub(crate) fn open(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-        Self(std::fs::read(path).unwrap())
+        Self(std::fs::read(Self::path(name)).unwrap())
+    }
+
+    fn path(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
     }
 
     fn words<T>(&self, name: &str, word: impl Fn([u8; 4]) -> T) -> Vec<T> {
@@ -77,6 +96,11 @@ impl Batch {
             inv_temperature: scored().map(|(_, t)| *t).collect(),
         }
     }
+}
+
+/// Coefficients of a policy without a value head.
+pub(crate) fn by<'a>(d_logprob: &'a [f32], d_entropy: &'a [f32]) -> ScoreGrads<'a> {
+    ScoreGrads { d_logprob, d_entropy, d_value: &[] }
 }
 
 /// ‖a − b‖ / ‖b‖.

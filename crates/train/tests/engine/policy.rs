@@ -1,108 +1,12 @@
-//! The embedded engine: splits into micro-batches, hand-over of weights, saving and going on.
-
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Policies: splits into micro-batches, hand-over of weights, saving and going on.
 
 use std::sync::Arc;
 
-use rloom_algo::{
-    Aggregation, AlgoError, Algorithm, GlobalCounts, LossBatch, LossGrad, Method, PolicyLoss, TokenScores,
-    policy_loss,
-};
-use rloom_core::{
-    Author, PolicyVersion, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory,
-};
-use rloom_model::{Family, GenerationConfig, Model, NewModel, OptimizerSettings};
-use rloom_ops::Ctx;
-use rloom_train::{
-    EmbeddedTrainEngine, LossFn, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack,
-};
+use rloom_algo::{Aggregation, AlgoError, LossGrad, Scope, TokenScores};
+use rloom_core::{PolicyVersion, Trajectory};
+use rloom_train::{EmbeddedTrainEngine, LossFn, OptimStep, TrainEngine, TrainError, Which};
 
-const VOCAB: u64 = 40;
-
-fn model() -> Arc<Model> {
-    let shape = NewModel {
-        family: Family::Qwen3,
-        layers: 2,
-        hidden_size: 32,
-        heads: 4,
-        kv_heads: Some(2),
-        head_dim: None,
-        intermediate_size: 48,
-        max_positions: 64,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-6,
-        tie_embeddings: true,
-        initializer_range: 0.2,
-    };
-    Arc::new(Model::init(&shape.config(VOCAB as usize).unwrap(), 7))
-}
-
-fn trajectory(ticket: u64) -> Trajectory {
-    let stream = RandomKey::new(5, 0, Purpose::Generator, ticket).stream();
-    let prompt = 1 + stream.below(1000, 6) as usize;
-    let n = prompt + 1 + stream.below(1001, 12) as usize;
-    Trajectory {
-        key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
-        tokens: (0..n as u64).map(|i| stream.below(i, VOCAB) as u32).collect(),
-        spans: vec![
-            Span { author: Author::Prompt, range: 0..prompt, temperature: 1.0 },
-            Span { author: Author::Policy, range: prompt..n, temperature: 0.8 },
-        ],
-        logprobs: (0..n - prompt).map(|i| -3.5 - 0.1 * stream.uniform(2000 + i as u64) as f32).collect(),
-        versions: vec![],
-        stop: StopReason::Length,
-    }
-}
-
-/// A policy loss whose advantages are a function of the ticket.
-struct Loss {
-    spec: PolicyLoss,
-    batches: Vec<PackedBatch>,
-    counts: GlobalCounts,
-    spoil: bool,
-}
-
-impl Loss {
-    fn new(spec: PolicyLoss, trajectories: &[Trajectory], budget: usize) -> Self {
-        let lengths = trajectories.iter().map(Trajectory::policy_tokens);
-        let counts = GlobalCounts::of_lengths(lengths, 16);
-        Self { spec, batches: pack(trajectories, budget).unwrap(), counts, spoil: false }
-    }
-}
-
-impl LossFn for Loss {
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
-        let packed = &self.batches[micro_batch];
-        let mut advantage = vec![0.0; scores.logprob.len()];
-        for (key, rows) in packed.keys.iter().zip(&packed.sequences) {
-            advantage[rows.clone()].fill(key.ticket.0 as f32 * 0.3 - 1.0);
-        }
-        let batch = LossBatch {
-            rows: &packed.sequences,
-            advantage: Some(&advantage),
-            old_logprob: Some(&packed.behavior_logprob),
-            behavior_logprob: Some(&packed.behavior_logprob),
-            ..LossBatch::default()
-        };
-        let mut grad = policy_loss(&self.spec, &batch, scores, &self.counts)?;
-        if self.spoil {
-            grad.d_logprob[0] = f32::INFINITY;
-        }
-        Ok(grad)
-    }
-}
-
-fn engine(threads: usize) -> EmbeddedTrainEngine {
-    let settings = OptimizerSettings { learning_rate: 1e-2, ..OptimizerSettings::default() };
-    EmbeddedTrainEngine::new(Ctx::new(threads).unwrap(), model(), None, settings, GenerationConfig::default())
-}
-
-fn spec(aggregation: Aggregation) -> PolicyLoss {
-    let mut loss = Algorithm::preset(Method::Grpo).loss;
-    loss.aggregation = aggregation;
-    loss.entropy_coef = 0.02;
-    loss
-}
+use crate::support::{Loss, engine, spec, train, trajectory, weights};
 
 /// The accumulated gradient itself is compared, tensor by tensor: AdamW's first step would hide its scale.
 #[test]
@@ -130,19 +34,6 @@ fn gradients_do_not_depend_on_the_split() {
                 assert!(difference <= 1e-5 * norm, "{aggregation:?} {budget} {name}: {difference} of {norm}");
             }
         }
-    }
-}
-
-fn weights(engine: &EmbeddedTrainEngine) -> Vec<u32> {
-    engine.policy().named_tensors().flat_map(|(_, v)| v.iter().map(|x| x.to_bits())).collect()
-}
-
-fn train(engine: &mut EmbeddedTrainEngine, steps: std::ops::Range<u64>) {
-    for step in steps {
-        let trajectories: Vec<Trajectory> = (step * 4..step * 4 + 4).map(trajectory).collect();
-        let loss = Loss::new(spec(Aggregation::TokenMean), &trajectories, 30);
-        engine.accumulate(&loss.batches, &loss).unwrap();
-        engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap();
     }
 }
 
@@ -203,6 +94,12 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_samples() {
 fn scores_without_a_gradient_are_those_with_one() {
     struct Seen(std::sync::Mutex<Vec<f32>>, Loss);
     impl LossFn for Seen {
+        fn scope(&self) -> Scope {
+            self.1.scope()
+        }
+        fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+            self.1.step_loss(scores)
+        }
         fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
             self.0.lock().unwrap().extend(&scores.logprob);
             self.1.loss(micro_batch, scores)
@@ -217,7 +114,7 @@ fn scores_without_a_gradient_are_those_with_one() {
     assert_eq!(flat, *seen.0.lock().unwrap());
     assert!(matches!(engine.score(Which::Reference, &seen.1.batches), Err(TrainError::NoReference)));
     assert!(matches!(
-        EmbeddedTrainEngine::step(&mut self::engine(1), &OptimStep { learning_rate: 0.1 }),
+        EmbeddedTrainEngine::step(&mut crate::support::engine(1), &OptimStep { learning_rate: 0.1 }),
         Err(TrainError::NothingAccumulated)
     ));
 }

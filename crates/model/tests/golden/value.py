@@ -1,0 +1,114 @@
+"""What transformers and PyTorch make of value heads: writes one NAME-value.safetensors beside this file for each model.
+
+    python value.py
+
+For a critic (a token classifier with one label) there are its values and the gradient of  Σ ½(value − target)²  by every
+weight; for a policy, a random value head over its final-normed stream and the gradient of
+Σ d_logprob · logprob + d_entropy · entropy + d_value · value.  All of it in f64, with RMSNorm patched as in reference.py;
+a critic's values are also those of the unpatched f32 model, to 2e-5. The value of a scored token is read at the row
+before it, a sequence's last value at its last token.
+"""
+
+import pathlib
+
+import torch
+from reference import FIXTURES, LENGTHS, norm_in_f64
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def batch():
+    """Sequences one behind the other; of the third only every second token is scored."""
+    sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
+    starts = [0]
+    for length in LENGTHS:
+        starts.append(starts[-1] + length)
+    rows = [
+        start + i
+        for index, (start, length) in enumerate(zip(starts, LENGTHS))
+        for i in range(1, length)
+        if index != 2 or i % 2 == 0
+    ]
+    return sequences, torch.tensor(starts), torch.tensor(rows)
+
+
+def in_f64(model):
+    model = model.double()
+    # `transformers` gives the padding token's embedding no gradient; here nothing is padded, and it is a token as others.
+    model.get_input_embeddings().padding_idx = None
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = norm_in_f64.__get__(module)
+    return model
+
+
+def critic(name):
+    sequences, starts, rows = batch()
+    model = AutoModelForTokenClassification.from_pretrained(FIXTURES / name, dtype=torch.float32).eval()
+    with torch.no_grad():
+        rounded = torch.cat([model(sequence[None]).logits[0, :, 0] for sequence in sequences])
+    model = in_f64(model)
+    values = torch.cat([model(sequence[None]).logits[0, :, 0] for sequence in sequences])
+    assert (values.detach() - rounded).abs().max() < 2e-5
+    value = values[rows - 1]
+    target = torch.randn(len(rows))
+    (0.5 * (value - target.double()) ** 2).sum().backward()
+    more = {"target": target, "inv_temperature": torch.ones(len(rows))}
+    return model, sequences, starts, rows, values, more
+
+
+def policy_with_value_head(name):
+    sequences, starts, rows = batch()
+    temperature = torch.rand(len(rows), dtype=torch.float64) * 1.5 + 0.5
+    inv_temperature = (1 / temperature).float()
+    d_logprob, d_entropy, d_value = torch.randn(3, len(rows)) * torch.tensor([[1.0], [0.3], [1.0]])
+    model = in_f64(AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32).eval())
+    head = torch.nn.Linear(model.config.hidden_size, 1)
+    torch.nn.init.normal_(head.weight, std=0.3)
+    torch.nn.init.constant_(head.bias, 0.4)
+    stored = {"score." + part: parameter.detach().clone() for part, parameter in head.named_parameters()}
+    model.score = head.double()
+    stream = torch.cat([model.model(sequence[None]).last_hidden_state[0] for sequence in sequences])
+    values = model.score(stream)[:, 0]
+    log_p = (model.lm_head(stream)[rows - 1] * inv_temperature.double()[:, None]).log_softmax(-1)
+    logprob = log_p.gather(1, torch.cat(sequences)[rows][:, None])[:, 0]
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    loss = d_logprob.double() * logprob + d_entropy.double() * entropy + d_value.double() * values[rows - 1]
+    loss.sum().backward()
+    more = {
+        "inv_temperature": inv_temperature,
+        "d_logprob": d_logprob.clone(),
+        "d_entropy": d_entropy.clone(),
+        "d_value": d_value.clone(),
+        "logprob": logprob.detach().float(),
+        "entropy": entropy.detach().float(),
+    }
+    return model, sequences, starts, rows, values, more | stored
+
+
+def main():
+    torch.manual_seed(17)
+    for make, name in [
+        (critic, "tiny-llama-critic"),
+        (critic, "tiny-qwen3-critic"),
+        (policy_with_value_head, "tiny-llama"),
+        (policy_with_value_head, "tiny-qwen3"),
+    ]:
+        model, sequences, starts, rows, values, data = make(name)
+        data |= {
+            "tokens": torch.cat(sequences).int(),
+            "seq_starts": starts.int(),
+            "rows": rows.int(),
+            "value": values[rows - 1].detach().float(),
+            "last_value": values[starts[1:] - 1].detach().float(),
+        }
+        for parameter, value in model.named_parameters():
+            data["grad." + parameter] = value.grad.float().contiguous()
+        save_file(data, HERE / f"{name}-value.safetensors")
+        print(name, len(rows), float(values.detach().abs().max()))
+
+
+if __name__ == "__main__":
+    main()
