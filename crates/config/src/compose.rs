@@ -1,9 +1,10 @@
 //! From the merged tree to typed sections, each with the places of its keys.
 //!
-//! `[data]`, `[sampling]`, `[reward]`, `[trainer]` and `[rollout]` at the top are shared by all stages that read them;
+//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]` and `[rollout]` at the top are shared by all stages that read them;
 //! a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
 
 use rloom_data::DataSettings;
+use rloom_env::EnvironmentSettings;
 use rloom_model::{NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_rollout::{RolloutSettings, SamplingSettings};
@@ -25,10 +26,11 @@ use crate::settings::RunSettings;
 pub(crate) const CHOICES: &[Choice] = &[
     Choice { table: "model", keys: &["path", "new"], by_value: &[] },
     Choice { table: "data", keys: &["path", "generator"], by_value: &["generator"] },
+    Choice { table: "environment", keys: &["kind"], by_value: &["kind"] },
 ];
 
 /// Tables at the top that stages share.
-pub(crate) const SHARED: [&str; 5] = ["data", "sampling", "reward", "trainer", "rollout"];
+pub(crate) const SHARED: [&str; 6] = ["data", "environment", "sampling", "reward", "trainer", "rollout"];
 
 /// What every stage says.
 const REQUIRED: [&str; 4] = ["name", "method", "steps", "batch"];
@@ -49,6 +51,7 @@ pub(crate) struct EvalDraft {
     pub(crate) keys: Section<EvalKeys>,
     pub(crate) sampling: Section<SamplingSettings>,
     pub(crate) data: Section<DataSettings>,
+    pub(crate) environment: Section<EnvironmentSettings>,
     pub(crate) reward: Section<RewardSettings>,
     pub(crate) rollout: Section<RolloutSettings>,
 }
@@ -57,6 +60,7 @@ pub(crate) struct EvalDraft {
 pub(crate) struct StageDraft {
     pub(crate) keys: Section<StageKeys>,
     pub(crate) data: Section<DataSettings>,
+    pub(crate) environment: Section<EnvironmentSettings>,
     pub(crate) optimizer: Section<OptimizerSettings>,
     pub(crate) trainer: Section<TrainSettings>,
     pub(crate) rollout: Option<RolloutDraft>,
@@ -73,7 +77,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 10] = [
+    let sections: [(&str, &[&str]); 11] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -84,6 +88,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
         ("data", field_names::<DataSettings>()),
+        ("environment", field_names::<EnvironmentSettings>()),
     ];
     let node = Node { value: Value::Table(root.clone()), origin: whole };
     let mut composer = Composer { root, sources, sections: &sections, problems };
@@ -158,6 +163,7 @@ impl Composer<'_> {
         let keys: Option<StageKeys> =
             if lacks.is_empty() { self.read(&node, &stage.path, &[], &[]) } else { None };
         let data = self.section("data", &[stage], stage.origin);
+        let environment = self.section("environment", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
         let keys = keys?;
         let rollout = if keys.method.is_supervised() {
@@ -169,7 +175,14 @@ impl Composer<'_> {
             Some(RolloutDraft { sampling: sampling?, reward: reward?, engine: engine? })
         };
         let keys = Section { value: keys, node, layers: Vec::new(), path: stage.path.clone() };
-        Some(StageDraft { keys, data: data?, optimizer: optimizer?, trainer: trainer?, rollout })
+        Some(StageDraft {
+            keys,
+            data: data?,
+            environment: environment?,
+            optimizer: optimizer?,
+            trainer: trainer?,
+            rollout,
+        })
     }
 
     fn eval(
@@ -188,11 +201,19 @@ impl Composer<'_> {
         let keys: EvalKeys = read(node, self.context("eval", &[], &[]), &mut Vec::new())?;
         let with = |stage| [stage, Some(&own)].into_iter().flatten().collect::<Vec<_>>();
         let data = self.section("data", &with(last), own.origin);
+        let environment = self.section("environment", &with(last), own.origin);
         let reward = self.section("reward", &with(sampling), own.origin);
         let rollout = self.section("rollout", &with(sampling), own.origin);
         let sampling = self.eval_sampling(&with(sampling), keys.samples, own.origin);
         let keys = Section { value: keys, node: node.clone(), layers: Vec::new(), path: own.path };
-        Some(EvalDraft { keys, sampling: sampling?, data: data?, reward: reward?, rollout: rollout? })
+        Some(EvalDraft {
+            keys,
+            sampling: sampling?,
+            data: data?,
+            environment: environment?,
+            reward: reward?,
+            rollout: rollout?,
+        })
     }
 
     /// The length and the stop strings of training, and `[eval.sampling]` over that. Without samples it is greedy.

@@ -51,6 +51,7 @@ pub(crate) struct RootKeys {
     pub(crate) model: ModelKeys,
     pub(crate) tokenizer: Option<TokenizerKeys>,
     data: Option<Subtable>,
+    environment: Option<Subtable>,
     sampling: Option<Subtable>,
     reward: Option<Subtable>,
     trainer: Option<Subtable>,
@@ -82,13 +83,23 @@ pub(crate) struct EvalKeys {
     pub(crate) samples: u32,
     sampling: Option<Subtable>,
     data: Option<Subtable>,
+    environment: Option<Subtable>,
     reward: Option<Subtable>,
     rollout: Option<Subtable>,
 }
 
 impl Default for EvalKeys {
     fn default() -> Self {
-        Self { every: 10, tasks: 128, samples: 0, sampling: None, data: None, reward: None, rollout: None }
+        Self {
+            every: 10,
+            tasks: 128,
+            samples: 0,
+            sampling: None,
+            data: None,
+            environment: None,
+            reward: None,
+            rollout: None,
+        }
     }
 }
 
@@ -111,6 +122,7 @@ pub(crate) struct StageKeys {
     #[serde(default)]
     pub(crate) algorithm: AlgorithmSettings,
     data: Option<Subtable>,
+    environment: Option<Subtable>,
     sampling: Option<Subtable>,
     reward: Option<Subtable>,
     trainer: Option<Subtable>,

@@ -8,8 +8,8 @@
 //!
 //! [run]        name, directory, seed, threads, checkpoints
 //! [model]      path = "folder or hub id", or [model.new] with [tokenizer]
-//! [data]       [sampling] [reward] [trainer] [rollout]: shared by the stages, and by evaluation
-//! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.reward] [eval.rollout]
+//! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by the stages, and by evaluation
+//! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …
 //! [[stage]]    name, method, steps, batch, from …; [stage.algorithm], and its own [stage.data] …
 //! ```
 //!

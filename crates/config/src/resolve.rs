@@ -51,6 +51,7 @@ impl Config {
             set("allow_truncated_sampling", true.into());
         }
         set("data", Value::Table(table(&stage.data)));
+        set("environment", Value::Table(table(&stage.environment)));
         if let Some(rollout) = &stage.rollout {
             set("sampling", Value::Table(sampling_table(&rollout.sampling)));
             set("reward", Value::Table(table(&rollout.reward)));
@@ -71,6 +72,7 @@ fn eval_table(eval: &EvalSettings) -> Table {
         ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
         ("sampling".to_owned(), Value::Table(eval_sampling_table(eval))),
         ("data".to_owned(), Value::Table(table(&eval.data))),
+        ("environment".to_owned(), Value::Table(table(&eval.environment))),
         ("reward".to_owned(), Value::Table(table(&eval.reward))),
         ("rollout".to_owned(), Value::Table(table(&eval.rollout))),
     ])

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
+use rloom_env::EnvironmentSettings;
 use rloom_model::{NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_rollout::{RolloutSettings, SamplingSettings};
@@ -89,6 +90,8 @@ pub struct EvalSettings {
     pub sampling: SamplingSettings,
     /// Where the tasks come from: by default the last stage's data, whose held-out split is used.
     pub data: DataSettings,
+    /// What they are played in: by default the last stage's environment.
+    pub environment: EnvironmentSettings,
     /// How completions are judged: by default as in the last reinforcement-learning stage.
     pub reward: RewardSettings,
     /// The engine that generates: by default as in the last reinforcement-learning stage.
@@ -122,6 +125,8 @@ pub struct Stage {
     pub trainer: TrainSettings,
     /// Where tasks come from.
     pub data: DataSettings,
+    /// What the policy acts in, and what demonstrations are played in.
+    pub environment: EnvironmentSettings,
     /// What only a stage that samples has; `None` in supervised ones.
     pub rollout: Option<StageRollout>,
 }

@@ -142,7 +142,45 @@ fn combinations() {
             ("[eval]\nsamples = 4\n[eval.sampling]\ntemperature = 0.0\n", &[Code::Conflict]),
             ("[eval.reward]\ncomponents = [{ kind = \"length\", max_tokens = 4 }]\n", &[Code::Conflict]),
             ("[reward]\ncomponents = [{ kind = \"exact\" }, { kind = \"exact\" }]\n", &[Code::Conflict]),
+            (
+                "[reward]\ncomponents = [{ kind = \"exact\" }, { kind = \"random\", name = \"overlong\" }]\n\
+                 [[stage]]\nname = \"rl\"\nmethod = \"dapo\"\n",
+                &[Code::Conflict],
+            ),
             ("[[stage]]\nname = \"rl\"\nmax_staleness = 1\n", &[Code::Unsupported]),
+        ],
+    );
+}
+
+#[test]
+fn environments() {
+    const GAME: &str = "[data]\ngenerator = \"guess\"\n[environment]\nkind = \"guess\"\n";
+    let reward = "[reward]\ncomponents = [{ kind = \"environment\" }]\n";
+    let (codes, text) = said(&format!("{GAME}{reward}"), &[]);
+    assert!(codes.is_empty(), "{text}");
+    compare(
+        "environments",
+        &[
+            ("[[stage]]\nname = \"rl\"\nmethod = \"gigpo\"\n", &[Code::Conflict]),
+            (
+                &format!(
+                    "{GAME}[reward]\ncomponents = [{{ kind = \"environment\", weight = 0.0 }}, {{ kind = \"length\", max_tokens = 9 }}]\n[[stage]]\nname = \"rl\"\nmethod = \"gigpo\"\n"
+                ),
+                &[Code::Conflict],
+            ),
+            ("[environment]\nkind = \"gess\"\n", &[Code::UnknownName]),
+            ("[environment]\nmax_turn = 3\n", &[Code::UnknownKey]),
+            ("[environment]\nmax_turns = 3\n", &[Code::Unread]),
+            ("[reward]\ncomponents = [{ kind = \"environment\", truncated = \"fail\" }]\n", &[Code::Unread]),
+            (&format!("{GAME}max_turns = 0\n{reward}"), &[Code::OutOfRange]),
+            ("[environment]\nkind = \"guess\"\n", &[Code::Conflict]),
+            ("[data]\ngenerator = \"guess\"\n", &[Code::Conflict]),
+            (
+                &format!("{GAME}{reward}[[stage]]\nname = \"rl\"\nenvironment.kind = \"single_turn\"\n"),
+                &[Code::Conflict, Code::Conflict],
+            ),
+            (reward, &[Code::Conflict]),
+            (&format!("{GAME}{reward}[tokenizer]\nalphabet = \"-0123456789:\"\n"), &[Code::Conflict]),
         ],
     );
 }

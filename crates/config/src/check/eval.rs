@@ -1,9 +1,8 @@
 //! `[eval]`.
 
 use rloom_data::Source;
-use rloom_reward::Kind;
 
-use super::values;
+use super::{environment, values};
 use crate::compose::{Draft, EvalDraft};
 use crate::problem::{Code, Problem};
 use crate::settings::EvalSettings;
@@ -16,12 +15,13 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
     values::data(&eval.data, problems);
     values::reward(&eval.reward, problems);
     values::engine(&eval.rollout, problems);
+    environment::check(&eval.environment, &eval.data, Some(&eval.reward), problems);
     check_samples(eval, problems);
-    if !eval.reward.value.components.iter().any(|c| is_verifier(&c.kind)) {
+    if !eval.reward.value.components.iter().any(|c| c.kind.is_verifier()) {
         problems.push(
             Problem::new(Code::Conflict, "nothing says whether a held-out task is solved")
                 .at(eval.reward.place("components"), "none of these is a verifier")
-                .hint("verifiers are `exact`, `numeric`, `math` and `countdown`; one of weight 0 judges and does not reward"),
+                .hint("verifiers are `exact`, `numeric`, `math`, `countdown` and `environment`; one of weight 0 judges and does not reward"),
         );
     }
     if !eval.data.value.has_held_out() {
@@ -40,6 +40,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         Source::Files(_) => None,
         Source::Arithmetic(s) => s.eval_size,
         Source::Countdown(s) => s.eval_size,
+        Source::Guess(s) => s.eval_size,
         Source::Sorting(s) => s.eval_size,
     };
     if let Some(size) = size
@@ -66,14 +67,10 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         samples: keys.value.samples,
         sampling: eval.sampling.value.clone(),
         data: eval.data.value.clone(),
+        environment: eval.environment.value,
         reward: eval.reward.value.clone(),
         rollout: eval.rollout.value.clone(),
     }
-}
-
-/// Whether a component can say that a task is solved.
-fn is_verifier(kind: &Kind) -> bool {
-    matches!(kind, Kind::Exact(_) | Kind::Numeric(_) | Kind::Math(_) | Kind::Countdown(_))
 }
 
 fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {

@@ -1,5 +1,6 @@
 //! What no single value can tell: settings that contradict each other, and settings that nothing would read.
 
+mod environment;
 mod eval;
 mod model;
 mod run;

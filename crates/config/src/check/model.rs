@@ -94,6 +94,10 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
             );
         }
     }
+    let environments = draft.stages.iter().map(|s| &s.environment);
+    for environment in environments.chain(draft.eval.iter().map(|e| &e.environment)) {
+        needed.extend(environment.value.alphabet().chars());
+    }
     if problems.len() > before {
         return None;
     }
@@ -122,7 +126,9 @@ fn check_alphabet<T>(
         problems.push(
             Problem::new(
                 Code::Conflict,
-                format!("`tokenizer.alphabet` lacks {missing:?}, which the data's prompts and answers use"),
+                format!(
+                    "`tokenizer.alphabet` lacks {missing:?}, which prompts, answers and observations use"
+                ),
             )
             .at(section.place("alphabet"), "")
             .hint("leave `alphabet` out: it is then what the data needs"),

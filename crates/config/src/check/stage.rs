@@ -2,6 +2,7 @@
 
 use rloom_algo::{AlgoError, Algorithm, Method};
 
+use super::environment;
 use super::run::refuse_name;
 use super::values::{self, at_least, out_of_range};
 use crate::compose::{Draft, StageDraft};
@@ -44,6 +45,8 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         );
     }
     values::data(&stage.data, problems);
+    let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
+    environment::check(&stage.environment, &stage.data, reward, problems);
     values::optimizer(&stage.optimizer, problems);
     at_least(
         &stage.trainer,
@@ -53,6 +56,10 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         problems,
     );
     let algorithm = algorithm(stage, problems);
+    if let Some(algorithm) = &algorithm {
+        environment::check_steps(stage, algorithm, problems);
+        check_overlong(stage, algorithm, problems);
+    }
     let rollout = rollout(stage, problems);
     Some(Stage {
         name: keys.name.clone(),
@@ -67,8 +74,25 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
+        environment: stage.environment.value,
         rollout,
     })
+}
+
+/// The penalty on overlong completions is shown under a name of its own.
+fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    let Some(rollout) = stage.rollout.as_ref().filter(|_| algorithm.overlong.is_some()) else { return };
+    if rollout.reward.value.components.iter().any(|c| c.name == "overlong") {
+        problems.push(
+            Problem::new(Code::Conflict, "two parts of the reward are called `overlong`")
+                .at(rollout.reward.place("components"), "one is here")
+                .at_written(
+                    stage.keys.origin("algorithm.overlong.factor").or(stage.keys.origin("method")),
+                    "the other is the algorithm's penalty",
+                )
+                .hint("give the component another `name`, or set `algorithm.overlong.factor = 0`"),
+        );
+    }
 }
 
 fn check_name(draft: &Draft, place: usize, problems: &mut Vec<Problem>) {
@@ -156,6 +180,8 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
         let down = keys.batch / minibatches * minibatches;
         let fitting: Vec<String> =
             [down, down + minibatches].iter().filter(|b| **b > 0).map(ToString::to_string).collect();
+        let fewer =
+            (1..=minibatches.min(keys.batch)).rev().find(|m| keys.batch.is_multiple_of(*m)).unwrap_or(1);
         problems.push(
             Problem::new(
                 Code::Conflict,
@@ -167,7 +193,7 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
             )
             .at(section.place("algorithm.minibatches"), format!("{minibatches} optimiser steps per pass"))
             .at(section.place("batch"), format!("{} groups per batch", keys.batch))
-            .hint(format!("use `batch = {}`", fitting.join("` or `batch = "))),
+            .hint(format!("use `batch = {}`, or `minibatches = {fewer}`", fitting.join("` or `batch = "))),
         );
     }
     Some(algorithm)

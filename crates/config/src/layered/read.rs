@@ -157,8 +157,11 @@ fn not_of_this_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
     let problem = Problem::new(Code::Unread, format!("nothing reads `{}`", join(name, key)));
     let keys = kind.trim_end_matches(')');
     let label = if keys.is_empty() { String::new() } else { format!("not among the {keys}") };
-    let expected = expected.trim_start_matches(", expected ").trim_start_matches("one of ");
-    Some(problem.at(entry.key_origin, label).hint(format!("those are {expected}")))
+    let problem = problem.at(entry.key_origin, label);
+    Some(match expected.strip_prefix(", expected ") {
+        Some(keys) => problem.hint(format!("those are {}", keys.trim_start_matches("one of "))),
+        None => problem.hint("there are none"),
+    })
 }
 
 /// Splits `…\nhint: …`, the form of the workspace's errors.
