@@ -49,13 +49,21 @@ pub(crate) struct Memory {
     pub(crate) gradients: u64,
     pub(crate) optimizer: u64,
     pub(crate) reference: u64,
+    /// A critic of its own or a process-reward model: weights, gradients, moments and activations.
+    pub(crate) learned_beside: u64,
     pub(crate) activations: u64,
     pub(crate) cache: u64,
 }
 
 impl Memory {
     pub(crate) fn total(&self) -> u64 {
-        self.weights + self.gradients + self.optimizer + self.reference + self.activations + self.cache
+        self.weights
+            + self.gradients
+            + self.optimizer
+            + self.reference
+            + self.learned_beside
+            + self.activations
+            + self.cache
     }
 }
 
@@ -103,6 +111,7 @@ impl Plan {
                     ("gradients", memory.gradients),
                     ("optimiser", memory.optimizer),
                     ("reference", memory.reference),
+                    ("critic or reward model", memory.learned_beside),
                     ("activations", memory.activations),
                     ("key-value cache", memory.cache),
                 ];
@@ -136,7 +145,12 @@ fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
 
 fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePlan {
     let sequences = stage.batch * u64::from(stage.algorithm.group_size);
-    let new_tokens = stage.rollout.as_ref().map(|r| r.sampling.max_new_tokens as u64);
+    let new_tokens =
+        stage.rollout.as_ref().map(|r| (r.sampling.max_new_tokens * stage.environment.max_turns()) as u64);
+    let algorithm = &stage.algorithm;
+    let episodes = u64::from(algorithm.group_size) + u64::from(algorithm.needs_baseline_episode());
+    // Groups that are replaced are sampled, too.
+    let sampled = stage.batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
     let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
     StagePlan {
@@ -144,7 +158,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
         method: stage.algorithm.method.name().to_owned(),
         steps: stage.steps,
         sequences_per_step: sequences,
-        new_tokens_per_step: new_tokens.map(|n| n * sequences),
+        new_tokens_per_step: new_tokens.map(|n| n * sampled),
         most_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
         memory: model.map(|m| memory(stage, m, m.max_positions as u64 * sequences, engine)),
     }
@@ -166,12 +180,19 @@ fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&
         0 => (whole * engine.max_batch as u64).min(AUTOMATIC_CACHE.max(whole)),
         mib => (mib as u64) << 20,
     });
+    let activations = tokens * per_token * F32;
+    let algorithm = &stage.algorithm;
+    // The process-reward model is held against what it started from, which is the policy's start.
+    let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());
+    let beside =
+        u64::from(algorithm.critic.is_some_and(|c| !c.is_shared())) + u64::from(algorithm.prm.is_some());
     Memory {
         weights: 2 * weights,
         gradients: weights,
         optimizer: 2 * weights,
-        reference: if stage.algorithm.needs_reference() { 2 * weights } else { 0 },
-        activations: tokens * per_token * F32,
+        reference: references * 2 * weights,
+        learned_beside: beside * (5 * weights + activations),
+        activations,
         cache,
     }
 }

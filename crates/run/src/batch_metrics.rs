@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use rloom_core::{Episode, Group, PolicyVersion, metric};
+use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
 
 use crate::events::Metrics;
 
 /// Rewards, lengths and staleness of a batch that is trained from `version`.
 pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
     let mut metrics = Metrics::new();
-    let episodes: Vec<&Episode> = groups.iter().flat_map(|g| &g.episodes).collect();
+    // Greedy episodes that others are compared with say nothing of what the policy samples.
+    let trained = |e: &&Episode| e.role == Role::Train;
+    let episodes: Vec<&Episode> = groups.iter().flat_map(|g| &g.episodes).filter(trained).collect();
     let rewards: Vec<f64> = episodes.iter().filter_map(|e| e.rewards.total()).collect();
     if let Some((mean, std)) = mean_and_std(&rewards) {
         metrics.insert(metric::REWARD.into(), mean);
@@ -25,10 +27,6 @@ pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics
         if let Some((mean, _)) = mean_and_std(&values) {
             metrics.insert(format!("{}{name}", metric::REWARD_PREFIX), mean);
         }
-    }
-    if !groups.is_empty() {
-        let equal = groups.iter().filter(|g| all_rewards_equal(g)).count();
-        metrics.insert(metric::FRAC_REWARD_ZERO_STD.into(), equal as f64 / groups.len() as f64);
     }
     let lengths: Vec<f64> = episodes.iter().map(|e| e.policy_tokens() as f64).collect();
     if let Some((mean, _)) = mean_and_std(&lengths) {
@@ -47,12 +45,6 @@ pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics
         metrics.insert(metric::STALENESS_MEAN.into(), mean);
     }
     metrics
-}
-
-fn all_rewards_equal(group: &Group) -> bool {
-    let mut totals = group.episodes.iter().map(|e| e.rewards.total());
-    let first = totals.next();
-    totals.all(|total| Some(total) == first)
 }
 
 /// Mean and sample standard deviation (n − 1; 0 for one value); `None` of nothing.
@@ -82,7 +74,7 @@ pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rloom_core::{PromptSource, RewardComponent, Rewards, Role, Task, Ticket};
+    use rloom_core::{PromptSource, RewardComponent, Rewards, Task, Ticket};
 
     #[test]
     fn pass_at_k_counts_subsets() {
@@ -115,7 +107,7 @@ mod tests {
     fn rewards_are_weighted_and_missing_ones_left_out() {
         let groups = [group(&[Some(1.0), Some(0.0), None]), group(&[Some(1.0), Some(1.0)])];
         let m = batch_metrics(&groups, PolicyVersion(3));
-        assert_eq!((m["reward"], m["reward/exact"], m["frac_reward_zero_std"]), (1.5, 0.75, 0.5));
+        assert_eq!((m["reward"], m["reward/exact"]), (1.5, 0.75));
         assert!((m["reward_std"] - 1.0).abs() < 1e-12);
         assert!(!m.contains_key("off_policy/staleness_mean"));
     }

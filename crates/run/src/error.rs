@@ -114,6 +114,22 @@ pub enum RunError {
         /// What can be resumed from.
         checkpoint: String,
     },
+    /// Filtering left too few groups for a batch.
+    #[error(
+        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on (replaced: {})\nlast good checkpoint: {checkpoint}\nhint: easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's `[stage.algorithm]`", filtered.join(", ")
+    )]
+    NothingLeft {
+        /// The stage.
+        stage: String,
+        /// The step that the groups were for.
+        step: u64,
+        /// How many were replaced, by reason.
+        filtered: Vec<String>,
+        /// Batches' worth of groups that may be drawn.
+        draws: u32,
+        /// What can be resumed from.
+        checkpoint: String,
+    },
     /// The second Ctrl-C: stopped at once.
     #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` goes on from there", path.display())]
     StoppedNow {

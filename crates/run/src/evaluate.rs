@@ -13,7 +13,7 @@ use rloom_rollout::{InFlight, RolloutEngine, SamplingSettings};
 
 use crate::RunError;
 use crate::batch_metrics::pass_at_k;
-use crate::episodes::{Attempts, Counters, Scored, prompt_text, together};
+use crate::episodes::{Attempts, Counters, Scored, prompt_text, shown_text, together};
 use crate::events::{Metrics, Sample};
 use crate::setup::{Policy, Shared};
 
@@ -159,7 +159,7 @@ impl<E: RolloutEngine> Evaluator<E> {
             sample: 0,
             task: outcome.task.index,
             prompt: prompt_text(&self.attempts.tokenizer, &scored.trajectory),
-            completion: scored.completion.clone(),
+            completion: shown_text(&self.attempts.tokenizer, &scored.trajectory),
             answer: outcome.task.answer.clone(),
             reward: scored.rewards.total(),
             components: scored.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),

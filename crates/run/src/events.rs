@@ -53,7 +53,7 @@ pub struct Sample {
     pub task: u64,
     /// The prompt as text.
     pub prompt: String,
-    /// What the policy wrote.
+    /// Everything after the prompt as text, what the environment answered included.
     pub completion: String,
     /// The reference answer.
     pub answer: String,

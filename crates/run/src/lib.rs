@@ -4,6 +4,7 @@
 //! the scheduler says. Everything that a run knows lies in its directory ([`directory`]); what happens is told to the
 //! event stream ([`Event`]), of which console, report and TensorBoard are readers.
 
+mod batch;
 mod batch_metrics;
 pub mod checkpoint;
 pub mod directory;
@@ -12,7 +13,7 @@ mod error;
 mod evaluate;
 mod events;
 mod journal;
-mod policy_batch;
+mod outcome;
 pub mod report;
 mod rollout_log;
 mod setup;

@@ -1,9 +1,9 @@
-//! `rollouts/STAGE-step-N.jsonl.zst`: every trajectory that a step was trained on, one per line.
+//! `rollouts/STAGE-step-N.jsonl.zst`: every trajectory of the groups that a step was trained on, one per line.
 
 use std::io::Write;
 use std::path::Path;
 
-use rloom_core::{Group, Rewards, Trajectory};
+use rloom_core::{Group, Rewards, Role, Trajectory};
 use serde::Serialize;
 
 use crate::RunError;
@@ -14,6 +14,8 @@ struct Line<'a> {
     prompt: &'a str,
     completion: &'a str,
     answer: &'a str,
+    /// Greedy episodes that others are compared with are not trained on.
+    role: Role,
     rewards: &'a Rewards,
     advantage: Option<f64>,
     #[serde(flatten)]
@@ -39,6 +41,7 @@ pub(crate) fn write(
                     prompt: &prompt,
                     completion: &completion,
                     answer: &group.task.answer,
+                    role: episode.role,
                     rewards: &episode.rewards,
                     advantage: advantages.get(g).and_then(|a| a.get(e)).copied(),
                     trajectory,

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_config::{Config, EvalSettings, ModelSource, Stage as StageConfig, Start};
+use rloom_config::{Config, EvalSettings, ModelSource, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
-use rloom_env::SingleTurn;
+use rloom_env::EnvironmentSettings;
 use rloom_model::{GenerationConfig, Model, hub};
 use rloom_ops::Ctx;
 use rloom_reward::{RewardSettings, Scorer};
@@ -114,17 +114,15 @@ impl Shared {
     fn attempts(
         &self,
         engine: &Arc<EmbeddedEngine>,
+        environment: EnvironmentSettings,
         reward: &RewardSettings,
-        max_new_tokens: usize,
         stage: u32,
     ) -> Result<Arc<Attempts<EmbeddedEngine>>, RunError> {
         Ok(Arc::new(Attempts {
             engine: Arc::clone(engine),
-            environment: Arc::new(SingleTurn),
+            environment: environment.environment(),
             tokenizer: Arc::clone(&self.tokenizer),
-            scorer: Arc::new(
-                Scorer::new(reward, self.seed, stage).map_err(setup)?.with_max_tokens(max_new_tokens),
-            ),
+            scorer: Arc::new(Scorer::new(reward, self.seed, stage).map_err(setup)?),
             context: self.context,
             seed: self.seed,
             stage,
@@ -150,15 +148,20 @@ impl Shared {
                 dataset,
                 cursor,
                 tokenizer,
+                environment: stage.environment.environment(),
                 context: self.context,
+                deadline: stall(None),
             }));
         };
         let dataset = open(Split::Train)?;
         Ok(Source::Rollouts(Arc::new(GroupSource {
-            attempts: self.attempts(engine, &rollout.reward, rollout.sampling.max_new_tokens, index)?,
+            attempts: self.attempts(engine, stage.environment, &rollout.reward, index)?,
             cursor: cursor(&dataset)?,
             dataset: Arc::new(dataset),
             group_size: stage.algorithm.group_size,
+            has_baseline: stage.algorithm.needs_baseline_episode(),
+            overlong: stage.algorithm.overlong,
+            completion_limit: completion_limit(stage, rollout),
             sampling: rollout.sampling.clone(),
             counters: Arc::new(Counters::default()),
         })))
@@ -173,7 +176,7 @@ impl Shared {
         let dataset = Dataset::open(&eval.data, Split::Eval, self.seed).map_err(setup)?;
         let tasks = eval.tasks.min(dataset.len());
         Ok(Evaluator {
-            attempts: self.attempts(engine, &eval.reward, eval.sampling.max_new_tokens, u32::MAX)?,
+            attempts: self.attempts(engine, eval.environment, &eval.reward, u32::MAX)?,
             dataset,
             tasks,
             samples: if eval.sampling.is_greedy() { 0 } else { eval.samples },
@@ -181,6 +184,11 @@ impl Shared {
             counters: Arc::new(Counters::default()),
         })
     }
+}
+
+/// Most policy tokens of an episode of a stage that samples, over all its turns.
+pub(crate) fn completion_limit(stage: &StageConfig, rollout: &StageRollout) -> u64 {
+    (rollout.sampling.max_new_tokens * stage.environment.max_turns()) as u64
 }
 
 /// Longest wait of the driver for anything that the rollout engine owes it. Each request has the engine's own deadline;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rloom_core::{Group, PolicyVersion, Ticket};
+use rloom_algo::AlgorithmState;
+use rloom_core::{Group, PolicyVersion, Role, Ticket};
 use rloom_model::OptimizerSettings;
 use rloom_ops::Ctx;
 use rloom_rollout::{EmbeddedEngine, InFlight, RolloutEngine};
@@ -15,13 +16,13 @@ use rloom_text::Tokenizer;
 use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 use tokio::task::JoinSet;
 
+use crate::batch::{BatchTraining, Engines, Moment};
 use crate::checkpoint::{CheckpointName, Checkpoints};
 use crate::directory::RunDirectory;
 use crate::episodes::{DemonstrationSource, FinishedGroup, GroupSource};
 use crate::evaluate::Evaluator;
 use crate::events::{Event, EventStream, Phase, StageOutline};
 use crate::journal::{Journal, Record};
-use crate::policy_batch::BatchTraining;
 use crate::state::{Best, TrainerState};
 use crate::{RunError, StopFlag};
 
@@ -51,11 +52,13 @@ pub(crate) struct StageParts {
     pub(crate) outline: StageOutline,
     /// Steps of the stages before.
     pub(crate) base: u64,
+    /// Groups of a batch.
+    pub(crate) batch_groups: u64,
     pub(crate) seed: u64,
     pub(crate) source: Source,
     pub(crate) engine: Option<Arc<EmbeddedEngine>>,
     pub(crate) evaluator: Option<Evaluator<EmbeddedEngine>>,
-    pub(crate) trainer: EmbeddedTrainEngine,
+    pub(crate) engines: Engines<EmbeddedTrainEngine>,
     pub(crate) training: BatchTraining,
     pub(crate) optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
@@ -92,6 +95,9 @@ pub(crate) struct Stage<'r, 's> {
     /// Batches that an earlier attempt cut.
     pub(crate) cuts: BTreeMap<u64, Vec<Ticket>>,
     pub(crate) optimizer_steps: u64,
+    /// What the algorithm carries from batch to batch.
+    pub(crate) algorithm: AlgorithmState,
+    pub(crate) drawn: Drawn,
     pub(crate) best: Option<Best>,
     pub(crate) saved: Option<(u64, PathBuf)>,
     pub(crate) ready: BTreeMap<Ticket, Group>,
@@ -107,6 +113,15 @@ pub(crate) struct RolloutClock {
     pub(crate) reward: Duration,
     pub(crate) checkpoint: Duration,
     pub(crate) sampled_tokens: usize,
+}
+
+/// Groups that were generated.
+#[derive(Debug, Default)]
+pub(crate) struct Drawn {
+    /// Tokens sampled in the stage so far.
+    pub(crate) tokens: u64,
+    /// Groups replaced by others since the last batch, by reason.
+    pub(crate) filtered: BTreeMap<&'static str, u64>,
 }
 
 impl Stage<'_, '_> {
@@ -135,7 +150,7 @@ impl Stage<'_, '_> {
             }
             for command in commands {
                 match command {
-                    Command::StartGroup(ticket) => happened.extend(self.start(ticket)?),
+                    Command::StartGroup(ticket) => happened.extend(self.start(ticket).await?),
                     Command::TrainBatch { batch, tickets } => {
                         self.train(batch, &tickets).await?;
                         happened.push_back(Happened::BatchTrained);
@@ -165,25 +180,23 @@ impl Stage<'_, '_> {
     /// Hands the current weights to the rollout engine.
     async fn publish(&mut self) -> Result<(), RunError> {
         let version = self.scheduler.version();
-        self.parts.trainer.set_version(version);
+        self.parts.engines.policy.set_version(version);
         if let Some(engine) = &self.parts.engine {
-            let weights = self.parts.trainer.publish().map_err(|e| RunError::Setup(e.to_string()))?;
+            let weights = self.parts.engines.policy.publish().map_err(|e| RunError::Setup(e.to_string()))?;
             engine.load(&weights, InFlight::Finish).await.map_err(|e| RunError::Setup(e.to_string()))?;
         }
         Ok(())
     }
 
     /// Starts a group; one that is there already is reported at once.
-    fn start(&mut self, ticket: Ticket) -> Result<Option<Happened>, RunError> {
+    async fn start(&mut self, ticket: Ticket) -> Result<Option<Happened>, RunError> {
         let version = self.scheduler.version();
         if let Some(group) = self.recovered.remove(&ticket) {
-            let oldest = group.oldest_version().unwrap_or(version);
-            self.ready.insert(ticket, group);
-            return Ok(Some(Happened::GroupReady { ticket, oldest }));
+            return self.arrived(group).map(Some);
         }
         match &self.parts.source {
             Source::Demonstrations(source) => {
-                let group = source.group(ticket).map_err(|e| self.group_failed(e))?;
+                let group = source.group(ticket).await.map_err(|e| self.group_failed(e))?;
                 self.ready.insert(ticket, group);
                 Ok(Some(Happened::GroupReady { ticket, oldest: version }))
             }
@@ -243,16 +256,45 @@ impl Stage<'_, '_> {
         self.clock.sampled_tokens +=
             group.episodes.iter().map(rloom_core::Episode::policy_tokens).sum::<usize>();
         self.journal.append(&Record::Group(group.clone()))?;
-        let ticket = group.ticket;
-        let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
-        self.ready.insert(ticket, group);
+        let arrived = self.arrived(group)?;
         if self.running.is_empty()
             && let Some(started) = self.clock.started.take()
         {
             self.clock.rollout += started.elapsed();
             self.rollout_progress();
         }
-        Ok(Happened::GroupReady { ticket, oldest })
+        Ok(arrived)
+    }
+
+    /// Takes a group that is generated and scored, or says that another is to come in its place. The same group always
+    /// has the same verdict, so a resumed run replaces the same ones.
+    fn arrived(&mut self, group: Group) -> Result<Happened, RunError> {
+        let ticket = group.ticket;
+        self.drawn.tokens +=
+            group.episodes.iter().map(rloom_core::Episode::policy_tokens).sum::<usize>() as u64;
+        let filters = self.parts.training.algorithm.filters;
+        let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
+        let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
+        let rule = self.parts.training.outcome;
+        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
+        let Some(reason) = filters.verdict(&outcomes, &rewards) else {
+            let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
+            self.ready.insert(ticket, group);
+            return Ok(Happened::GroupReady { ticket, oldest });
+        };
+        *self.drawn.filtered.entry(reason.name()).or_default() += 1;
+        let filtered: u64 = self.drawn.filtered.values().sum();
+        let batch = self.parts.batch_groups;
+        if filtered + batch > u64::from(filters.max_draws) * batch {
+            return Err(RunError::NothingLeft {
+                stage: self.parts.outline.name.clone(),
+                step: self.scheduler.version().0 + 1,
+                filtered: self.drawn.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
+                draws: filters.max_draws,
+                checkpoint: self.last_good(),
+            });
+        }
+        Ok(Happened::GroupFiltered(ticket))
     }
 
     fn stalled(&self) -> RunError {
@@ -266,8 +308,9 @@ impl Stage<'_, '_> {
 
     fn rollout_progress(&mut self) {
         if let Source::Rollouts(source) = &self.parts.source {
-            let alive = self.running.len() + self.ready.len();
-            let total = alive as u64 * u64::from(source.group_size);
+            let replaced: u64 = self.drawn.filtered.values().sum();
+            let groups = (self.running.len() + self.ready.len()) as u64 + replaced;
+            let total = groups * u64::from(source.episodes_per_group());
             let generated = source.counters.generated.load(Ordering::Relaxed);
             let scored = source.counters.scored.load(Ordering::Relaxed);
             self.events.emit(Event::Progress { phase: Phase::Rollout, done: generated.min(total), total });
@@ -288,17 +331,19 @@ impl Stage<'_, '_> {
         let total = self.parts.total_optimizer_steps;
         let optimizer = self.parts.optimizer.clone();
         let rate = move |step: u64| optimizer.learning_rate_at(before + step, total);
+        let moment = Moment { version: PolicyVersion(batch), state: self.algorithm, learning_rate: &rate };
         let events = &mut *self.events;
         let mut progress = |done, total| events.emit(Event::Progress { phase: Phase::Train, done, total });
-        let trained = self.parts.training.train(&mut self.parts.trainer, &groups, &rate, &mut progress);
+        let trained = self.parts.training.train(&mut self.parts.engines, &groups, &moment, &mut progress);
         let report = trained.map_err(|error| self.training_failed(batch, error))?;
         let train_time = start.elapsed();
         self.optimizer_steps += report.optimizer_steps;
+        self.algorithm = report.state;
         self.events.place(&self.parts.outline.name, self.parts.base, batch + 1);
         self.tell_step(&groups, &report, train_time);
-        self.parts.trainer.set_version(PolicyVersion(batch + 1));
+        self.parts.engines.policy.set_version(PolicyVersion(batch + 1));
         if let Some(engine) = &self.parts.engine {
-            let weights = self.parts.trainer.publish().map_err(|e| RunError::Setup(e.to_string()))?;
+            let weights = self.parts.engines.policy.publish().map_err(|e| RunError::Setup(e.to_string()))?;
             engine.load(&weights, InFlight::Finish).await.map_err(|e| RunError::Setup(e.to_string()))?;
         }
         Ok(())
@@ -406,12 +451,14 @@ impl Stage<'_, '_> {
             stage_base: self.parts.base,
             scheduler: self.scheduler.state(),
             optimizer_steps: self.optimizer_steps,
+            algorithm: self.algorithm,
+            sampled_tokens: self.drawn.tokens,
             best: self.best.clone(),
             isa: self.parts.ctx.isa().name().to_owned(),
             seed: self.parts.seed,
         };
         let (path, bytes) = self.checkpoints.write(&name, |folder| {
-            self.parts.trainer.save(folder).map_err(|e| RunError::Setup(e.to_string()))?;
+            self.parts.engines.save(folder)?;
             self.parts.tokenizer.save(folder).map_err(|e| RunError::Setup(e.to_string()))?;
             state.save(folder)
         })?;

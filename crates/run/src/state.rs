@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rloom_algo::AlgorithmState;
 use rloom_sched::SchedulerState;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,12 @@ pub(crate) struct TrainerState {
     pub(crate) scheduler: SchedulerState,
     /// Optimiser steps of the stage.
     pub(crate) optimizer_steps: u64,
+    /// What the algorithm carries from batch to batch.
+    #[serde(default)]
+    pub(crate) algorithm: AlgorithmState,
+    /// Tokens sampled in the stage so far.
+    #[serde(default)]
+    pub(crate) sampled_tokens: u64,
     /// The best version so far.
     pub(crate) best: Option<Best>,
     /// The instruction set that computed it: on another one the bytes of later results may differ.

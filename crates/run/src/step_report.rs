@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rloom_core::{Group, PolicyVersion, metric};
+use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
 
+use crate::batch::BatchReport;
 use crate::batch_metrics::batch_metrics;
-use crate::episodes::{completion_text, prompt_text};
+use crate::episodes::{prompt_text, shown_text};
 use crate::evaluate::stop_name;
 use crate::events::{Event, Sample};
-use crate::policy_batch::BatchReport;
 use crate::rollout_log;
 use crate::stage::{Source, Stage};
 
@@ -28,11 +28,11 @@ impl Stage<'_, '_> {
         let clock = std::mem::take(&mut self.clock);
         let mut metrics =
             if sampled { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
-        if let Some(loss) = &report.metrics {
-            metrics.extend(loss.named().into_iter().map(|(name, value)| (name.to_owned(), value)));
-        }
+        metrics.extend(report.metrics.clone());
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        put(metric::GRAD_NORM, report.grad_norm);
+        if let Some(norm) = report.grad_norm {
+            put(metric::GRAD_NORM, norm);
+        }
         put(metric::LEARNING_RATE, report.learning_rate);
         put(metric::TIME_TRAIN, train_time.as_secs_f64());
         put(metric::TRAIN_TOKENS_PER_SECOND, report.tokens as f64 / train_time.as_secs_f64().max(1e-9));
@@ -40,6 +40,10 @@ impl Stage<'_, '_> {
             put(metric::TIME_CHECKPOINT, clock.checkpoint.as_secs_f64());
         }
         if sampled {
+            put(metric::NUM_TOKENS, self.drawn.tokens as f64);
+            for (reason, groups) in std::mem::take(&mut self.drawn.filtered) {
+                put(&format!("{}{reason}", metric::FILTERED_PREFIX), groups as f64);
+            }
             let rollout = clock.rollout.saturating_sub(clock.reward).as_secs_f64();
             put(metric::TIME_ROLLOUT, rollout);
             put(metric::TIME_REWARD, clock.reward.as_secs_f64());
@@ -66,8 +70,9 @@ impl Stage<'_, '_> {
     fn tell_samples(&mut self, groups: &[Group], report: &BatchReport) {
         // One of each of the first groups, another place in the group each time, so that good and bad ones are seen.
         for (g, group) in groups.iter().take(self.parts.shown_samples).enumerate() {
-            let place = g % group.episodes.len().max(1);
-            let Some(episode) = group.episodes.get(place) else {
+            let trained = group.episodes.iter().enumerate().filter(|(_, e)| e.role == Role::Train);
+            let trained: Vec<(usize, &Episode)> = trained.collect();
+            let Some(&(place, episode)) = trained.get(g % trained.len().max(1)) else {
                 continue;
             };
             let Some(trajectory) = episode.segments.first() else {
@@ -78,7 +83,7 @@ impl Stage<'_, '_> {
                 sample: place as u32,
                 task: group.task.index,
                 prompt: prompt_text(&self.parts.tokenizer, trajectory),
-                completion: completion_text(&self.parts.tokenizer, trajectory).unwrap_or_default(),
+                completion: shown_text(&self.parts.tokenizer, trajectory),
                 answer: group.task.answer.clone(),
                 reward: episode.rewards.total(),
                 components: episode.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
@@ -96,7 +101,7 @@ impl Stage<'_, '_> {
         let path = self.directory.rollouts(&self.parts.outline.name, step);
         let tokenizer = &self.parts.tokenizer;
         let text = |trajectory: &rloom_core::Trajectory| {
-            (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory).unwrap_or_default())
+            (prompt_text(tokenizer, trajectory), shown_text(tokenizer, trajectory))
         };
         if let Err(error) = rollout_log::write(&path, groups, &report.advantages, &text) {
             self.events.warn(format!("the rollouts of step {step} were not written: {error}"));

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_model::Model;
+use rloom_reward::RewardSettings;
 use rloom_sched::{CutOrder, Scheduler, SchedulerSettings};
-use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 use tokio::task::JoinSet;
 
+use crate::batch::{BatchTraining, Engines};
 use crate::checkpoint::{CheckpointName, Checkpoints};
 use crate::directory::{RunDirectory, write_atomically};
 use crate::events::{Event, EventStream, Observer, StageOutline};
 use crate::journal::Journal;
-use crate::policy_batch::BatchTraining;
-use crate::setup::{Policy, Shared, context, stall, start_of};
-use crate::stage::{Ended, Keeping, RolloutClock, Stage, StageParts};
+use crate::outcome::OutcomeRule;
+use crate::setup::{Policy, Shared, completion_limit, context, stall, start_of};
+use crate::stage::{Drawn, Ended, Keeping, RolloutClock, Stage, StageParts};
 use crate::state::{Best, TrainerState};
 use crate::{RunError, StopFlag, report};
 
@@ -252,6 +253,8 @@ impl<'r, 's> Run<'r, 's> {
             ));
         }
         let optimizer_steps = resumed.as_ref().map_or(0, |s| s.optimizer_steps);
+        let algorithm = resumed.as_ref().map(|s| s.algorithm).unwrap_or_default();
+        let drawn = Drawn { tokens: resumed.as_ref().map_or(0, |s| s.sampled_tokens), ..Drawn::default() };
         let scheduler = match resumed {
             Some(state) => Scheduler::resume(settings, state.scheduler)?,
             None => Scheduler::new(settings)?,
@@ -268,6 +271,8 @@ impl<'r, 's> Run<'r, 's> {
             recovered: recovered.groups,
             cuts: recovered.cuts,
             optimizer_steps,
+            algorithm,
+            drawn,
             best: self.best.take(),
             saved,
             ready: std::collections::BTreeMap::new(),
@@ -277,7 +282,7 @@ impl<'r, 's> Run<'r, 's> {
         let ended = self.runtime.block_on(running.run())?;
         self.best = running.best;
         self.last = running.saved.map(|(_, path)| path).or(self.last.take());
-        Ok((ended, running.parts.trainer.into_policy()))
+        Ok((ended, running.parts.engines.policy.into_policy()))
     }
 
     fn parts(
@@ -298,31 +303,36 @@ impl<'r, 's> Run<'r, 's> {
             Some((eval, engine)) => Some(self.shared.evaluator(eval, engine)?),
             None => None,
         };
-        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&start));
-        let generation = self.initial.generation.clone();
         let ctx = self.shared.ctx.clone();
-        let mut trainer =
-            EmbeddedTrainEngine::new(ctx.clone(), start, reference, stage.optimizer.clone(), generation);
+        let mut engines =
+            Engines::of_stage(&ctx, &stage.algorithm, &stage.optimizer, start, &self.initial.generation);
         if resumed && let Some((_, path)) = &self.found {
-            trainer.restore(path).map_err(|e| RunError::Setup(e.to_string()))?;
+            engines.restore(path)?;
         }
         let per_batch = u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches);
-        let completion_limit = match &stage.rollout {
-            Some(rollout) => rollout.sampling.max_new_tokens,
-            None => self.shared.context,
-        };
+        let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
+        let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
+        let completion_limit = limit.unwrap_or(self.shared.context as u64);
         Ok(StageParts {
             index: index as u32,
             outline: outline(stage),
             base,
+            batch_groups: stage.batch,
             seed: self.config.run.seed,
             source: self.shared.source(index as u32, stage, engine.as_ref())?,
             evaluator,
-            trainer,
+            engines,
             training: BatchTraining {
                 algorithm: stage.algorithm,
-                completion_limit: completion_limit as u64,
+                completion_limit,
                 micro_batch_tokens: stage.trainer.micro_batch_tokens,
+                seed: self.config.run.seed,
+                stage: index as u32,
+                outcome: OutcomeRule {
+                    has_verifier: reward.is_some_and(RewardSettings::has_verifier),
+                    is_shaped: stage.algorithm.overlong.is_some(),
+                },
+                step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
             },
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: stage.steps * per_batch,

@@ -4,10 +4,10 @@
 
 mod recipe;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rloom_core::Trajectory;
+use rloom_core::{Author, Trajectory};
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::{Event, StopFlag, read_events};
@@ -84,6 +84,55 @@ fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
         })
         .collect();
     assert_eq!(measured, [0.0; 6]);
+}
+
+/// Five turns of a game are one sequence: what was observed is read and not trained on, and what was written has the
+/// log-probabilities that a forward pass over the whole gives.
+#[test]
+fn a_game_of_several_turns_is_exact_to_the_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let overrides = [
+        "run.checkpoint_every=1",
+        "model.new.max_positions=48",
+        "data={generator='guess'}",
+        "environment={kind='guess',max_turns=4}",
+        "reward.components=[{kind='environment'}]",
+        "sampling={max_new_tokens=4,temperature=0.9}",
+        "stage.warmup.steps=30",
+        "stage.rl.steps=3",
+    ];
+    let config = recipe::config(directory.path(), &overrides);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let run = config.run_directory();
+    let (mut longest, mut observed, mut states) = (0, 0, BTreeSet::new());
+    for step in 1..=3 {
+        let name = if step == 1 { "warmup-step-000030".into() } else { format!("rl-step-{:06}", step - 1) };
+        let model = Model::load(&run.join("checkpoints").join(name)).unwrap();
+        let trajectories = rollouts(&run, step);
+        for (per_batch, threads) in [(1, 1), (24, 2)] {
+            assert_eq!(largest_difference(&model, &trajectories, per_batch, threads), 0.0, "step {step}");
+        }
+        for t in &trajectories {
+            t.validate().unwrap();
+            let turns = t.policy_ranges().count();
+            assert_eq!(t.steps().count(), turns, "every turn has a step");
+            states.extend(t.steps().map(|s| s.state.clone().unwrap()));
+            longest = longest.max(turns);
+            observed += t.spans.iter().filter(|s| s.author == Author::Environment).count();
+        }
+    }
+    assert!(longest == 4 && observed > 100 && states.len() > 10, "{longest} {observed} {states:?}");
+    let lines = read_events(&run.join("events.jsonl")).unwrap();
+    let steps = lines.iter().filter(|line| line.stage == "rl").filter_map(|line| match &line.event {
+        Event::Step { metrics } => Some(metrics),
+        _ => None,
+    });
+    for (metrics, step) in steps.zip(1..) {
+        assert_eq!(metrics["mismatch/max_abs"], 0.0);
+        let trajectories = rollouts(&run, step);
+        let rewards: f64 = trajectories.iter().flat_map(Trajectory::steps).map(|s| s.reward).sum();
+        assert!((metrics["reward"] - rewards / trajectories.len() as f64).abs() < 1e-12);
+    }
 }
 
 #[test]

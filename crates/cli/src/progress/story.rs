@@ -154,6 +154,14 @@ pub(crate) fn summary(metrics: &Metrics) -> String {
         parts.extend(get(metric::ENTROPY).map(|e| format!("entropy {e:.3}")));
         parts.extend(get(metric::KL).map(|kl| format!("kl {kl:.4}")));
         parts.extend(get(metric::FRAC_REWARD_ZERO_STD).map(|f| format!("equal groups {}", percent(f))));
+        parts.extend(
+            get(metric::VALUE_EXPLAINED_VARIANCE)
+                .filter(|v| *v >= -1.0)
+                .map(|v| format!("value explains {}", percent(v))),
+        );
+        let replaced = metrics.iter().filter(|(name, _)| name.starts_with(metric::FILTERED_PREFIX));
+        let replaced: f64 = replaced.map(|(_, groups)| groups).sum();
+        parts.extend((replaced > 0.0).then(|| format!("replaced {replaced} groups")));
     }
     let seconds: f64 =
         [metric::TIME_ROLLOUT, metric::TIME_REWARD, metric::TIME_TRAIN].iter().filter_map(|n| get(n)).sum();

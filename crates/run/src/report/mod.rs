@@ -82,7 +82,21 @@ fn charts() -> Vec<Chart> {
         ),
         one("Gradient norm", "", metric::GRAD_NORM),
         two("Clipped tokens", "%", ("low", metric::CLIP_RATIO_LOW), ("high", metric::CLIP_RATIO_HIGH)),
+        two("Importance ratio", "", ("smallest", metric::RATIO_MIN), ("largest", metric::RATIO_MAX)),
         one("Groups with equal rewards", "%", metric::FRAC_REWARD_ZERO_STD),
+        Chart {
+            title: "Groups replaced",
+            unit: "",
+            series: vec![
+                Series { label: "equal outcomes", names: vec!["filtered/equal_outcomes"] },
+                Series { label: "none kept", names: vec!["filtered/none_kept"] },
+                Series { label: "no outcome", names: vec!["filtered/no_outcome"] },
+            ],
+        },
+        one("Variance explained by the value", "", metric::VALUE_EXPLAINED_VARIANCE),
+        one("Loss of the value", "", metric::VALUE_LOSS),
+        one("Loss of the process-reward model", "", metric::PRM_LOSS),
+        one("Effective sample size", "%", metric::CORRECTION_ESS),
         one("Largest |sampling − training| log-probability", "", metric::MISMATCH_MAX_ABS),
     ]
 }

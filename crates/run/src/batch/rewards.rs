@@ -1,0 +1,184 @@
+//! From the groups of a batch to advantages.
+
+use rloom_algo::{
+    AdvantageSpec, Advantages, AlgoError, EpisodeRewards, Filters, GroupRewards, MaskReason, RunningMoments,
+    StepReward, advantages,
+};
+use rloom_core::{Author, Episode, Group, Role};
+
+use super::rows::Known;
+use crate::outcome::OutcomeRule;
+
+/// What an episode gives to the advantage, owned.
+#[derive(Debug, Default)]
+struct Numbers<'a> {
+    old: Vec<f32>,
+    reference: Vec<f32>,
+    values: Vec<f32>,
+    last_value: Option<f32>,
+    components: Vec<(f64, Option<f64>)>,
+    steps: Vec<StepReward<'a>>,
+    prm: Vec<f32>,
+    prm_reference: Vec<f32>,
+}
+
+/// Advantages of a batch.
+pub(super) fn batch_advantages(
+    spec: &AdvantageSpec,
+    running: &RunningMoments,
+    groups: &[Group],
+    known: &Known,
+    step_reward_weight: f64,
+) -> Result<Advantages, AlgoError> {
+    // Trajectories are counted as `members` counts them: baselines have no scores.
+    let mut place = 0;
+    let numbers: Vec<Vec<Numbers<'_>>> = groups
+        .iter()
+        .map(|group| {
+            let mut of_group = Vec::with_capacity(group.episodes.len());
+            for episode in &group.episodes {
+                let trained = episode.role == Role::Train;
+                let places = place..place + if trained { episode.segments.len() } else { 0 };
+                place = places.end;
+                of_group.push(Numbers {
+                    steps: steps_of(episode, step_reward_weight),
+                    ..numbers_of(episode, known, places)
+                });
+            }
+            of_group
+        })
+        .collect();
+    let rewards: Vec<GroupRewards<'_>> = groups
+        .iter()
+        .zip(&numbers)
+        .map(|(group, numbers)| GroupRewards {
+            episodes: group.episodes.iter().zip(numbers).map(|(e, n)| rewards_of(e, n)).collect(),
+        })
+        .collect();
+    advantages(spec, running, &rewards)
+}
+
+fn numbers_of<'a>(episode: &'a Episode, known: &Known, places: std::ops::Range<usize>) -> Numbers<'a> {
+    let joined = |all: &[Vec<f32>]| -> Vec<f32> {
+        all.get(places.clone()).into_iter().flatten().flatten().copied().collect()
+    };
+    let old = if known.old.is_empty() {
+        episode.segments.iter().flat_map(|s| s.logprobs.iter().copied()).collect()
+    } else {
+        joined(&known.old)
+    };
+    Numbers {
+        old,
+        reference: joined(&known.reference),
+        values: joined(&known.values),
+        last_value: known
+            .last_values
+            .get(places.end.wrapping_sub(1))
+            .copied()
+            .filter(|_| is_truncated(episode)),
+        components: episode.rewards.components.iter().map(|c| (c.weight, c.value)).collect(),
+        steps: Vec::new(),
+        prm: joined(&known.prm),
+        prm_reference: joined(&known.prm_reference),
+    }
+}
+
+fn rewards_of<'a>(episode: &Episode, numbers: &'a Numbers<'a>) -> EpisodeRewards<'a> {
+    EpisodeRewards {
+        role: episode.role,
+        reward: episode.rewards.total(),
+        tokens: episode.policy_tokens(),
+        old_logprob: &numbers.old,
+        reference_logprob: &numbers.reference,
+        components: &numbers.components,
+        values: &numbers.values,
+        last_value: numbers.last_value,
+        steps: &numbers.steps,
+        prm_logprob: &numbers.prm,
+        prm_reference_logprob: &numbers.prm_reference,
+    }
+}
+
+/// The turns that the environment judged, their tokens counted within the episode and their rewards as they enter the
+/// episode's.
+fn steps_of(episode: &Episode, weight: f64) -> Vec<StepReward<'_>> {
+    let mut steps = Vec::new();
+    let mut start = 0;
+    for span in episode.segments.iter().flat_map(|s| &s.spans).filter(|s| s.author == Author::Policy) {
+        let end = start + span.range.len();
+        if let Some(step) = &span.step {
+            steps.push(StepReward {
+                tokens: (start, end),
+                reward: weight * step.reward,
+                state: step.state.as_deref(),
+            });
+        }
+        start = end;
+    }
+    steps
+}
+
+/// The outcome, 0 to 1, of each trained trajectory: its episode's.
+pub(super) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> {
+    let trained = groups.iter().flat_map(|g| &g.episodes).filter(|e| e.role == Role::Train);
+    trained
+        .flat_map(|e| {
+            std::iter::repeat_n(rule.outcome(&e.rewards).map(|o| o.clamp(0.0, 1.0)), e.segments.len())
+        })
+        .collect()
+}
+
+/// Why each trained trajectory is trained on by none of its tokens: as its episode.
+pub(super) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReason>> {
+    let mut out = Vec::new();
+    for group in groups {
+        let episodes = group.episodes.iter();
+        let rewards = episodes.clone().map(|e| EpisodeRewards {
+            role: e.role,
+            ..EpisodeRewards::new(e.rewards.total(), e.policy_tokens())
+        });
+        let truncated: Vec<bool> = episodes.clone().map(is_truncated).collect();
+        let reasons = filters.masks(&GroupRewards { episodes: rewards.collect() }, &truncated);
+        for (episode, reason) in episodes.zip(reasons).filter(|(e, _)| e.role == Role::Train) {
+            out.extend(std::iter::repeat_n(reason, episode.segments.len()));
+        }
+    }
+    out
+}
+
+fn is_truncated(episode: &Episode) -> bool {
+    episode.segments.last().is_some_and(|s| s.stop.is_truncated())
+}
+
+#[cfg(test)]
+mod tests {
+    use rloom_core::{Rewards, SampleKey, Span, Step, StopReason, Trajectory};
+
+    use super::*;
+
+    /// Steps count tokens within the episode, and their rewards weigh what the reward's component weighs.
+    #[test]
+    fn steps_of_a_game() {
+        let judged = |range, reward, state: &str| Span {
+            step: Some(Step { reward, state: Some(state.into()) }),
+            ..Span::new(Author::Policy, range)
+        };
+        let spans = vec![
+            Span::new(Author::Prompt, 0..2),
+            judged(2..4, 0.5, "a"),
+            Span::new(Author::Environment, 4..5),
+            judged(5..6, 1.0, "b"),
+        ];
+        let segment = Trajectory {
+            key: SampleKey::default(),
+            tokens: vec![1; 6],
+            spans,
+            logprobs: vec![-1.0; 3],
+            versions: Vec::new(),
+            stop: StopReason::StopToken,
+        };
+        let episode = Episode { role: Role::Train, segments: vec![segment], rewards: Rewards::default() };
+        let found: Vec<_> = steps_of(&episode, -2.0).iter().map(|s| (s.tokens, s.reward, s.state)).collect();
+        assert_eq!(found, [((0, 2), -1.0, Some("a")), ((2, 3), -2.0, Some("b"))]);
+    }
+}

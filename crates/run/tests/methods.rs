@@ -1,0 +1,203 @@
+//! Every method on the real engine: it runs, its first step has the identities that it must have, and a run that is
+//! interrupted ends in the same bytes.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod recipe;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rloom_algo::{Algorithm, Method};
+use rloom_config::Config;
+use rloom_run::{Event, EventLine, Observer, StopFlag, read_events};
+
+/// Rewards that need no skill, so that groups have contrast from the first step.
+const SHORT: [&str; 9] = [
+    "reward.components=[{kind='random'}]",
+    "eval.tasks=1",
+    "eval.reward.components=[{kind='exact'}]",
+    "stage.warmup.steps=1",
+    "stage.warmup.batch=4",
+    "stage.rl.steps=2",
+    "stage.rl.batch=4",
+    "run.checkpoint_every=1",
+    "stage.rl.trainer.micro_batch_tokens=64",
+];
+
+/// A game of several turns, for what gives credit by step.
+const STEPS: [&str; 6] = [
+    "model.new.max_positions=48",
+    "data={generator='guess'}",
+    "environment={kind='guess',max_turns=4}",
+    "reward.components=[{kind='environment'}]",
+    "eval.reward.components=[{kind='environment'}]",
+    "sampling.max_new_tokens=4",
+];
+
+fn config(directory: &Path, method: Method, more: &[&str]) -> Config {
+    let chosen = format!("stage.rl.method={method}");
+    let mut overrides: Vec<&str> = SHORT.to_vec();
+    if method == Method::Gigpo {
+        overrides.extend(STEPS);
+    }
+    overrides.push(&chosen);
+    overrides.extend(more);
+    recipe::config(directory, &overrides)
+}
+
+/// Stops after the first step of a stage.
+struct StopEarly(&'static str, StopFlag);
+
+impl Observer for StopEarly {
+    fn observe(&mut self, line: &EventLine) {
+        if line.stage == self.0 && matches!(line.event, Event::Step { .. }) && !self.1.after_this_step() {
+            self.1.request();
+        }
+    }
+}
+
+/// Every file of the last checkpoint but what names paths or times.
+fn files(config: &Config) -> BTreeMap<String, Vec<u8>> {
+    let last = config.run_directory().join("checkpoints/rl-step-000002");
+    let mut found = BTreeMap::new();
+    collect(&last, &last, &mut found);
+    found
+}
+
+fn collect(root: &Path, folder: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(root, &path, found);
+        } else {
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            found.insert(name, std::fs::read(&path).unwrap());
+        }
+    }
+}
+
+/// Metrics of each step of the RL stage.
+fn steps(config: &Config) -> Vec<BTreeMap<String, f64>> {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    lines
+        .into_iter()
+        .filter_map(|line| match line.event {
+            Event::Step { metrics } if line.stage == "rl" => Some(metrics),
+            _ => None,
+        })
+        .collect()
+}
+
+fn check(method: Method, more: &[&str]) -> Vec<BTreeMap<String, f64>> {
+    check_stopped_in("rl", method, more)
+}
+
+fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<BTreeMap<String, f64>> {
+    let whole = tempfile::tempdir().unwrap();
+    let undisturbed = config(whole.path(), method, more);
+    rloom_run::train(&undisturbed, &mut (), &StopFlag::default()).unwrap();
+
+    let broken = tempfile::tempdir().unwrap();
+    let interrupted = config(broken.path(), method, more);
+    let stop = StopFlag::default();
+    let summary = rloom_run::train(&interrupted, &mut StopEarly(stage, stop.clone()), &stop).unwrap();
+    assert!(summary.interrupted, "{method}");
+    rloom_run::resume(&interrupted.run_directory(), &interrupted, &mut (), &StopFlag::default()).unwrap();
+    assert!(files(&undisturbed) == files(&interrupted), "{method}: another end after a resume");
+
+    let steps = steps(&undisturbed);
+    assert_eq!(steps.len(), 2, "{method}");
+    for metrics in &steps {
+        for (name, value) in metrics {
+            assert!(value.is_finite(), "{method}: {name} is {value}");
+        }
+        assert_eq!(metrics["mismatch/max_abs"], 0.0, "{method}");
+    }
+    steps
+}
+
+#[test]
+fn every_method_runs_and_resumes_to_the_same_bytes() {
+    for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
+        let steps = check(method, &[]);
+        if Algorithm::preset(method).loss.surrogate.reads_old() {
+            // One optimiser step a batch: the policy is still the one that sampled.
+            for metrics in &steps {
+                assert_eq!((metrics["ratio/min"], metrics["ratio/max"]), (1.0, 1.0), "{method}");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_optimiser_steps_a_batch_move_the_ratio() {
+    for method in [Method::Grpo, Method::Gspo, Method::ClipCov, Method::Ppo, Method::DecoupledPpo] {
+        let more = ["stage.rl.algorithm.epochs=2", "stage.rl.algorithm.minibatches=2"];
+        let steps = check(method, &more);
+        assert!(steps.iter().all(|m| m["ratio/max"] > 1.0), "{method}");
+    }
+}
+
+/// Critic and reward model are then made from a policy that was read, not from one in memory.
+#[test]
+fn an_interrupted_warm_up_changes_nothing() {
+    for method in [Method::Ppo, Method::Prime] {
+        check_stopped_in("warmup", method, &[]);
+    }
+}
+
+/// A critic begins at zero and explains nothing; so does an implicit reward, whose cross-entropy is then ln 2.
+#[test]
+fn learned_models_begin_where_they_must() {
+    let ppo = check(Method::Ppo, &[]);
+    assert!(ppo[0]["value/explained_variance"].abs() < 1e-9, "{}", ppo[0]["value/explained_variance"]);
+    assert!(ppo[0]["value/loss"] > 0.0 && ppo[0]["value/grad_norm"] > 0.0);
+    let prime = check(Method::Prime, &[]);
+    assert!((prime[0]["prm/loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{}", prime[0]["prm/loss"]);
+}
+
+#[test]
+fn a_shared_backbone_learns_values_beside_the_policy() {
+    let steps = check(Method::Ppo, &["stage.rl.algorithm.critic.backbone=shared"]);
+    assert!(steps[0]["value/loss"] > 0.0);
+    assert!(!steps[0].contains_key("value/grad_norm"), "there is one gradient");
+}
+
+/// While the critic warms up, the policy stays what it was.
+#[test]
+fn a_critic_warms_up_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), Method::Ppo, &["stage.rl.algorithm.critic.warmup_batches=2"]);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let model = |folder: &str| {
+        std::fs::read(config.run_directory().join("checkpoints").join(folder).join("model.safetensors"))
+            .unwrap()
+    };
+    assert!(model("rl-step-000002") == model("warmup-step-000001"));
+    let steps = steps(&config);
+    assert!(steps.iter().all(|m| m["value/grad_norm"] > 0.0 && !m.contains_key("grad_norm")));
+}
+
+/// The same state comes again within a group: at least each game's first.
+#[test]
+fn steps_from_the_same_state_are_compared() {
+    let steps = check(Method::Gigpo, &[]);
+    assert!(steps.iter().all(|m| m["frac_states_seen_once"] < 1.0));
+}
+
+/// Groups without contrast are replaced until the batch is full, and it is said how many.
+#[test]
+fn dynamic_sampling_replaces_groups_without_contrast() {
+    let seldom = "reward.components=[{kind='random',probability=0.1}]";
+    let steps = check(Method::Dapo, &[seldom, "stage.rl.algorithm.overlong.factor=0.0"]);
+    for metrics in &steps {
+        assert!(metrics["filtered/equal_outcomes"] > 0.0);
+        assert_eq!(metrics["frac_reward_zero_std"], 0.0);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let never = "reward.components=[{kind='random',probability=0.0}]";
+    let config = config(directory.path(), Method::Dapo, &[never, "stage.rl.algorithm.filter.max_draws=3"]);
+    let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err().to_string();
+    assert!(error.contains("3 batches' worth") && error.contains("equal_outcomes"), "{error}");
+}
