@@ -109,7 +109,8 @@ pub enum OptimizerError {
     Checkpoint(#[from] CheckpointError),
 }
 
-/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it.
+/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it,
+/// but with β1 and β2 rounded to `f32` before 1 − β is taken (1 − β2 then differs by 1e-5 relative).
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     settings: OptimizerSettings,
