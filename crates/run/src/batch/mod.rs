@@ -4,6 +4,8 @@ mod engines;
 mod objective;
 mod rewards;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
