@@ -105,7 +105,10 @@ mod tests {
 
     #[test]
     fn rewards_are_weighted_and_missing_ones_left_out() {
-        let groups = [group(&[Some(1.0), Some(0.0), None]), group(&[Some(1.0), Some(1.0)])];
+        let mut groups = [group(&[Some(1.0), Some(0.0), None]), group(&[Some(1.0), Some(1.0)])];
+        // Nothing is told of an episode that others are only compared with.
+        let greedy = Episode { role: Role::Baseline, ..group(&[Some(9.0)]).episodes.remove(0) };
+        groups[0].episodes.push(greedy);
         let m = batch_metrics(&groups, PolicyVersion(3));
         assert_eq!((m["reward"], m["reward/exact"]), (1.5, 0.75));
         assert!((m["reward_std"] - 1.0).abs() < 1e-12);

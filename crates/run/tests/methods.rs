@@ -106,8 +106,15 @@ fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<B
     rloom_run::resume(&interrupted.run_directory(), &interrupted, &mut (), &StopFlag::default()).unwrap();
     assert!(files(&undisturbed) == files(&interrupted), "{method}: another end after a resume");
 
-    let steps = steps(&undisturbed);
+    let (again, steps) = (steps(&interrupted), steps(&undisturbed));
     assert_eq!(steps.len(), 2, "{method}");
+    for (a, b) in again.iter().zip(&steps) {
+        let lasting = |m: &BTreeMap<String, f64>| {
+            let timed = |name: &str| name.starts_with("time/") || name.starts_with("tokens_per_second/");
+            m.iter().filter(|(name, _)| !timed(name)).map(|(n, v)| (n.clone(), *v)).collect::<Vec<_>>()
+        };
+        assert_eq!(lasting(a), lasting(b), "{method}: other metrics after a resume");
+    }
     for metrics in &steps {
         for (name, value) in metrics {
             assert!(value.is_finite(), "{method}: {name} is {value}");
@@ -179,6 +186,42 @@ fn a_critic_warms_up_alone() {
     assert!(steps.iter().all(|m| m["value/grad_norm"] > 0.0 && !m.contains_key("grad_norm")));
 }
 
+/// What an algorithm carries from batch to batch survives an interruption.
+#[test]
+fn running_statistics_and_adaptive_weights_are_resumed() {
+    let more = [
+        "stage.rl.algorithm.advantage=normalized",
+        "stage.rl.algorithm.mean_from=running",
+        "stage.rl.algorithm.std_from=running",
+        "stage.rl.algorithm.kl={coef=0.1,placement='reward',target=0.01,horizon=20.0}",
+        "stage.rl.algorithm.entropy_control={target=9.0}",
+    ];
+    let steps = check(Method::Grpo, &more);
+    assert!(steps[1]["reward_kl_penalty_coeff"] != steps[0]["reward_kl_penalty_coeff"]);
+    assert_eq!((steps[0]["entropy_coef"], steps[1]["entropy_coef"]), (0.0, 0.005));
+}
+
+/// ReMax compares with what the policy does without chance.
+#[test]
+fn the_baseline_episode_is_greedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), Method::Remax, &["sampling.temperature=0.5"]);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let file = std::fs::File::open(config.run_directory().join("rollouts/rl-step-000001.jsonl.zst")).unwrap();
+    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
+    let mut roles = BTreeMap::new();
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let role = line["role"].as_str().unwrap().to_owned();
+        // Greedy log-probabilities are those at temperature 1.
+        let temperature = if role == "baseline" { 1.0 } else { 0.5 };
+        let policy = line["spans"].as_array().unwrap().iter().filter(|s| s["author"] == "policy");
+        assert!(policy.clone().all(|s| s["temperature"] == temperature), "{line}");
+        *roles.entry(role).or_insert(0) += 1;
+    }
+    assert_eq!(roles["train"], 4 * roles["baseline"], "four samples and one greedy episode a group");
+}
+
 /// The same state comes again within a group: at least each game's first.
 #[test]
 fn steps_from_the_same_state_are_compared() {
@@ -190,6 +233,8 @@ fn steps_from_the_same_state_are_compared() {
 #[test]
 fn dynamic_sampling_replaces_groups_without_contrast() {
     let seldom = "reward.components=[{kind='random',probability=0.1}]";
+    let punished = check(Method::Dapo, &[]);
+    assert!(punished.iter().all(|m| m["reward/overlong"] < 0.0));
     let steps = check(Method::Dapo, &[seldom, "stage.rl.algorithm.overlong.factor=0.0"]);
     for metrics in &steps {
         assert!(metrics["filtered/equal_outcomes"] > 0.0);
@@ -199,5 +244,6 @@ fn dynamic_sampling_replaces_groups_without_contrast() {
     let never = "reward.components=[{kind='random',probability=0.0}]";
     let config = config(directory.path(), Method::Dapo, &[never, "stage.rl.algorithm.filter.max_draws=3"]);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err().to_string();
-    assert!(error.contains("3 batches' worth") && error.contains("equal_outcomes"), "{error}");
+    // Three batches of four groups: with nine replaced, three are left of twelve.
+    assert!(error.contains("3 batches' worth") && error.contains("9 equal_outcomes"), "{error}");
 }

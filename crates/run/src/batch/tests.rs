@@ -17,13 +17,16 @@ use super::*;
 /// What an engine says of a token after some optimiser steps: its log-probability, and the value before it.
 type Says = fn(token: u32, steps: u32) -> (f32, f32);
 
+/// By token, the coefficients of log-probability and value.
+type Coefficients = BTreeMap<u32, (f32, f32)>;
+
 /// Remembers what it is told.
 struct Recorder {
     policy: Says,
     reference: Says,
     steps: u32,
-    /// Of each accumulation: the samples, and by token the coefficients of log-probability and value.
-    accumulated: Vec<(Vec<SampleKey>, BTreeMap<u32, (f32, f32)>)>,
+    /// Of each accumulation: the samples and the coefficients.
+    accumulated: Vec<(Vec<SampleKey>, Coefficients)>,
     rates: Vec<f64>,
 }
 
