@@ -18,7 +18,7 @@ use rloom_train::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
 
 use crate::outcome::OutcomeRule;
 use objective::{PolicyObjective, ValueObjective};
-use rows::{Known, Member, apart, inputs, members, outcome_inputs, split};
+use rows::{Inputs, Known, Member, apart, inputs, members, outcome_inputs, split};
 
 /// What training on a batch did.
 #[derive(Debug, Clone, Default)]
@@ -110,8 +110,8 @@ impl BatchTraining {
                 let own: Vec<Member<'_>> = all.iter().filter(|m| part.contains(&m.group)).copied().collect();
                 let packed = pack(own.iter().map(|m| m.trajectory), self.micro_batch_tokens)?;
                 report.learning_rate = (moment.learning_rate)(report.optimizer_steps);
-                let step =
-                    Step { packed: &packed, members: &own, known: &known, advantages: advantages.as_ref() };
+                let inputs = inputs(&packed, &own, &known, advantages.as_ref());
+                let step = Step { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
                 self.critic_step(engines, &step, &mut measured, &mut report)?;
                 if !critic_alone {
                     self.policy_step(engines, &step, moment.version, &mut measured, &mut report)?;
@@ -267,9 +267,7 @@ impl BatchTraining {
         report: &mut BatchReport,
     ) -> Result<(), TrainError> {
         let (Some(spec), Some(critic)) = (self.algorithm.critic, &mut engines.critic) else { return Ok(()) };
-        let inputs = inputs(step.packed, step.members, step.known, step.advantages);
-        let objective =
-            ValueObjective { loss: spec.value, inputs: &inputs, counts: self.counts(step.members) };
+        let objective = ValueObjective { loss: spec.value, inputs: step.inputs, counts: step.counts };
         let accumulated = critic.accumulate(step.packed, &objective)?;
         measured.critic.push(accumulated.terms.finish(&objective.counts)?);
         report.tokens += accumulated.tokens;
@@ -286,17 +284,16 @@ impl BatchTraining {
         measured: &mut Measured,
         report: &mut BatchReport,
     ) -> Result<(), TrainError> {
-        let inputs = inputs(step.packed, step.members, step.known, step.advantages);
         let loss = self.algorithm.loss_at(&report.state);
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
         let objective = PolicyObjective {
             loss: &loss,
-            inputs: &inputs,
-            counts: self.counts(step.members),
+            inputs: step.inputs,
+            counts: step.counts,
             // Later steps have other weights than the sampler had.
-            mismatch: if report.optimizer_steps == 0 && step.advantages.is_some() {
+            mismatch: if report.optimizer_steps == 0 && self.algorithm.needs_rollouts() {
                 Mismatch::Scores
             } else {
                 Mismatch::Unmeasured
@@ -317,9 +314,8 @@ impl BatchTraining {
 /// One optimiser step's share of a batch.
 struct Step<'a> {
     packed: &'a [PackedBatch],
-    members: &'a [Member<'a>],
-    known: &'a Known,
-    advantages: Option<&'a Advantages>,
+    inputs: &'a [Inputs],
+    counts: GlobalCounts,
 }
 
 /// α of each policy token by the version that sampled it.

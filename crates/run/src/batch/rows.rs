@@ -121,6 +121,19 @@ fn gathered(all: &[Vec<f32>], members: &[Member<'_>]) -> Option<Vec<f32>> {
     (!all.is_empty()).then(|| members.iter().flat_map(own).collect())
 }
 
+/// Each micro-batch with its own members, where they were packed in their order.
+fn with_members<'a>(
+    packed: &'a [PackedBatch],
+    members: &'a [Member<'a>],
+) -> impl Iterator<Item = (&'a PackedBatch, &'a [Member<'a>])> {
+    let mut start = 0;
+    packed.iter().map(move |batch| {
+        let own = &members[start..start + batch.sequences.len()];
+        start += own.len();
+        (batch, own)
+    })
+}
+
 /// The inputs of packed micro-batches that hold `members` in their order.
 pub(super) fn inputs(
     packed: &[PackedBatch],
@@ -128,12 +141,8 @@ pub(super) fn inputs(
     known: &Known,
     advantages: Option<&Advantages>,
 ) -> Vec<Inputs> {
-    let mut start = 0;
-    packed
-        .iter()
-        .map(|batch| {
-            let own = &members[start..start + batch.sequences.len()];
-            start += own.len();
+    with_members(packed, members)
+        .map(|(batch, own)| {
             let advantage = advantages.map(|advantages| {
                 let mut flat = Vec::with_capacity(batch.rows.len());
                 for (rows, m) in batch.sequences.iter().zip(own) {
@@ -166,12 +175,8 @@ pub(super) fn outcome_inputs(
     known: &Known,
     outcomes: &[Option<f64>],
 ) -> Vec<Inputs> {
-    let mut start = 0;
-    packed
-        .iter()
-        .map(|batch| {
-            let own = &members[start..start + batch.sequences.len()];
-            start += own.len();
+    with_members(packed, members)
+        .map(|(batch, own)| {
             let outcome = |m: &Member<'_>| outcomes.get(m.place).copied().flatten();
             Inputs {
                 rows: batch.sequences.clone(),
