@@ -128,7 +128,7 @@ fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<B
 fn every_method_runs_and_resumes_to_the_same_bytes() {
     for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
         let steps = check(method, &[]);
-        if Algorithm::preset(method).loss.surrogate.reads_old() {
+        if Algorithm::preset(method).unwrap().loss.surrogate.reads_old() {
             // One optimiser step a batch: the policy is still the one that sampled.
             for metrics in &steps {
                 assert_eq!((metrics["ratio/min"], metrics["ratio/max"]), (1.0, 1.0), "{method}");

@@ -25,7 +25,7 @@ impl LossFn for Supervised<'_> {
     }
 
     fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
-        let algorithm = rloom_algo::Algorithm::preset(rloom_algo::Method::Sft);
+        let algorithm = rloom_algo::Algorithm::preset(rloom_algo::Method::Sft)?;
         let batch = LossBatch { rows: &self.batches[micro_batch].sequences, ..LossBatch::default() };
         policy_loss(&algorithm.loss, &batch, scores, &self.counts)
     }

@@ -17,14 +17,11 @@ use crate::{
 impl Algorithm {
     /// A method as its preset has it.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// Never: a test resolves every preset.
-    pub fn preset(method: Method) -> Self {
-        match Self::resolve(method, &AlgorithmSettings::default()) {
-            Ok(algorithm) => algorithm,
-            Err(error) => unreachable!("the preset of {method} contradicts itself: {error}"),
-        }
+    /// None for the presets there are; a test resolves every one.
+    pub fn preset(method: Method) -> Result<Self, AlgoError> {
+        Self::resolve(method, &AlgorithmSettings::default())
     }
 
     /// The preset of `method` with `settings` over it.

@@ -184,7 +184,7 @@ fn errors_name_the_episode() {
     let error = advantages(&spec(GROUP, false), &bad).unwrap_err();
     assert_eq!(error.to_string(), "reward is NaN in group 1, episode 1");
 
-    let spec = Algorithm::preset(Method::Rloo).advantage.unwrap();
+    let spec = Algorithm::preset(Method::Rloo).unwrap().advantage.unwrap();
     let missing = advantages(&spec, &groups(&[vec![Some(0.0), Some(1.0)]], 2)).unwrap_err();
     assert!(matches!(
         missing,

@@ -71,7 +71,7 @@ fn kl_adapts_from_batch_to_batch() {
     assert_eq!(fixed.advantage_at(&state), fixed.advantage);
     let got = advantages(&fixed.advantage.unwrap(), &state.rewards, &groups).unwrap();
     assert_eq!(AlgorithmState::default().after_batch(&fixed, &got), AlgorithmState::default());
-    assert_eq!(Algorithm::preset(Method::Sft).advantage_at(&state), None);
+    assert_eq!(Algorithm::preset(Method::Sft).unwrap().advantage_at(&state), None);
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn may_be_set(method: Method, key: &str, value: &toml::Value) -> bool {
 
 /// Every key that a method reads: with its value in the preset, or with `None` where it may be left out and is.
 pub(crate) fn read_by(method: Method) -> Vec<(&'static str, Option<toml::Value>)> {
-    let preset = flat(&Algorithm::preset(method).to_settings());
+    let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
     let preset = |key: &str| preset.iter().find(|(k, _)| *k == key).map(|(_, value)| value.clone());
     flat(&every_key())
         .into_iter()
@@ -117,7 +117,7 @@ pub(crate) fn read_by(method: Method) -> Vec<(&'static str, Option<toml::Value>)
 #[test]
 fn no_key_of_a_preset_is_missed() {
     for &method in Method::ALL {
-        let preset = Algorithm::preset(method).to_settings().keys();
+        let preset = Algorithm::preset(method).unwrap().to_settings().keys();
         let read: Vec<_> = read_by(method).into_iter().filter(|(_, v)| v.is_some()).map(|(k, _)| k).collect();
         assert_eq!(read, preset, "{method}");
     }

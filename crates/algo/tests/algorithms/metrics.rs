@@ -124,7 +124,7 @@ fn clips_are_counted() {
 /// Several optimiser steps per batch: the first is unclipped, later ones are not, and the mean says so.
 #[test]
 fn metrics_over_optimiser_steps() {
-    let loss = Algorithm::preset(Method::Grpo).loss;
+    let loss = Algorithm::preset(Method::Grpo).unwrap().loss;
     let first = Step {
         entropy: vec![1.0, 2.0],
         logprob: vec![-1.0, -2.0],

@@ -209,7 +209,7 @@ fn run_losses(
 fn examples_run() {
     for &method in Method::ALL {
         let (name, example) = (method.name(), example(method));
-        let algorithm = Algorithm::preset(method);
+        let algorithm = Algorithm::preset(method).unwrap();
         let (mut advantage, mut returns) = (Vec::new(), Vec::new());
         if algorithm.advantage.is_some() {
             (advantage, returns) = run_advantages(name, &algorithm, &example);

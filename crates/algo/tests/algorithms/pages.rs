@@ -84,7 +84,7 @@ fn knobs(method: Method) -> Vec<String> {
 
 /// The index's row of a method.
 fn index_row(method: Method) -> String {
-    let algorithm = Algorithm::preset(method);
+    let algorithm = Algorithm::preset(method).unwrap();
     let settings = algorithm.to_settings();
     let advantage = settings.advantage.map_or("none".to_owned(), |a| format!("`{}`", a.name()));
     let loss = settings.loss.map_or("likelihood".to_owned(), |l| format!("`{}`", l.name()));
@@ -211,7 +211,7 @@ fn keys_that_come_with_others() {
         let set = assignments(cells[1]);
         let settings = toml::from_str(&set.join("\n")).unwrap_or_else(|e| panic!("{row}: {e}"));
         let resolved = Algorithm::resolve(method, &settings).unwrap_or_else(|e| panic!("{row}: {e}"));
-        let preset = flat(&Algorithm::preset(method).to_settings());
+        let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
         let asked = settings.keys();
         let brought: Vec<String> = flat(&resolved.to_settings())
             .into_iter()

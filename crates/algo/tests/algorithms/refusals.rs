@@ -32,7 +32,7 @@ fn step() -> Step {
 }
 
 fn grpo() -> PolicyLoss {
-    Algorithm::preset(Method::Grpo).loss
+    Algorithm::preset(Method::Grpo).unwrap().loss
 }
 
 const VALUE: ValueLoss = ValueLoss { coef: 1.0, clip: Some(0.2) };
@@ -245,7 +245,7 @@ fn counts_are_of_the_whole_step() {
 #[test]
 fn constant_length_needs_its_constant() {
     let step = Step { completion_limit: 0, ..step() };
-    let loss = Algorithm::preset(Method::DrGrpo).loss;
+    let loss = Algorithm::preset(Method::DrGrpo).unwrap().loss;
     assert_eq!(loss.aggregation, Aggregation::ConstantLength);
     assert_eq!(step.loss(&loss).unwrap_err(), AlgoError::NoCompletionLimit);
 }
@@ -283,7 +283,7 @@ fn a_sequence_has_one_weight() {
         high: 0.1,
     };
     let correction = Correction { weight: None, rejection: Some(rejection) };
-    let gspo = Algorithm::preset(Method::Gspo).loss;
+    let gspo = Algorithm::preset(Method::Gspo).unwrap().loss;
     let text = step().loss(&PolicyLoss { correction, ..gspo }).unwrap_err().to_string();
     assert!(text.contains("\nhint: "), "{text}");
 }

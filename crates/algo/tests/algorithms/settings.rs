@@ -12,7 +12,7 @@ fn resolve(method: Method, json: &str) -> Result<Algorithm, AlgoError> {
 #[test]
 fn presets_are_the_table() {
     let clip = Surrogate::PpoClip(PpoClip { clip_low: 0.2, clip_high: 0.2, dual_clip: None });
-    let by_method = |m| Algorithm::preset(m);
+    let by_method = |m| Algorithm::preset(m).unwrap();
 
     let grpo = by_method(Method::Grpo);
     assert_eq!(grpo.advantage.unwrap().estimator, Estimator::group(1e-4));
@@ -86,7 +86,7 @@ fn resolved_settings_resolve_to_themselves() {
         r#"{"kl":{"coef":0.1,"placement":"reward","target":0.05}}"#,
     ];
     for &method in Method::ALL {
-        let preset = Algorithm::preset(method);
+        let preset = Algorithm::preset(method).unwrap();
         assert_eq!(resolve(method, "{}").unwrap(), preset, "{method}");
         for json in overrides {
             let Ok(algorithm) = resolve(method, json) else { continue };

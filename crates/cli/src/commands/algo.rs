@@ -40,7 +40,7 @@ fn show(name: &str, output: Output) -> Result<(), Failure> {
     if !output.json {
         return output.data(text.trim_end());
     }
-    let algorithm = Algorithm::preset(name.parse().map_err(Failure::usage)?);
+    let algorithm = Algorithm::preset(name.parse().map_err(Failure::usage)?).map_err(Failure::failed)?;
     let info = algorithm.method.info();
     output.json(&json!({
         "method": info.method,

@@ -106,7 +106,7 @@ pub(crate) fn engine(threads: usize) -> EmbeddedTrainEngine {
 }
 
 pub(crate) fn spec(aggregation: Aggregation) -> PolicyLoss {
-    let mut loss = Algorithm::preset(Method::Grpo).loss;
+    let mut loss = Algorithm::preset(Method::Grpo).unwrap().loss;
     loss.aggregation = aggregation;
     loss.entropy_coef = 0.02;
     loss

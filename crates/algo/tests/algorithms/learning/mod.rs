@@ -44,7 +44,7 @@ fn learns(name: &str, algorithm: &Algorithm, setup: Setup) -> Trainer {
 }
 
 fn preset_learns(method: Method) -> Trainer {
-    learns(method.name(), &Algorithm::preset(method), Setup::of(method, rate(method)))
+    learns(method.name(), &Algorithm::preset(method).unwrap(), Setup::of(method, rate(method)))
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn every_preset_learns_and_flipped_does_not() {
 fn several_steps_per_batch() {
     let mut ends = Vec::new();
     for &method in Method::ALL {
-        if !Algorithm::preset(method).loss.surrogate.has_ratio() {
+        if !Algorithm::preset(method).unwrap().loss.surrogate.has_ratio() {
             continue;
         }
         let algorithm = with(method, r#"{"epochs":2,"minibatches":2}"#);
@@ -178,7 +178,7 @@ fn process_rewards_are_learnt() {
 /// Where all episodes earn the same, steps from one state still tell the better action.
 #[test]
 fn steps_teach_where_outcomes_are_equal() {
-    let algorithm = Algorithm::preset(Method::Gigpo);
+    let algorithm = Algorithm::preset(Method::Gigpo).unwrap();
     let setup = Setup { is_level: true, ..Setup::of(Method::Gigpo, 8.0) };
     let trained = learns("steps alone", &algorithm, setup);
     assert!(trained.reports.iter().all(|r| r.frac_zero_spread() == Some(1.0)));
@@ -224,7 +224,8 @@ fn adaptive_weights_reach_their_targets() {
     let json = r#"{"entropy_control":{"target":0.6,"step":0.05,"max":5.0}}"#;
     let steered = Trainer::new(&with(Method::Grpo, json), Setup::of(Method::Grpo, 4.0)).train(150);
     let mean = |t: &Trainer| t.metrics[110..].iter().map(|m| m.entropy.unwrap()).sum::<f64>() / 40.0;
-    let free = Trainer::new(&Algorithm::preset(Method::Grpo), Setup::of(Method::Grpo, 4.0)).train(150);
+    let free =
+        Trainer::new(&Algorithm::preset(Method::Grpo).unwrap(), Setup::of(Method::Grpo, 4.0)).train(150);
     assert!((mean(&steered) - 0.6).abs() < 0.25, "{}", mean(&steered));
     assert!(mean(&free) < 0.2, "{}", mean(&free));
 }
