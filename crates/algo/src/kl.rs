@@ -87,8 +87,8 @@ pub struct KlLoss {
     pub coef: f64,
     /// k2, k3 or k3+.
     pub estimator: KlEstimator,
-    /// Whether it is multiplied by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). Off the
-    /// policy, that is what makes k3 unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref),
+    /// Whether it is multiplied by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). It is the
+    /// surrogate's ratio; where a weight answers for the sampler, the one to the sampler. Off the policy, that is what makes k3 unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref),
     /// whose expectation is the gradient of the reverse KL. For k3+ that gradient is taken as it is, so that with the
     /// ratio k3 and k3+ are the same; ρk2 estimates the mean of k2, and so does its gradient.
     pub ratio: bool,

@@ -55,8 +55,8 @@ pub use loss::{
 pub use method::Method;
 pub use overlong::Overlong;
 pub use settings::{
-    AdvantageKind, AlgorithmSettings, Backbone, CorrectionSettings, CriticSettings, EntropyControlSettings,
-    FilterSettings, Keep, KlSettings, Level, LossKind, OverlongSettings, PrmSettings, Proximal, RatioTo,
-    RejectLevel, StatisticFrom, WeightAction, WeightLevel,
+    AdvantageKind, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
+    EntropyControlSettings, FilterSettings, Keep, KlSettings, Level, LossKind, OverlongSettings, PrmSettings,
+    Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction, WeightLevel,
 };
 pub use show::MethodInfo;

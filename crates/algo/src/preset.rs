@@ -2,9 +2,9 @@
 //! filters}, as settings. What a preset does not say is the default of its parts.
 
 use crate::{
-    AdvantageKind, Aggregation, AlgorithmSettings, Backbone, CorrectionSettings, CriticSettings,
-    FilterSettings, KlEstimator, KlPlacement, KlSettings, Level, LossKind, Method, OverlongSettings,
-    PrmSettings, Proximal, WeightAction, WeightLevel,
+    AdvantageKind, Aggregation, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings,
+    CriticSettings, FilterSettings, KlEstimator, KlPlacement, KlSettings, Level, LossKind, Method,
+    OverlongSettings, PrmSettings, Proximal, WeightAction,
 };
 
 /// A group's episodes against each other, PPO's clip, and a mean over tokens.
@@ -91,7 +91,7 @@ pub(crate) fn preset(method: Method) -> Option<AlgorithmSettings> {
         Method::DecoupledPpo => AlgorithmSettings {
             proximal: Some(Proximal::Recompute),
             correction: Some(CorrectionSettings {
-                level: Some(WeightLevel::Token),
+                level: Some(CorrectionLevel::Token),
                 action: Some(WeightAction::Mask),
                 low: Some(0.0),
                 high: Some(5.0),

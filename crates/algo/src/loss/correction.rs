@@ -7,7 +7,8 @@ use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel};
 ///
 /// Both compare the proximal policy with the sampler, whatever the surrogate's own ratio is taken to. So they are the
 /// same in all optimiser steps of a batch: they answer for the sampler, and how far training has moved since is the
-/// surrogate's own business.
+/// surrogate's own business. A surrogate without a ratio takes one step per batch, and the scores of that step are the
+/// proximal policy's: nothing needs to be scored before.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Correction {
     /// The weight; `None` for 1.
@@ -47,14 +48,14 @@ pub struct Rejection {
 pub(super) struct Weight {
     /// What multiplies value and coefficient.
     pub(super) value: f64,
-    /// Whether the importance weight was out of its bounds.
-    pub(super) is_outside: bool,
+    /// Whether the importance weight was out of its bounds and is masked, so that it is 0.
+    pub(super) is_masked: bool,
     /// Whether the divergence is out of its bounds, so that it is 0.
     pub(super) is_rejected: bool,
 }
 
 impl Correction {
-    pub(super) fn is_some(&self) -> bool {
+    pub(crate) fn is_some(&self) -> bool {
         self.weight.is_some() || self.rejection.is_some()
     }
 
@@ -67,7 +68,7 @@ impl Correction {
     /// The weight of each token of a row.
     pub(super) fn weigh(&self, row: &Row<'_>, weights: &mut Vec<Weight>) {
         weights.clear();
-        weights.resize(row.len(), Weight { value: 1.0, is_outside: false, is_rejected: false });
+        weights.resize(row.len(), Weight { value: 1.0, is_masked: false, is_rejected: false });
         if let Some(weight) = &self.weight {
             weight.weigh(row, weights);
         }
@@ -94,7 +95,7 @@ impl ImportanceWeight {
                 WeightAction::Mask if is_outside => 0.0,
                 WeightAction::Mask => weight,
             };
-            out.is_outside = is_outside;
+            out.is_masked = is_outside && self.action == WeightAction::Mask;
         }
     }
 }

@@ -104,6 +104,8 @@ pub(super) struct Inputs<'a> {
     outcome: Option<&'a [f32]>,
     mismatch: Mismatch,
     ratio_to: RatioTo,
+    /// Whether the scores take the place of the proximal policy's log-probabilities.
+    is_its_own_proximal: bool,
     base: Base,
 }
 
@@ -118,11 +120,15 @@ impl<'a> Inputs<'a> {
             return Err(AlgoError::TokenCorrection);
         }
         let mut inputs = Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))?;
+        let has_ratio = loss.surrogate.has_ratio();
+        inputs.is_its_own_proximal = loss.correction.is_some() && !has_ratio;
         inputs.check_given(loss, batch)?;
         inputs.value = loss.value.map(|spec| ValueInputs::check(&spec, batch, scores)).transpose()?;
         inputs.ratio_to = loss.ratio_to;
         let to_sampler = loss.surrogate.reads_behavior()
-            || (loss.surrogate.reads_old() && loss.ratio_to == RatioTo::Behavior);
+            || (loss.surrogate.reads_old() && loss.ratio_to == RatioTo::Behavior)
+            || inputs.is_its_own_proximal
+            || (loss.is_stale && !has_ratio);
         inputs.base = if to_sampler {
             Base::Sampler
         } else if inputs.has_proximal() {
@@ -191,6 +197,7 @@ impl<'a> Inputs<'a> {
             outcome: batch.outcome,
             mismatch: batch.mismatch,
             ratio_to: RatioTo::Old,
+            is_its_own_proximal: false,
             base: Base::Unknown,
         })
     }
@@ -204,10 +211,12 @@ impl<'a> Inputs<'a> {
         let has_ratio = loss.surrogate.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
         let corrects = loss.correction.is_some();
         let to_sampler = has_ratio && loss.ratio_to == RatioTo::Behavior;
-        let proximal = (has_ratio && loss.ratio_to == RatioTo::Old) || corrects;
+        let proximal =
+            (has_ratio && loss.ratio_to == RatioTo::Old) || (corrects && !self.is_its_own_proximal);
         let sampler = loss.surrogate.reads_behavior()
             || to_sampler
             || corrects
+            || loss.is_stale
             || self.interpolation.is_some()
             || self.mismatch != Mismatch::Unmeasured;
         for (what, needed, given) in [
@@ -328,7 +337,7 @@ impl Wide {
                 RatioTo::Old => &self.proximal,
                 RatioTo::Behavior => &self.behavior,
             },
-            proximal: &self.proximal,
+            proximal: if inputs.is_its_own_proximal { &self.lp } else { &self.proximal },
             behavior: &self.behavior,
             reference: &self.reference,
             advantage: &self.advantage,

@@ -38,11 +38,14 @@ pub struct LossMetrics {
     pub mismatch_kl: Option<f64>,
     /// Largest |trainer − sampler| (nats).
     pub mismatch_max_abs: Option<f64>,
-    /// Mean weight of the correction as it was applied: bounded, and 0 where masked or rejected.
+    /// Mean weight of the correction as it was applied: bounded, and 0 where masked or rejected. Where samples may be stale
+    /// and there is no such weight, the mean of the tokens' ratios to the sampler, exp(lp − beh), before any bound and 0
+    /// where rejected; its expectation is 1.
     pub correction_weight_mean: Option<f64>,
     /// (Σw)²/(n·Σw²) of those weights over the n tokens: the share of them that equal weights would need.
     pub correction_ess: Option<f64>,
-    /// Share of tokens whose weight is out of bounds and therefore 0.
+    /// Share of tokens whose weight is out of bounds and therefore 0; where it is the ratio, of those that the surrogate
+    /// leaves out for it.
     pub correction_masked_ratio: Option<f64>,
     /// Share of tokens that are rejected, whether they are masked as well or not.
     pub correction_rejected_ratio: Option<f64>,

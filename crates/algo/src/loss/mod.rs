@@ -61,13 +61,14 @@ pub struct TokenScores {
     pub last_value: Vec<f32>,
 }
 
-/// Which of the trainer's log-probabilities can be held against the sampler's: both must come from the same weights.
+/// Which of the trainer's log-probabilities are held against the sampler's. Where both come from the same weights the
+/// difference is that of two engines; of a stale sample it is its age as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mismatch {
     /// None: nothing is reported.
     #[default]
     Unmeasured,
-    /// The scores themselves: the first optimiser step of a batch whose sampler had the weights being trained.
+    /// The scores themselves, in the first optimiser step of a batch.
     Scores,
     /// `old_logprob`, where the trainer has recomputed it.
     Old,
@@ -142,6 +143,9 @@ pub struct PolicyLoss {
     pub ratio_to: RatioTo,
     /// Weights and rejection for a sampler that is not the proximal policy. They hold for the surrogate alone.
     pub correction: Correction,
+    /// Whether samples may be of an older policy. The metrics then tell how far the policy has gone from its samplers also
+    /// where no weight does ([`LossMetrics::correction_weight_mean`]); no coefficient depends on it.
+    pub is_stale: bool,
     /// Normaliser of the per-token terms: a token-scoped surrogate, KL and entropy. A surrogate that is one term per
     /// sequence is divided by the number of sequences.
     pub aggregation: Aggregation,
@@ -220,6 +224,7 @@ impl PolicyLoss {
             surrogate,
             ratio_to: RatioTo::Old,
             correction: Correction::default(),
+            is_stale: false,
             aggregation,
             kl: None,
             entropy_coef: 0.0,

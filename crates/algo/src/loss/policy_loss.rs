@@ -2,7 +2,7 @@ use super::{
     LossBatch, LossGrad, LossTerms, PolicyLoss, Scope, TokenScores,
     correction::Weight,
     inputs::{Inputs, Wide, rounded},
-    kernel::{Row, TokenTerm},
+    kernel::{Clipped, Row, TokenTerm},
 };
 use crate::{AlgoError, GlobalCounts};
 
@@ -85,7 +85,22 @@ struct OfRow<'a> {
     start: usize,
 }
 
+/// Whether the surrogate leaves a token out because its ratio is out of bounds.
+fn is_dropped(term: &TokenTerm) -> bool {
+    term.clipped != Clipped::No && term.d_logprob == 0.0
+}
+
 impl OfRow<'_> {
+    /// The log-ratio that a KL is multiplied by. Only the one to the sampler makes its mean right: where a weight answers
+    /// for the sampler, the surrogate's own ratio is not that one.
+    fn kl_log_ratio(&self, t: usize) -> f64 {
+        if self.loss.correction.weight.is_some() {
+            self.row.lp[t] - self.row.behavior[t]
+        } else {
+            self.row.log_ratio(t)
+        }
+    }
+
     /// Weighs and divides the row's terms, and adds KL and entropy.
     fn add(&self, terms: &[TokenTerm], weights: &[Weight], grad: &mut LossGrad) -> Result<(), AlgoError> {
         let Self { loss, row, .. } = self;
@@ -97,10 +112,10 @@ impl OfRow<'_> {
             sums.add_surrogate(weight.value * term.value / surrogate_divisor);
             sums.count_clipped(term.clipped);
             sums.count_picked(row.picked.get(t).copied().unwrap_or(false));
-            sums.observe_weight(weight);
+            sums.observe_weight(weight, row.lp[t] - row.behavior[t], is_dropped(term));
             let mut coefficient = weight.value * term.d_logprob / surrogate_divisor;
             if let Some(kl) = &loss.kl {
-                let (value, slope) = kl.value_and_gradient(row.lp[t], row.reference[t], row.log_ratio(t));
+                let (value, slope) = kl.value_and_gradient(row.lp[t], row.reference[t], self.kl_log_ratio(t));
                 coefficient += kl.coef * slope / divisor;
                 sums.add_kl_loss(kl.coef * value / divisor);
             }

@@ -4,7 +4,9 @@ use super::{
     kernel::{Bounds, Clipped},
     statistics::{Extremes, Mean, Moments},
 };
-use crate::{AlgoError, Correction, ExactSum, GlobalCounts, KlEstimator, WeightAction, kl::LOG_RATIO_LIMIT};
+use crate::{
+    AlgoError, Correction, ExactSum, GlobalCounts, KlEstimator, WeightAction, kl::LOG_RATIO_LIMIT, kl::ratio,
+};
 
 /// What the micro-batches of an optimiser step add up to. Merging is exact: order and split do not matter.
 #[derive(Debug, Clone, Default)]
@@ -34,31 +36,35 @@ pub struct LossTerms {
     value: Option<ValueTerms>,
 }
 
-/// Sums over the tokens that a correction weighs.
+/// Sums over the tokens that a correction weighs, or would.
 #[derive(Debug, Clone, Default)]
 struct CorrectionTerms {
+    /// Whether the ratio to the sampler stands in for a weight that there is not.
+    is_by_ratio: bool,
     masks: bool,
     rejects: bool,
     weights: Moments,
-    /// Tokens whose weight is out of its bounds.
-    outside: u64,
+    /// Tokens whose weight is 0 for being out of its bounds.
+    masked: u64,
     rejected: u64,
 }
 
 impl CorrectionTerms {
-    fn new(correction: &Correction) -> Self {
+    fn new(correction: &Correction, is_stale: bool) -> Self {
         Self {
-            masks: correction.weight.is_some_and(|w| w.action == WeightAction::Mask),
+            is_by_ratio: is_stale && correction.weight.is_none(),
+            masks: is_stale || correction.weight.is_some_and(|w| w.action == WeightAction::Mask),
             rejects: correction.rejection.is_some(),
             ..Self::default()
         }
     }
 
     fn merge(&mut self, other: &Self) {
+        self.is_by_ratio |= other.is_by_ratio;
         self.masks |= other.masks;
         self.rejects |= other.rejects;
         self.weights.merge(&other.weights);
-        self.outside += other.outside;
+        self.masked += other.masked;
         self.rejected += other.rejected;
     }
 }
@@ -110,7 +116,8 @@ impl LossTerms {
         Self {
             bounds: loss.surrogate.kernel().bounds(),
             picks: loss.scope() == Scope::Step,
-            correction: loss.correction.is_some().then(|| CorrectionTerms::new(&loss.correction)),
+            correction: (loss.correction.is_some() || loss.is_stale)
+                .then(|| CorrectionTerms::new(&loss.correction, loss.is_stale)),
             value: loss.value.as_ref().map(ValueTerms::new),
             ..Self::default()
         }
@@ -189,12 +196,17 @@ impl LossTerms {
         self.picked += u64::from(is_picked);
     }
 
-    pub(super) fn observe_weight(&mut self, weight: &Weight) {
-        if let Some(correction) = &mut self.correction {
-            correction.weights.add(weight.value);
-            correction.outside += u64::from(weight.is_outside);
-            correction.rejected += u64::from(weight.is_rejected);
-        }
+    /// `log_ratio` is that to the sampler; `is_dropped` says whether the surrogate has left the token out for its ratio.
+    pub(super) fn observe_weight(&mut self, weight: &Weight, log_ratio: f64, is_dropped: bool) {
+        let Some(correction) = &mut self.correction else { return };
+        let (value, is_masked) = if correction.is_by_ratio {
+            (weight.value * ratio(log_ratio).0, is_dropped)
+        } else {
+            (weight.value, weight.is_masked)
+        };
+        correction.weights.add(value);
+        correction.masked += u64::from(is_masked);
+        correction.rejected += u64::from(weight.is_rejected);
     }
 
     pub(super) fn observe_entropy(&mut self, entropy: f64) {
@@ -288,7 +300,7 @@ impl LossTerms {
         if let Some(correction) = &self.correction {
             metrics.correction_weight_mean = correction.weights.mean();
             metrics.correction_ess = correction.weights.effective_share();
-            metrics.correction_masked_ratio = self.share(correction.masks, correction.outside);
+            metrics.correction_masked_ratio = self.share(correction.masks, correction.masked);
             metrics.correction_rejected_ratio = self.share(correction.rejects, correction.rejected);
         }
         if let Some(value) = self.value.as_ref().filter(|_| self.trained > 0) {

@@ -1,12 +1,13 @@
 //! Combinations of parts that make no sense, each with the reason.
 
 use super::reader::refuse;
-use crate::{AlgoError, Algorithm, Estimator, Proximal, RatioTo, RejectLevel, WeightLevel};
+use crate::{AlgoError, Algorithm, CorrectionLevel, Estimator, Proximal, RatioTo, RejectLevel, WeightLevel};
 
 pub(super) fn check(algorithm: &Algorithm) -> Result<(), AlgoError> {
     group(algorithm)?;
     steps(algorithm)?;
     level(algorithm)?;
+    proximal(algorithm)?;
     corrections(algorithm)?;
     kl(algorithm)
 }
@@ -66,19 +67,44 @@ fn level(algorithm: &Algorithm) -> Result<(), AlgoError> {
     Err(refuse(key, reason, hint))
 }
 
+/// Where the proximal policy comes from, against what reads it.
+fn proximal(algorithm: &Algorithm) -> Result<(), AlgoError> {
+    let (loss, proximal) = (&algorithm.loss, algorithm.settings.proximal);
+    if proximal == Some(Proximal::LogLinear) {
+        if loss.ratio_to == RatioTo::Behavior {
+            let reason =
+                "the ratio is taken to the sampler, so nothing reads an interpolated proximal policy";
+            return Err(refuse("proximal", reason, "ratio_to = \"old\", or leave proximal out"));
+        }
+        if !loss.is_stale {
+            let reason = "at max_staleness = 0 every sample is the newest policy's, and between it and itself lies nothing";
+            return Err(refuse("proximal", reason, "proximal = \"sampler\", or max_staleness of at least 1"));
+        }
+    }
+    if proximal == Some(Proximal::Sampler) {
+        if loss.correction.is_some() {
+            let reason =
+                "with the sampler's own log-probabilities as the proximal policy's, every weight is 1";
+            return Err(refuse("proximal", reason, "proximal = \"recompute\""));
+        }
+        if loss.is_stale && loss.ratio_to == RatioTo::Old {
+            let reason = "at max_staleness above 0 the sampler is an older policy than the one that the batch starts from";
+            let hint = "proximal = \"recompute\" or \"log_linear\"; or ratio_to = \"behavior\", which bounds the way from the sampler";
+            return Err(refuse("proximal", reason, hint));
+        }
+    }
+    Ok(())
+}
+
 fn corrections(algorithm: &Algorithm) -> Result<(), AlgoError> {
     let loss = &algorithm.loss;
-    let corrects = loss.correction.weight.is_some() || loss.correction.rejection.is_some();
-    if loss.ratio_to == RatioTo::Behavior && algorithm.settings.proximal == Some(Proximal::LogLinear) {
-        let reason = "the ratio is taken to the sampler, so nothing reads an interpolated proximal policy";
-        return Err(refuse("proximal", reason, "ratio_to = \"old\", or leave proximal out"));
-    }
-    if !corrects {
-        return Ok(());
-    }
-    if algorithm.proximal == Proximal::Sampler {
-        let reason = "with the sampler's own log-probabilities as the proximal policy's, every weight is 1";
-        return Err(refuse("proximal", reason, "proximal = \"recompute\""));
+    let level = algorithm.settings.correction.and_then(|c| c.level);
+    if level == Some(CorrectionLevel::None) && loss.surrogate.reads_behavior() {
+        let reason = format!(
+            "loss \"{}\" weighs by its own ratio to the sampler, which this would not turn off",
+            loss_name(algorithm)
+        );
+        return Err(refuse("correction.level", reason, "leave it out, or loss = \"reinforce\""));
     }
     let rejects_tokens = loss.correction.rejection.is_some_and(|r| r.level == RejectLevel::Token);
     if loss.surrogate.is_per_sequence() && rejects_tokens {
@@ -94,7 +120,12 @@ fn corrections(algorithm: &Algorithm) -> Result<(), AlgoError> {
             "loss \"{}\" already weighs by its ratio to the sampler: a second weight would count the same twice",
             loss_name(algorithm)
         );
-        return Err(refuse("correction.level", reason, "leave the weight out; rejection may stay"));
+        let hint = if loss.surrogate.reads_behavior() {
+            "leave the weight out; rejection may stay"
+        } else {
+            "leave the weight out, or ratio_to = \"old\"; rejection may stay"
+        };
+        return Err(refuse("correction.level", reason, hint));
     }
     if loss.surrogate.is_per_sequence() && weight.level == WeightLevel::Token {
         let reason =

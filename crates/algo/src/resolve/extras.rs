@@ -1,9 +1,12 @@
 //! What stands beside surrogate and advantage: KL, correction, entropy, filters, shaping.
 
-use super::reader::{Reader, checked, read, refuse};
+use super::{
+    reader::{Reader, checked, read, refuse},
+    stale::DefaultWeight,
+};
 use crate::{
-    AlgoError, Correction, EntropyControl, Estimator, Filters, ImportanceWeight, KlControl, KlEstimator,
-    KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
+    AlgoError, Correction, CorrectionLevel, EntropyControl, Estimator, Filters, ImportanceWeight, KlControl,
+    KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
 };
 
 /// The divergence from the reference, wherever it enters.
@@ -67,10 +70,16 @@ fn kl_control(r: &mut Reader) -> Result<Option<KlControl>, AlgoError> {
     Ok(Some(KlControl { target, horizon }))
 }
 
-pub(super) fn correction(r: &mut Reader) -> Result<Correction, AlgoError> {
-    let weight = match read!(r.correction.level?) {
+/// `default` is the weight where samples may be stale and nothing else is said; `None` for none.
+pub(super) fn correction(r: &mut Reader, default: Option<DefaultWeight>) -> Result<Correction, AlgoError> {
+    let level = if let Some(weight) = default {
+        Some(read!(r.correction.level or weight.level.into()))
+    } else {
+        read!(r.correction.level?)
+    };
+    let weight = match level.and_then(CorrectionLevel::weight) {
         None => None,
-        Some(level) => Some(weight(r, level)?),
+        Some(level) => Some(weight(r, level, default)?),
     };
     let rejection = match read!(r.correction.reject?) {
         None => None,
@@ -79,11 +88,18 @@ pub(super) fn correction(r: &mut Reader) -> Result<Correction, AlgoError> {
     Ok(Correction { weight, rejection })
 }
 
-fn weight(r: &mut Reader, level: WeightLevel) -> Result<ImportanceWeight, AlgoError> {
-    let action = read!(r.correction.action or WeightAction::Clamp);
-    let (low, high) = match action {
-        WeightAction::Clamp => (0.0, 2.0),
-        WeightAction::Mask => (0.5, 5.0),
+fn weight(
+    r: &mut Reader,
+    level: WeightLevel,
+    default: Option<DefaultWeight>,
+) -> Result<ImportanceWeight, AlgoError> {
+    let action = read!(r.correction.action or default.map_or(WeightAction::Clamp, |weight| weight.action));
+    let (low, high) = match (action, default) {
+        (WeightAction::Clamp, _) => (0.0, 2.0),
+        // Between engines that should agree a small weight is as much of an accident as a large one. Of an older sample a
+        // small one is only what the policy has turned away from.
+        (WeightAction::Mask, None) => (0.5, 5.0),
+        (WeightAction::Mask, Some(_)) => (0.0, 5.0),
     };
     let low = read!(r.correction.low or low);
     let low =

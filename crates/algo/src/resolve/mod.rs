@@ -4,36 +4,48 @@ mod advantage;
 mod compatible;
 mod extras;
 mod reader;
+mod stale;
 mod surrogate;
 
 use reader::{Reader, at_least_one, read, unread_reason};
 
 use crate::{
-    Aggregation, AlgoError, Algorithm, AlgorithmSettings, CriticSpec, Filters, KlEstimator, KlPlacement,
-    Method, PolicyLoss, Proximal, RatioTo, Sft, Surrogate, error::Unread, preset::preset,
+    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
+    KlPlacement, Method, PolicyLoss, Proximal, RatioTo, Sft, Surrogate, error::Unread, preset::preset,
     settings::layer::Layer,
 };
 
 impl Algorithm {
-    /// A method as its preset has it.
+    /// A method as its preset has it, where every sample is the newest policy's.
     ///
     /// # Errors
     ///
     /// None for the presets there are; a test resolves every one.
     pub fn preset(method: Method) -> Result<Self, AlgoError> {
-        Self::resolve(method, &AlgorithmSettings::default())
+        Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
 
-    /// The preset of `method` with `settings` over it.
+    /// The preset of `method` with `settings` over it, for samples of policies up to `max_staleness` versions older than
+    /// the one that trains on them.
+    ///
+    /// Above 0 every loss makes up for that unless `correction.level = "none"` says otherwise: by a weight, which is then
+    /// the default of `[correction]`, or by a ratio to the sampler. How old they may be does not matter beyond that. What
+    /// learns from demonstrations samples nothing, and `max_staleness` changes nothing of it.
     ///
     /// # Errors
     ///
     /// [`AlgoError::NotRead`] with every key that is set and not read, and [`AlgoError::Refused`] for values and
     /// combinations that make no sense; both name their keys ([`AlgoError::keys`]).
-    pub fn resolve(method: Method, settings: &AlgorithmSettings) -> Result<Self, AlgoError> {
+    pub fn resolve(
+        method: Method,
+        settings: &AlgorithmSettings,
+        max_staleness: u64,
+    ) -> Result<Self, AlgoError> {
         let algorithm = match preset(method) {
             None => supervised(method, settings),
-            Some(preset) => build(method, &settings.over(without_other_parts(&preset, settings)))?,
+            Some(preset) => {
+                build(method, &settings.over(without_other_parts(&preset, settings)), max_staleness > 0)?
+            }
         };
         let read = algorithm.settings.keys();
         let unread: Vec<Unread> = settings
@@ -102,22 +114,15 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
 }
 
 /// Reads what was asked for, part by part.
-fn build(method: Method, asked: &AlgorithmSettings) -> Result<Algorithm, AlgoError> {
+fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Algorithm, AlgoError> {
     let mut reader = Reader { asked: *asked, record: AlgorithmSettings::default() };
     let r = &mut reader;
     let group_size = at_least_one("group_size", read!(r.group_size or 8))?;
     let estimator = advantage::estimator(r)?;
     let whiten = advantage::whiten(r, estimator)?;
     let surrogate = surrogate::surrogate(r)?;
-    let correction = extras::correction(r)?;
-    let ratio_to = if surrogate.reads_old() { read!(r.ratio_to or RatioTo::Old) } else { RatioTo::Old };
+    let (ratio_to, correction, proximal) = against_the_sampler(r, &surrogate, is_stale)?;
     let kl = extras::kl(r)?;
-    let corrects = correction.weight.is_some() || correction.rejection.is_some();
-    let proximal = if surrogate.reads_old() || corrects {
-        read!(r.proximal or if corrects { Proximal::Recompute } else { Proximal::Sampler })
-    } else {
-        Proximal::Sampler
-    };
     let entropy_coef = extras::entropy_coef(r)?;
     let entropy_control = extras::entropy_control(r)?;
     let per_token = !surrogate.is_per_sequence()
@@ -138,6 +143,7 @@ fn build(method: Method, asked: &AlgorithmSettings) -> Result<Algorithm, AlgoErr
         loss: PolicyLoss {
             ratio_to,
             correction,
+            is_stale,
             kl: kl.in_loss,
             entropy_coef,
             value: critic.filter(CriticSpec::is_shared).map(|c| c.value),
@@ -155,4 +161,28 @@ fn build(method: Method, asked: &AlgorithmSettings) -> Result<Algorithm, AlgoErr
         settings: reader.record,
     };
     Ok(algorithm)
+}
+
+/// What the ratio is taken to, what makes up for the sampler, and where the proximal policy comes from.
+fn against_the_sampler(
+    r: &mut Reader,
+    surrogate: &Surrogate,
+    is_stale: bool,
+) -> Result<(RatioTo, Correction, Proximal), AlgoError> {
+    let says_weight = r.asked.correction.is_some_and(|c| c.level.is_some());
+    let ratio_to = if is_stale { stale::ratio_to(surrogate, says_weight) } else { RatioTo::Old };
+    let ratio_to = if surrogate.reads_old() { read!(r.ratio_to or ratio_to) } else { RatioTo::Old };
+    let default = is_stale.then(|| stale::weight(surrogate, ratio_to)).flatten();
+    let correction = extras::correction(r, default)?;
+    // Without a ratio there is one optimiser step per batch, so the scores themselves are the proximal policy's.
+    let reads_proximal = surrogate.reads_old() || (correction.is_some() && surrogate.has_ratio());
+    let is_sampler = ratio_to == RatioTo::Behavior || !is_stale;
+    let proximal = if reads_proximal {
+        let by_default =
+            if is_sampler && !correction.is_some() { Proximal::Sampler } else { Proximal::Recompute };
+        read!(r.proximal or by_default)
+    } else {
+        Proximal::Sampler
+    };
+    Ok((ratio_to, correction, proximal))
 }

@@ -149,7 +149,8 @@ choices! {
 }
 
 choices! {
-    /// Over what an importance weight multiplies up.
+    /// Over what an importance weight multiplies up. `old` is the proximal policy; of a loss without a ratio, the policy
+    /// itself.
     WeightLevel {
         /// exp(old_t − beh_t).
         Token = "token",
@@ -157,6 +158,42 @@ choices! {
         Sequence = "sequence",
         /// exp(mean_t (old_t − beh_t)).
         Geometric = "geometric",
+    }
+}
+
+choices! {
+    /// Over what a recipe wants the importance weight to multiply up.
+    CorrectionLevel {
+        /// No weight, said so: where samples may be stale, leaving the key out gives one.
+        None = "none",
+        /// As [`WeightLevel::Token`].
+        Token = "token",
+        /// As [`WeightLevel::Sequence`].
+        Sequence = "sequence",
+        /// As [`WeightLevel::Geometric`].
+        Geometric = "geometric",
+    }
+}
+
+impl CorrectionLevel {
+    /// That of the weight; `None` for no weight.
+    pub(crate) fn weight(self) -> Option<WeightLevel> {
+        match self {
+            Self::None => None,
+            Self::Token => Some(WeightLevel::Token),
+            Self::Sequence => Some(WeightLevel::Sequence),
+            Self::Geometric => Some(WeightLevel::Geometric),
+        }
+    }
+}
+
+impl From<WeightLevel> for CorrectionLevel {
+    fn from(level: WeightLevel) -> Self {
+        match level {
+            WeightLevel::Token => Self::Token,
+            WeightLevel::Sequence => Self::Sequence,
+            WeightLevel::Geometric => Self::Geometric,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ pub(crate) mod choices;
 pub(crate) mod layer;
 
 pub use choices::{
-    AdvantageKind, Backbone, Keep, Level, LossKind, Proximal, RatioTo, RejectLevel, StatisticFrom,
-    WeightAction, WeightLevel,
+    AdvantageKind, Backbone, CorrectionLevel, Keep, Level, LossKind, Proximal, RatioTo, RejectLevel,
+    StatisticFrom, WeightAction, WeightLevel,
 };
 
 use serde::{Deserialize, Serialize};
@@ -147,8 +147,8 @@ overrides! {
     "correction."
     /// `[algorithm.correction]`.
     CorrectionSettings {
-        /// Over what the weight multiplies up.
-        level: WeightLevel,
+        /// Over what the weight multiplies up, or that there is none.
+        level: CorrectionLevel,
         /// What becomes of a weight outside its bounds.
         action: WeightAction,
         /// Lower bound of the weight.

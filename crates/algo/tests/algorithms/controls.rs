@@ -10,7 +10,7 @@ const ENTROPY: EntropyControl = EntropyControl { target: 0.5, step: 0.01, min: 0
 
 fn resolve(method: Method, json: &str) -> Algorithm {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
-    Algorithm::resolve(method, &settings).unwrap()
+    Algorithm::resolve(method, &settings, 0).unwrap()
 }
 
 /// A loss without tokens, with the entropy that the controller is shown.

@@ -1,10 +1,10 @@
 //! Every key of a recipe's `[algorithm]`, to find out which of them a method reads.
 
 use rloom_algo::{
-    AdvantageKind, Aggregation, Algorithm, AlgorithmSettings, Backbone, CorrectionSettings, CriticSettings,
-    EntropyControlSettings, FilterSettings, Keep, KlEstimator, KlPlacement, KlSettings, Level, LossKind,
-    Method, OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction,
-    WeightLevel,
+    AdvantageKind, Aggregation, Algorithm, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings,
+    CriticSettings, EntropyControlSettings, FilterSettings, Keep, KlEstimator, KlPlacement, KlSettings,
+    Level, LossKind, Method, OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, StatisticFrom,
+    WeightAction,
 };
 
 /// All keys with values that make sense somewhere. Without `..`, so that the compiler asks for a new one.
@@ -51,7 +51,7 @@ fn every_key() -> AlgorithmSettings {
             horizon: Some(100.0),
         }),
         correction: Some(CorrectionSettings {
-            level: Some(WeightLevel::Geometric),
+            level: Some(CorrectionLevel::Geometric),
             action: Some(WeightAction::Mask),
             low: Some(0.5),
             high: Some(3.0),
@@ -98,7 +98,7 @@ fn may_be_set(method: Method, key: &str, value: &toml::Value) -> bool {
     // A rejection needs its bound.
     let bound = if key == "correction.reject" { "\ncorrection.reject_high = 0.1" } else { "" };
     let settings = toml::from_str(&format!("{key} = {value}{bound}")).unwrap();
-    Algorithm::resolve(method, &settings).is_ok()
+    Algorithm::resolve(method, &settings, 0).is_ok()
 }
 
 /// Every key that a method reads: with its value in the preset, or with `None` where it may be left out and is.

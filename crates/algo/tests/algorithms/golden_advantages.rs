@@ -97,7 +97,7 @@ fn at<T>(nested: &[Vec<Vec<T>>], group: usize, episode: usize) -> &[T] {
 
 impl Case {
     fn advantages(&self, x: &Groups) -> Advantages {
-        let spec = Algorithm::resolve(self.method, &self.settings).expect(&self.name).advantage;
+        let spec = Algorithm::resolve(self.method, &self.settings, 0).expect(&self.name).advantage;
         let components: Nested<(f64, Option<f64>)> = x
             .components
             .iter()

@@ -71,6 +71,8 @@ struct LossCase {
     name: String,
     method: String,
     settings: serde_json::Value,
+    #[serde(default)]
+    max_staleness: u64,
     inputs: String,
     /// Absent where the library's value is another by a constant.
     loss: Option<f64>,
@@ -138,7 +140,7 @@ impl LossCase {
         }
         let settings: AlgorithmSettings = serde_json::from_value(self.settings.clone()).expect(&self.name);
         let method: Method = self.method.parse().expect(&self.name);
-        let algorithm = Algorithm::resolve(method, &settings).expect(&self.name);
+        let algorithm = Algorithm::resolve(method, &settings, self.max_staleness).expect(&self.name);
         (algorithm.loss, algorithm.proximal == Proximal::LogLinear)
     }
 

@@ -94,7 +94,9 @@ impl<'a> Held<'a> {
     fn weights(&self, correction: &Correction) -> Vec<f64> {
         let mut out = vec![1.0; self.lp.len()];
         for row in &self.rows {
-            let d: Vec<f64> = row.tokens.clone().map(|t| self.proximal[t] - self.behavior[t]).collect();
+            // Without a ratio the policy itself is weighed, as it is in its one step.
+            let base = if self.loss.surrogate.has_ratio() { &self.proximal } else { &self.lp };
+            let d: Vec<f64> = row.tokens.clone().map(|t| base[t] - self.behavior[t]).collect();
             let (sum, n) = (d.iter().sum::<f64>(), d.len() as f64);
             for (i, t) in row.tokens.clone().enumerate() {
                 if let Some(w) = correction.weight {
@@ -272,7 +274,8 @@ impl<'a> Held<'a> {
                 KlEstimator::K3 | KlEstimator::K3Plus => d.exp() - d - 1.0,
             }
         };
-        let ratio = |lp: f64| if kl.ratio { (lp - self.base()[t]).exp() } else { 1.0 };
+        let base = if self.loss.correction.weight.is_some() { &self.behavior } else { self.base() };
+        let ratio = |lp: f64| if kl.ratio { (lp - base[t]).exp() } else { 1.0 };
         if kl.estimator == KlEstimator::K3Plus {
             // The value of k3, moving as k2 does.
             let moved = value(lp[t], KlEstimator::K2) - value(self.lp[t], KlEstimator::K2);

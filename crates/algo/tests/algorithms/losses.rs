@@ -98,6 +98,12 @@ pub(crate) fn variants(surrogate: Surrogate, aggregation: Aggregation) -> Vec<Po
         if surrogate.reads_old() {
             // It stays between proximal policy and sampler, whatever the ratio is taken to.
             losses.push(PolicyLoss { correction, ratio_to: RatioTo::Behavior, ..plain });
+            losses.push(PolicyLoss {
+                correction,
+                kl: Some(kl(KlEstimator::K3, true)),
+                is_stale: true,
+                ..plain
+            });
         }
         losses.push(PolicyLoss {
             correction,

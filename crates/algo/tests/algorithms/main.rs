@@ -22,4 +22,5 @@ mod refusals;
 mod settings;
 mod show;
 mod splits;
+mod stale;
 mod step;

@@ -5,13 +5,15 @@
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
-use rloom_algo::{Algorithm, Method};
+use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 
 use crate::every_key::{flat, read_by};
 
 /// In this order.
-const SECTIONS: [&str; 7] = ["Sampled", "Advantage", "Loss", "Normaliser", "Knobs", "Example", "Elsewhere"];
+const SECTIONS: [&str; 8] =
+    ["Sampled", "Advantage", "Loss", "Normaliser", "Knobs", "Stale", "Example", "Elsewhere"];
 const KNOBS_HEAD: &str = "| key | default | meaning |";
+const STALE_HEAD: &str = "| key | at `max_staleness` > 0 |";
 const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
 const BROUGHT_HEAD: &str = "| method | set | read as well |";
 const UNSAID: &str = "?";
@@ -184,6 +186,30 @@ fn knobs_are_the_codes() {
     }
 }
 
+/// The rows of a method's table of keys whose values are others where samples may be stale; none without such keys.
+fn stale(method: Method) -> Vec<String> {
+    let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
+    let stale = Algorithm::resolve(method, &AlgorithmSettings::default(), 1).unwrap();
+    let stale = flat(&stale.to_settings());
+    assert!(preset.iter().all(|(key, _)| stale.iter().any(|(k, _)| k == key)), "{method}: a key is gone");
+    let changed = stale.into_iter().filter(|read| !preset.contains(read));
+    changed.map(|(key, value)| format!("| `{key}` | `{value}` |")).collect()
+}
+
+#[test]
+fn what_staleness_changes_is_the_codes() {
+    for &method in Method::ALL {
+        let (file, wanted) = (format!("{method}.md"), stale(method));
+        if updates() {
+            // Read again: another test writes the same file's knobs.
+            fs::write(path(&file), with_rows(&read(&file), STALE_HEAD, &wanted)).unwrap();
+            continue;
+        }
+        same_rows(&file, &table(method.page(), STALE_HEAD), &wanted);
+        assert_eq!(method.page().contains(STALE_HEAD), !wanted.is_empty(), "{file}: an empty table");
+    }
+}
+
 #[test]
 fn the_index_lists_every_method() {
     let (readme, wanted) = (read("README.md"), index());
@@ -210,7 +236,7 @@ fn keys_that_come_with_others() {
         let method: Method = code(cells[0]).parse().unwrap();
         let set = assignments(cells[1]);
         let settings = toml::from_str(&set.join("\n")).unwrap_or_else(|e| panic!("{row}: {e}"));
-        let resolved = Algorithm::resolve(method, &settings).unwrap_or_else(|e| panic!("{row}: {e}"));
+        let resolved = Algorithm::resolve(method, &settings, 0).unwrap_or_else(|e| panic!("{row}: {e}"));
         let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
         let asked = settings.keys();
         let brought: Vec<String> = flat(&resolved.to_settings())

@@ -160,8 +160,9 @@ fn missing_arrays_are_named() {
         let reads = &loss.surrogate;
         let corrects = loss.correction != Correction::default();
         let has_ratio = reads.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
-        let old = (has_ratio && loss.ratio_to == RatioTo::Old) || corrects;
-        let sampler = reads.reads_behavior() || (has_ratio && loss.ratio_to == RatioTo::Behavior) || corrects;
+        let old = (has_ratio && loss.ratio_to == RatioTo::Old) || (corrects && reads.has_ratio());
+        let to_sampler = has_ratio && loss.ratio_to == RatioTo::Behavior;
+        let sampler = reads.reads_behavior() || to_sampler || corrects || loss.is_stale;
         let clips = loss.value.is_some_and(|v| v.clip.is_some());
         let needed: [(Score, bool, Clear); 7] = [
             (Score::Advantage, reads.reads_advantage(), |s| s.advantage.clear()),

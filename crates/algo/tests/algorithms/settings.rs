@@ -6,7 +6,7 @@ use rloom_algo::{
 };
 
 fn resolve(method: Method, json: &str) -> Result<Algorithm, AlgoError> {
-    Algorithm::resolve(method, &serde_json::from_str(json).expect("settings"))
+    Algorithm::resolve(method, &serde_json::from_str(json).expect("settings"), 0)
 }
 
 #[test]

@@ -137,7 +137,8 @@ def presets():
         name, "decoupled_ppo", settings, "stale", CLIP, "token_mean", correction=weight, **how
     )
     cases.append(decoupled("preset decoupled_ppo stale", {}))
-    cases.append(decoupled("preset decoupled_ppo, log-linear", {"proximal": "log_linear"}, log_linear=True))
+    log_linear = {"log_linear": True, "max_staleness": 2}
+    cases.append(decoupled("preset decoupled_ppo, log-linear", {"proximal": "log_linear"}, **log_linear))
     return cases
 
 
@@ -288,6 +289,7 @@ def losses():
         beyond_the_clamp,
         paper_corrections.corrections,
         paper_corrections.proximal,
+        paper_corrections.by_default,
         paper_corrections.divergences,
         paper_corrections.masked_rows,
         paper_corrections.shared_values,

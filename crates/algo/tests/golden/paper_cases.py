@@ -55,6 +55,7 @@ def loss_case(
     correction=None,
     value=None,
     measure=(),
+    max_staleness=0,
 ):
     """`mode` is the normaliser of per-token terms; a surrogate that is one term per sequence has the number of
     sequences. `value`: (weight, clip) of a shared backbone's value loss."""
@@ -70,7 +71,7 @@ def loss_case(
     terms, metrics = paper.surrogate(step, kind, picked, **knobs)
     w = torch.ones(step.tokens, dtype=torch.float64)
     if correction is not None:
-        w = paper.correction(step, **correction)
+        w = paper.correction(step, has_ratio=kind != "reinforce", **correction)
         metrics = {
             **metrics,
             "correction/effective_sample_size": paper.effective_sample_size(w),
@@ -86,13 +87,17 @@ def loss_case(
         estimator, coef, by_ratio = kl
         per_token = paper.estimate(step.lp - step.reference, estimator)
         if by_ratio:
-            ratio = paper.exp(step.lp - step.base)
+            # A mean over the sampler's tokens is that over the policy's by their ratio.
+            to_sampler = correction is not None and "level" in correction
+            ratio = paper.exp(step.lp - (step.behavior if to_sampler else step.base))
             # E[ρ(lp − ref)∇lp] is the gradient of the KL: k3+ has it already, and a derivative of ρ would bias it.
             per_token = (ratio.detach() if estimator == "k3+" else ratio) * per_token
         total = total + coef * step.aggregate(per_token, mode)
     if entropy_coef:
         total = total - entropy_coef * step.aggregate(step.entropy, mode)
     case = {"name": name, "method": method, "settings": settings, "inputs": on}
+    if max_staleness:
+        case["max_staleness"] = max_staleness
     if value:
         coef, clip_by = value
         per_token, shares = paper.value_terms(step, clip_by)

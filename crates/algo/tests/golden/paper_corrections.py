@@ -2,7 +2,20 @@
 
 import paper_losses as paper
 from inputs import digits
-from paper_cases import CISPO, CLIP, INPUTS, MODES, REINFORCE, SAPO, SHARES, WIDE_GSPO, loss_case
+from paper_cases import (
+    CISPO,
+    CLIP,
+    GSPO,
+    HIGHER,
+    INPUTS,
+    MODES,
+    REINFORCE,
+    SAPO,
+    SHARES,
+    WIDE_GSPO,
+    dppo,
+    loss_case,
+)
 
 
 def corrections():
@@ -141,6 +154,7 @@ def proximal():
                     mode,
                     log_linear=True,
                     correction=weight,
+                    max_staleness=2,
                 )
             )
             cases.append(
@@ -157,6 +171,62 @@ def proximal():
     token_mean = {"loss_aggregation": "token_mean", "ratio_to": "behavior"}
     cispo = {"loss": "cispo", "weight_cap": 5.0, "weight_floor": 0.0, **token_mean}
     cases.append(loss_case("cispo to the sampler", "grpo", cispo, "stale", CISPO, "token_mean", ratio_to="behavior"))
+    return cases
+
+
+def by_default():
+    """What each method does about stale samples where nothing is said."""
+    mask = lambda level: {"level": level, "action": "mask", "low": 0.0, "high": 5.0}
+    truncate = lambda level: {"level": level, "action": "clamp", "low": 0.0, "high": 2.0}
+    gmpo = ("gmpo", {"low": 0.4, "high": 0.4})
+    kl_cov = ("kl_cov", {"share": 2e-4, "coef": 1.0})
+    table = [
+        ("grpo", CLIP, "sequence_mean", mask("token")),
+        ("dr_grpo", CLIP, "constant_length", mask("token")),
+        ("dapo", HIGHER, "token_mean", mask("token")),
+        ("raft_pp", CLIP, "sequence_mean", mask("token")),
+        ("prime", CLIP, "token_mean", mask("token")),
+        ("ppo", CLIP, "token_mean", mask("token")),
+        ("decoupled_ppo", CLIP, "token_mean", mask("token")),
+        ("sapo", SAPO, "sequence_mean", mask("token")),
+        ("kl_cov", kl_cov, "token_mean", mask("token")),
+        ("gspo", ("gspo", GSPO), "sequence_mean", mask("geometric")),
+        ("gspo_token", ("gspo_token", GSPO), "sequence_mean", mask("geometric")),
+        ("gmpo", gmpo, "sequence_mean", mask("geometric")),
+        ("rloo", REINFORCE, "sequence_sum", truncate("sequence")),
+        ("opo", REINFORCE, "sequence_sum", truncate("sequence")),
+        ("remax", REINFORCE, "sequence_sum", truncate("sequence")),
+        ("max_at_g", REINFORCE, "sequence_sum", truncate("sequence")),
+        ("gpg", REINFORCE, "token_mean", truncate("token")),
+    ]
+    measure = ("correction/effective_sample_size", "correction/weight_mean")
+    cases = [
+        loss_case(f"{m}, {on}", m, {}, on, loss, mode, correction=c, measure=measure, max_staleness=2)
+        for m, loss, mode, c in table
+        for on in (["stale", "stale, mixed"] if c["level"] == "token" else ["stale"])
+    ]
+    cispo = dict(ratio_to="behavior", max_staleness=2)
+    cases.append(loss_case("cispo, stale", "cispo", {}, "stale", CISPO, "token_mean", **cispo))
+    to_sampler = [("topr", ("topr", {"level": "sequence"})), ("dppo_tv", dppo("tv", 0.2)), ("dppo_kl", dppo("kl", 0.05))]
+    for name, loss in to_sampler:
+        cases.append(loss_case(f"{name}, stale", name, {}, "stale", loss, "token_mean", max_staleness=2))
+    off = {"correction": {"level": "none"}}
+    cases.append(loss_case("grpo, stale, left alone", "grpo", off, "stale", CLIP, "sequence_mean", max_staleness=2))
+    for estimator in ["k2", "k3", "k3+"]:
+        kl = {"kl": {"coef": 0.2, "estimator": estimator, "ratio": True}}
+        cases.append(
+            loss_case(
+                f"grpo, stale, {estimator} x ratio",
+                "grpo",
+                kl,
+                "stale",
+                CLIP,
+                "sequence_mean",
+                (estimator, 0.2, True),
+                correction=mask("token"),
+                max_staleness=2,
+            )
+        )
     return cases
 
 

@@ -239,9 +239,12 @@ def correction(
     reject_level=None,
     reject_low=None,
     reject_high=None,
+    has_ratio=True,
 ):
-    """The weight of each token: sg(π_old/β), bounded, times whether its token or sequence is kept."""
-    log_ratio = step.old - step.behavior
+    """The weight of each token: sg(π_old/β), bounded, times whether its token or sequence is kept. A loss without a
+    ratio takes one step per batch: its old policy is the one that is trained."""
+    old = step.old if has_ratio else step.lp.detach()
+    log_ratio = old - step.behavior
     w = torch.ones(step.tokens, dtype=torch.float64)
     if level is not None:
         if level == "sequence":
@@ -255,7 +258,7 @@ def correction(
         else:
             w = w * ((w >= (low or 0.0)) & (w <= high)).double()
     if reject is not None:
-        d = estimate(step.behavior - step.old, reject)  # the tokens are β's
+        d = estimate(step.behavior - old, reject)  # the tokens are β's
         if reject_level == "sequence_mean":
             d = step.by_row([d[r].mean() for r in step.rows])
         elif reject_level == "sequence_max":

@@ -13,8 +13,13 @@ const BATCHES: usize = 60;
 const CHANCE: f64 = 0.25;
 
 fn with(method: Method, json: &str) -> Algorithm {
+    stale(method, json, 0)
+}
+
+/// For samplers up to `age` batches old.
+fn stale(method: Method, json: &str, age: u64) -> Algorithm {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
-    Algorithm::resolve(method, &settings).unwrap()
+    Algorithm::resolve(method, &settings, age).unwrap()
 }
 
 /// Learning rates that fit the scale of each method's advantages and normaliser.
@@ -136,9 +141,29 @@ fn an_old_sampler_is_corrected_for() {
         let trained = preset_learns(method);
         assert!(trained.metrics[5].ratio_max.unwrap() > 1.0, "{method}");
     }
-    let interpolated = with(Method::DecoupledPpo, r#"{"proximal":"log_linear"}"#);
-    assert_eq!(interpolated.proximal, Proximal::LogLinear);
-    learns("log_linear", &interpolated, Setup::of(Method::DecoupledPpo, 8.0));
+}
+
+/// Whatever a method does about samplers two batches old, it learns from them, and says how old they were.
+#[test]
+fn every_default_learns_from_old_samplers() {
+    for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
+        let setup = Setup { age: 2, ..Setup::of(method, rate(method)) };
+        let trained = learns(&format!("{method}, two batches old"), &stale(method, "{}", 2), setup);
+        let first = &trained.metrics[0];
+        assert_eq!(
+            [first.correction_weight_mean, first.correction_ess, first.correction_masked_ratio],
+            [Some(1.0), Some(1.0), Some(0.0)],
+            "{method}: nothing is older than the first batch"
+        );
+        assert!(trained.metrics.iter().all(|m| m.correction_ess.is_some()), "{method}");
+        assert!(trained.metrics[5].correction_ess.unwrap() < 1.0, "{method}");
+    }
+    for method in [Method::Grpo, Method::Sapo, Method::KlCov, Method::GspoToken] {
+        let interpolated = stale(method, r#"{"proximal":"log_linear"}"#, 2);
+        assert_eq!(interpolated.proximal, Proximal::LogLinear);
+        let setup = Setup { age: 2, ..Setup::of(method, 8.0) };
+        learns(&format!("{method}, log_linear"), &interpolated, setup);
+    }
 }
 
 #[test]
