@@ -25,6 +25,8 @@ pub enum Purpose {
     Interactive = 7,
     /// The random reward of control runs.
     RandomReward = 8,
+    /// Lengths, latencies and failures of simulated worlds.
+    Simulation = 9,
 }
 
 /// Names a stream.

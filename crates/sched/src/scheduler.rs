@@ -1,136 +1,40 @@
-use std::collections::BTreeMap;
-
 use rloom_core::{PolicyVersion, Ticket};
-use serde::{Deserialize, Serialize};
 
-use crate::{CutOrder, SchedulerSettings};
+use crate::groups::Groups;
+use crate::state::UnderWay;
+use crate::{Command, End, Event, SchedError, SchedulerSettings, SchedulerState};
 
-/// How a ticket ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum End {
-    /// In a batch that was trained and published.
-    Trained,
-    /// Taken out before training, its rewards carry nothing.
-    Filtered,
-    /// Too old when its batch was to be cut.
-    Stale,
-    /// Could not be generated or scored.
-    Failed,
-    /// Alive when the stage ended.
-    Surplus,
-}
-
-/// What happened in the world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// The driver is ready for commands: first of all events, also after a resume.
-    Begin,
-    /// A group is generated and scored.
-    GroupReady {
-        /// Which.
-        ticket: Ticket,
-        /// The oldest version among its policy tokens; the current one when it has none.
-        oldest: PolicyVersion,
-    },
-    /// A group was taken out before training.
-    GroupFiltered(Ticket),
-    /// A group could not be generated or scored.
-    GroupFailed(Ticket),
-    /// The batch that was cut is trained and its weights are published.
-    BatchTrained,
-    /// The evaluation that was asked for is done.
-    Evaluated,
-    /// The checkpoint that was asked for is durable.
-    Checkpointed,
-    /// Finish the batch under way, save, and end.
-    StopRequested,
-}
-
-/// What the driver is to do, in this order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
-    /// Generate and score a group.
-    StartGroup(Ticket),
-    /// Train on these groups, publish, then report [`Event::BatchTrained`].
-    TrainBatch {
-        /// The batch's number, from 0: the version that it starts from.
-        batch: u64,
-        /// Its groups in training order.
-        tickets: Vec<Ticket>,
-    },
-    /// A ticket ended without being trained: what is kept of it can go.
-    Drop(Ticket, End),
-    /// Evaluate this version, then report [`Event::Evaluated`].
-    Evaluate(PolicyVersion),
-    /// Save this version, then report [`Event::Checkpointed`].
-    Checkpoint(PolicyVersion),
-    /// The stage is over; every ticket has ended.
-    Finish,
-}
-
-/// An event that cannot have happened in this state: a defect of the driver.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SchedError {
-    /// The ticket is not running.
-    #[error("the scheduler was told of group {ticket:?} ({what}), which is not running")]
-    NotRunning {
-        /// The ticket.
-        ticket: Ticket,
-        /// What was said of it.
-        what: &'static str,
-    },
-    /// Nothing of the kind was asked for.
-    #[error("the scheduler was told `{0}`, which it had not asked for")]
-    NotAsked(&'static str),
-    /// Settings that no run can have.
-    #[error("a batch needs at least one group")]
-    EmptyBatch,
-}
-
-/// What survives a restart. Running groups start again under their own tickets, so they give the same samples.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct SchedulerState {
-    /// Batches trained and published.
-    pub version: PolicyVersion,
-    /// The next ticket to give out.
-    pub next_ticket: Ticket,
-    /// Tickets given out and not ended, in order.
-    pub alive: Vec<Ticket>,
-    /// The last version that was evaluated.
-    pub evaluated: Option<PolicyVersion>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
-    Running,
-    /// Ready, with its oldest version and its place in the order of completion.
-    Ready(PolicyVersion, u64),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Busy {
-    Nothing,
-    Training,
-    Evaluating,
-    Saving,
-}
-
-/// The state machine of one stage.
+/// The state machine of one stage. An event costs the logarithm of the number of groups that are alive, and as much
+/// again for each command that it gives.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
-    settings: SchedulerSettings,
-    version: PolicyVersion,
-    next_ticket: Ticket,
-    alive: BTreeMap<Ticket, Progress>,
-    in_batch: Vec<Ticket>,
+    pub(crate) settings: SchedulerSettings,
+    pub(crate) version: PolicyVersion,
+    pub(crate) next_ticket: Ticket,
+    pub(crate) groups: Groups,
+    pub(crate) under_way: UnderWay,
+    /// Whether the groups that run are those that were put off.
+    pub(crate) put_off_round: bool,
     completions: u64,
-    busy: Busy,
     evaluated: Option<PolicyVersion>,
     saved: Option<PolicyVersion>,
     /// The version at which a stop ends the stage early.
     stop_at: Option<u64>,
+    begun: bool,
     finished: bool,
+}
+
+/// How many groups are where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Generated and scored at present.
+    pub running: usize,
+    /// Waiting for their batch.
+    pub ready: usize,
+    /// Cancelled, to start again.
+    pub put_off: usize,
+    /// In the batch that is trained at present.
+    pub in_batch: usize,
 }
 
 impl Scheduler {
@@ -139,23 +43,22 @@ impl Scheduler {
         Self::resume(settings, SchedulerState::default())
     }
 
-    /// A stage that goes on from a checkpoint of `state.version`.
+    /// A stage that goes on from where `state` was taken.
     pub fn resume(settings: SchedulerSettings, state: SchedulerState) -> Result<Self, SchedError> {
-        if settings.batch_groups == 0 {
-            return Err(SchedError::EmptyBatch);
-        }
+        settings.validate()?;
+        state.validate(&settings)?;
         Ok(Self {
             settings,
             version: state.version,
             next_ticket: state.next_ticket,
-            alive: state.alive.into_iter().map(|t| (t, Progress::Running)).collect(),
-            in_batch: Vec::new(),
-            completions: 0,
-            busy: Busy::Nothing,
+            groups: Groups::restore(&state, settings.cut_order),
+            under_way: state.under_way,
+            put_off_round: state.put_off_round,
+            completions: state.completions,
             evaluated: state.evaluated,
-            // Version 0 of a stage is its input: there is nothing new to save.
-            saved: Some(state.version),
+            saved: state.saved,
             stop_at: None,
+            begun: false,
             finished: false,
         })
     }
@@ -165,8 +68,12 @@ impl Scheduler {
         SchedulerState {
             version: self.version,
             next_ticket: self.next_ticket,
-            alive: self.alive.keys().copied().collect(),
+            alive: self.groups.alive(),
+            completions: self.completions,
+            under_way: self.under_way.clone(),
+            put_off_round: self.put_off_round,
             evaluated: self.evaluated,
+            saved: self.saved,
         }
     }
 
@@ -175,68 +82,124 @@ impl Scheduler {
         self.version
     }
 
+    /// How many groups are where.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            running: self.groups.running(),
+            ready: self.groups.ready(),
+            put_off: self.groups.put_off(),
+            in_batch: self.in_batch(),
+        }
+    }
+
+    /// The version under which a group started that still runs.
+    pub fn started(&self, ticket: Ticket) -> Option<PolicyVersion> {
+        self.groups.started(ticket)
+    }
+
     /// Takes an event and says what to do next.
     pub fn handle(&mut self, event: Event) -> Result<Vec<Command>, SchedError> {
         let mut commands = Vec::new();
-        match event {
-            Event::Begin => commands.extend(self.alive.keys().map(|&t| Command::StartGroup(t))),
-            Event::GroupReady { ticket, oldest } => {
-                let place = self.completions;
-                *self.running(ticket, "ready")? = Progress::Ready(oldest, place);
-                self.completions += 1;
-            }
-            Event::GroupFiltered(ticket) => {
-                self.running(ticket, "filtered")?;
-                self.end(ticket, End::Filtered, &mut commands);
-            }
-            Event::GroupFailed(ticket) => {
-                self.running(ticket, "failed")?;
-                self.end(ticket, End::Failed, &mut commands);
-            }
-            Event::BatchTrained => {
-                self.expect(Busy::Training, "batch trained")?;
-                self.in_batch.clear();
-                self.version.0 += 1;
-            }
-            Event::Evaluated => {
-                self.expect(Busy::Evaluating, "evaluated")?;
-                self.evaluated = Some(self.version);
-            }
-            Event::Checkpointed => {
-                self.expect(Busy::Saving, "checkpointed")?;
-                self.saved = Some(self.version);
-            }
-            Event::StopRequested => {
-                let under_way = self.busy == Busy::Training || !self.alive.is_empty();
-                self.stop_at.get_or_insert(self.version.0 + u64::from(under_way));
-            }
-        }
-        self.advance(&mut commands);
+        self.handle_into(event, &mut commands)?;
         Ok(commands)
     }
 
-    fn running(&mut self, ticket: Ticket, what: &'static str) -> Result<&mut Progress, SchedError> {
-        match self.alive.get_mut(&ticket) {
-            Some(progress @ Progress::Running) => Ok(progress),
-            _ => Err(SchedError::NotRunning { ticket, what }),
+    /// [`handle`](Self::handle) for callers with many events: appends to `commands`.
+    pub fn handle_into(&mut self, event: Event, commands: &mut Vec<Command>) -> Result<(), SchedError> {
+        match event {
+            Event::Begin => self.begin(commands)?,
+            Event::GroupReady { ticket, oldest } => {
+                if !self.groups.complete(ticket, oldest, self.completions) {
+                    return Err(SchedError::NotRunning { ticket, what: "ready" });
+                }
+                self.completions += 1;
+                self.end_hopeless(commands);
+            }
+            Event::GroupFiltered(ticket) => self.replace(ticket, "filtered", End::Filtered, commands)?,
+            Event::GroupFailed(ticket) => self.replace(ticket, "failed", End::Failed, commands)?,
+            Event::BatchTrained => {
+                if !matches!(self.under_way, UnderWay::Training(_)) {
+                    return Err(SchedError::NotAsked("batch trained"));
+                }
+                self.under_way = UnderWay::Nothing;
+                self.version.0 += 1;
+            }
+            Event::Evaluated => {
+                self.done(&UnderWay::Evaluating, "evaluated")?;
+                self.evaluated = Some(self.version);
+            }
+            Event::Checkpointed => {
+                self.done(&UnderWay::Saving, "checkpointed")?;
+                self.saved = Some(self.version);
+            }
+            Event::StopRequested => {
+                let batch_under_way = self.in_batch() + self.groups.held() > 0;
+                self.stop_at.get_or_insert(self.version.0 + u64::from(batch_under_way));
+            }
+            Event::StopWithdrawn => {
+                self.stop_at = None;
+                self.finished = false;
+            }
         }
-    }
-
-    fn expect(&mut self, busy: Busy, what: &'static str) -> Result<(), SchedError> {
-        if self.busy != busy {
-            return Err(SchedError::NotAsked(what));
-        }
-        self.busy = Busy::Nothing;
+        self.advance(commands);
         Ok(())
     }
 
-    fn end(&mut self, ticket: Ticket, end: End, commands: &mut Vec<Command>) {
-        self.alive.remove(&ticket);
+    /// Says again what a resumed stage had under way.
+    fn begin(&mut self, commands: &mut Vec<Command>) -> Result<(), SchedError> {
+        if std::mem::replace(&mut self.begun, true) {
+            return Err(SchedError::BegunTwice);
+        }
+        self.end_hopeless(commands);
+        commands.extend(self.groups.running_tickets().map(Command::StartGroup));
+        match &self.under_way {
+            UnderWay::Nothing => {}
+            UnderWay::Training(tickets) => {
+                commands.push(Command::TrainBatch { batch: self.version.0, tickets: tickets.clone() });
+            }
+            UnderWay::Evaluating => commands.push(Command::Evaluate(self.version)),
+            UnderWay::Saving => commands.push(Command::Checkpoint(self.version)),
+        }
+        Ok(())
+    }
+
+    /// A running group ends before its time; admission starts another.
+    fn replace(
+        &mut self,
+        ticket: Ticket,
+        what: &'static str,
+        end: End,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), SchedError> {
+        if self.groups.started(ticket).is_none() {
+            return Err(SchedError::NotRunning { ticket, what });
+        }
+        if self.settings.pin_version {
+            return Err(SchedError::Pinned { ticket, what });
+        }
+        self.groups.remove(ticket);
         commands.push(Command::Drop(ticket, end));
+        Ok(())
+    }
+
+    fn done(&mut self, what: &UnderWay, name: &'static str) -> Result<(), SchedError> {
+        if self.under_way != *what {
+            return Err(SchedError::NotAsked(name));
+        }
+        self.under_way = UnderWay::Nothing;
+        Ok(())
+    }
+
+    /// Groups of the batch that is trained at present.
+    pub(crate) fn in_batch(&self) -> usize {
+        match &self.under_way {
+            UnderWay::Training(tickets) => tickets.len(),
+            _ => 0,
+        }
     }
 
     /// The version at which this stage ends, by count or by request.
-    fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.stop_at.map_or(self.settings.batches, |stop| stop.min(self.settings.batches))
     }
 
@@ -252,109 +215,46 @@ impl Scheduler {
     fn evaluation_due(&self) -> bool {
         let at_end = self.version.0 >= self.settings.batches;
         self.settings.evaluate_every > 0
+            && self.stop_at.is_none()
             && self.evaluated != Some(self.version)
             && (Self::due(self.settings.evaluate_every, self.version) || at_end)
     }
 
     fn checkpoint_due(&self) -> bool {
-        self.saved != Some(self.version)
+        // Version 0 of a stage is its input: there is nothing new to save.
+        self.version.0 > 0
+            && self.saved != Some(self.version)
             && (Self::due(self.settings.checkpoint_every, self.version) || self.over())
     }
 
     fn advance(&mut self, commands: &mut Vec<Command>) {
-        if self.finished || self.busy != Busy::Nothing {
-            // Groups for later batches may still start while a batch trains, up to the bound of SCHED-1.
-            if self.busy == Busy::Training {
-                self.admit(commands);
-            }
+        if self.finished || !self.begun {
             return;
         }
-        if self.evaluation_due() && self.stop_at.is_none() {
-            self.busy = Busy::Evaluating;
+        if self.under_way == UnderWay::Nothing {
+            self.proceed(commands);
+        }
+        // A group that starts beside training is for a later batch, so it is a version old at least when it is trained.
+        if self.under_way != UnderWay::Nothing && self.settings.max_staleness > 0 {
+            self.admit(commands);
+        }
+    }
+
+    /// The next thing to be done, when nothing is.
+    fn proceed(&mut self, commands: &mut Vec<Command>) {
+        if self.evaluation_due() {
+            self.under_way = UnderWay::Evaluating;
             commands.push(Command::Evaluate(self.version));
-            return;
-        }
-        if self.version.0 >= self.settings.batches {
-            let surplus: Vec<Ticket> = self.alive.keys().copied().collect();
-            for ticket in surplus {
-                self.end(ticket, End::Surplus, commands);
-            }
-        }
-        if self.checkpoint_due() {
-            self.busy = Busy::Saving;
+        } else if self.checkpoint_due() {
+            self.under_way = UnderWay::Saving;
             commands.push(Command::Checkpoint(self.version));
-            return;
-        }
-        if self.over() {
+        } else if self.over() {
             self.finished = true;
             commands.push(Command::Finish);
-            return;
+        } else {
+            self.choose_round();
+            self.admit(commands);
+            self.cut(commands);
         }
-        self.drop_stale(commands);
-        self.admit(commands);
-        self.cut(commands);
-    }
-
-    fn drop_stale(&mut self, commands: &mut Vec<Command>) {
-        let bound = self.version.0.saturating_sub(self.settings.max_staleness);
-        let stale: Vec<Ticket> = self
-            .alive
-            .iter()
-            .filter(|(_, p)| matches!(p, Progress::Ready(oldest, _) if oldest.0 < bound))
-            .map(|(&t, _)| t)
-            .collect();
-        for ticket in stale {
-            self.end(ticket, End::Stale, commands);
-        }
-    }
-
-    fn admit(&mut self, commands: &mut Vec<Command>) {
-        let s = &self.settings;
-        let ahead = (self.version.0 + 1 + s.max_staleness).min(self.last());
-        let bound = ahead * s.batch_groups + if ahead < self.last() { s.oversample } else { 0 };
-        let trained = self.version.0 * s.batch_groups;
-        let mut sum = trained + self.in_batch.len() as u64 + self.alive.len() as u64;
-        while sum < bound {
-            let ticket = self.next_ticket;
-            self.next_ticket.0 += 1;
-            self.alive.insert(ticket, Progress::Running);
-            commands.push(Command::StartGroup(ticket));
-            sum += 1;
-        }
-    }
-
-    fn cut(&mut self, commands: &mut Vec<Command>) {
-        let size = self.settings.batch_groups as usize;
-        let tickets: Vec<Ticket> = match self.settings.cut_order {
-            CutOrder::Ticket => self
-                .alive
-                .iter()
-                .take(size)
-                .take_while(|(_, p)| matches!(p, Progress::Ready(..)))
-                .map(|(&t, _)| t)
-                .collect(),
-            CutOrder::Completion => {
-                let mut ready: Vec<(u64, Ticket)> = self
-                    .alive
-                    .iter()
-                    .filter_map(|(&t, p)| match p {
-                        Progress::Ready(_, place) => Some((*place, t)),
-                        Progress::Running => None,
-                    })
-                    .collect();
-                ready.sort_unstable();
-                ready.into_iter().take(size).map(|(_, t)| t).collect()
-            }
-        };
-        if tickets.len() < size {
-            return;
-        }
-        for ticket in &tickets {
-            self.alive.remove(ticket);
-        }
-        self.in_batch.clone_from(&tickets);
-        self.busy = Busy::Training;
-        commands.push(Command::TrainBatch { batch: self.version.0, tickets });
-        self.admit(commands);
     }
 }

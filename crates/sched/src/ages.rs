@@ -1,0 +1,40 @@
+use std::collections::BTreeMap;
+
+use rloom_core::{PolicyVersion, Ticket};
+
+/// Groups and their oldest versions, oldest first: a set of pairs, in which 64 neighbouring tickets of one version are the
+/// bits of one entry. Groups start in ticket order, so most entries are full, and the map is small enough to stay in
+/// the processor's cache.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ages(BTreeMap<(PolicyVersion, u64), u64>);
+
+impl Ages {
+    pub(crate) fn insert(&mut self, version: PolicyVersion, ticket: Ticket) {
+        let (row, bit) = place(ticket);
+        *self.0.entry((version, row)).or_default() |= bit;
+    }
+
+    pub(crate) fn remove(&mut self, version: PolicyVersion, ticket: Ticket) {
+        let (row, bit) = place(ticket);
+        if let Some(bits) = self.0.get_mut(&(version, row)) {
+            *bits &= !bit;
+            if *bits == 0 {
+                self.0.remove(&(version, row));
+            }
+        }
+    }
+
+    /// The group with the oldest version, of several the one with the lowest ticket.
+    pub(crate) fn first(&self) -> Option<(PolicyVersion, Ticket)> {
+        let (&(version, row), bits) = self.0.first_key_value()?;
+        Some((version, Ticket(row * 64 + u64::from(bits.trailing_zeros()))))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+fn place(ticket: Ticket) -> (u64, u64) {
+    (ticket.0 / 64, 1 << (ticket.0 % 64))
+}

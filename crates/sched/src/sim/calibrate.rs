@@ -1,0 +1,233 @@
+//! From what a short run showed to a profile of its machine.
+//!
+//! Two sums are fitted by least squares over the steps, with no coefficient below zero:
+//!
+//! - `rollout seconds = step_seconds · longest + step_seconds_per_sequence · tokens / replicas`. A replica decodes as long
+//!   as its longest sequence lives, and each step costs its weights once and each sequence once. Prefill is in there.
+//! - `train seconds = fixed + tokens / rate`.
+//!
+//! Steps that are all alike cannot tell the two parts of a sum apart; then all is put on the second.
+
+use super::profile::{Measured, Profile, Speeds, WorkloadShape};
+use super::{DecodeRate, Distribution, Failures, SimError};
+
+/// Quantiles that are kept of what was measured.
+const QUANTILES: usize = 65;
+/// Below this share of what they could differ by, steps are alike.
+const ALIKE: f64 = 1e-4;
+
+/// One step of a run in which rollout and training took turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ObservedStep {
+    /// Seconds in which the engine generated.
+    pub rollout_seconds: f64,
+    /// Tokens that it generated.
+    pub generated: f64,
+    /// Tokens of the longest sequence.
+    pub longest: f64,
+    /// Seconds of the optimiser step.
+    pub train_seconds: f64,
+    /// Tokens that it trained on, prompts included.
+    pub trained: f64,
+}
+
+/// What a run showed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Observed {
+    /// What to call it.
+    pub about: String,
+    /// Cores or GPUs.
+    pub devices: u32,
+    /// Its steps.
+    pub steps: Vec<ObservedStep>,
+    /// Seconds of its publications, loads, evaluations and checkpoints.
+    pub publish: Vec<f64>,
+    /// See `publish`.
+    pub load: Vec<f64>,
+    /// See `publish`.
+    pub evaluate: Vec<f64>,
+    /// See `publish`.
+    pub checkpoint: Vec<f64>,
+    /// Tokens of prompts.
+    pub prompt_tokens: Vec<f64>,
+    /// Tokens of turns.
+    pub turn_tokens: Vec<f64>,
+    /// Turns of samples.
+    pub turns: Vec<f64>,
+    /// Tokens of what environments answered.
+    pub observation_tokens: Vec<f64>,
+    /// Seconds of rewards, per sample.
+    pub reward_seconds: f64,
+    /// Groups that were taken out before training, as a share of all.
+    pub filter_rate: f64,
+    /// Correlation of the lengths within a group.
+    pub group_correlation: f64,
+}
+
+/// A profile and how well it tells what it was made from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibration {
+    /// The profile.
+    pub profile: Profile,
+    /// Steps that it comes from.
+    pub steps: usize,
+    /// Mean of |fitted − measured| / measured of the rollout's seconds.
+    pub rollout_error: f64,
+    /// The same of training.
+    pub train_error: f64,
+}
+
+/// Fits a profile.
+pub fn calibrate(observed: &Observed) -> Result<Calibration, SimError> {
+    if observed.steps.is_empty() || observed.turn_tokens.is_empty() {
+        let why =
+            "the run has no step with its rollouts\nhint: let it train a few steps of a stage that samples";
+        return Err(SimError::Profile(why.to_owned()));
+    }
+    let replicas = f64::from(observed.devices.max(1));
+    let rollout: Vec<[f64; 3]> =
+        observed.steps.iter().map(|s| [s.longest, s.generated / replicas, s.rollout_seconds]).collect();
+    let train: Vec<[f64; 3]> = observed.steps.iter().map(|s| [1.0, s.trained, s.train_seconds]).collect();
+    let (step_seconds, per_sequence) = least_squares(&rollout);
+    let (fixed, per_token) = least_squares(&train);
+    let mean = |v: &[f64]| if v.is_empty() { 0.0 } else { v.iter().sum::<f64>() / v.len() as f64 };
+    let distribution = |values: &[f64]| match values {
+        [] => Distribution::ZERO,
+        [first, rest @ ..] if rest.iter().all(|v| v == first) => Distribution::Constant { value: *first },
+        values => Distribution::measured(values.to_vec(), QUANTILES),
+    };
+    let positive = |v: f64| v.max(1e-12);
+    let profile = Profile {
+        about: observed.about.clone(),
+        devices: observed.devices.max(1),
+        devices_per_replica: 1,
+        max_concurrency: 0,
+        speeds: Speeds::Measured(Measured {
+            decode: DecodeRate::Roofline {
+                step_seconds,
+                step_seconds_per_sequence: if step_seconds > 0.0 {
+                    per_sequence
+                } else {
+                    positive(per_sequence)
+                },
+            },
+            // It is in the decoding's seconds.
+            prefill_tokens_per_second: 1e12,
+            train_tokens_per_second: 1.0 / positive(per_token) / replicas,
+            train_fixed_seconds: fixed,
+            publish_seconds: mean(&observed.publish),
+            load_seconds: mean(&observed.load),
+            evaluate_seconds: mean(&observed.evaluate),
+            checkpoint_seconds: mean(&observed.checkpoint),
+        }),
+        workload: WorkloadShape {
+            prompt_tokens: distribution(&observed.prompt_tokens),
+            turn_share: None,
+            turn_tokens: Some(distribution(&observed.turn_tokens)),
+            turns: Some(distribution(&observed.turns)),
+            group_correlation: observed.group_correlation.clamp(0.0, 1.0),
+            observation_tokens: distribution(&observed.observation_tokens),
+            environment_seconds: Distribution::ZERO,
+            reward_seconds: Distribution::Constant { value: observed.reward_seconds },
+            prefix_cache: 1.0,
+            filter_rate: observed.filter_rate,
+        },
+        failures: Failures::NONE,
+    };
+    Ok(Calibration {
+        profile,
+        steps: observed.steps.len(),
+        rollout_error: error(&rollout, step_seconds, per_sequence),
+        train_error: error(&train, fixed, per_token),
+    })
+}
+
+/// `a, b ≥ 0` such that `a·x + b·y` is closest to `z` over all `[x, y, z]`.
+fn least_squares(rows: &[[f64; 3]]) -> (f64, f64) {
+    let dot = |i: usize, j: usize| rows.iter().map(|r| r[i] * r[j]).sum::<f64>();
+    let (xx, xy, yy, xz, yz) = (dot(0, 0), dot(0, 1), dot(1, 1), dot(0, 2), dot(1, 2));
+    let alone = |square: f64, product: f64| if square > 0.0 { (product / square).max(0.0) } else { 0.0 };
+    let determinant = xx * yy - xy * xy;
+    if determinant <= ALIKE * xx * yy {
+        return (0.0, alone(yy, yz));
+    }
+    let (a, b) = ((xz * yy - yz * xy) / determinant, (yz * xx - xz * xy) / determinant);
+    match (a >= 0.0, b >= 0.0) {
+        (true, true) => (a, b),
+        (true, false) => (alone(xx, xz), 0.0),
+        _ => (0.0, alone(yy, yz)),
+    }
+}
+
+fn error(rows: &[[f64; 3]], a: f64, b: f64) -> f64 {
+    let off = rows.iter().filter(|r| r[2] > 0.0).map(|r| (a * r[0] + b * r[1] - r[2]).abs() / r[2]);
+    off.sum::<f64>() / rows.len().max(1) as f64
+}
+
+/// The correlation of lengths within groups: the share of their variance that lies between groups (one-way analysis of
+/// variance; groups of one say nothing).
+pub fn group_correlation(groups: &[Vec<f64>]) -> f64 {
+    let groups: Vec<&Vec<f64>> = groups.iter().filter(|g| g.len() > 1).collect();
+    let all: f64 = groups.iter().map(|g| g.len() as f64).sum();
+    let k = groups.len() as f64;
+    if groups.len() < 2 {
+        return 0.0;
+    }
+    let mean_of = |g: &[f64]| g.iter().sum::<f64>() / g.len() as f64;
+    let grand = groups.iter().map(|g| g.iter().sum::<f64>()).sum::<f64>() / all;
+    let between =
+        groups.iter().map(|g| g.len() as f64 * (mean_of(g) - grand).powi(2)).sum::<f64>() / (k - 1.0);
+    let within = groups.iter().map(|g| g.iter().map(|v| (v - mean_of(g)).powi(2)).sum::<f64>()).sum::<f64>()
+        / (all - k).max(1.0);
+    let size = all / k;
+    let total = between + (size - 1.0) * within;
+    if total > 0.0 { ((between - within) / total).clamp(0.0, 1.0) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_constants_of_a_world_come_back() {
+        let steps = (1..10u32)
+            .map(|i| {
+                let (longest, generated) =
+                    (100.0 + f64::from(i * i), 4000.0 + f64::from(i * 37 % 11) * 100.0);
+                let trained = generated + 600.0;
+                ObservedStep {
+                    rollout_seconds: 0.02 * longest + 0.001 * generated / 2.0,
+                    generated,
+                    longest,
+                    train_seconds: 0.5 + trained / 900.0,
+                    trained,
+                }
+            })
+            .collect();
+        let observed = Observed { devices: 2, steps, turn_tokens: vec![1.0, 2.0], ..Observed::default() };
+        let found = calibrate(&observed).unwrap();
+        let Speeds::Measured(m) = &found.profile.speeds else { panic!("it is measured") };
+        let DecodeRate::Roofline { step_seconds, step_seconds_per_sequence } = m.decode else {
+            panic!("it is a roofline")
+        };
+        assert!((step_seconds - 0.02).abs() < 1e-6 && (step_seconds_per_sequence - 0.001).abs() < 1e-6);
+        assert!(
+            (m.train_tokens_per_second - 450.0).abs() < 1e-3 && (m.train_fixed_seconds - 0.5).abs() < 1e-6
+        );
+        assert!(found.rollout_error < 1e-6 && found.train_error < 1e-6);
+        assert!(calibrate(&Observed::default()).unwrap_err().to_string().contains("hint:"));
+    }
+
+    #[test]
+    fn steps_that_are_alike_are_put_on_one_number() {
+        assert_eq!(least_squares(&[[10.0, 20.0, 60.0], [10.0, 20.0, 62.0]]), (0.0, 3.05));
+        assert_eq!(least_squares(&[[1.0, 5.0, 3.0], [2.0, 1.0, 6.0], [3.0, 0.0, 9.1]]).1, 0.0);
+    }
+
+    #[test]
+    fn lengths_that_come_in_groups_are_correlated() {
+        assert_eq!(group_correlation(&[vec![1.0, 1.0], vec![5.0, 5.0], vec![9.0, 9.0]]), 1.0);
+        assert_eq!(group_correlation(&[vec![1.0, 9.0], vec![9.0, 1.0]]), 0.0);
+        assert_eq!(group_correlation(&[vec![1.0]]), 0.0);
+    }
+}

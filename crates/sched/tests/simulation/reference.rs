@@ -1,0 +1,209 @@
+//! The rules in their plainest form: every event looks at every group. It knows no pauses beside rollouts and ends old
+//! groups only when the next batch is wanted, so it is comparable where neither can be told apart.
+
+use std::collections::BTreeMap;
+
+use rloom_core::{PolicyVersion, Ticket};
+use rloom_sched::{Command, CutOrder, End, Event, SchedulerSettings};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Running,
+    /// Its oldest version and its place in the order of completion.
+    Ready(PolicyVersion, u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    Nothing,
+    Training,
+    Evaluating,
+    Saving,
+}
+
+pub(crate) struct Reference {
+    settings: SchedulerSettings,
+    version: PolicyVersion,
+    next_ticket: Ticket,
+    alive: BTreeMap<Ticket, Progress>,
+    in_batch: Vec<Ticket>,
+    completions: u64,
+    busy: Busy,
+    evaluated: Option<PolicyVersion>,
+    saved: PolicyVersion,
+    stop_at: Option<u64>,
+    finished: bool,
+}
+
+impl Reference {
+    pub(crate) fn new(settings: SchedulerSettings) -> Self {
+        Self {
+            settings,
+            version: PolicyVersion(0),
+            next_ticket: Ticket(0),
+            alive: BTreeMap::new(),
+            in_batch: Vec::new(),
+            completions: 0,
+            busy: Busy::Nothing,
+            evaluated: None,
+            saved: PolicyVersion(0),
+            stop_at: None,
+            finished: false,
+        }
+    }
+
+    pub(crate) fn handle(&mut self, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        match event {
+            Event::Begin => commands.extend(self.alive.keys().map(|&t| Command::StartGroup(t))),
+            Event::GroupReady { ticket, oldest } => {
+                *self.alive.get_mut(&ticket).unwrap() = Progress::Ready(oldest, self.completions);
+                self.completions += 1;
+            }
+            Event::GroupFiltered(ticket) => self.end(ticket, End::Filtered, &mut commands),
+            Event::GroupFailed(ticket) => self.end(ticket, End::Failed, &mut commands),
+            Event::BatchTrained => {
+                self.done(Busy::Training);
+                self.in_batch.clear();
+                self.version.0 += 1;
+            }
+            Event::Evaluated => {
+                self.done(Busy::Evaluating);
+                self.evaluated = Some(self.version);
+            }
+            Event::Checkpointed => {
+                self.done(Busy::Saving);
+                self.saved = self.version;
+            }
+            Event::StopRequested => {
+                let under_way = self.busy == Busy::Training || !self.alive.is_empty();
+                self.stop_at.get_or_insert(self.version.0 + u64::from(under_way));
+            }
+            Event::StopWithdrawn => self.stop_at = None,
+        }
+        self.advance(&mut commands);
+        commands
+    }
+
+    fn done(&mut self, busy: Busy) {
+        assert!(self.busy == busy);
+        self.busy = Busy::Nothing;
+    }
+
+    fn end(&mut self, ticket: Ticket, end: End, commands: &mut Vec<Command>) {
+        assert!(self.alive.remove(&ticket).is_some());
+        commands.push(Command::Drop(ticket, end));
+    }
+
+    fn last(&self) -> u64 {
+        self.stop_at.map_or(self.settings.batches, |stop| stop.min(self.settings.batches))
+    }
+
+    fn over(&self) -> bool {
+        self.version.0 >= self.last()
+    }
+
+    fn due(&self, every: u64) -> bool {
+        every > 0 && self.version.0.is_multiple_of(every)
+    }
+
+    fn evaluation_due(&self) -> bool {
+        self.settings.evaluate_every > 0
+            && self.evaluated != Some(self.version)
+            && (self.due(self.settings.evaluate_every) || self.version.0 >= self.settings.batches)
+    }
+
+    fn advance(&mut self, commands: &mut Vec<Command>) {
+        if self.finished || self.busy != Busy::Nothing {
+            if self.busy == Busy::Training {
+                self.admit(commands);
+            }
+            return;
+        }
+        if self.evaluation_due() && self.stop_at.is_none() {
+            self.busy = Busy::Evaluating;
+            commands.push(Command::Evaluate(self.version));
+            return;
+        }
+        if self.version.0 >= self.settings.batches {
+            let surplus: Vec<Ticket> = self.alive.keys().copied().collect();
+            for ticket in surplus {
+                self.end(ticket, End::Surplus, commands);
+            }
+        }
+        if self.saved != self.version && (self.due(self.settings.checkpoint_every) || self.over()) {
+            self.busy = Busy::Saving;
+            commands.push(Command::Checkpoint(self.version));
+            return;
+        }
+        if self.over() {
+            self.finished = true;
+            commands.push(Command::Finish);
+            return;
+        }
+        self.drop_stale(commands);
+        self.admit(commands);
+        self.cut(commands);
+    }
+
+    fn drop_stale(&mut self, commands: &mut Vec<Command>) {
+        let bound = self.version.0.saturating_sub(self.settings.max_staleness);
+        let stale: Vec<Ticket> = self
+            .alive
+            .iter()
+            .filter(|(_, p)| matches!(p, Progress::Ready(oldest, _) if oldest.0 < bound))
+            .map(|(&t, _)| t)
+            .collect();
+        for ticket in stale {
+            self.end(ticket, End::Stale, commands);
+        }
+    }
+
+    fn admit(&mut self, commands: &mut Vec<Command>) {
+        let s = &self.settings;
+        let ahead = (self.version.0 + 1 + s.max_staleness).min(self.last());
+        let bound = ahead * s.batch_groups + if ahead < self.last() { s.oversample } else { 0 };
+        let trained = self.version.0 * s.batch_groups;
+        let mut sum = trained + self.in_batch.len() as u64 + self.alive.len() as u64;
+        while sum < bound {
+            let ticket = self.next_ticket;
+            self.next_ticket.0 += 1;
+            self.alive.insert(ticket, Progress::Running);
+            commands.push(Command::StartGroup(ticket));
+            sum += 1;
+        }
+    }
+
+    fn cut(&mut self, commands: &mut Vec<Command>) {
+        let size = self.settings.batch_groups as usize;
+        let mut ready: Vec<(u64, Ticket)> = match self.settings.cut_order {
+            CutOrder::Ticket => self
+                .alive
+                .iter()
+                .take(size)
+                .take_while(|(_, p)| matches!(p, Progress::Ready(..)))
+                .map(|(&t, _)| (t.0, t))
+                .collect(),
+            CutOrder::Completion => self
+                .alive
+                .iter()
+                .filter_map(|(&t, p)| match p {
+                    Progress::Ready(_, place) => Some((*place, t)),
+                    Progress::Running => None,
+                })
+                .collect(),
+        };
+        ready.sort_unstable();
+        let tickets: Vec<Ticket> = ready.into_iter().take(size).map(|(_, t)| t).collect();
+        if tickets.len() < size {
+            return;
+        }
+        for ticket in &tickets {
+            self.alive.remove(ticket);
+        }
+        self.in_batch.clone_from(&tickets);
+        self.busy = Busy::Training;
+        commands.push(Command::TrainBatch { batch: self.version.0, tickets });
+        self.admit(commands);
+    }
+}
