@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::io::stdout(),
         "{{\"seconds\": {seconds:?}, \"tokens_per_second\": {rate:.0}, \"lanes\": {}, \"isa\": \"{}\", \"peak_mib\": \
          {:.1}}}",
-        engine.lanes(),
+        engine.lanes().len(),
         ctx.isa().name(),
         peak_mib(),
     )?;

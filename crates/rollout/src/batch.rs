@@ -6,12 +6,13 @@
 //!
 //! Invariants:
 //!
-//! 1. Running sequences are in order of age, and a step is planned from the oldest on.
+//! 1. Running sequences are in order of [`Rank`] (priority, then age), and a step is planned from the first on.
 //! 2. A block is written by one sequence alone. Shared blocks are full, except the last block of a group's prompt: its
 //!    writer is the sequence that computed the prompt, and the others copy it before they write.
-//! 3. When blocks run out, prompts that no running sequence uses are forgotten first, then the youngest running
-//!    sequence is put back, then the other prompts are forgotten. The oldest sequence therefore always proceeds: it
-//!    fits the pool alone, which was checked when the request came.
+//! 3. When blocks run out, prompts that no running sequence uses are forgotten first, then the last running sequence
+//!    in that order is put back, then the other prompts are forgotten. The first running sequence therefore always
+//!    proceeds: it fits the pool alone, which was checked when the request came. Nothing that runs is put back for a
+//!    newcomer's sake, whatever its priority.
 //! 4. What is put back keeps its tokens and its place in line. Its keys and values are recomputed to the same bits,
 //!    since no kernel's result for a row depends on the rows that share the call.
 
@@ -27,7 +28,7 @@ use crate::blocks::BlockPool;
 use crate::decoder::Decoder;
 use crate::error::RequestName;
 use crate::sampling::{Pick, SampleScratch};
-use crate::sequence::Sequence;
+use crate::sequence::{Rank, Sequence};
 use crate::{Abort, RolloutError};
 
 mod admission;
@@ -81,7 +82,7 @@ impl Add for Statistics {
 struct Prompt {
     tokens: Arc<[u32]>,
     /// The sequence that computes it; `None` when it is ready.
-    leader: Option<u64>,
+    leader: Option<Rank>,
     blocks: Vec<u32>,
     /// Logits after its last token, `[vocabulary]`.
     logits_v: Vec<f32>,
@@ -110,7 +111,7 @@ pub(crate) struct Batch {
     lane: usize,
     limits: Limits,
     pool: BlockPool,
-    waiting: BTreeMap<u64, Sequence>,
+    waiting: BTreeMap<Rank, Sequence>,
     running: Vec<Sequence>,
     prompts: BTreeMap<u64, Prompt>,
     /// Sequences of each group in the lane.
@@ -159,13 +160,28 @@ impl Batch {
         self.statistics
     }
 
+    /// Starts anew with nothing but the statistics, after a failure that left it in a state unknown: the sequences that
+    /// it still has.
+    pub(crate) fn start_anew(&mut self) -> Vec<Sequence> {
+        let fresh =
+            Self { statistics: self.statistics, ..Self::new(self.lane, self.limits, self.scratch.len()) };
+        let failed = std::mem::replace(self, fresh);
+        failed.running.into_iter().chain(failed.waiting.into_values()).collect()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How many more sequences it is worth taking in.
-    pub(crate) fn room(&self) -> usize {
-        self.limits.max_batch.saturating_sub(self.running.len() + self.waiting.len())
+    /// Whether a sequence of this rank would find a place in the batch, if blocks suffice: only those that run or wait
+    /// before it are in its way.
+    pub(crate) fn has_place(&self, rank: Rank) -> bool {
+        self.running.len() + self.waiting.range(..rank).count() < self.limits.max_batch
+    }
+
+    /// Whether it has fewer sequences than places.
+    pub(crate) fn has_room(&self) -> bool {
+        self.running.len() + self.waiting.len() < self.limits.max_batch
     }
 
     /// Whether some sequence has been started and not ended.
@@ -177,7 +193,7 @@ impl Batch {
         if let Some(group) = sequence.group {
             *self.members.entry(group).or_default() += 1;
         }
-        self.waiting.insert(sequence.arrival, sequence);
+        self.waiting.insert(sequence.rank, sequence);
     }
 
     /// Groups of the sequences that have left since the last call.
@@ -185,17 +201,17 @@ impl Batch {
         std::mem::take(&mut self.left)
     }
 
-    /// One step. With `only_started`, sequences that have not been started stay where they are.
-    ///
-    /// An error is the decoder's; what the cache holds is then unknown.
-    pub(crate) fn step(
-        &mut self,
-        decoder: &mut impl Decoder,
-        version: PolicyVersion,
-        only_started: bool,
-    ) -> Result<(), String> {
+    /// Who is in the next step: ends what nobody waits for any more and starts what waits. With `only_started`,
+    /// sequences that have not been started stay where they are.
+    pub(crate) fn muster(&mut self, decoder: &mut impl Decoder, only_started: bool) {
         self.leave(|s| s.is_cancelled().then_some(StopReason::Aborted));
         self.admit(decoder, only_started);
+    }
+
+    /// One step of those that run.
+    ///
+    /// An error is the decoder's; what the cache holds is then unknown.
+    pub(crate) fn step(&mut self, decoder: &mut impl Decoder, version: PolicyVersion) -> Result<(), String> {
         let chunks = self.plan();
         let mut rows = Vec::new();
         let mut wanted = Vec::new();
@@ -270,7 +286,7 @@ impl Batch {
 
     /// Gives the chosen tokens to their sequences and answers those that are finished.
     fn apply(&mut self, next: &[(usize, Source)], picks: Vec<Option<Pick>>, version: PolicyVersion) {
-        let mut ended: BTreeMap<u64, Result<StopReason, RolloutError>> = BTreeMap::new();
+        let mut ended: BTreeMap<Rank, Result<StopReason, RolloutError>> = BTreeMap::new();
         for ((index, _), pick) in next.iter().zip(picks) {
             let sequence = &mut self.running[*index];
             let outcome = match pick {
@@ -285,14 +301,14 @@ impl Batch {
                 }),
             };
             if let Some(end) = outcome.transpose() {
-                ended.insert(sequence.arrival, end);
+                ended.insert(sequence.rank, end);
             }
         }
         if ended.is_empty() {
             return;
         }
         for sequence in std::mem::take(&mut self.running) {
-            match ended.remove(&sequence.arrival) {
+            match ended.remove(&sequence.rank) {
                 None => self.running.push(sequence),
                 Some(Ok(stop)) => self.detach(sequence).finish(stop),
                 Some(Err(error)) => self.detach(sequence).fail(error),
@@ -321,10 +337,10 @@ impl Batch {
                 None => self.running.push(sequence),
             }
         }
-        let leaving: Vec<(u64, StopReason)> =
-            self.waiting.iter().filter_map(|(&arrival, s)| Some((arrival, why(s)?))).collect();
-        for (arrival, stop) in leaving {
-            if let Some(sequence) = self.waiting.remove(&arrival) {
+        let leaving: Vec<(Rank, StopReason)> =
+            self.waiting.iter().filter_map(|(&rank, s)| Some((rank, why(s)?))).collect();
+        for (rank, stop) in leaving {
+            if let Some(sequence) = self.waiting.remove(&rank) {
                 self.detach(sequence).finish(stop);
             }
         }

@@ -4,7 +4,11 @@ use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Weights};
 use rloom_ops::{Buf, Ctx};
 
 /// The part of a lane that computes. The real one is [`ModelDecoder`]; tests put others in its place.
-pub(crate) trait Decoder: Send {
+pub(crate) trait Decoder: Send + Sized {
+    /// Another one like it, without weights, as it was when it was made: for a lane that starts again after this one
+    /// failed in a way that leaves its state unknown.
+    fn fresh(&self) -> Self;
+
     /// Where the lane's work runs.
     fn ctx(&self) -> &Ctx;
 
@@ -17,8 +21,8 @@ pub(crate) trait Decoder: Send {
     /// Copies the keys and values of a block.
     fn copy_block(&mut self, from: u32, to: u32);
 
-    /// Computes keys and values of all rows, and the logits `[wanted, vocabulary]` of the wanted ones. An error is the
-    /// end of the lane.
+    /// Computes keys and values of all rows, and the logits `[wanted, vocabulary]` of the wanted ones. An error leaves
+    /// the decoder in a state unknown.
     fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String>;
 }
 
@@ -43,6 +47,10 @@ impl ModelDecoder {
 }
 
 impl Decoder for ModelDecoder {
+    fn fresh(&self) -> Self {
+        Self::new(self.ctx.clone(), self.config.clone(), self.blocks, self.keeps_cache)
+    }
+
     fn ctx(&self) -> &Ctx {
         &self.ctx
     }

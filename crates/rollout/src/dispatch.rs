@@ -1,19 +1,24 @@
 //! What callers and lanes share: the requests that no lane has taken yet, and what lanes are told to do.
 //!
-//! Lanes read it between steps, under one lock that is held for moments. A request goes to the lane with the fewest
-//! outstanding ones, unless its group is in a lane already; a lane that has room and nothing of its own to do takes
-//! requests from the longest queue. Neither can change a result.
+//! Lanes read it between steps, under one lock that is held for moments and never while a lane computes: whatever a
+//! lane is stuck in, callers can submit, look, and give up. A request goes to the lane with the fewest outstanding ones,
+//! unless its group is in a lane already; a lane that has room and nothing queued takes the first group of the longest
+//! queue. Neither can change a result.
+//!
+//! Books: a request is outstanding at a lane from [`Board::submit`] until it is withdrawn from the queue, or
+//! [`Board::answered`] by the lane that took it, or [`Board::lost`] with all that a failed lane had taken.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rloom_core::PolicyVersion;
 use rloom_model::Weights;
 use tokio::sync::oneshot;
 
-use crate::batch::Statistics;
-use crate::sequence::Sequence;
-use crate::{Abort, Health, InFlight, RolloutError};
+use crate::report::Notes;
+use crate::sequence::{Rank, Sequence};
+use crate::{Abort, Doing, Health, InFlight, LaneReport, RolloutError};
 
 /// What a lane is told between two steps.
 #[derive(Debug)]
@@ -24,16 +29,32 @@ pub(crate) enum Command {
     Abort(Abort, oneshot::Sender<()>),
     /// Say how it is.
     Report(oneshot::Sender<Health>),
+    /// Panic, for tests.
+    Fail,
 }
 
 /// One lane's side of the board.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Desk {
-    pub(crate) queue: VecDeque<Sequence>,
+    pub(crate) queue: BTreeMap<Rank, Sequence>,
     pub(crate) commands: VecDeque<Command>,
     /// Requests queued here or in the lane's batch.
     outstanding: usize,
-    pub(crate) statistics: Statistics,
+    /// Requests in the lane's batch, by group.
+    held: BTreeMap<Option<u64>, usize>,
+    pub(crate) notes: Notes,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self {
+            queue: BTreeMap::new(),
+            commands: VecDeque::new(),
+            outstanding: 0,
+            held: BTreeMap::new(),
+            notes: Notes::new(),
+        }
+    }
 }
 
 /// Where a group's requests go while some of them are outstanding.
@@ -59,7 +80,7 @@ impl Board {
     /// Queues a request at the lane that is to have it.
     pub(crate) fn submit(&mut self, mut sequence: Sequence) {
         self.arrivals += 1;
-        sequence.arrival = self.arrivals;
+        sequence.rank.arrival = self.arrivals;
         let least = (0..self.desks.len()).min_by_key(|&lane| self.desks[lane].outstanding).unwrap_or(0);
         let lane = match sequence.group {
             None => least,
@@ -71,44 +92,67 @@ impl Board {
         };
         let desk = &mut self.desks[lane];
         desk.outstanding += 1;
-        desk.queue.push_back(sequence);
+        desk.queue.insert(sequence.rank, sequence);
     }
 
-    /// Notes that requests of a lane have been answered.
+    /// Notes that requests in a lane's batch have been answered.
     pub(crate) fn answered(&mut self, lane: usize, groups: impl IntoIterator<Item = Option<u64>>) {
         for group in groups {
-            self.desks[lane].outstanding -= 1;
-            if let Some(group) = group
-                && let Some(place) = self.groups.get_mut(&group)
-            {
-                place.outstanding -= 1;
-                if place.outstanding == 0 {
-                    self.groups.remove(&group);
+            if let Some(held) = self.desks[lane].held.get_mut(&group) {
+                *held -= 1;
+                if *held == 0 {
+                    self.desks[lane].held.remove(&group);
                 }
+            }
+            self.settle(lane, group, 1);
+        }
+    }
+
+    /// Takes everything that was in a lane's batch off the books.
+    pub(crate) fn lost(&mut self, lane: usize) {
+        for (group, requests) in std::mem::take(&mut self.desks[lane].held) {
+            self.settle(lane, group, requests);
+        }
+    }
+
+    /// Takes requests of a lane off the books.
+    fn settle(&mut self, lane: usize, group: Option<u64>, requests: usize) {
+        self.desks[lane].outstanding -= requests;
+        if let Some(group) = group
+            && let Some(place) = self.groups.get_mut(&group)
+        {
+            place.outstanding -= requests;
+            if place.outstanding == 0 {
+                self.groups.remove(&group);
             }
         }
     }
 
-    /// The next request for a lane: its own, or one of another lane that has more to do.
-    pub(crate) fn take(&mut self, lane: usize) -> Option<Sequence> {
-        if self.desks[lane].queue.is_empty() {
-            self.take_over(lane);
-        }
-        self.desks[lane].queue.pop_front()
+    /// Who is first in a lane's queue.
+    pub(crate) fn first(&self, lane: usize) -> Option<Rank> {
+        self.desks[lane].queue.first_key_value().map(|(&rank, _)| rank)
     }
 
-    /// Moves the youngest request of the longest queue here, with the others of its group that are queued there.
-    fn take_over(&mut self, lane: usize) {
+    /// The first request of a lane's queue.
+    pub(crate) fn take(&mut self, lane: usize) -> Option<Sequence> {
+        let desk = &mut self.desks[lane];
+        let (_, sequence) = desk.queue.pop_first()?;
+        *desk.held.entry(sequence.group).or_default() += 1;
+        Some(sequence)
+    }
+
+    /// Moves the first request of the longest queue to a lane whose own is empty, with the others of its group that are
+    /// queued there. Groups of which a lane has begun the prompt are left to that lane while there are others.
+    pub(crate) fn take_over(&mut self, lane: usize) {
         let longest = (0..self.desks.len()).max_by_key(|&other| self.desks[other].queue.len());
         let Some(from) = longest else { return };
-        let Some(group) = self.desks[from].queue.back().map(|s| s.group) else { return };
-        let (moved, kept): (VecDeque<_>, VecDeque<_>) = if group.is_some() {
-            std::mem::take(&mut self.desks[from].queue).into_iter().partition(|s| s.group == group)
-        } else {
-            let mut kept = std::mem::take(&mut self.desks[from].queue);
-            (kept.pop_back().into_iter().collect(), kept)
+        let Some((rank, group)) = self.first_whole(from) else { return };
+        let queue = &mut self.desks[from].queue;
+        let ranks: Vec<Rank> = match group {
+            Some(_) => queue.iter().filter(|(_, s)| s.group == group).map(|(&rank, _)| rank).collect(),
+            None => vec![rank],
         };
-        self.desks[from].queue = kept;
+        let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
         self.desks[from].outstanding -= moved.len();
         self.desks[lane].outstanding += moved.len();
         self.desks[lane].queue.extend(moved);
@@ -117,15 +161,64 @@ impl Board {
         }
     }
 
+    /// The first request of a lane's queue all of whose group is queued there; of any group where there is none.
+    fn first_whole(&self, lane: usize) -> Option<(Rank, Option<u64>)> {
+        let queue = &self.desks[lane].queue;
+        let (_, first) = queue.first_key_value()?;
+        if first.group.is_none() {
+            return Some((first.rank, None));
+        }
+        let mut queued: BTreeMap<u64, usize> = BTreeMap::new();
+        for group in queue.values().filter_map(|s| s.group) {
+            *queued.entry(group).or_default() += 1;
+        }
+        let is_whole = |s: &&Sequence| {
+            let outstanding = |group| self.groups.get(&group).map(|place| place.outstanding);
+            s.group.is_none_or(|group| outstanding(group) == queued.get(&group).copied())
+        };
+        let chosen = queue.values().find(is_whole).unwrap_or(first);
+        Some((chosen.rank, chosen.group))
+    }
+
+    /// What a lane last said of itself.
+    pub(crate) fn report(&self, lane: usize) -> LaneReport {
+        let Desk { queue, notes, .. } = &self.desks[lane];
+        notes.report(lane, queue.len())
+    }
+
+    /// Why a lane dropped a request or a command without an answer.
+    pub(crate) fn why_dropped(&self, lane: usize) -> RolloutError {
+        self.end.clone().unwrap_or_else(|| {
+            let failure = self.desks[lane].notes.failure.clone();
+            let cause = failure.unwrap_or_else(|| "its thread failed".to_owned());
+            RolloutError::LaneRestarted { lane, cause }
+        })
+    }
+
+    /// Whether the books say that nothing is outstanding.
+    #[cfg(test)]
+    pub(crate) fn is_settled(&self) -> bool {
+        let done = |desk: &Desk| desk.outstanding == 0 && desk.held.is_empty() && desk.queue.is_empty();
+        self.groups.is_empty() && self.desks.iter().all(done)
+    }
+
+    /// Whether a lane has let go of everything and its thread is about to end.
+    pub(crate) fn has_ended(&self, lane: usize) -> bool {
+        self.desks[lane].notes.doing() == Doing::Ended
+    }
+
     /// Takes all queued requests for which `which` holds.
     pub(crate) fn withdraw(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
         let mut withdrawn = Vec::new();
         for lane in 0..self.desks.len() {
             let queue = std::mem::take(&mut self.desks[lane].queue);
-            let (taken, kept): (VecDeque<_>, VecDeque<_>) = queue.into_iter().partition(|s| which(s));
+            let (taken, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                queue.into_iter().partition(|(_, s)| which(s));
             self.desks[lane].queue = kept;
-            self.answered(lane, taken.iter().map(|s| s.group).collect::<Vec<_>>());
-            withdrawn.extend(taken);
+            for sequence in taken.into_values() {
+                self.settle(lane, sequence.group, 1);
+                withdrawn.push(sequence);
+            }
         }
         withdrawn
     }
@@ -140,7 +233,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(lanes: usize) -> Self {
-        let desks = (0..lanes).map(|_| Desk::default()).collect();
+        let desks = (0..lanes).map(|_| Desk::new()).collect();
         let board = Board { desks, groups: BTreeMap::new(), arrivals: 0, version: None, end: None };
         Self { board: Mutex::new(board), bell: Condvar::new() }
     }
@@ -158,6 +251,20 @@ impl Shared {
     /// Sleeps until the bell rings.
     pub(crate) fn sleep<'a>(&'a self, board: MutexGuard<'a, Board>) -> MutexGuard<'a, Board> {
         self.bell.wait(board).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits, at most this long, until every lane has ended: for each, whether it has.
+    pub(crate) fn wait_for_end(&self, patience: Duration) -> Vec<bool> {
+        let until = Instant::now() + patience;
+        let mut board = self.board();
+        loop {
+            let ended: Vec<bool> = (0..board.desks.len()).map(|lane| board.has_ended(lane)).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || ended.iter().all(|&ended| ended) {
+                return ended;
+            }
+            board = self.bell.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Ends the engine, for this reason unless it has ended already. Requests and commands are dropped, here as by the
@@ -182,9 +289,14 @@ mod tests {
     use crate::{GenerateRequest, SamplingSettings};
 
     fn submit(shared: &Shared, group: Option<u64>) {
+        submit_with(shared, group, 0);
+    }
+
+    fn submit_with(shared: &Shared, group: Option<u64>, priority: u64) {
         let key = RandomKey::new(0, 0, Purpose::Rollout, 0);
         let request = GenerateRequest {
             group,
+            priority,
             ..GenerateRequest::new(key, [1].as_slice(), SamplingSettings::default())
         };
         let (reply, _) = oneshot::channel();
@@ -192,7 +304,19 @@ mod tests {
     }
 
     fn queues(shared: &Shared) -> Vec<Vec<Option<u64>>> {
-        shared.board().desks.iter().map(|desk| desk.queue.iter().map(|s| s.group).collect()).collect()
+        shared.board().desks.iter().map(|desk| desk.queue.values().map(|s| s.group).collect()).collect()
+    }
+
+    fn outstanding(board: &Board) -> Vec<usize> {
+        board.desks.iter().map(|desk| desk.outstanding).collect()
+    }
+
+    /// What a lane with room does: the group of the request that it gets.
+    fn take_or_take_over(board: &mut Board, lane: usize) -> Option<u64> {
+        if board.first(lane).is_none() {
+            board.take_over(lane);
+        }
+        board.take(lane).expect("there is one").group
     }
 
     #[test]
@@ -208,24 +332,47 @@ mod tests {
     #[test]
     fn an_idle_lane_takes_over_whole_groups_and_later_members_follow() {
         let shared = Shared::new(2);
-        for group in [Some(1), None, Some(2), None, Some(2), Some(3), Some(3)] {
+        for group in [Some(1), None, Some(1), None, Some(2), None, Some(2), None] {
             submit(&shared, group);
         }
-        assert_eq!(queues(&shared)[0], [Some(1), Some(2), Some(2)]);
+        assert_eq!(queues(&shared), [vec![Some(1), Some(1), Some(2), Some(2)], vec![None; 4]]);
         let mut board = shared.board();
-        while let Some(sequence) = board.take(1).filter(|s| s.group != Some(2)) {
-            board.answered(1, [sequence.group]);
+        assert_eq!(take_or_take_over(&mut board, 0), Some(1));
+        for _ in 0..4 {
+            assert_eq!(take_or_take_over(&mut board, 1), None);
         }
+        // Group 1 has begun there; group 2 is whole.
+        assert_eq!(take_or_take_over(&mut board, 1), Some(2));
+        assert_eq!(outstanding(&board), [2, 6]);
+        board.answered(1, [None; 4]);
         drop(board);
-        // One of the two it took over has left the queue; the next member finds its group there.
-        assert_eq!(queues(&shared), [vec![Some(1)], vec![Some(2)]]);
         submit(&shared, Some(2));
-        assert_eq!(queues(&shared)[1], [Some(2), Some(2)]);
+        assert_eq!(queues(&shared), [vec![Some(1)], vec![Some(2), Some(2)]]);
         let mut board = shared.board();
-        assert_eq!([board.desks[0].outstanding, board.desks[1].outstanding], [1, 3]);
+        for _ in 0..2 {
+            assert_eq!(take_or_take_over(&mut board, 1), Some(2));
+        }
+        // Better a group in two lanes than an idle lane.
+        assert_eq!(take_or_take_over(&mut board, 1), Some(1));
+        assert_eq!(outstanding(&board), [1, 4]);
         // When all of a group are answered, its place is forgotten.
         board.answered(1, [Some(2), Some(2), Some(2)]);
         assert!(!board.groups.contains_key(&2) && board.groups.contains_key(&1));
+        board.lost(1);
+        assert_eq!(outstanding(&board), [1, 0]);
+        assert!(board.groups.contains_key(&1), "one of them is in the other lane");
+        board.lost(0);
+        assert!(board.groups.is_empty());
+    }
+
+    #[test]
+    fn queues_are_in_order_of_priority_then_age() {
+        let shared = Shared::new(1);
+        for (group, priority) in [(1, 5), (2, 3), (3, 5), (4, 0), (5, 3)] {
+            submit_with(&shared, Some(group), priority);
+        }
+        let groups: Vec<_> = queues(&shared).concat().into_iter().flatten().collect();
+        assert_eq!(groups, [4, 2, 5, 1, 3]);
     }
 
     #[test]

@@ -20,14 +20,17 @@ use crate::lane::Lane;
 use crate::sequence::{Progress, Sequence};
 use crate::stop::StopWatch;
 use crate::{
-    Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, RolloutEngine, RolloutError,
-    RolloutSettings,
+    Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, LaneReport, RolloutEngine,
+    RolloutError, RolloutSettings,
 };
 
 /// Weights of more bytes than this (in f32) do not stay in the processor's caches, so that a step is bound by reading
 /// them: all threads then share the reading, in one lane. Smaller models run one lane per thread, each with its share of
 /// the sequences and nothing to wait for inside a step, which measured faster.
 const LARGE_MODEL_BYTES: u64 = 256 << 20;
+
+/// How long dropping an engine waits for its lanes at most; the deadline of its requests where that is shorter.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The most that the cache takes where the settings leave it to the engine.
 const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
@@ -40,10 +43,17 @@ const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
 /// * **Nothing is copied.** Lanes hold the weights through an [`Arc`] from [`load`](RolloutEngine::load) until
 ///   [`release`](RolloutEngine::release) has completed; between the two the trainer must not write to them in place.
 /// * **Waiting.** Futures are completed by the lanes' threads and may be polled by any executor; deadlines need a Tokio
-///   runtime with its time driver (`enable_time`) around the polling.
+///   runtime with its time driver (`enable_time`) around the polling. They hold also when a lane hangs: no lane computes
+///   with the lock held that callers need. [`lanes`](Self::lanes) then says what each one was doing when it was last
+///   heard of.
+/// * **Failing.** A lane that panics, or whose model fails, is started again with a new cache as often as
+///   [`RolloutSettings::restarts`] allows; the requests that it had answer with
+///   [`RolloutError::LaneRestarted`], and everything else goes on. One failure more ends the engine, with its message.
 ///
-/// Requests may be made before the first load; they wait for it. Dropping the engine answers everything under way with
-/// [`RolloutError::ShutDown`] and joins the threads, which takes no longer than one step.
+/// Requests may be made before the first load; they wait for it. Dropping the engine joins its threads, which takes no
+/// longer than one step. A lane that is still in its step after ten seconds (or the engine's deadline, where that is
+/// shorter) is left behind: a thread cannot be stopped from outside. It owns its cache and holds the weights until the
+/// step returns, then lets go of both and ends, without touching anything else.
 #[derive(Debug)]
 pub struct EmbeddedEngine {
     shared: Arc<Shared>,
@@ -55,8 +65,8 @@ pub struct EmbeddedEngine {
 }
 
 impl EmbeddedEngine {
-    /// An engine for models of this shape, on the threads and instruction set of `ctx`. Only requests with stop strings
-    /// need the tokenizer.
+    /// An engine for models of this shape, on the instruction set of `ctx`, and on its threads unless the settings name a
+    /// number. Only requests with stop strings need the tokenizer.
     pub fn new(
         config: &ModelConfig,
         ctx: &Ctx,
@@ -64,18 +74,20 @@ impl EmbeddedEngine {
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, RolloutError> {
         let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE_MODEL_BYTES;
+        settings.validate()?;
+        let threads = if settings.threads == 0 { ctx.threads() } else { settings.threads };
         let lanes = match settings.lanes {
             0 if large => 1,
-            0 => ctx.threads(),
+            0 => threads,
             lanes => lanes,
         };
         let blocks = lane_blocks(config, settings, lanes)?;
         let mut decoders = Vec::with_capacity(lanes);
         for lane in 0..lanes {
-            let ctx = if lanes == 1 {
+            let ctx = if lanes == 1 && settings.threads == 0 {
                 ctx.clone()
             } else {
-                Ctx::with_isa((ctx.threads() / lanes).max(1), ctx.isa())
+                Ctx::with_isa((threads / lanes).max(1), ctx.isa())
                     .map_err(|error| RolloutError::Thread { lane, cause: error.to_string() })?
             };
             decoders.push(ModelDecoder::new(ctx, config.clone(), blocks, !large));
@@ -91,7 +103,6 @@ impl EmbeddedEngine {
         lane_blocks: usize,
         decoders: Vec<D>,
     ) -> Result<Self, RolloutError> {
-        settings.validate()?;
         let shared = Arc::new(Shared::new(decoders.len()));
         let mut engine = Self {
             shared: Arc::clone(&shared),
@@ -108,7 +119,7 @@ impl EmbeddedEngine {
         };
         for (index, decoder) in decoders.into_iter().enumerate() {
             let batch = Batch::new(index, limits, decoder.ctx().threads());
-            let lane = Lane::new(index, Arc::clone(&shared), decoder, batch);
+            let lane = Lane::new(index, Arc::clone(&shared), decoder, batch, settings.restarts);
             let thread = std::thread::Builder::new()
                 .name(format!("rollout-lane-{index}"))
                 .spawn(move || lane.run())
@@ -118,15 +129,27 @@ impl EmbeddedEngine {
         Ok(engine)
     }
 
-    /// Number of lanes.
-    pub fn lanes(&self) -> usize {
-        self.threads.len()
+    /// What each lane last said of itself: for stall reports, and for the share of its time that it was busy. Asks no
+    /// lane, so that one that hangs is reported as well.
+    pub fn lanes(&self) -> Vec<LaneReport> {
+        let board = self.shared.board();
+        (0..board.desks.len()).map(|lane| board.report(lane)).collect()
     }
 
     /// What the lanes have done since the engine was made, as of each lane's last step.
     pub fn statistics(&self) -> Statistics {
         let board = self.shared.board();
-        board.desks.iter().fold(Statistics::default(), |sum, desk| sum + desk.statistics)
+        board.desks.iter().fold(Statistics::default(), |sum, desk| sum + desk.notes.statistics)
+    }
+
+    /// Has a lane's thread panic before its next step, with whatever it has in its batch: for tests of what becomes of a
+    /// run then.
+    #[doc(hidden)]
+    pub fn fail_lane(&self, lane: usize) {
+        if let Some(desk) = self.shared.board().desks.get_mut(lane) {
+            desk.commands.push_back(Command::Fail);
+        }
+        self.shared.ring();
     }
 
     #[cfg(test)]
@@ -260,9 +283,10 @@ impl Wait {
         for (lane, answer) in answers.into_iter().enumerate() {
             match timeout_at(self.until, answer).await {
                 Ok(Ok(result)) => results.push(result),
-                Ok(Err(_)) => return Err(end_of(&self.shared)),
+                Ok(Err(_)) => return Err(self.shared.board().why_dropped(lane)),
                 Err(_) => {
-                    let waited_for = format!("rollout lane {lane} to {}", self.what);
+                    let report = self.shared.board().report(lane);
+                    let waited_for = format!("rollout lane {lane} to {} ({report})", self.what);
                     return Err(RolloutError::Deadline { waited_for, after: self.after });
                 }
             }
@@ -279,11 +303,6 @@ struct Submitted {
 
 fn invalid(request: &GenerateRequest, reason: impl Into<String>) -> RolloutError {
     RolloutError::InvalidRequest { request: RequestName(request.key), reason: reason.into() }
-}
-
-/// Why a lane went away without an answer.
-fn end_of(shared: &Shared) -> RolloutError {
-    shared.board().end.clone().unwrap_or(RolloutError::ShutDown)
 }
 
 /// Blocks of each lane.
@@ -325,11 +344,16 @@ impl RolloutEngine for EmbeddedEngine {
             let Submitted { progress, answer } = submitted?;
             match timeout_at(until, answer).await {
                 Ok(Ok(result)) => result,
-                Ok(Err(_)) => Err(end_of(&shared)),
+                Ok(Err(_)) => {
+                    let lane = progress.read().map_or(0, |(lane, _)| lane);
+                    Err(shared.board().why_dropped(lane))
+                }
                 Err(_) => {
-                    let waited_for = match (progress.read(), shared.board().version) {
+                    let board = shared.board();
+                    let waited_for = match (progress.read(), board.version) {
                         (Some((lane, tokens)), _) => {
-                            format!("{name}: {tokens} of at most {limit} tokens from rollout lane {lane}")
+                            let report = board.report(lane);
+                            format!("{name}: {tokens} of at most {limit} tokens ({report})")
                         }
                         (None, Some(PolicyVersion(version))) => {
                             format!("{name} to be started with policy version {version}")
@@ -369,6 +393,8 @@ impl RolloutEngine for EmbeddedEngine {
     }
 
     fn health(&self, deadline: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send {
+        // What nobody waits for any more does not wait.
+        drop(self.shared.board().withdraw(Sequence::is_cancelled));
         let wait = self.wait(deadline, "report");
         let sent = self.command(Command::Report);
         async move {
@@ -400,9 +426,12 @@ impl RolloutEngine for EmbeddedEngine {
 impl Drop for EmbeddedEngine {
     fn drop(&mut self) {
         self.shared.end(RolloutError::ShutDown);
-        for thread in self.threads.drain(..) {
-            // Lanes catch their own panics; there is nobody left to tell of another one.
-            drop(thread.join());
+        let ended = self.shared.wait_for_end(self.deadline.min(SHUTDOWN_PATIENCE));
+        for (thread, ended) in self.threads.drain(..).zip(ended) {
+            if ended {
+                // Lanes catch their own panics; there is nobody left to tell of another one.
+                drop(thread.join());
+            }
         }
     }
 }

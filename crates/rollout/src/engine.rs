@@ -3,11 +3,13 @@ use std::time::Duration;
 
 use rloom_core::{PolicyVersion, RandomKey};
 use rloom_model::Weights;
+use serde::{Deserialize, Serialize};
 
 use crate::{GenerateRequest, Generation, RolloutError};
 
 /// What happens to completions that are under way when new weights are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum InFlight {
     /// They are finished with the weights they were started with; requests that have not been started wait for the
     /// new ones. Every completion then has one version.
@@ -16,7 +18,8 @@ pub enum InFlight {
     /// of every later token is exactly the new weights'.
     Recompute,
     /// They go on with the new weights and the old keys and values: cheap, and no weights in existence would give
-    /// the log-probabilities of their later tokens.
+    /// the log-probabilities of their later tokens. Those that have chosen no token yet begin again, so that the first
+    /// tokens of every completion are exactly those of the version they name.
     Keep,
     /// They end with [`StopReason::Aborted`](rloom_core::StopReason::Aborted) and what they have.
     Abort,
@@ -81,7 +84,8 @@ pub struct Capabilities {
 /// Implementations promise:
 ///
 /// 1. **One answer per request.** Every future completes, with a [`Generation`] or an error, at the latest when the
-///    request's deadline has passed, also when the engine dies under it.
+///    request's deadline has passed, also when the engine dies or hangs under it. Where the same request may be made
+///    again, the error says so ([`RolloutError::is_retryable`]).
 /// 2. **Dropping a future cancels its request.**
 /// 3. **No results from nowhere.** Each token carries the version of the weights that gave it. Requests wait while no
 ///    weights are loaded.
@@ -99,7 +103,8 @@ pub trait RolloutEngine: Send + Sync {
         request: GenerateRequest,
     ) -> impl Future<Output = Result<Generation, RolloutError>> + Send;
 
-    /// Makes these weights the ones that answer. Completes when no older ones are in use any more, which with
+    /// Makes these weights the ones that answer: every request that is made from then on starts with them. A newer load or
+    /// release overtakes one that still waits, and both complete with it. Completes when no older ones are in use any more, which with
     /// [`InFlight::Finish`] is when the completions under way have ended.
     fn load(
         &self,

@@ -119,9 +119,18 @@ pub enum RolloutError {
         /// How long.
         after: Duration,
     },
-    /// A lane's thread failed; the engine answers nothing any more.
+    /// A lane's thread failed more often than it may be started again; the engine answers nothing any more.
     #[error("the rollout engine died: lane {lane}: {cause}")]
     EngineDied {
+        /// The lane.
+        lane: usize,
+        /// What its thread said.
+        cause: String,
+    },
+    /// A lane's thread failed while it had the request, and has been started again. The same request may be made again:
+    /// its completion does not depend on the failure.
+    #[error("rollout lane {lane} failed and was started again: {cause}")]
+    LaneRestarted {
         /// The lane.
         lane: usize,
         /// What its thread said.
@@ -138,4 +147,11 @@ pub enum RolloutError {
         /// What the system said.
         cause: String,
     },
+}
+
+impl RolloutError {
+    /// Whether the same request may be made again, with a chance of being answered.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::LaneRestarted { .. })
+    }
 }

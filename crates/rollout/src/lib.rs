@@ -4,15 +4,16 @@
 //! of a request through the embedded engine:
 //!
 //! ```text
-//! generate ──► board (checked, queued) ──► lane: waiting ──► running ──► Generation
-//!                                                  ▲            │
-//!                                                  └─ put back ─┘  when key-value blocks run out
+//! generate ──► board (checked, queued by priority) ──► lane: waiting ──► running ──► Generation
+//!                                                               ▲            │
+//!                                                               └─ put back ─┘  when key-value blocks run out
 //! ```
 //!
 //! A lane is a thread with its own blocks and its own batch. Each of its steps computes one token for every sequence
 //! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), then chooses the
 //! next tokens ([`Sampler`]). Since all kernels are batch-invariant and random numbers are counted by position, none of
-//! the scheduling can change a result.
+//! the scheduling can change a result. Every token carries the version of its weights: [`InFlight`] says what becomes of
+//! sequences under way when new ones are loaded.
 
 mod batch;
 mod blocks;
@@ -22,6 +23,7 @@ mod embedded;
 mod engine;
 mod error;
 mod lane;
+mod report;
 mod request;
 mod sampling;
 mod sequence;
@@ -32,6 +34,7 @@ pub use batch::Statistics;
 pub use embedded::EmbeddedEngine;
 pub use engine::{Abort, Capabilities, Health, InFlight, RolloutEngine};
 pub use error::{RequestName, RolloutError};
+pub use report::{Doing, LaneReport};
 pub use request::{GenerateRequest, Generation};
 pub use sampling::{Pick, SampleScratch, Sampler};
 pub use settings::{RolloutSettings, SamplingSettings, inverse_temperature};

@@ -29,11 +29,18 @@ impl Progress {
     }
 }
 
+/// A request's place in line; the lower goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) priority: u64,
+    /// Order of submission, given by the board: no two requests have the same.
+    pub(crate) arrival: u64,
+}
+
 /// One request on its way through a lane.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// Order of submission: its age. Given by the board.
-    pub(crate) arrival: u64,
+    pub(crate) rank: Rank,
     pub(crate) key: RandomKey,
     pub(crate) group: Option<u64>,
     pub(crate) prompt: Arc<[u32]>,
@@ -67,14 +74,15 @@ impl Sequence {
         watch: Option<StopWatch>,
         reply: oneshot::Sender<Result<Generation, RolloutError>>,
     ) -> Self {
-        let GenerateRequest { key, prompt, prefix, sampling, stop_tokens, group, deadline: _ } = request;
+        let GenerateRequest { key, prompt, prefix, sampling, stop_tokens, group, priority, deadline: _ } =
+            request;
         let given = prompt.len() + prefix.len();
         let max_tokens = prompt.len() + sampling.max_new_tokens;
         let mut tokens = Vec::with_capacity(max_tokens);
         tokens.extend_from_slice(&prompt);
         tokens.extend_from_slice(&prefix);
         Self {
-            arrival: 0,
+            rank: Rank { priority, arrival: 0 },
             key,
             group,
             tokens,
@@ -101,6 +109,11 @@ impl Sequence {
     /// Whether nobody waits for it any more.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.reply.is_closed()
+    }
+
+    /// Whether it has tokens of its own, beyond what its request gave.
+    pub(crate) fn has_chosen(&self) -> bool {
+        !self.logprobs.is_empty()
     }
 
     /// The random number of the next token.

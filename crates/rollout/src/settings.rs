@@ -110,6 +110,9 @@ pub fn inverse_temperature(temperature: f32) -> f32 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSettings {
+    /// Threads to compute with. 0 takes all of the compute context that the engine is given; any other number makes
+    /// threads of the engine's own, so that it works beside training.
+    pub threads: usize,
     /// Lanes: each has its own thread, key-value blocks and batch. 0 chooses: as many as threads for small models, one
     /// lane that uses all threads inside each step for large ones.
     pub lanes: usize,
@@ -122,11 +125,22 @@ pub struct RolloutSettings {
     pub prefill_chunk: usize,
     /// Longest wait for one completion, from request to result (seconds).
     pub deadline_seconds: f64,
+    /// How often each lane may be started again after its thread panicked or its model failed; its requests then answer
+    /// with an error that may be retried. With 0 the first failure ends the engine with its message.
+    pub restarts: u32,
 }
 
 impl Default for RolloutSettings {
     fn default() -> Self {
-        Self { lanes: 0, kv_memory_mib: 0, max_batch: 64, prefill_chunk: 256, deadline_seconds: 3600.0 }
+        Self {
+            threads: 0,
+            lanes: 0,
+            kv_memory_mib: 0,
+            max_batch: 64,
+            prefill_chunk: 256,
+            deadline_seconds: 3600.0,
+            restarts: 0,
+        }
     }
 }
 
@@ -134,6 +148,9 @@ impl RolloutSettings {
     /// Checks each value's range.
     pub fn validate(&self) -> Result<(), RolloutError> {
         let refuse = |key, value: String, expected| Err(RolloutError::Setting { key, value, expected });
+        if self.threads > 1024 {
+            return refuse("threads", self.threads.to_string(), "at most 1024 (0 takes all there are)");
+        }
         if self.lanes > 1024 {
             return refuse("lanes", self.lanes.to_string(), "at most 1024 (0 chooses)");
         }

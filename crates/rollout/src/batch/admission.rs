@@ -6,7 +6,7 @@ use super::{Batch, Chunk, Prompt, blocks_for};
 use crate::RolloutError;
 use crate::decoder::Decoder;
 use crate::error::RequestName;
-use crate::sequence::Sequence;
+use crate::sequence::{Rank, Sequence};
 
 /// How a sequence stands to its group's prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum Share {
 }
 
 impl Batch {
-    /// Starts waiting sequences, oldest first, as far as places and blocks go.
+    /// Starts waiting sequences, the first in line first, as far as places and blocks go.
     ///
     /// Beyond what it needs at once, a newcomer leaves one free block for every sequence that runs then: otherwise the
     /// next few tokens would put it back, and its prefill would have been for nothing.
@@ -31,18 +31,18 @@ impl Batch {
         if places == 0 || self.waiting.is_empty() {
             return;
         }
-        let candidates: Vec<u64> =
-            self.waiting.values().filter(|s| s.started || !only_started).map(|s| s.arrival).collect();
+        let candidates: Vec<Rank> =
+            self.waiting.values().filter(|s| s.started || !only_started).map(|s| s.rank).collect();
         let mut admitted = 0;
-        for arrival in candidates {
+        for rank in candidates {
             if admitted == places {
                 break;
             }
-            let Some(sequence) = self.waiting.remove(&arrival) else { continue };
+            let Some(sequence) = self.waiting.remove(&rank) else { continue };
             match self.make_room(&sequence) {
                 // Sequences of other groups need not wait with it.
                 Some(Share::Wait) => {
-                    self.waiting.insert(arrival, sequence);
+                    self.waiting.insert(rank, sequence);
                 }
                 Some(share) => {
                     self.start(sequence, share, decoder);
@@ -54,7 +54,7 @@ impl Batch {
                     self.detach(sequence).fail(error);
                 }
                 None => {
-                    self.waiting.insert(arrival, sequence);
+                    self.waiting.insert(rank, sequence);
                     break;
                 }
             }
@@ -100,7 +100,7 @@ impl Batch {
             Share::Lead(group) => {
                 sequence.leads = true;
                 let tokens = Arc::clone(&sequence.prompt);
-                let leader = Some(sequence.arrival);
+                let leader = Some(sequence.rank);
                 self.prompts
                     .insert(group, Prompt { tokens, leader, blocks: Vec::new(), logits_v: Vec::new() });
             }
@@ -129,18 +129,18 @@ impl Batch {
         }
         sequence.started = true;
         sequence.progress.start(self.lane);
-        let place = self.running.partition_point(|other| other.arrival < sequence.arrival);
+        let place = self.running.partition_point(|other| other.rank < sequence.rank);
         self.running.insert(place, sequence);
     }
 
-    /// What this step computes, oldest sequence first. Sequences that decode get the block they need, if need be at the
-    /// expense of younger ones.
+    /// What this step computes, the first in line first. Sequences that decode get the block they need, if need be at
+    /// the expense of those behind them.
     pub(super) fn plan(&mut self) -> Vec<Chunk> {
         let mut chunks = Vec::with_capacity(self.running.len());
         let mut budget = self.limits.prefill_chunk;
         let mut i = 0;
         while i < self.running.len() {
-            let arrival = self.running[i].arrival;
+            let rank = self.running[i].rank;
             let from = self.running[i].cached;
             let missing = self.running[i].tokens.len() - from;
             let mut to = from + missing;
@@ -152,15 +152,14 @@ impl Batch {
                 }
                 budget -= to - from;
             }
-            while self.running.get(i).is_some_and(|s| s.arrival == arrival && s.blocks.len() < blocks_for(to))
-            {
+            while self.running.get(i).is_some_and(|s| s.rank == rank && s.blocks.len() < blocks_for(to)) {
                 match self.pool.take() {
                     Some(block) => self.running[i].blocks.push(block),
                     None => self.relieve(),
                 }
             }
-            // The youngest may have been this one.
-            if self.running.get(i).is_some_and(|s| s.arrival == arrival) {
+            // The last in line may have been this one.
+            if self.running.get(i).is_some_and(|s| s.rank == rank) {
                 if to > from {
                     chunks.push(Chunk { sequence: i, from, to });
                 }
@@ -222,13 +221,26 @@ impl Batch {
     /// Takes a sequence's blocks and lets it wait for its next turn.
     fn put_back(&mut self, mut sequence: Sequence) {
         self.let_go(&mut sequence);
-        self.waiting.insert(sequence.arrival, sequence);
+        self.waiting.insert(sequence.rank, sequence);
     }
 
     /// Puts back everything that runs: what is in the cache is not to be used again.
     pub(crate) fn put_back_all(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
             self.put_back(sequence);
+        }
+        self.forget_prompts();
+    }
+
+    /// Puts back what has not chosen a token yet, and forgets the prompts: with other weights from now on, everything
+    /// that starts to choose tokens does so on their keys and values alone.
+    pub(crate) fn put_back_unbegun(&mut self) {
+        for sequence in std::mem::take(&mut self.running) {
+            if sequence.has_chosen() {
+                self.running.push(sequence);
+            } else {
+                self.put_back(sequence);
+            }
         }
         self.forget_prompts();
     }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{Batch, Limits, blocks_for};
 use crate::decoder::Decoder;
 use crate::sampling::{SampleScratch, Sampler};
-use crate::sequence::Sequence;
+use crate::sequence::{Rank, Sequence};
 use crate::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings};
 
 const VOCABULARY: usize = 7;
@@ -51,6 +51,10 @@ fn slot(blocks: &[u32], position: usize) -> usize {
 }
 
 impl Decoder for Recorder {
+    fn fresh(&self) -> Self {
+        Self::new(self.cells.len() / KV_BLOCK)
+    }
+
     fn ctx(&self) -> &Ctx {
         &self.ctx
     }
@@ -132,13 +136,14 @@ impl World {
         let (reply, answer) = oneshot::channel();
         let mut sequence = Sequence::new(request, None, reply);
         self.arrivals += 1;
-        sequence.arrival = self.arrivals;
+        sequence.rank.arrival = self.arrivals;
         self.batch.insert(sequence);
         answer
     }
 
     fn step(&mut self) {
-        self.batch.step(&mut self.decoder, PolicyVersion(3), false).unwrap();
+        self.batch.muster(&mut self.decoder, false);
+        self.batch.step(&mut self.decoder, PolicyVersion(3)).unwrap();
     }
 
     fn run(&mut self) {
@@ -180,7 +185,7 @@ fn a_groups_prompt_is_computed_once() {
 }
 
 #[test]
-fn the_youngest_is_put_back_and_the_oldest_never() {
+fn the_last_in_line_is_put_back_and_the_first_never() {
     // Each may come to need 3 blocks of the 5; nothing is left for both.
     let mut world = World::new(5, 4, 64);
     let requests: Vec<_> = (0..2)
@@ -191,7 +196,7 @@ fn the_youngest_is_put_back_and_the_oldest_never() {
         world.step();
     }
     assert_eq!(world.batch.running.len(), 1);
-    assert_eq!(world.batch.running[0].arrival, 1);
+    assert_eq!(world.batch.running[0].rank.arrival, 1);
     world.run();
     for (request, answer) in requests.iter().zip(&mut answers) {
         let generation = answer.try_recv().unwrap().unwrap();
@@ -201,6 +206,58 @@ fn the_youngest_is_put_back_and_the_oldest_never() {
         roomy.run();
         assert_eq!(generation, expected.try_recv().unwrap().unwrap());
     }
+}
+
+#[test]
+fn who_is_first_in_line_runs_first_and_is_put_back_last() {
+    let long = |sample, priority| GenerateRequest {
+        stop_tokens: Arc::from([]),
+        priority,
+        ..request(&[1, 2, 3], None, sample, 44)
+    };
+    let running = |world: &World| world.batch.running.iter().map(|s| s.key.sample).collect::<Vec<_>>();
+    // One place: they run by priority, and by age where that is equal.
+    let mut world = World::new(100, 1, 64);
+    let _answers = [(0, 7), (1, 3), (2, 7), (3, 3)].map(|(s, priority)| world.submit(long(s, priority)));
+    let mut order = Vec::new();
+    while !world.batch.is_empty() {
+        world.step();
+        order.extend(running(&world));
+    }
+    order.dedup();
+    assert_eq!(order, [1, 3, 0, 2]);
+
+    // Room for one whole sequence and a part: who comes later with a lower number is put back by nobody.
+    let mut world = World::new(5, 4, 64);
+    let mut answers = vec![world.submit(long(0, 2))];
+    world.step();
+    answers.push(world.submit(long(1, 1)));
+    world.step();
+    assert_eq!(running(&world), [1, 0], "in order of priority, and nothing is put back for a newcomer");
+    while world.batch.statistics().put_back == 0 {
+        world.step();
+    }
+    assert_eq!(running(&world), [1]);
+    // What was put back keeps its place: before what came after it with the same number.
+    answers.push(world.submit(long(2, 2)));
+    while running(&world) == [1] {
+        world.step();
+    }
+    world.step();
+    assert_eq!(running(&world)[0], 0);
+    world.run();
+}
+
+#[test]
+fn those_behind_are_not_in_a_newcomers_way() {
+    let mut world = World::new(5, 2, 64);
+    let long = |sample, priority| GenerateRequest { priority, ..request(&[1; 40], None, sample, 30) };
+    let _answers = [(0, 5), (1, 5)].map(|(sample, priority)| world.submit(long(sample, priority)));
+    world.step();
+    assert_eq!((world.batch.running(), world.batch.waiting()), (1, 1), "blocks are short");
+    assert!(!world.batch.has_room());
+    let rank = |priority| Rank { priority, arrival: 3 };
+    assert!(world.batch.has_place(rank(4)) && !world.batch.has_place(rank(5)));
 }
 
 #[test]
@@ -273,6 +330,7 @@ struct Job {
     delay: usize,
     /// Steps after which its caller goes away.
     patience: Option<usize>,
+    priority: u64,
 }
 
 fn jobs() -> impl Strategy<Value = Vec<Job>> {
@@ -283,8 +341,9 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         0usize..10,
         0usize..30,
         proptest::option::weighted(0.15, 0usize..20),
+        0u64..3,
     );
-    let job = job.prop_map(|(group, prompt, max_new_tokens, prefix, delay, patience)| Job {
+    let job = job.prop_map(|(group, prompt, max_new_tokens, prefix, delay, patience, priority)| Job {
         // A group's prompt is one; now and then a request lies about it.
         prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
         group,
@@ -292,6 +351,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         prefix,
         delay,
         patience,
+        priority,
     });
     proptest::collection::vec(job, 1..14)
 }
@@ -299,8 +359,8 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever shares the batch, in whatever chunks, with however few blocks: the tokens are those of the request
-    /// alone, and no block is lost.
+    /// Whatever shares the batch, in whatever order and chunks, with however few blocks: the tokens are those of the
+    /// request alone, and no block is lost.
     #[test]
     fn no_schedule_changes_a_token(
         jobs in jobs(), blocks in 3usize..24, max_batch in 1usize..7, chunk in 1usize..24,
@@ -315,6 +375,7 @@ proptest! {
             let mut request = request(&prompt, job.group, sample as u32, job.max_new_tokens);
             // A prefix is what the request itself would have chosen, short of its end.
             let (tokens, ..) = alone(&request);
+            request.priority = job.priority;
             request.prefix = tokens[..job.prefix.min(tokens.len() - 1)].to_vec();
             pending.push((job, request));
         }

@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Family, Model, NewModel, StepRow, Weights};
+use rloom_model::{Model, StepRow, Weights};
 use rloom_ops::{Buf, Ctx, KV_BLOCK};
 use tokio::sync::oneshot;
 
 use super::Lane;
-use crate::batch::{Batch, Limits};
+use super::bench::{Answer, config};
+use crate::batch::Limits;
 use crate::decoder::Decoder;
-use crate::dispatch::{Command, Shared};
-use crate::sequence::Sequence;
-use crate::{GenerateRequest, Generation, InFlight, RolloutError, SamplingSettings};
+use crate::{GenerateRequest, InFlight, SamplingSettings};
 
 const VOCABULARY: usize = 32;
 
@@ -28,6 +27,15 @@ struct Witness {
 }
 
 impl Decoder for Witness {
+    fn fresh(&self) -> Self {
+        Self {
+            ctx: self.ctx.clone(),
+            version: 0,
+            cells: vec![(0, 0); self.cells.len()],
+            seen: self.seen.clone(),
+        }
+    }
+
     fn ctx(&self) -> &Ctx {
         &self.ctx
     }
@@ -63,41 +71,22 @@ impl Decoder for Witness {
 }
 
 struct Bench {
-    shared: Arc<Shared>,
-    lane: Lane<Witness>,
+    bench: super::bench::Bench<Witness>,
     model: Arc<Model>,
 }
-
-type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
 
 impl Bench {
     /// A lane with version 1 loaded.
     fn new(blocks: usize) -> Self {
-        let new = NewModel {
-            family: Family::Llama,
-            layers: 1,
-            hidden_size: 4,
-            heads: 1,
-            kv_heads: None,
-            head_dim: None,
-            intermediate_size: 4,
-            max_positions: 64,
-            rope_theta: 10_000.0,
-            rms_norm_eps: 1e-6,
-            tie_embeddings: true,
-            initializer_range: 0.1,
-        };
-        let model = Arc::new(Model::init(&new.config(VOCABULARY).unwrap(), 1));
-        let shared = Arc::new(Shared::new(1));
         let witness = Witness {
             ctx: Ctx::serial(),
             version: 0,
             cells: vec![(0, 0); blocks * KV_BLOCK],
             seen: BTreeMap::new(),
         };
-        let batch = Batch::new(0, Limits { max_batch: 8, prefill_chunk: 64, blocks }, 1);
-        let lane = Lane::new(0, Arc::clone(&shared), witness, batch);
-        let bench = Self { shared, lane, model };
+        let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks };
+        let bench = super::bench::Bench::new(vec![witness], limits);
+        let bench = Self { bench, model: Arc::new(Model::init(&config(VOCABULARY, 64), 1)) };
         drop(bench.load(1, InFlight::Finish));
         bench
     }
@@ -105,24 +94,20 @@ impl Bench {
     fn submit(&self, prompt: &[u32], group: Option<u64>, max_new_tokens: usize) -> Answer {
         let key = RandomKey::new(0, 0, Purpose::Rollout, u64::from(prompt[0]));
         let sampling = SamplingSettings { max_new_tokens, ..SamplingSettings::default() };
-        let request = GenerateRequest { group, ..GenerateRequest::new(key, prompt, sampling) };
-        let (reply, answer) = oneshot::channel();
-        self.shared.board().submit(Sequence::new(request, None, reply));
-        answer
+        self.bench.submit(GenerateRequest { group, ..GenerateRequest::new(key, prompt, sampling) })
     }
 
     fn load(&self, version: u64, in_flight: InFlight) -> oneshot::Receiver<()> {
         let weights = Weights { version: PolicyVersion(version), model: Arc::clone(&self.model) };
-        let (done, told) = oneshot::channel();
-        let command = Command::Load(Some(weights), in_flight, done);
-        self.shared.board().desks[0].commands.push_back(command);
-        told
+        self.bench.load(Some(&weights), in_flight).remove(0)
     }
 
-    /// There must be work: an idle lane sleeps.
+    fn lane(&mut self) -> &mut Lane<Witness> {
+        &mut self.bench.lanes[0]
+    }
+
     fn step(&mut self) {
-        assert!(self.lane.prepare());
-        self.lane.compute().unwrap();
+        assert!(self.bench.step(0), "there is work");
     }
 
     fn steps_until(&mut self, answer: &mut Answer) -> Vec<u64> {
@@ -135,8 +120,8 @@ impl Bench {
         panic!("no answer within a thousand steps");
     }
 
-    fn versions_behind(&self, name: u32) -> Vec<u64> {
-        self.lane.decoder.seen.get(&name).map(|seen| seen.iter().copied().collect()).unwrap_or_default()
+    fn versions_behind(&mut self, name: u32) -> Vec<u64> {
+        self.lane().decoder.seen.get(&name).map(|seen| seen.iter().copied().collect()).unwrap_or_default()
     }
 }
 
@@ -150,11 +135,11 @@ fn what_waits_for_blocks_starts_with_the_new_weights() {
     let mut third = bench.submit(&prompt(3), None, 5);
     bench.step();
     let mut told = bench.load(2, InFlight::Finish);
-    assert_eq!((bench.lane.batch.running(), bench.lane.batch.waiting()), (2, 1));
+    assert_eq!((bench.lane().batch.running(), bench.lane().batch.waiting()), (2, 1));
     assert_eq!(bench.steps_until(&mut short), [1]);
     bench.step();
     bench.step();
-    assert_eq!((bench.lane.batch.running(), bench.lane.batch.waiting()), (1, 1));
+    assert_eq!((bench.lane().batch.running(), bench.lane().batch.waiting()), (1, 1));
     assert!(told.try_recv().is_err(), "the old weights are in use");
     assert_eq!(bench.steps_until(&mut long), [1]);
     assert_eq!(bench.steps_until(&mut third), [2]);
@@ -173,11 +158,11 @@ fn a_kept_prompt_is_not_for_sequences_that_start_later() {
     let mut mixed = old;
     bench.step();
     assert_eq!(bench.versions_behind(3), [1, 2], "it goes on with the old keys and values");
-    bench.lane.decoder.seen.clear();
+    bench.lane().decoder.seen.clear();
     // Its group's prompt was computed by the old weights.
     let mut late = bench.submit(&prompt, Some(1), 1);
     assert_eq!(bench.steps_until(&mut late), [2]);
-    assert_eq!(bench.lane.batch.statistics().shared_tokens, 0);
+    assert_eq!(bench.lane().batch.statistics().shared_tokens, 0);
     assert_eq!(bench.steps_until(&mut mixed), [1, 2]);
     old = bench.submit(&prompt, Some(1), 3);
     assert_eq!(bench.steps_until(&mut old), [2]);
@@ -190,13 +175,13 @@ fn recomputed_sequences_share_the_prompt_anew() {
     let mut answers: Vec<_> = (0..3).map(|_| bench.submit(&prompt, Some(1), 10)).collect();
     bench.step();
     bench.step();
-    bench.lane.decoder.seen.clear();
+    bench.lane().decoder.seen.clear();
     drop(bench.load(2, InFlight::Recompute));
     for answer in &mut answers {
         assert_eq!(bench.steps_until(answer), [1, 2]);
     }
     assert_eq!(bench.versions_behind(3), [2]);
-    assert_eq!(bench.lane.batch.statistics().shared_tokens, 4 * 20, "twice by each of two");
+    assert_eq!(bench.lane().batch.statistics().shared_tokens, 4 * 20, "twice by each of two");
 }
 
 #[test]
@@ -209,4 +194,46 @@ fn a_newer_load_overtakes_one_that_waits() {
     let mut next = bench.submit(&[5, 2], None, 10);
     assert_eq!(bench.steps_until(&mut next), [3]);
     assert!(told.iter_mut().all(|told| told.try_recv().is_ok()), "both are told");
+}
+
+#[test]
+fn what_has_chosen_nothing_yet_begins_again_with_the_new_weights() {
+    // Sixty-four tokens of the prompt are computed in a step: the first of it is of the old weights.
+    let mut bench = Bench::new(50);
+    let mut leader = bench.submit(&[5; 100], Some(1), 10);
+    let mut follower = bench.submit(&[5; 100], Some(1), 10);
+    bench.step();
+    drop(bench.load(2, InFlight::Keep));
+    assert_eq!(bench.steps_until(&mut leader), [2]);
+    assert_eq!(bench.steps_until(&mut follower), [2]);
+    assert_eq!(bench.versions_behind(5), [2]);
+    assert_eq!(bench.lane().batch.statistics().shared_tokens, 100);
+}
+
+#[test]
+fn weights_of_the_same_version_again_change_nothing() {
+    for in_flight in [InFlight::Keep, InFlight::Recompute, InFlight::Finish] {
+        let mut bench = Bench::new(50);
+        let mut running = bench.submit(&[1, 2], None, 10);
+        bench.step();
+        let mut told = bench.load(1, in_flight);
+        assert_eq!(bench.steps_until(&mut running), [1], "one span");
+        assert!(!bench.bench.step(0));
+        assert!(told.try_recv().is_ok());
+    }
+}
+
+#[test]
+fn a_load_overtakes_a_release_that_waits() {
+    let mut bench = Bench::new(50);
+    let mut running = bench.submit(&[1, 2], None, 10);
+    bench.step();
+    let mut released = bench.bench.load(None, InFlight::Finish).remove(0);
+    let mut next = bench.submit(&[5, 2], None, 10);
+    bench.step();
+    assert!(released.try_recv().is_err());
+    let mut told = bench.load(2, InFlight::Recompute);
+    assert_eq!(bench.steps_until(&mut running), [1, 2]);
+    assert_eq!(bench.steps_until(&mut next), [2]);
+    assert!(released.try_recv().is_ok() && told.try_recv().is_ok());
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Family, Model, ModelConfig, NewModel, StepRow, Weights};
+use rloom_model::{Model, ModelConfig, StepRow, Weights};
 use rloom_ops::{Buf, Ctx};
 use tokio::time::timeout;
 
@@ -33,6 +33,10 @@ struct Faulty {
 }
 
 impl Decoder for Faulty {
+    fn fresh(&self) -> Self {
+        Self { ctx: self.ctx.clone(), fault: self.fault }
+    }
+
     fn ctx(&self) -> &Ctx {
         &self.ctx
     }
@@ -64,21 +68,7 @@ impl Decoder for Faulty {
 }
 
 fn config() -> ModelConfig {
-    let new = NewModel {
-        family: Family::Llama,
-        layers: 1,
-        hidden_size: 4,
-        heads: 1,
-        kv_heads: None,
-        head_dim: None,
-        intermediate_size: 4,
-        max_positions: 4096,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-6,
-        tie_embeddings: true,
-        initializer_range: 0.1,
-    };
-    new.config(VOCABULARY).unwrap()
+    super::bench::config(VOCABULARY, 4096)
 }
 
 fn engine(lanes: usize, fault: Fault) -> EmbeddedEngine {
@@ -177,7 +167,10 @@ fn a_deadline_says_who_was_waited_for_and_for_what() {
         engine.load(&weights(), InFlight::Finish).await.unwrap();
         let error = engine.generate(impatient(1)).await.unwrap_err();
         let RolloutError::Deadline { waited_for, .. } = &error else { panic!("{error}") };
-        assert!(waited_for.contains("of at most 4000 tokens from rollout lane 0"), "{waited_for}");
+        assert!(
+            waited_for.contains("of at most 4000 tokens (rollout lane 0: in a step for "),
+            "{waited_for}"
+        );
         // The batch is full: the third is not started.
         let long: Vec<_> = (2..4).map(|sample| engine.generate(request(sample, &[1], 4000))).collect();
         let error = engine.generate(impatient(4)).await.unwrap_err();

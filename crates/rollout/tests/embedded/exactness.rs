@@ -3,11 +3,27 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rloom_core::{StopReason, VersionSpan};
 use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_rollout::{GenerateRequest, Generation, RolloutSettings};
 
 use crate::support::{complete, config, mismatch, mixed_requests, model};
+
+/// What an abort after so many tokens would have left.
+pub(crate) fn cut_off(whole: &Generation, tokens: usize) -> Generation {
+    let versions = whole.versions.iter().map(|span| VersionSpan {
+        range: span.range.start..span.range.end.min(tokens),
+        version: span.version,
+    });
+    Generation {
+        tokens: whole.tokens[..tokens].to_vec(),
+        logprobs: whole.logprobs[..tokens].to_vec(),
+        versions: versions.filter(|span| !span.range.is_empty()).collect(),
+        stop: StopReason::Aborted,
+        ..whole.clone()
+    }
+}
 
 fn pairs(requests: &[GenerateRequest], generations: &[Generation]) -> Vec<(GenerateRequest, Generation)> {
     requests.iter().cloned().zip(generations.iter().cloned()).collect()
@@ -26,6 +42,9 @@ fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
         (3, RolloutSettings { lanes: 1, prefill_chunk: 7, max_batch: 5, ..RolloutSettings::default() }),
         (4, RolloutSettings { lanes: 2, prefill_chunk: 33, ..RolloutSettings::default() }),
         (2, RolloutSettings { lanes: 5, max_batch: 2, ..RolloutSettings::default() }),
+        // Threads of its own.
+        (1, RolloutSettings { threads: 3, ..RolloutSettings::default() }),
+        (3, RolloutSettings { threads: 2, lanes: 1, ..RolloutSettings::default() }),
     ];
     for (threads, settings) in worlds {
         let (generations, _) = complete(&model, &settings, threads, &requests);
@@ -62,6 +81,21 @@ fn being_put_back_changes_no_bit() {
     let statistics = engine.statistics();
     assert!(statistics.put_back > 0, "{statistics:?}");
     assert!(statistics.shared_tokens > 0, "{statistics:?}");
+}
+
+#[test]
+fn priorities_change_no_bit() {
+    let model = model(1);
+    let requests = mixed_requests(67);
+    let (expected, _) = complete(&model, &RolloutSettings::default(), 2, &requests);
+    let ranked: Vec<_> = requests
+        .iter()
+        .zip(0u64..)
+        .map(|(r, i)| GenerateRequest { priority: (i * 7) % 5, ..r.clone() })
+        .collect();
+    let narrow = RolloutSettings { max_batch: 3, ..RolloutSettings::default() };
+    let (generations, _) = complete(&model, &narrow, 2, &ranked);
+    assert_eq!(generations, expected);
 }
 
 /// The largest |sampling − training| difference is exactly 0, recomputed from token ids alone by packed forward passes
@@ -102,11 +136,9 @@ fn a_completion_that_goes_on_after_a_prefix_is_the_same() {
             })
             .collect();
         let (rest, _) = complete(&model, &RolloutSettings::default(), 2, &resumed);
-        for ((request, rest), whole) in resumed.iter().zip(&rest).zip(&whole) {
-            let at = request.prefix.len();
-            assert_eq!(rest.tokens, whole.tokens[at..]);
-            assert_eq!(rest.logprobs, whole.logprobs[at..]);
-            assert_eq!(rest.stop, whole.stop, "also when the prefix is complete");
+        for ((request, rest), whole) in resumed.iter().zip(rest).zip(&whole) {
+            let first = cut_off(whole, request.prefix.len());
+            assert_eq!(&first.then(rest), whole, "also when the prefix is complete");
         }
     }
 }

@@ -10,6 +10,7 @@
 mod conformance;
 mod exactness;
 mod greedy;
+mod liars;
 mod requests;
 mod support;
 mod versions;

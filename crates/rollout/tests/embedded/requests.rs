@@ -12,6 +12,7 @@ use rloom_rollout::{
 };
 use rloom_text::{CharacterSettings, Tokenizer};
 
+use crate::exactness::cut_off;
 use crate::support::{complete, config, engine, model, run, weights};
 
 fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
@@ -93,6 +94,30 @@ fn stop_tokens_are_kept_and_can_be_put_off() {
     assert!(generations[1].tokens.len() > at + 1);
 }
 
+/// Limits count what the prefix has: a completion in three parts is the whole one.
+#[test]
+fn token_limits_span_the_parts_of_a_completion() {
+    let model = model(1);
+    let (free, _) = complete(&model, &RolloutSettings::default(), 2, &[request(&[5, 6], 60)]);
+    let stop = free[0].tokens[8];
+    for temperature in [1.0, 0.7, 0.0] {
+        let mut request = GenerateRequest { stop_tokens: Arc::from([stop]), ..request(&[5, 6], 40) };
+        request.sampling = SamplingSettings { temperature, min_new_tokens: 25, ..request.sampling };
+        let (whole, _) = complete(&model, &RolloutSettings::default(), 2, &[request.clone()]);
+        let whole = &whole[0];
+        assert!(whole.tokens.len() >= 25);
+        for cuts in [[3, 20], [10, 25], [0, 24], [24, whole.tokens.len()]] {
+            let prefix =
+                |cut: usize| GenerateRequest { prefix: whole.tokens[..cut].to_vec(), ..request.clone() };
+            let parts = [prefix(cuts[0]), prefix(cuts[1])];
+            let (mut parts, _) = complete(&model, &RolloutSettings::default(), 2, &parts);
+            let last = parts.remove(1);
+            let middle = cut_off(&parts.remove(0), cuts[1] - cuts[0]);
+            assert_eq!(&cut_off(whole, cuts[0]).then(middle).then(last), whole, "{cuts:?}");
+        }
+    }
+}
+
 fn lettered() -> (Tokenizer, Arc<Model>) {
     let alphabet: String = ('!'..='~').take(65).collect();
     let tokenizer = Tokenizer::characters(&CharacterSettings::new(alphabet)).unwrap();
@@ -138,9 +163,22 @@ fn stop_strings_span_tokens_and_prefixes() {
     ];
     let generations = generate_with(&tokenizer, &model, requests);
     assert_eq!(generations[0].tokens, free.tokens[..end], "whole tokens up to the one that completed it");
-    assert_eq!(generations[1].tokens, free.tokens[end - 2..end]);
-    assert!(generations[2].tokens.is_empty());
     assert!(generations.iter().all(|g| g.stop == StopReason::StopString));
+    assert!(generations[2].tokens.is_empty());
+    let whole = &generations[0];
+    assert_eq!(&cut_off(whole, end - 2).then(generations[1].clone()), whole);
+    assert_eq!(&cut_off(whole, end).then(generations[2].clone()), whole);
+}
+
+#[test]
+fn an_engine_may_have_threads_of_its_own() {
+    for (threads, expected) in [(0, 2), (1, 1), (5, 5)] {
+        let engine = engine(&RolloutSettings { threads, ..RolloutSettings::default() }, 2);
+        assert_eq!(engine.lanes().len(), expected, "a small model has a lane per thread");
+    }
+    let settings = RolloutSettings { threads: 5000, ..RolloutSettings::default() };
+    let error = EmbeddedEngine::new(&config(), &Ctx::serial(), &settings, None).unwrap_err();
+    assert!(error.to_string().starts_with("threads = 5000: must be at most 1024"), "{error}");
 }
 
 #[test]
