@@ -26,8 +26,8 @@ pub use dataset::{Dataset, Split};
 pub use error::{DataError, Location};
 pub use files::{FileSettings, Paths};
 pub use generator::{
-    ArithmeticSettings, CountdownSettings, DigitOrder, GuessSettings, HeldOut, Operation, SortingSettings,
-    Style, Wording,
+    ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
+    SortingSettings, Style, Wording,
 };
 pub use permutation::Permutation;
 pub use presentation::Presentation;

@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    ArithmeticSettings, CountdownSettings, DataError, DigitOrder, FileSettings, GuessSettings, HeldOut,
-    Operation, Paths, Presentation, SortingSettings, Style, Wording,
+    ArithmeticSettings, CountdownSettings, DataError, DigitOrder, Digits, FileSettings, GuessSettings,
+    HeldOut, Operation, Paths, Presentation, SortingSettings, Style, Wording,
 };
 
 /// A source of tasks and how its prompts are presented.
@@ -132,6 +132,7 @@ struct Keys {
     operations: Option<Vec<Operation>>,
     min_digits: Option<u32>,
     max_digits: Option<u32>,
+    digits: Option<Digits>,
     style: Option<Style>,
     worked_share: Option<f64>,
     digit_order: Option<DigitOrder>,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use rloom_core::{PromptSource, Task, WorkedExample};
 use rloom_data::{
-    ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, GuessSettings, HeldOut,
+    ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, Digits, GuessSettings, HeldOut,
     Operation, SortingSettings, Source, Split, Style, Wording,
 };
 
@@ -186,14 +186,22 @@ fn operands_have_the_digits_that_were_asked_for() {
 
 #[test]
 fn worked_examples_end_in_the_answer_and_every_step_holds() {
-    let source = arithmetic(ArithmeticSettings {
+    let short = ArithmeticSettings {
         operations: every_operation(),
         style: Style::Worked,
         max_digits: 3,
         size: Some(5_000),
         ..Default::default()
-    });
-    for task in tasks(&source, Split::Demonstration, 1) {
+    };
+    let long = ArithmeticSettings {
+        operations: vec![Operation::Add, Operation::Subtract],
+        max_digits: 16,
+        digits: Digits::PowerLaw,
+        ..short.clone()
+    };
+    let [short, long] = [short, long].map(arithmetic).map(|source| tasks(&source, Split::Demonstration, 1));
+    assert!(long.iter().any(|task| operands(task).0 > 1_000_000_000_000_000));
+    for task in short.into_iter().chain(long) {
         let text = completion(&task).to_owned();
         let (steps, answer) = text.split_once("#### ").unwrap();
         assert_eq!(answer, task.answer);
@@ -253,6 +261,7 @@ fn the_alphabet_is_exactly_what_is_written() {
 fn tasks_are_functions_of_seed_split_and_position() {
     for source in [
         arithmetic(ArithmeticSettings { size: Some(50), ..Default::default() }),
+        long_tailed(ArithmeticSettings { size: Some(50), eval_size: Some(50), ..Default::default() }),
         Source::Countdown(CountdownSettings { size: Some(50), ..Default::default() }),
         Source::Guess(GuessSettings { size: Some(50), ..Default::default() }),
         Source::Sorting(SortingSettings { size: Some(50), ..Default::default() }),
@@ -274,6 +283,100 @@ fn tasks_are_functions_of_seed_split_and_position() {
             .map(|t| format!("{}{}", prompt(t), t.answer))
             .collect();
     assert_eq!(golden, GOLDEN);
+}
+
+const FLAGSHIP: [&str; 8] = [
+    "739+340=1079",
+    "120+784=904",
+    "874+861=1735",
+    "356+988=1344",
+    "867+813=1680",
+    "225+709=934",
+    "895+470=1365",
+    "989+854=1843",
+];
+
+/// The tasks of recipes/arithmetic.toml, fixed for good like those of the defaults.
+#[test]
+fn the_tasks_of_the_flagship_recipe_stay_what_they_are() {
+    let source = arithmetic(ArithmeticSettings {
+        min_digits: 3,
+        max_digits: 3,
+        style: Style::Mixed,
+        worked_share: Some(0.3),
+        ..Default::default()
+    });
+    let settings = DataSettings::from(source);
+    let shown = |split| -> Vec<String> {
+        let dataset = Dataset::open(&settings, split, 1).unwrap();
+        let tasks = (0..2).chain([9_999]).filter_map(|position| dataset.get(position).ok());
+        tasks.map(|task| format!("{}{}", prompt(&task), completion(&task))).collect()
+    };
+    assert_eq!(SPLITS.map(shown).concat(), FLAGSHIP);
+}
+
+fn long_tailed(settings: ArithmeticSettings) -> Source {
+    arithmetic(ArithmeticSettings { digits: Digits::PowerLaw, min_digits: 2, max_digits: 12, ..settings })
+}
+
+#[test]
+fn a_power_law_draws_few_long_tasks_and_both_operands_alike() {
+    let source =
+        long_tailed(ArithmeticSettings { size: Some(50_000), eval_size: Some(50_000), ..Default::default() });
+    for split in SPLITS {
+        let mut counts = [0u32; 13];
+        for task in tasks(&source, split, 1) {
+            let (a, _, b) = operands(&task);
+            let digits = a.to_string().len();
+            assert_eq!(digits, b.to_string().len(), "{}", prompt(&task));
+            assert_eq!(task.answer, (a + b).to_string());
+            counts[digits] += 1;
+        }
+        let whole: f64 = (2..=12).map(|d| 1.0 / f64::from(d * d)).sum();
+        // Chi-squared with 10 degrees of freedom, 99.99 % quantile 35.6.
+        let chi: f64 = (2..=12u32)
+            .map(|d| {
+                let expected = 50_000.0 / f64::from(d * d) / whole;
+                (f64::from(counts[d as usize]) - expected).powi(2) / expected
+            })
+            .sum();
+        assert!(chi < 35.6, "{split:?}: {counts:?}, chi-squared {chi}");
+        assert_eq!(counts[0] + counts[1], 0);
+    }
+}
+
+#[test]
+fn splits_of_a_power_law_have_nothing_in_common() {
+    for held_out in [HeldOut::Operands, HeldOut::Pairs] {
+        let source = arithmetic(ArithmeticSettings {
+            digits: Digits::PowerLaw,
+            max_digits: 3,
+            held_out,
+            operations: every_operation(),
+            size: Some(20_000),
+            eval_size: Some(20_000),
+            ..Default::default()
+        });
+        let pairs = |split| -> BTreeSet<(i64, i64)> {
+            let all = [1, 2].into_iter().flat_map(|seed| tasks(&source, split, seed));
+            all.map(|t| operands(&t)).map(|(a, _, b)| (a.min(b), a.max(b))).collect()
+        };
+        let [demonstrations, train, eval] = SPLITS.map(pairs);
+        assert!(demonstrations.is_disjoint(&train), "{held_out:?}");
+        assert!(demonstrations.is_disjoint(&eval) && train.is_disjoint(&eval), "{held_out:?}");
+        let values = |pairs: &BTreeSet<(i64, i64)>| -> BTreeSet<i64> {
+            pairs.iter().flat_map(|&(a, b)| [a, b]).collect()
+        };
+        let apart = values(&eval).is_disjoint(&values(&(&demonstrations | &train)));
+        assert_eq!(apart, held_out == HeldOut::Operands);
+        // Short tasks are few and come often: all pairs of one digit are seen.
+        let short = [&demonstrations, &train, &eval].map(|p| p.iter().filter(|(_, b)| *b < 10).count());
+        match held_out {
+            // 3 of the 10 values are reserved.
+            HeldOut::Operands => assert_eq!((short[0] + short[1], short[2]), (7 * 8 / 2, 3 * 4 / 2)),
+            HeldOut::Pairs => assert_eq!(short.iter().sum::<usize>(), 10 * 11 / 2),
+        }
+    }
 }
 
 const GOLDEN: [&str; 3] = ["29+1=30", "55+23=78", "85+31=116"];

@@ -33,6 +33,7 @@ fn a_flat_table_names_its_source() {
 fn what_is_written_reads_back_and_holds_every_default() {
     for json in [
         r#"{"generator": "arithmetic"}"#,
+        r#"{"generator": "arithmetic", "max_digits": 12, "digits": "power_law"}"#,
         r#"{"generator": "countdown", "chat": true, "system": "s"}"#,
         r#"{"generator": "sorting", "max_length": 9}"#,
         r#"{"path": "a.jsonl", "eval_path": ["b.jsonl", "c.jsonl"]}"#,
@@ -91,6 +92,15 @@ fn impossible_settings_are_errors() {
             "`min_digits`: 3 is not between 1 and `max_digits` = 2",
         ),
         (r#"{"generator": "arithmetic", "max_digits": 9}"#, "`max_digits`: 9 is more than 8"),
+        (
+            r#"{"generator": "arithmetic", "max_digits": 17, "digits": "power_law"}"#,
+            "`max_digits`: 17 is more than 16",
+        ),
+        (
+            r#"{"generator": "arithmetic", "max_digits": 9, "digits": "power_law", "operations": ["*"]}"#,
+            "`max_digits`: 9 is more than 8\nhint: without `*` there can be 16",
+        ),
+        (r#"{"generator": "arithmetic", "digits": "zipf"}"#, "unknown variant `zipf`, expected `uniform` or"),
         (r#"{"generator": "arithmetic", "held_out_share": 0}"#, "`held_out_share`: 0 is not between"),
         (
             r#"{"generator": "arithmetic", "demonstration_share": 1.0}"#,

@@ -1,6 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use super::{EVAL_SIZE, Made, Operation, Shares, check_sizes, draw_key, fixed_key, scratch};
+use super::power_law::PowerLaw;
+use super::{EVAL_SIZE, Made, Operation, Shares, check_sizes, draw_key, drawn_len, fixed_key, scratch};
 use crate::{DataError, Permutation, Split};
 
 /// What keeps evaluation apart from training.
@@ -43,14 +44,29 @@ pub enum DigitOrder {
     Reversed,
 }
 
+/// How many digits the operands have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Digits {
+    /// Every number is as likely as any other, so that nine in ten have `max_digits`.
+    #[default]
+    Uniform,
+    /// A long tail: d digits come with a probability proportional to 1/d², and both operands have as many. Of tasks
+    /// of 2 to 12 digits 44 % have two, and 5 % ten or more.
+    PowerLaw,
+}
+
 /// Tasks of two operands: `47+85=`.
 ///
-/// Operands are the numbers of `min_digits` to `max_digits` digits (0 has one digit), each as likely as the
-/// other. Before anything is drawn, values or pairs are assigned to splits (`held_out`) by fixed permutations
-/// that no seed changes. The unordered pairs that are left after `held_out` are divided between
-/// demonstrations and training, so that these two share no pair either. A split is then walked without
-/// repetition, in an order that the seed decides; under `held_out = "operands"` an evaluation task never
-/// comes twice, elsewhere only a pair of equal operands does (once for each order of its operands).
+/// Operands are numbers of `min_digits` to `max_digits` digits (0 has one digit); `digits` says how often each length
+/// comes. Values or pairs are assigned to splits (`held_out`) by fixed permutations or hashes that no seed changes.
+/// The unordered pairs that are left after `held_out` are divided between demonstrations and training, so that these
+/// two share no pair either.
+///
+/// Under `digits = "uniform"` a split is walked without repetition, in an order that the seed decides; under
+/// `held_out = "operands"` an evaluation task never comes twice, elsewhere only a pair of equal operands does (once
+/// for each order of its operands). Under `digits = "power_law"` tasks are drawn with repetition: there are few short
+/// ones, and they come often.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticSettings {
@@ -58,8 +74,10 @@ pub struct ArithmeticSettings {
     pub operations: Vec<Operation>,
     /// Fewest digits of an operand.
     pub min_digits: u32,
-    /// Most digits of an operand.
+    /// Most digits of an operand: up to 8, or up to 16 under `digits = "power_law"` without products.
     pub max_digits: u32,
+    /// How often each length between comes.
+    pub digits: Digits,
     /// How demonstrations reach the answer.
     pub style: Style,
     /// Share of demonstrations that are worked; only with `style = "mixed"`, where it is 0.25 when not set.
@@ -73,7 +91,8 @@ pub struct ArithmeticSettings {
     pub held_out_share: f64,
     /// Share of the other pairs that demonstrations use; training uses the rest.
     pub demonstration_share: f64,
-    /// How many tasks make an epoch of demonstrations or training; all that exist when not set.
+    /// How many tasks make an epoch of demonstrations or training; all that exist when not set, and 65,536 where they
+    /// are drawn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// How many evaluation tasks; 512, or all that exist, when not set.
@@ -87,6 +106,7 @@ impl Default for ArithmeticSettings {
             operations: vec![Operation::Add],
             min_digits: 1,
             max_digits: 2,
+            digits: Digits::Uniform,
             style: Style::Plain,
             worked_share: None,
             digit_order: DigitOrder::Normal,
@@ -107,6 +127,9 @@ const STYLE_STREAM: u64 = 2;
 
 /// More digits would not fit the arithmetic of the numbers that count tasks.
 const MAX_DIGITS: u32 = 8;
+
+/// More digits of sums and differences would come close to what 64 bits hold.
+const MAX_DRAWN_DIGITS: u32 = 16;
 
 impl ArithmeticSettings {
     /// Checks the settings against each other.
@@ -129,8 +152,14 @@ impl ArithmeticSettings {
                 format!("{} is not between 1 and `max_digits` = {}", self.min_digits, self.max_digits);
             return refuse("min_digits", problem);
         }
-        if self.max_digits > MAX_DIGITS {
-            return refuse("max_digits", format!("{} is more than {MAX_DIGITS}", self.max_digits));
+        let multiplies = self.operations.contains(&Operation::Multiply);
+        let (most, hint) = match self.digits {
+            Digits::Uniform => (MAX_DIGITS, ""),
+            Digits::PowerLaw if multiplies => (MAX_DIGITS, "\nhint: without `*` there can be 16"),
+            Digits::PowerLaw => (MAX_DRAWN_DIGITS, ""),
+        };
+        if self.max_digits > most {
+            return refuse("max_digits", format!("{} is more than {most}{hint}", self.max_digits));
         }
         match self.worked_share {
             Some(_) if self.style != Style::Mixed => {
@@ -164,7 +193,7 @@ impl ArithmeticSettings {
         characters.into_iter().collect()
     }
 
-    fn shares(&self) -> Shares {
+    pub(super) fn shares(&self) -> Shares {
         Shares { held_out: self.held_out_share, demonstration: self.demonstration_share }
     }
 }
@@ -183,57 +212,56 @@ enum Pairs {
 #[derive(Debug, Clone)]
 pub(crate) struct Arithmetic {
     settings: ArithmeticSettings,
+    operands: Operands,
+    len: u64,
+}
+
+/// Where the operands of a split come from.
+#[derive(Debug, Clone)]
+enum Operands {
+    Walked(Walk),
+    Drawn(PowerLaw),
+}
+
+/// Every task of a split once.
+#[derive(Debug, Clone)]
+struct Walk {
     smallest: u64,
     /// The fixed order of operand values, of which the first are reserved.
     values: Permutation,
     pairs: Pairs,
     /// The seed's order of the tasks.
     order: Permutation,
-    len: u64,
 }
 
 impl Arithmetic {
     pub(crate) fn new(settings: &ArithmeticSettings, split: Split, seed: u64) -> Result<Self, DataError> {
         settings.validate()?;
-        let smallest = if settings.min_digits == 1 { 0 } else { 10u64.pow(settings.min_digits - 1) };
-        let count = 10u64.pow(settings.max_digits) - smallest;
-        let pairs = divide(settings, split, count);
-        let operations = settings.operations.len() as u64;
-        let space = operations
-            * match pairs {
-                Pairs::Ordered { values } => values * values,
-                Pairs::Unordered { from, to, .. } => 2 * (to - from),
-            };
-        let (key, wanted) = match split {
-            Split::Eval => ("eval_size", settings.eval_size),
-            Split::Demonstration | Split::Train => ("size", settings.size),
+        let (operands, len) = match settings.digits {
+            Digits::Uniform => {
+                let walk = Walk::new(settings, split, seed);
+                let len = walk.len(settings, split)?;
+                (Operands::Walked(walk), len)
+            }
+            Digits::PowerLaw => {
+                let len = drawn_len(split, settings.size, settings.eval_size);
+                (Operands::Drawn(PowerLaw::new(settings, split, seed)), len)
+            }
         };
-        if let Some(wanted) = wanted
-            && wanted > space
-        {
-            let problem = format!(
-                "{wanted} tasks were asked for, but there are only {space} of them\nhint: allow more digits, or change \
-                 `held_out_share`"
-            );
-            return Err(DataError::Setting { key, problem });
-        }
-        let usual = if split == Split::Eval { EVAL_SIZE } else { u64::MAX };
-        Ok(Self {
-            settings: settings.clone(),
-            smallest,
-            values: Permutation::new(fixed_key(0), count),
-            pairs,
-            order: Permutation::new(draw_key(seed, split, 0), space),
-            len: wanted.unwrap_or(usual).min(space),
-        })
+        Ok(Self { settings: settings.clone(), operands, len })
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    pub(crate) fn task(&self, position: u64) -> Made {
-        let (a, b, operation) = self.operands(position);
+    pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
+        let operations = &self.settings.operations;
+        let (a, b, operation) = match &self.operands {
+            Operands::Walked(walk) => walk.operands(position, operations.len()),
+            Operands::Drawn(drawn) => drawn.draw(position, operations.len())?,
+        };
+        let operation = operations[operation];
         let sign = operation.sign();
         let (left, right) = (a as i64, b as i64);
         let value = match operation {
@@ -255,14 +283,53 @@ impl Arithmetic {
         };
         let demonstration =
             if worked { format!("{}#### {answer}", scratch::work(a, b, operation)) } else { answer.clone() };
-        Made { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() }
+        Ok(Made { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() })
+    }
+}
+
+impl Walk {
+    fn new(settings: &ArithmeticSettings, split: Split, seed: u64) -> Self {
+        let smallest = if settings.min_digits == 1 { 0 } else { 10u64.pow(settings.min_digits - 1) };
+        let count = 10u64.pow(settings.max_digits) - smallest;
+        let pairs = divide(settings, split, count);
+        let space = settings.operations.len() as u64
+            * match pairs {
+                Pairs::Ordered { values } => values * values,
+                Pairs::Unordered { from, to, .. } => 2 * (to - from),
+            };
+        Self {
+            smallest,
+            values: Permutation::new(fixed_key(0), count),
+            pairs,
+            order: Permutation::new(draw_key(seed, split, 0), space),
+        }
     }
 
-    fn operands(&self, position: u64) -> (u64, u64, Operation) {
-        let operations = &self.settings.operations;
+    /// How many tasks make an epoch.
+    fn len(&self, settings: &ArithmeticSettings, split: Split) -> Result<u64, DataError> {
+        let space = self.order.len();
+        let (key, wanted) = match split {
+            Split::Eval => ("eval_size", settings.eval_size),
+            Split::Demonstration | Split::Train => ("size", settings.size),
+        };
+        if let Some(wanted) = wanted
+            && wanted > space
+        {
+            let problem = format!(
+                "{wanted} tasks were asked for, but there are only {space} of them\nhint: allow more digits, or change \
+                 `held_out_share`"
+            );
+            return Err(DataError::Setting { key, problem });
+        }
+        let usual = if split == Split::Eval { EVAL_SIZE } else { u64::MAX };
+        Ok(wanted.unwrap_or(usual).min(space))
+    }
+
+    /// The operands of the task at `position`, and the index of its operation.
+    fn operands(&self, position: u64, operations: usize) -> (u64, u64, usize) {
         let number = self.order.at(position);
-        let operation = operations[(number % operations.len() as u64) as usize];
-        let number = number / operations.len() as u64;
+        let operation = (number % operations as u64) as usize;
+        let number = number / operations as u64;
         let (i, j) = match &self.pairs {
             Pairs::Ordered { values } => (number / values, number % values),
             Pairs::Unordered { order, from, first_value, .. } => {
@@ -276,9 +343,13 @@ impl Arithmetic {
     }
 }
 
+/// A share of so many, at least one and not all.
+pub(super) fn part(of: u64, share: f64) -> u64 {
+    ((of as f64 * share).round() as u64).clamp(1, of - 1)
+}
+
 /// Gives a split its pairs of the `count` operand values.
 fn divide(settings: &ArithmeticSettings, split: Split, count: u64) -> Pairs {
-    let part = |of: u64, share: f64| ((of as f64 * share).round() as u64).clamp(1, of - 1);
     let (first_value, held_out_pairs) = match settings.held_out {
         HeldOut::Operands => (part(count, settings.held_out_share), 0),
         HeldOut::Pairs => (0, part(triangle(count), settings.held_out_share)),

@@ -6,13 +6,14 @@
 mod arithmetic;
 mod countdown;
 mod guess;
+mod power_law;
 mod scratch;
 mod sorting;
 
 use rloom_core::{Purpose, RandomKey, RandomStream, WorkedExample};
 use serde::{Deserialize, Serialize};
 
-pub use arithmetic::{ArithmeticSettings, DigitOrder, HeldOut, Style};
+pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
 pub use guess::GuessSettings;
 pub use sorting::SortingSettings;
@@ -96,7 +97,7 @@ impl Generator {
 
     pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
         match self {
-            Self::Arithmetic(g) => Ok(g.task(position)),
+            Self::Arithmetic(g) => g.task(position),
             Self::Countdown(g) => g.task(position),
             Self::Guess(g) => g.task(position),
             Self::Sorting(g) => g.task(position),
@@ -138,6 +139,13 @@ impl Draws {
     /// Uniform in `low..=high`.
     fn between(&mut self, low: u64, high: u64) -> u64 {
         let value = low + self.stream.below(self.position, high - low + 1);
+        self.position += 1;
+        value
+    }
+
+    /// Uniform in 0 ≤ x < 1.
+    fn uniform(&mut self) -> f64 {
+        let value = self.stream.uniform(self.position);
         self.position += 1;
         value
     }
