@@ -1,7 +1,7 @@
 //! From the merged tree to typed sections, each with the places of its keys.
 //!
-//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]` and `[rollout]` at the top are shared by all stages that read them;
-//! a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
+//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]` and
+//! `[schedule]` at the top are shared by all stages that read them; a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
 
 use rloom_data::DataSettings;
 use rloom_env::EnvironmentSettings;
@@ -11,7 +11,7 @@ use rloom_rollout::{RolloutSettings, SamplingSettings};
 use rloom_train::TrainSettings;
 use serde::de::DeserializeOwned;
 
-use crate::keys::{EvalKeys, ModelKeys, RootKeys, StageKeys, TokenizerKeys};
+use crate::keys::{EvalKeys, ModelKeys, RootKeys, ScheduleKeys, StageKeys, TokenizerKeys};
 use crate::layered::fields::field_names;
 use crate::layered::merge::{Choice, STAGES, merge_section};
 use crate::layered::read::{Context, Layer, read};
@@ -30,7 +30,8 @@ pub(crate) const CHOICES: &[Choice] = &[
 ];
 
 /// Tables at the top that stages share.
-pub(crate) const SHARED: [&str; 6] = ["data", "environment", "sampling", "reward", "trainer", "rollout"];
+pub(crate) const SHARED: [&str; 7] =
+    ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule"];
 
 /// What every stage says.
 const REQUIRED: [&str; 4] = ["name", "method", "steps", "batch"];
@@ -71,19 +72,21 @@ pub(crate) struct RolloutDraft {
     pub(crate) sampling: Section<SamplingSettings>,
     pub(crate) reward: Section<RewardSettings>,
     pub(crate) engine: Section<RolloutSettings>,
+    pub(crate) schedule: Section<ScheduleKeys>,
 }
 
 /// Reads the merged tree. `None` when it cannot be read; then there are problems.
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 11] = [
+    let sections: [(&str, &[&str]); 12] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
         ("sampling", field_names::<SamplingSettings>()),
         ("trainer", &trainer),
         ("rollout", field_names::<RolloutSettings>()),
+        ("schedule", field_names::<ScheduleKeys>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
@@ -172,7 +175,8 @@ impl Composer<'_> {
             let sampling = self.section("sampling", &[stage], stage.origin);
             let reward = self.section("reward", &[stage], stage.origin);
             let engine = self.section("rollout", &[stage], stage.origin);
-            Some(RolloutDraft { sampling: sampling?, reward: reward?, engine: engine? })
+            let schedule = self.section("schedule", &[stage], stage.origin);
+            Some(RolloutDraft { sampling: sampling?, reward: reward?, engine: engine?, schedule: schedule? })
         };
         let keys = Section { value: keys, node, layers: Vec::new(), path: stage.path.clone() };
         Some(StageDraft {

@@ -5,10 +5,12 @@ use std::fmt;
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_data::Order;
 use rloom_model::NewModel;
+use rloom_rollout::InFlight;
+use rloom_sched::{CutOrder, Stragglers};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::settings::RunSettings;
+use crate::settings::{OnFailure, Priority, RunSettings};
 
 /// A table that is read elsewhere; here it only has to be one.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +58,7 @@ pub(crate) struct RootKeys {
     reward: Option<Subtable>,
     trainer: Option<Subtable>,
     rollout: Option<Subtable>,
+    schedule: Option<Subtable>,
     pub(crate) eval: Option<EvalKeys>,
     stage: Option<Stages>,
 }
@@ -114,8 +117,6 @@ pub(crate) struct StageKeys {
     pub(crate) batch: u64,
     #[serde(default)]
     pub(crate) order: Order,
-    #[serde(default)]
-    pub(crate) max_staleness: u64,
     pub(crate) eval_every: Option<u64>,
     pub(crate) checkpoint_every: Option<u64>,
     pub(crate) allow_truncated_sampling: Option<bool>,
@@ -127,4 +128,20 @@ pub(crate) struct StageKeys {
     reward: Option<Subtable>,
     trainer: Option<Subtable>,
     rollout: Option<Subtable>,
+    schedule: Option<Subtable>,
+}
+
+/// `[schedule]`: what is not said is chosen by what is.
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ScheduleKeys {
+    pub(crate) max_staleness: u64,
+    pub(crate) pin_version: bool,
+    pub(crate) on_update: Option<InFlight>,
+    pub(crate) cut_order: CutOrder,
+    pub(crate) oversample: u64,
+    pub(crate) stragglers: Stragglers,
+    pub(crate) priority: Priority,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) max_failures: Option<u64>,
 }

@@ -9,6 +9,7 @@
 //! [run]        name, directory, seed, threads, checkpoints
 //! [model]      path = "folder or hub id", or [model.new] with [tokenizer]
 //! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by the stages, and by evaluation
+//! [schedule]   how far rollouts run ahead of training, shared by the stages that sample
 //! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …
 //! [[stage]]    name, method, steps, batch, from …; [stage.algorithm], and its own [stage.data] …
 //! ```
@@ -29,4 +30,7 @@ mod section;
 mod settings;
 
 pub use problem::{Code, ConfigErrors, Label, Problem};
-pub use settings::{Config, EvalSettings, ModelSource, RunSettings, Stage, StageRollout, Start};
+pub use settings::{
+    Config, EvalSettings, ModelSource, OnFailure, Priority, RunSettings, ScheduleSettings, Stage,
+    StageRollout, Start,
+};

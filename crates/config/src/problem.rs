@@ -30,8 +30,6 @@ pub enum Code {
     UnknownStage,
     /// Two stages with one name.
     DuplicateStage,
-    /// Planned, and not there yet.
-    Unsupported,
     /// A secret in a file that would be copied into the run directory.
     Secret,
 }
@@ -51,7 +49,6 @@ impl Code {
             Self::Unread => "unread-key",
             Self::UnknownStage => "unknown-stage",
             Self::DuplicateStage => "duplicate-stage",
-            Self::Unsupported => "unsupported",
             Self::Secret => "secret",
         }
     }

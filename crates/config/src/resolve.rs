@@ -2,10 +2,11 @@
 
 use rloom_model::{OptimizerSettings, Schedule};
 use rloom_rollout::SamplingSettings;
+use rloom_sched::CutOrder;
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::settings::{Config, EvalSettings, ModelSource, Stage};
+use crate::settings::{Config, EvalSettings, ModelSource, OnFailure, ScheduleSettings, Stage};
 
 impl Config {
     /// The resolved configuration.
@@ -40,7 +41,6 @@ impl Config {
         set("steps", count(stage.steps));
         set("batch", count(stage.batch));
         set("order", Value::String(name_of(&stage.order)));
-        set("max_staleness", count(stage.max_staleness));
         if self.eval.is_some() {
             set("eval_every", count(stage.eval_every));
         }
@@ -56,6 +56,7 @@ impl Config {
             set("sampling", Value::Table(sampling_table(&rollout.sampling)));
             set("reward", Value::Table(table(&rollout.reward)));
             set("rollout", Value::Table(table(&rollout.engine)));
+            set("schedule", Value::Table(schedule_table(&rollout.schedule)));
         }
         set("algorithm", Value::Table(table(&stage.algorithm.to_settings())));
         let mut trainer = optimizer_table(&stage.optimizer);
@@ -63,6 +64,28 @@ impl Config {
         set("trainer", Value::Table(trainer));
         keys
     }
+}
+
+/// The keys that are read: what is fixed by others is left out.
+fn schedule_table(schedule: &ScheduleSettings) -> Table {
+    let mut keys = Table::new();
+    let mut set = |key: &str, value: Value| keys.insert(key.to_owned(), value);
+    set("max_staleness", count(schedule.max_staleness));
+    set("pin_version", schedule.pin_version.into());
+    if schedule.overlaps() {
+        set("on_update", Value::String(name_of(&schedule.on_update)));
+    }
+    set("cut_order", Value::String(name_of(&schedule.cut_order)));
+    set("oversample", count(schedule.oversample));
+    if schedule.cut_order == CutOrder::Completion {
+        set("stragglers", Value::String(name_of(&schedule.stragglers)));
+    }
+    set("priority", Value::String(name_of(&schedule.priority)));
+    set("on_failure", Value::String(name_of(&schedule.on_failure)));
+    if schedule.on_failure == OnFailure::Replace {
+        set("max_failures", count(schedule.max_failures));
+    }
+    keys
 }
 
 fn eval_table(eval: &EvalSettings) -> Table {

@@ -99,6 +99,10 @@ fn keys_and_types() {
             ("[run]\nseed = -1\n", &[Code::OutOfRange]),
             ("data = 3\n", &[Code::WrongType]),
             ("[[stage]]\nname = \"third\"\n", &[Code::MissingKey]),
+            ("[[stage]]\nname = \"rl\"\nmax_staleness = 1\n", &[Code::UnknownKey]),
+            ("[rollout]\nmax_head_offpolicyness = 1\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nlr_scheduler_type = \"cosine\"\n", &[Code::UnknownKey]),
+            ("[schedule]\non_update = \"recompue\"\n", &[Code::UnknownName]),
             ("stage = 3\n", &[Code::WrongType]),
         ],
     );
@@ -119,6 +123,15 @@ fn ranges() {
             ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n", &[Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nclip_low = 1.5\n", &[Code::Conflict]),
             ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 10_001\noversample = 1_000_001\ncut_order = \"completion\"\n",
+                &[Code::OutOfRange, Code::OutOfRange],
+            ),
+            ("[run]\nstall_seconds = 0\n", &[Code::OutOfRange]),
+            ("[rollout]\nthreads = 4096\n", &[Code::OutOfRange]),
+            ("[trainer]\nthreads = 5000\nmicro_batch_tokens = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            ("[rollout]\nrestarts = -1\n", &[Code::OutOfRange]),
+            ("[reward]\ndeadline_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
         ],
     );
 }
@@ -147,7 +160,39 @@ fn combinations() {
                  [[stage]]\nname = \"rl\"\nmethod = \"dapo\"\n",
                 &[Code::Conflict],
             ),
-            ("[[stage]]\nname = \"rl\"\nmax_staleness = 1\n", &[Code::Unsupported]),
+        ],
+    );
+}
+
+#[test]
+fn schedules() {
+    let replacing = "[[stage]]\nname = \"rl\"\nmethod = \"dapo\"\n";
+    compare(
+        "schedules",
+        &[
+            ("[schedule]\noversample = 2\n", &[Code::Conflict]),
+            ("[schedule]\noversample = 2\ncut_order = \"ticket\"\n", &[Code::Conflict]),
+            ("[schedule]\ncut_order = \"completion\"\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nstragglers = \"put_off\"\n",
+                &[Code::Conflict],
+            ),
+            (
+                "[schedule]\nmax_staleness = 2\npin_version = true\ncut_order = \"completion\"\n",
+                &[Code::Conflict],
+            ),
+            ("[schedule]\nmax_staleness = 2\npin_version = true\non_update = \"keep\"\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 2\npin_version = true\non_failure = \"replace\"\n",
+                &[Code::Conflict],
+            ),
+            (&format!("[schedule]\nmax_staleness = 2\npin_version = true\n{replacing}"), &[Code::Conflict]),
+            // What has no sound correction.
+            (
+                "[schedule]\nmax_staleness = 1\n[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"sampler\"\n",
+                &[Code::Conflict],
+            ),
+            ("[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"log_linear\"\n", &[Code::Conflict]),
         ],
     );
 }
@@ -220,6 +265,11 @@ fn what_nothing_reads() {
             ("[data]\nmax_target = 3\n", &[Code::Unread]),
             ("[reward]\ncomponents = [{ kind = \"exact\", buffer = 1 }]\n", &[Code::Unread]),
             ("[stage.warmup]\neval_every = 0\n[stage.rl]\neval_every = 0\n", &[Code::Unread]),
+            ("[schedule]\non_update = \"keep\"\n", &[Code::Unread]),
+            ("[schedule]\nstragglers = \"put_off\"\n", &[Code::Unread]),
+            ("[schedule]\nmax_failures = 3\n", &[Code::Unread]),
+            ("[schedule]\non_failure = \"stop\"\nmax_failures = 3\n", &[Code::Unread]),
+            ("[[stage]]\nname = \"warmup\"\nschedule.max_staleness = 1\n", &[Code::Unread]),
         ],
     );
 }
@@ -236,7 +286,8 @@ fn a_shared_mistake_is_said_once() {
 fn overrides_are_shown_as_they_were_given() {
     let (_, text) = said("", &["trainer.learnin_rate=1e-5", "stage.rl.algorithm.group_size=two"]);
     let (_, conflict) = said("", &["stage.rl.algorithm.minibatches=3"]);
-    snapshot("overrides", &format!("{text}\n{conflict}"));
+    let (_, schedule) = said("", &["schedule.max_staleness=1", "stage.rl.schedule.oversample=4"]);
+    snapshot("overrides", &format!("{text}\n{conflict}\n{schedule}"));
 }
 
 #[test]

@@ -8,8 +8,12 @@ use rloom_config::{Config, ModelSource, Start};
 use rloom_env::{EnvironmentSettings, GuessSettings};
 
 fn recipe(name: &str) -> Config {
+    recipe_with(name, &[])
+}
+
+fn recipe_with(name: &str, overrides: &[&str]) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(name);
-    Config::load(&[path], &[] as &[&str]).unwrap_or_else(|errors| panic!("{errors}"))
+    Config::load(&[path], overrides).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 /// Running the resolved configuration again repeats the run.
@@ -61,14 +65,115 @@ fn the_guess_recipe_is_a_game_in_every_stage_and_in_evaluation() {
     assert_eq!(tokenizer.alphabet, "-0123456789:<>?");
 }
 
+/// A dotted key of the recipe's last stage, as the resolved configuration has it.
+fn resolved<'a>(stage: &'a toml::Value, key: &str) -> Option<&'a toml::Value> {
+    key.split('.').try_fold(stage, |table, key| table.get(key))
+}
+
+/// What is set, what then stands in the resolved file, and what does not.
+type Resolved<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
+
+#[test]
+fn schedules_read_back_with_the_keys_that_are_read_and_no_others() {
+    let cases: [Resolved<'_>; 6] = [
+        (
+            &[],
+            &[("max_staleness", "0"), ("cut_order", "\"ticket\""), ("on_failure", "\"stop\"")],
+            &["on_update", "stragglers", "max_failures"],
+        ),
+        (&["max_staleness=2"], &[("max_staleness", "2"), ("on_update", "\"recompute\"")], &["stragglers"]),
+        (
+            &["max_staleness=2", "pin_version=true"],
+            &[("pin_version", "true"), ("on_update", "\"finish\"")],
+            &["stragglers"],
+        ),
+        (
+            &["max_staleness=1", "cut_order=completion", "on_update=keep", "priority=arrival"],
+            &[("on_update", "\"keep\""), ("stragglers", "\"drop\""), ("priority", "\"arrival\"")],
+            &["max_failures"],
+        ),
+        (
+            &["cut_order=completion", "oversample=4", "stragglers=put_off"],
+            &[("oversample", "4"), ("stragglers", "\"put_off\"")],
+            &["on_update"],
+        ),
+        (&["on_failure=replace"], &[("on_failure", "\"replace\""), ("max_failures", "16")], &[]),
+    ];
+    for (overrides, there, absent) in cases {
+        let overrides: Vec<String> = overrides.iter().map(|o| format!("schedule.{o}")).collect();
+        let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+        let config = recipe_with("arithmetic.toml", &overrides);
+        reads_back(&config);
+        let text: toml::Value = toml::from_str(&config.to_toml()).unwrap();
+        let stages = text["stage"].as_array().unwrap();
+        assert!(stages[0].get("schedule").is_none(), "demonstrations are not sampled");
+        let schedule = &stages[1]["schedule"];
+        for (key, value) in there {
+            let found = schedule.get(key).map(ToString::to_string);
+            assert_eq!(found.as_deref(), Some(*value), "{overrides:?}: {key}");
+        }
+        for key in absent {
+            assert!(schedule.get(key).is_none(), "{overrides:?}: nothing reads {key}");
+        }
+    }
+}
+
+#[test]
+fn samples_of_older_policies_are_corrected_for_by_default() {
+    let correction = "algorithm.correction.level";
+    for (method, stale) in
+        [("grpo", Some("token")), ("gspo", Some("geometric")), ("rloo", Some("sequence")), ("dppo_tv", None)]
+    {
+        for staleness in [0, 2] {
+            let config = recipe_with(
+                "arithmetic.toml",
+                &[
+                    &format!("stage.rl.method={method}"),
+                    &format!("stage.rl.schedule.max_staleness={staleness}"),
+                ],
+            );
+            reads_back(&config);
+            let text: toml::Value = toml::from_str(&config.to_toml()).unwrap();
+            let found = resolved(&text["stage"][1], correction).and_then(toml::Value::as_str);
+            let expected = stale.filter(|_| staleness > 0);
+            assert_eq!(found, expected, "{method} at {staleness}\n{}", text["stage"][1]["algorithm"]);
+        }
+    }
+}
+
+#[test]
+fn threads_restarts_and_deadlines_are_kept() {
+    let config = recipe_with(
+        "arithmetic.toml",
+        &[
+            "run.stall_seconds=60",
+            "rollout.threads=1",
+            "rollout.restarts=3",
+            "trainer.threads=2",
+            "reward.deadline_seconds=2.5",
+        ],
+    );
+    reads_back(&config);
+    let rollout = config.stages[1].rollout.as_ref().unwrap();
+    assert_eq!((config.run.stall_seconds, rollout.engine.threads, rollout.engine.restarts), (60, 1, 3));
+    assert_eq!((config.stages[1].trainer.threads, rollout.reward.deadline_seconds), (2, 2.5));
+    let eval = config.eval.as_ref().unwrap();
+    assert_eq!((eval.rollout.restarts, eval.reward.deadline_seconds), (3, 2.5), "evaluation has them, too");
+}
+
 #[test]
 fn a_stage_has_about_a_hundred_keys() {
+    // The most that are read: staleness brings corrections, replacing brings its bound.
+    let most = ["schedule.max_staleness=1", "schedule.cut_order=completion", "schedule.on_failure=replace"];
     for name in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
-        let text: toml::Value = toml::from_str(&recipe(name).to_toml()).unwrap();
+        let text: toml::Value = toml::from_str(&recipe_with(name, &most).to_toml()).unwrap();
         let stages = text["stage"].as_array().unwrap();
         let longest = stages.iter().map(leaves).max().unwrap();
         let shared: usize =
-            ["run", "model", "tokenizer", "eval"].iter().filter_map(|k| text.get(k)).map(leaves).sum();
-        assert!(shared + longest <= 110, "{name}: {shared} + {longest} keys");
+            ["run", "model", "tokenizer"].iter().filter_map(|k| text.get(k)).map(leaves).sum();
+        // Evaluation's `data`, `reward` and so on are the stage's keys again, and by default with its values.
+        let eval = text["eval"].as_table().unwrap().values().filter(|v| !v.is_table()).count();
+        let keys = shared + eval + longest;
+        assert!(keys <= 110, "{name}: {shared} + {eval} + {longest} = {keys} keys");
     }
 }

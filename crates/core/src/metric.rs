@@ -80,8 +80,16 @@ pub const CORRECTION_MASKED_RATIO: &str = "correction/masked_ratio";
 pub const CORRECTION_REJECTED_RATIO: &str = "correction/rejected_ratio";
 /// Share of tokens that are picked by covariance.
 pub const COV_PICKED_RATIO: &str = "cov/picked_ratio";
-/// Mean age of the batch in versions.
+/// Mean age of the trained policy tokens in versions: the version trained from less the one that sampled the token.
 pub const STALENESS_MEAN: &str = "off_policy/staleness_mean";
+/// Age of the oldest trained policy token in versions; never above `max_staleness`.
+pub const STALENESS_MAX: &str = "off_policy/staleness_max";
+/// Prefix of the share of the trained policy tokens that are so many versions old; the number follows.
+pub const STALENESS_SHARE_PREFIX: &str = "off_policy/age/";
+/// Share of the trained policy tokens that the version trained from sampled itself.
+pub const FRESH_TOKENS: &str = "off_policy/fresh_tokens";
+/// Mean number of versions that sampled one episode; above 1 where weights arrived in the middle of it.
+pub const VERSIONS_PER_SAMPLE: &str = "off_policy/versions_per_sample";
 /// Norm of the gradient before clipping.
 pub const GRAD_NORM: &str = "grad_norm";
 /// Beginning of the names that tell of the learned value.
@@ -90,7 +98,8 @@ pub const VALUE_PREFIX: &str = "value/";
 pub const VALUE_GRAD_NORM: &str = "value/grad_norm";
 /// Cross-entropy of the process-reward model with the outcomes, before its step.
 pub const PRM_LOSS: &str = "prm/loss";
-/// Tokens sampled so far in the stage, those of replaced groups included.
+/// Tokens of the groups that became complete so far in the stage, those of replaced groups and of such that wait to be
+/// trained on included.
 pub const NUM_TOKENS: &str = "num_tokens";
 /// Learning rate of the step.
 pub const LEARNING_RATE: &str = "learning_rate";
@@ -106,6 +115,16 @@ pub const TIME_CHECKPOINT: &str = "time/checkpoint";
 pub const TIME_WAIT_FOR_BATCH: &str = "time/wait_for_batch";
 /// Seconds rollout waited for a new policy.
 pub const TIME_WAIT_FOR_POLICY: &str = "time/wait_for_policy";
+/// Seconds spent handing new weights over to rollout.
+pub const TIME_PUBLISH: &str = "time/publish";
+/// Seconds in which the scheduler decided what to do next.
+pub const TIME_SCHEDULER: &str = "time/scheduler";
+/// Share of the seconds since the step before in which generation and the trainer worked at the same time.
+pub const OVERLAP: &str = "overlap";
+/// Groups that were finished and waited to be trained on when the batch was cut, its own left out.
+pub const QUEUE_READY: &str = "queue/ready";
+/// Groups that were being generated when the batch was cut.
+pub const QUEUE_RUNNING: &str = "queue/running";
 /// Generated tokens per second of rollout.
 pub const ROLLOUT_TOKENS_PER_SECOND: &str = "tokens_per_second/rollout";
 /// Trained tokens (prompt and completion) per second of training.

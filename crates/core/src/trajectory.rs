@@ -98,6 +98,16 @@ pub enum StopReason {
 }
 
 impl StopReason {
+    /// Its name, as files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StopToken => "stop_token",
+            Self::StopString => "stop_string",
+            Self::Length => "length",
+            Self::Aborted => "aborted",
+        }
+    }
+
     /// Whether the policy did not come to an end of its own.
     pub fn is_truncated(self) -> bool {
         matches!(self, Self::Length | Self::Aborted)

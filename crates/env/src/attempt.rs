@@ -1,10 +1,11 @@
 use rloom_core::{Author, SampleKey, Span, Step, StopReason, Task, Trajectory, VersionSpan};
 use rloom_text::Tokenizer;
+use serde::{Deserialize, Serialize};
 
 use crate::{Answer, EnvError, Environment, Interaction, Next, Observation};
 
 /// What the policy wrote in one go.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// Its tokens; a sampled stop token is the last of them.
     pub tokens: Vec<u32>,

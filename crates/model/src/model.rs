@@ -30,7 +30,9 @@ pub struct Model {
 
 impl Clone for Model {
     fn clone(&self) -> Self {
-        Self::with_weights(self.config.clone(), self.weights.clone())
+        // Buffers that are lent and come back serve both: training goes on with the copy.
+        let workspace = Arc::clone(&self.workspace);
+        Self { workspace, ..Self::with_weights(self.config.clone(), self.weights.clone()) }
     }
 }
 

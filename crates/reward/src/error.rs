@@ -42,6 +42,28 @@ pub enum RewardError {
         /// Why.
         source: JudgeError,
     },
+    /// A component panicked: a defect of it.
+    #[error("reward `{component}` panicked on sample {sample:?}: {message}")]
+    Panicked {
+        /// The component's name.
+        component: String,
+        /// The completion.
+        sample: SampleKey,
+        /// What the panic said.
+        message: String,
+    },
+    /// A component did not answer in time.
+    #[error(
+        "reward `{component}` has not judged sample {sample:?} within {seconds} s\nhint: raise `reward.deadline_seconds` if it is really that slow; `reward.on_error = \"skip\"` goes on without it"
+    )]
+    Late {
+        /// The component's name.
+        component: String,
+        /// The completion.
+        sample: SampleKey,
+        /// How long was waited.
+        seconds: f64,
+    },
     /// A component gave a value that cannot be trained on.
     #[error("reward `{component}` gave {value} on sample {sample:?}: a reward must be finite")]
     NotFinite {

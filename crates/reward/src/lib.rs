@@ -34,6 +34,6 @@ pub use length::Length;
 pub use math::Math;
 pub use numeric::Numeric;
 pub use random::Random;
-pub use scorer::Scorer;
+pub use scorer::{AtWork, Scorer};
 pub use settings::{ComponentSettings, Kind, OnError, RewardSettings};
 pub use verifier::Truncated;

@@ -1,6 +1,9 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use rloom_core::{RewardComponent, Rewards, Task, Trajectory};
+use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
 use crate::{Completion, OnError, Reward, RewardError, RewardSettings, Verdict};
 
@@ -14,6 +17,10 @@ pub struct Scorer {
     seed: u64,
     stage: u32,
 }
+
+/// Which component is at work on a completion, for whoever waits for it.
+#[derive(Debug, Default)]
+pub struct AtWork(AtomicUsize);
 
 #[derive(Debug)]
 struct Component {
@@ -40,10 +47,24 @@ impl Scorer {
         Ok(Self { components, outcome: settings.outcome_index(), on_error: settings.on_error, seed, stage })
     }
 
-    /// Judges a trajectory whose policy tokens read `text`.
-    pub fn score(&self, task: &Task, trajectory: &Trajectory, text: &str) -> Result<Rewards, RewardError> {
+    /// A scorer of components that are given with their names and weights. None of them says whether a task was solved.
+    pub fn of_rewards(rewards: Vec<(String, f64, Box<dyn Reward>)>, on_error: OnError) -> Self {
+        let component =
+            |(name, weight, reward)| Component { name, weight, reward, failures: AtomicU64::new(0) };
+        let components = rewards.into_iter().map(component).collect();
+        Self { components, outcome: None, on_error, seed: 0, stage: 0 }
+    }
+
+    /// Judges a trajectory whose policy tokens read `text`. `at_work` says meanwhile which component is at it.
+    pub fn score(
+        &self,
+        task: &Task,
+        trajectory: &Trajectory,
+        text: &str,
+        at_work: &AtWork,
+    ) -> Result<Rewards, RewardError> {
         let steps: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
-        self.judge(&Completion {
+        let completion = Completion {
             task,
             text,
             steps: &steps,
@@ -52,18 +73,39 @@ impl Scorer {
             key: trajectory.key,
             seed: self.seed,
             stage: self.stage,
-        })
+        };
+        self.judge(&completion, at_work)
+    }
+
+    /// What becomes of a completion that was not judged in time: an error, or, where failures are to be skipped, rewards
+    /// that do not apply.
+    ///
+    /// # Errors
+    ///
+    /// [`RewardError::Late`], unless failures are to be skipped.
+    pub fn late(&self, at_work: &AtWork, sample: SampleKey, after: Duration) -> Result<Rewards, RewardError> {
+        let component = self.component(at_work);
+        if let Some(component) = component {
+            component.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.on_error == OnError::Fatal {
+            let component = component.map(|c| c.name.clone()).unwrap_or_default();
+            return Err(RewardError::Late { component, sample, seconds: after.as_secs_f64() });
+        }
+        let none = |c: &Component| RewardComponent { name: c.name.clone(), weight: c.weight, value: None };
+        Ok(Rewards { components: self.components.iter().map(none).collect(), ..Rewards::default() })
     }
 
     /// Judges a completion.
     ///
     /// # Errors
     ///
-    /// A component that fails, or whose value is not finite, unless failures are to be skipped: then it
+    /// A component that fails or panics, or whose value is not finite, unless failures are to be skipped: then it
     /// counts as not applicable.
-    pub fn judge(&self, completion: &Completion<'_>) -> Result<Rewards, RewardError> {
+    pub fn judge(&self, completion: &Completion<'_>, at_work: &AtWork) -> Result<Rewards, RewardError> {
         let mut rewards = Rewards::default();
         for (index, component) in self.components.iter().enumerate() {
+            at_work.0.store(index, Ordering::Relaxed);
             let verdict = match component.judge(completion) {
                 Ok(verdict) => verdict,
                 Err(error) => {
@@ -87,6 +129,15 @@ impl Scorer {
         Ok(rewards)
     }
 
+    /// The component that is at work on a completion.
+    pub fn component_at_work(&self, at_work: &AtWork) -> Option<&str> {
+        self.component(at_work).map(|component| component.name.as_str())
+    }
+
+    fn component(&self, at_work: &AtWork) -> Option<&Component> {
+        self.components.get(at_work.0.load(Ordering::Relaxed))
+    }
+
     /// The names of its components, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.components.iter().map(|c| c.name.as_str())
@@ -101,14 +152,24 @@ impl Scorer {
 impl Component {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
         let (component, sample) = (self.name.clone(), completion.key);
-        match self.reward.judge(completion) {
-            Err(source) => Err(RewardError::Failed { component, sample, source }),
-            Ok(Verdict { value: Some(value), .. }) if !value.is_finite() => {
+        // A component holds no state that a panic could leave half-changed: it judges through a shared reference.
+        match catch_unwind(AssertUnwindSafe(|| self.reward.judge(completion))) {
+            Err(panic) => {
+                Err(RewardError::Panicked { component, sample, message: message(panic.as_ref()).to_owned() })
+            }
+            Ok(Err(source)) => Err(RewardError::Failed { component, sample, source }),
+            Ok(Ok(Verdict { value: Some(value), .. })) if !value.is_finite() => {
                 Err(RewardError::NotFinite { component, sample, value })
             }
-            Ok(verdict) => Ok(verdict),
+            Ok(Ok(verdict)) => Ok(verdict),
         }
     }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 #[cfg(test)]
@@ -123,14 +184,14 @@ mod tests {
 
     impl Reward for Broken {
         fn judge(&self, _: &Completion<'_>) -> Result<Verdict, JudgeError> {
+            assert!(self.0 != 7.0, "seven is too much");
             if self.0 == 0.0 { Err(JudgeError::NoSteps) } else { Ok(Verdict::value(self.0)) }
         }
     }
 
     fn scorer(value: f64, on_error: OnError) -> Scorer {
         let reward: Box<dyn Reward> = Box::new(Broken(value));
-        let component = Component { name: "broken".into(), weight: 2.0, reward, failures: AtomicU64::new(0) };
-        Scorer { components: vec![component], outcome: None, on_error, seed: 0, stage: 0 }
+        Scorer::of_rewards(vec![("broken".into(), 2.0, reward)], on_error)
     }
 
     fn judge(scorer: &Scorer) -> Result<Rewards, RewardError> {
@@ -141,7 +202,7 @@ mod tests {
             demonstration: None,
             domain: "d".into(),
         };
-        scorer.judge(&Completion {
+        let completion = Completion {
             task: &task,
             text: "1",
             steps: &[],
@@ -150,7 +211,34 @@ mod tests {
             key: SampleKey { ticket: Ticket(4), sample: 2, segment: 0 },
             seed: 0,
             stage: 0,
-        })
+        };
+        scorer.judge(&completion, &AtWork::default())
+    }
+
+    #[test]
+    fn a_panic_is_an_error_like_others() {
+        let error = judge(&scorer(7.0, OnError::Fatal)).unwrap_err();
+        assert!(
+            matches!(&error, RewardError::Panicked { component, message, .. }
+                if component == "broken" && message == "seven is too much"),
+            "{error}"
+        );
+        let lenient = scorer(7.0, OnError::Skip);
+        assert_eq!(judge(&lenient).unwrap().total(), None);
+        assert_eq!(lenient.failures().collect::<Vec<_>>(), [("broken", 1)]);
+    }
+
+    #[test]
+    fn a_late_judgement_names_the_component_that_was_at_work() {
+        let sample = SampleKey { ticket: Ticket(4), sample: 2, segment: 0 };
+        let late = |on_error| scorer(3.0, on_error).late(&AtWork::default(), sample, Duration::from_secs(2));
+        let error = late(OnError::Fatal).unwrap_err().to_string();
+        assert!(
+            error.starts_with("reward `broken` has not judged") && error.contains("within 2 s"),
+            "{error}"
+        );
+        let rewards = late(OnError::Skip).unwrap();
+        assert_eq!((rewards.components.len(), rewards.total()), (1, None));
     }
 
     #[test]

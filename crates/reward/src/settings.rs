@@ -38,9 +38,17 @@ pub struct RewardSettings {
     /// sampling looks at. The first verifier when not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
-    /// What happens when a component fails.
+    /// What happens when a component fails: gives an error or a value that is not finite, panics, or does not answer
+    /// within the deadline.
     #[serde(default)]
     pub on_error: OnError,
+    /// Longest wait for the judgement of one completion (seconds).
+    #[serde(default = "default_deadline")]
+    pub deadline_seconds: f64,
+}
+
+fn default_deadline() -> f64 {
+    60.0
 }
 
 /// One part of the sum: in a configuration a flat table of `kind`, `name`, `weight` and the keys of that
@@ -132,7 +140,12 @@ impl From<Kind> for ComponentSettings {
 impl RewardSettings {
     /// One component with weight 1.
     pub fn of(kind: Kind) -> Self {
-        Self { components: vec![kind.into()], outcome: None, on_error: OnError::Fatal }
+        Self {
+            components: vec![kind.into()],
+            outcome: None,
+            on_error: OnError::Fatal,
+            deadline_seconds: default_deadline(),
+        }
     }
 
     /// Checks the settings against each other; messages name the key.
@@ -162,6 +175,11 @@ impl RewardSettings {
                 .validate()
                 .map_err(|problem| RewardError::Settings(format!("component `{name}`: {problem}")))?;
         }
+        // A year: keeps the value inside what clocks can add.
+        if !(self.deadline_seconds > 0.0 && self.deadline_seconds <= 31_536_000.0) {
+            let given = self.deadline_seconds;
+            return refuse(format!("`deadline_seconds`: {given} is not above 0 and at most 31536000"));
+        }
         let Some(outcome) = &self.outcome else { return Ok(()) };
         match self.components.iter().find(|c| c.name == *outcome) {
             None => refuse(format!("`outcome`: no component is called `{outcome}`")),
@@ -172,7 +190,6 @@ impl RewardSettings {
         }
     }
 
-    /// The component that says whether a task was solved.
     /// Whether one of its components says if a task was solved.
     pub fn has_verifier(&self) -> bool {
         self.outcome_index().is_some()

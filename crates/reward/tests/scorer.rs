@@ -6,8 +6,8 @@ use rloom_core::{
     Author, PromptSource, Rewards, SampleKey, Span, Step, StopReason, Task, Ticket, Trajectory,
 };
 use rloom_reward::{
-    Countdown, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError, RewardSettings,
-    Scorer, Truncated,
+    AtWork, Countdown, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError,
+    RewardSettings, Scorer, Truncated,
 };
 
 fn settings(json: &str) -> Result<RewardSettings, String> {
@@ -46,7 +46,7 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
 
 fn score(kind: Kind, answer: &str, text: &str) -> Rewards {
     let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
-    scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text).unwrap()
+    scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text, &AtWork::default()).unwrap()
 }
 
 fn outcome(kind: Kind, answer: &str, text: &str) -> (Option<f64>, bool, bool) {
@@ -141,7 +141,7 @@ fn step_rewards_are_added_up_and_a_hit_in_the_last_turn_solves() {
         trajectory.spans.truncate(1);
         trajectory.spans.extend(steps);
         trajectory.validate().unwrap();
-        let rewards = scorer.score(&task(""), &trajectory, "1 2").unwrap();
+        let rewards = scorer.score(&task(""), &trajectory, "1 2", &AtWork::default()).unwrap();
         (rewards.total(), rewards.solved, rewards.parsed)
     };
     assert_eq!(judged(&[0.0, -0.25, 1.0]), (Some(0.75), Some(true), None));
@@ -150,9 +150,12 @@ fn step_rewards_are_added_up_and_a_hit_in_the_last_turn_solves() {
     assert_eq!(judged(&[1.0, 0.0]), (Some(1.0), Some(false), None));
     assert_eq!(judged(&[0.5, 0.75]), (Some(1.25), Some(false), None));
     // Without rewarded turns there is nothing to say, unless there was no turn.
-    let error = scorer.score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1").unwrap_err();
+    let error = scorer
+        .score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1", &AtWork::default())
+        .unwrap_err();
     assert!(error.to_string().contains("rewarded no turn of the episode\nhint: "), "{error}");
-    let aborted = scorer.score(&task(""), &trajectory(0, StopReason::Aborted, 0), "").unwrap();
+    let aborted =
+        scorer.score(&task(""), &trajectory(0, StopReason::Aborted, 0), "", &AtWork::default()).unwrap();
     assert_eq!((aborted.total(), aborted.solved), (Some(0.0), Some(false)));
 }
 
@@ -160,7 +163,9 @@ fn step_rewards_are_added_up_and_a_hit_in_the_last_turn_solves() {
 fn a_reference_that_cannot_be_judged_by_is_an_error() {
     let fails = |kind: Kind, answer: &str| {
         let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
-        let error = scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 4), "18").unwrap_err();
+        let error = scorer
+            .score(&task(answer), &trajectory(5, StopReason::StopToken, 4), "18", &AtWork::default())
+            .unwrap_err();
         assert!(matches!(error, RewardError::Failed { .. }));
         error.to_string()
     };
@@ -189,8 +194,14 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
     .unwrap();
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
     assert_eq!(scorer.names().collect::<Vec<_>>(), ["format", "correct", "literal"]);
-    let rewards =
-        scorer.score(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>").unwrap();
+    let rewards = scorer
+        .score(
+            &task("18"),
+            &trajectory(5, StopReason::StopToken, 0),
+            "<answer>18</answer>",
+            &AtWork::default(),
+        )
+        .unwrap();
     let values: Vec<_> = rewards.components.iter().map(|c| (c.name.as_str(), c.weight, c.value)).collect();
     assert_eq!(
         values,
@@ -200,8 +211,14 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
     // Named, another verifier decides; shaping alone says nothing about the outcome.
     let named = RewardSettings { outcome: Some("literal".into()), ..settings };
     let rewards = Scorer::new(&named, 1, 0).unwrap();
-    let rewards =
-        rewards.score(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>").unwrap();
+    let rewards = rewards
+        .score(
+            &task("18"),
+            &trajectory(5, StopReason::StopToken, 0),
+            "<answer>18</answer>",
+            &AtWork::default(),
+        )
+        .unwrap();
     assert_eq!(rewards.solved, Some(false));
     let shaping = score(Kind::Random(Random::default()), "18", "18");
     assert_eq!((shaping.solved, shaping.parsed), (None, None));
@@ -213,7 +230,8 @@ fn a_truncated_completion_can_be_made_to_fail() {
         let kind = Kind::Numeric(Numeric { truncated, ..Numeric::default() });
         let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
         for (stop, expected) in [(StopReason::Length, solved), (StopReason::StopToken, true)] {
-            let rewards = scorer.score(&task("18"), &trajectory(5, stop, 0), "#### 18").unwrap();
+            let rewards =
+                scorer.score(&task("18"), &trajectory(5, stop, 0), "#### 18", &AtWork::default()).unwrap();
             assert_eq!((rewards.solved, rewards.parsed), (Some(expected), Some(true)));
             assert_eq!(rewards.total(), Some(f64::from(u8::from(expected))));
         }
@@ -224,7 +242,11 @@ fn by_length(json: &str, lengths: &[usize]) -> Vec<f64> {
     let settings = settings(json).unwrap();
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
     let value = |&n: &usize| {
-        scorer.score(&task("1"), &trajectory(n, StopReason::Length, 0), "1").unwrap().total().unwrap()
+        scorer
+            .score(&task("1"), &trajectory(n, StopReason::Length, 0), "1", &AtWork::default())
+            .unwrap()
+            .total()
+            .unwrap()
     };
     lengths.iter().map(value).collect()
 }
@@ -242,7 +264,11 @@ fn random_rewards_repeat_and_do_not_look_at_the_completion() {
     let draw = |seed: u64, stage: u32, text: &str| -> Vec<f64> {
         let scorer = Scorer::new(&RewardSettings::of(Kind::Random(Random::default())), seed, stage).unwrap();
         let value = |n: u32| {
-            scorer.score(&task("1"), &trajectory(2, StopReason::StopToken, n), text).unwrap().total().unwrap()
+            scorer
+                .score(&task("1"), &trajectory(2, StopReason::StopToken, n), text, &AtWork::default())
+                .unwrap()
+                .total()
+                .unwrap()
         };
         (0..2000).map(value).collect()
     };

@@ -1,6 +1,6 @@
 //! Metrics of a batch of groups, under the field's names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
 
@@ -36,13 +36,42 @@ pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics
         let cut = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
         metrics.insert(metric::CLIPPED_RATIO.into(), cut as f64 / episodes.len() as f64);
     }
-    let ages: Vec<f64> = groups
-        .iter()
-        .filter_map(Group::oldest_version)
-        .map(|v| version.0.saturating_sub(v.0) as f64)
-        .collect();
-    if let Some((mean, _)) = mean_and_std(&ages) {
-        metrics.insert(metric::STALENESS_MEAN.into(), mean);
+    metrics.extend(staleness(&episodes, version));
+    metrics
+}
+
+/// How old the policy tokens of a batch that is trained from `version` are, token by token: an episode that went on
+/// under new weights counts with each of its versions.
+fn staleness(episodes: &[&Episode], version: PolicyVersion) -> Metrics {
+    let mut tokens_by_age: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut versions_per_sample = Vec::new();
+    for episode in episodes {
+        let spans = || episode.segments.iter().flat_map(|trajectory| &trajectory.versions);
+        for span in spans() {
+            let age = version.0.saturating_sub(span.version.0);
+            *tokens_by_age.entry(age).or_default() += span.range.len() as u64;
+        }
+        let versions: BTreeSet<PolicyVersion> = spans().map(|span| span.version).collect();
+        if !versions.is_empty() {
+            versions_per_sample.push(versions.len() as f64);
+        }
+    }
+    let tokens: u64 = tokens_by_age.values().sum();
+    let mut metrics = Metrics::new();
+    if tokens == 0 {
+        return metrics;
+    }
+    let share = |tokens_of_age: u64| tokens_of_age as f64 / tokens as f64;
+    let mean = tokens_by_age.iter().map(|(&age, &n)| age as f64 * share(n)).sum();
+    let oldest = tokens_by_age.last_key_value().map_or(0, |(&age, _)| age);
+    metrics.insert(metric::STALENESS_MEAN.into(), mean);
+    metrics.insert(metric::STALENESS_MAX.into(), oldest as f64);
+    metrics.insert(metric::FRESH_TOKENS.into(), share(tokens_by_age.get(&0).copied().unwrap_or(0)));
+    if let Some((mean, _)) = mean_and_std(&versions_per_sample) {
+        metrics.insert(metric::VERSIONS_PER_SAMPLE.into(), mean);
+    }
+    for (age, &n) in &tokens_by_age {
+        metrics.insert(format!("{}{age}", metric::STALENESS_SHARE_PREFIX), share(n));
     }
     metrics
 }
@@ -74,7 +103,10 @@ pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rloom_core::{PromptSource, RewardComponent, Rewards, Task, Ticket};
+    use rloom_core::{
+        Author, PromptSource, RewardComponent, Rewards, SampleKey, Span, StopReason, Task, Ticket,
+        Trajectory, VersionSpan,
+    };
 
     #[test]
     fn pass_at_k_counts_subsets() {
@@ -113,5 +145,39 @@ mod tests {
         assert_eq!((m["reward"], m["reward/exact"]), (1.5, 0.75));
         assert!((m["reward_std"] - 1.0).abs() < 1e-12);
         assert!(!m.contains_key("off_policy/staleness_mean"));
+    }
+
+    /// A trajectory of one prompt token and policy tokens by `(version, how many)`.
+    fn sampled(parts: &[(u64, usize)]) -> Trajectory {
+        let mut end = 1;
+        let mut versions = Vec::new();
+        for &(version, tokens) in parts {
+            versions.push(VersionSpan { version: PolicyVersion(version), range: end..end + tokens });
+            end += tokens;
+        }
+        Trajectory {
+            key: SampleKey::default(),
+            tokens: vec![0; end],
+            spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..end)],
+            logprobs: vec![0.0; end - 1],
+            versions,
+            stop: StopReason::StopToken,
+        }
+    }
+
+    #[test]
+    fn staleness_counts_tokens_not_groups() {
+        let mut groups = [group(&[Some(1.0), Some(0.0)])];
+        // 6 tokens of version 7 and 2 of 5 in one episode that went on under new weights, 8 of 6 in the other.
+        groups[0].episodes[0].segments = vec![sampled(&[(5, 2), (7, 6)])];
+        groups[0].episodes[1].segments = vec![sampled(&[(6, 8)])];
+        let greedy = Episode { role: Role::Baseline, ..groups[0].episodes[0].clone() };
+        groups[0].episodes.push(Episode { segments: vec![sampled(&[(0, 99)])], ..greedy });
+        let m = batch_metrics(&groups, PolicyVersion(7));
+        assert_eq!(m["off_policy/staleness_mean"], (2.0 * 2.0 + 8.0) / 16.0);
+        assert_eq!((m["off_policy/staleness_max"], m["off_policy/fresh_tokens"]), (2.0, 6.0 / 16.0));
+        assert_eq!(m["off_policy/versions_per_sample"], 1.5);
+        let shares = ["0", "1", "2"].map(|age| m[&format!("off_policy/age/{age}")]);
+        assert_eq!(shares, [6.0 / 16.0, 8.0 / 16.0, 2.0 / 16.0]);
     }
 }

@@ -14,14 +14,16 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::RunError;
+use crate::{RunError, disk};
 
-/// An opened run directory. Holding it holds the lock; dropping it, or dying, frees the directory.
+/// An opened run directory. Holding it holds the lock; dropping it, or dying, frees the directory, at the latest when a
+/// training thread that was left behind has ended.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
-    _lock: File,
+    lock: Arc<File>,
 }
 
 impl RunDirectory {
@@ -30,8 +32,8 @@ impl RunDirectory {
         if fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(RunError::DirectoryInUse { path: path.to_owned() });
         }
-        fs::create_dir_all(path).map_err(|source| RunError::io("create", path, source))?;
-        Self::lock(path)
+        disk::create_folder("run", path)?;
+        Self::locked(path)
     }
 
     /// Opens the directory of an earlier run.
@@ -39,13 +41,13 @@ impl RunDirectory {
         if !path.join("config.toml").is_file() {
             return Err(RunError::NotARun { path: path.to_owned() });
         }
-        Self::lock(path)
+        Self::locked(path)
     }
 
-    fn lock(path: &Path) -> Result<Self, RunError> {
+    fn locked(path: &Path) -> Result<Self, RunError> {
         for folder in ["rollouts", "journal", "checkpoints", "tensorboard"] {
             let folder = path.join(folder);
-            fs::create_dir_all(&folder).map_err(|source| RunError::io("create", &folder, source))?;
+            disk::create_folder("run", &folder)?;
         }
         let lock_path = path.join("lock");
         let lock = File::options()
@@ -55,10 +57,15 @@ impl RunDirectory {
             .open(&lock_path)
             .map_err(|source| RunError::io("open", &lock_path, source))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { path: path.to_owned(), lock: Arc::new(lock) }),
             Err(fs::TryLockError::WouldBlock) => Err(RunError::Locked { path: path.to_owned() }),
             Err(fs::TryLockError::Error(source)) => Err(RunError::io("lock", &lock_path, source)),
         }
+    }
+
+    /// The lock, for a thread that may work in the directory for longer than whoever opened it.
+    pub(crate) fn lock(&self) -> Arc<File> {
+        Arc::clone(&self.lock)
     }
 
     /// The directory.
@@ -93,13 +100,18 @@ impl RunDirectory {
 
     /// The file of one step's rollouts.
     pub fn rollouts(&self, stage: &str, step: u64) -> PathBuf {
-        self.path.join("rollouts").join(format!("{stage}-step-{step:06}.jsonl.zst"))
+        rollouts_file(&self.path, stage, step)
     }
 
     /// The report.
     pub fn report(&self) -> PathBuf {
         self.path.join("report.html")
     }
+}
+
+/// The file of one step's rollouts in the run directory `run`.
+pub(crate) fn rollouts_file(run: &Path, stage: &str, step: u64) -> PathBuf {
+    run.join("rollouts").join(format!("{stage}-step-{step:06}.jsonl.zst"))
 }
 
 /// The first of `name`, `name-2`, `name-3` … that is free under `parent`.
@@ -111,24 +123,4 @@ pub fn free_name(parent: &Path, name: &str) -> String {
         candidate = format!("{name}-{number}");
     }
     candidate
-}
-
-/// Writes a file whole or not at all: beside, synced, renamed.
-pub fn write_atomically(path: &Path, contents: &[u8]) -> Result<(), RunError> {
-    use std::io::Write;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&partial)?;
-        file.write_all(contents)?;
-        file.sync_all()
-    };
-    write().map_err(|source| RunError::io("write", &partial, source))?;
-    fs::rename(&partial, path).map_err(|source| RunError::io("rename", path, source))
-}
-
-/// Makes a rename in `directory` durable.
-pub fn sync_directory(directory: &Path) -> Result<(), RunError> {
-    File::open(directory).and_then(|d| d.sync_all()).map_err(|source| RunError::io("sync", directory, source))
 }

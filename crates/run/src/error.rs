@@ -32,7 +32,7 @@ pub enum RunError {
         /// The directory.
         path: PathBuf,
     },
-    /// A journal record does not match its checksum, and it is not the last one.
+    /// A journal segment does not match its checksums, and not as a killed process leaves it.
     #[error("{}: record {record} at byte {offset} is damaged: {reason}\nhint: remove the file to generate its groups again from the last checkpoint", path.display())]
     JournalDamaged {
         /// The segment.
@@ -51,6 +51,16 @@ pub enum RunError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// A checkpoint of another version of the program.
+    #[error("the checkpoint {} has format {found}, this program reads format {reads}\nhint: finish the run with the version of rloom that wrote it, or start a new run from its weights with `--set model.path={}`", path.display(), path.display())]
+    CheckpointFormat {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The format that can be read.
+        reads: u32,
     },
     /// The recorded history cannot be repeated.
     #[error(
@@ -82,19 +92,67 @@ pub enum RunError {
         /// What can be resumed from.
         checkpoint: String,
     },
-    /// Nothing finished within the configured time.
+    /// Training again did not give the weights that were recorded.
     #[error(
-        "stage `{stage}`: {waiter} has waited {seconds} s for {awaited}\nhint: raise `rollout.deadline_seconds` if the work is really that slow"
+        "stage `{stage}`, batch {batch}: training again on the recorded groups gave other weights (checksum {now:08x}, recorded {recorded:08x})\nhint: the configuration or the binary has changed since; start a new run"
+    )]
+    ReplayDiffers {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// Checksum of the weights then.
+        recorded: u32,
+        /// Checksum of the weights now.
+        now: u32,
+    },
+    /// A group is to run under weights that nobody has any more.
+    #[error(
+        "stage `{stage}`: group {ticket} is pinned to policy version {version}, whose weights are not at hand: the journal \
+         that had the group is gone, and the checkpoint has not needed them\nresumed from: {checkpoint}\nhint: put the \
+         files of the run's `journal` folder back, or start a new run"
+    )]
+    PinnedWeightsMissing {
+        /// The stage.
+        stage: String,
+        /// The group's ticket.
+        ticket: u64,
+        /// The version.
+        version: u64,
+        /// What the run goes on from.
+        checkpoint: String,
+    },
+    /// Nothing at all happened within the configured time.
+    #[error(
+        "stage `{stage}`, step {step}: nothing has happened for {seconds} s\n  {report}\nlast good checkpoint: {checkpoint}\nhint: raise `run.stall_seconds` if the work is really that slow; `--resume` goes on from what is saved"
     )]
     Stalled {
         /// The stage.
         stage: String,
-        /// Who waited.
-        waiter: String,
-        /// For what.
-        awaited: String,
+        /// The step under way.
+        step: u64,
+        /// Who waits for whom, and what each worker last did.
+        report: String,
         /// For how long.
         seconds: u64,
+        /// What can be resumed from.
+        checkpoint: String,
+    },
+    /// More groups failed than may be replaced.
+    #[error(
+        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast good checkpoint: {checkpoint}\nhint: `schedule.max_failures` says how many may"
+    )]
+    TooManyFailures {
+        /// The stage.
+        stage: String,
+        /// The step that the groups were for.
+        step: u64,
+        /// How many failed.
+        failures: u64,
+        /// Why the last one did.
+        last: String,
+        /// What can be resumed from.
+        checkpoint: String,
     },
     /// A group could not be generated or scored.
     #[error(
@@ -136,12 +194,76 @@ pub enum RunError {
         /// The run directory.
         path: PathBuf,
     },
+    /// No such sample is in the run's files.
+    #[error("stage `{stage}` has no sample {ticket}/{sample} in its rollouts or its journal\nhint: {known}")]
+    NoSample {
+        /// The stage.
+        stage: String,
+        /// The group.
+        ticket: u64,
+        /// The place in the group.
+        sample: u32,
+        /// What there is instead, as a sentence.
+        known: String,
+    },
+    /// Weights of a version are gone.
+    #[error(
+        "stage `{stage}`: the weights of version {} are not at hand; there are those of {}\nhint: {}", list(missing), list(at_hand), rebuild_hint(*base, *missing_batch)
+    )]
+    VersionMissing {
+        /// The stage.
+        stage: String,
+        /// Versions that are asked for and missing.
+        missing: Vec<u64>,
+        /// Versions that are there.
+        at_hand: Vec<u64>,
+        /// The last one before the first that is missing.
+        base: u64,
+        /// A batch after it whose groups are gone, so that it cannot be trained again.
+        missing_batch: Option<u64>,
+    },
+    /// A batch that was trained again gave other weights than it did in the run.
+    #[error(
+        "stage `{stage}`, batch {batch}: trained again, it gives other weights than the journal has\nhint: weights are the same to the bit only with the same program and the same instruction set; this machine computes with {isa}"
+    )]
+    OtherWeights {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// The instruction set of this machine.
+        isa: &'static str,
+    },
+    /// A sample that no weights in existence would give again.
+    #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]
+    Unrepeatable {
+        /// The group.
+        ticket: u64,
+        /// The place in the group.
+        sample: u32,
+        /// Why.
+        reason: String,
+    },
     /// The parts do not fit together.
     #[error("{0}")]
     Setup(String),
     /// From the scheduler.
     #[error(transparent)]
     Sched(#[from] rloom_sched::SchedError),
+}
+
+fn list(versions: &[u64]) -> String {
+    versions.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
+    match missing_batch {
+        None => format!("`--rebuild` trains again from version {base} on, by the recorded batches"),
+        Some(batch) => format!(
+            "it cannot be trained again from version {base} either: the groups of batch {batch} are in neither \
+             `rollouts` nor the journal. `run.keep_every` keeps more checkpoints"
+        ),
+    }
 }
 
 fn io_hint(error: &std::io::Error) -> &'static str {

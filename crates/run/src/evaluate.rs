@@ -13,7 +13,7 @@ use rloom_rollout::{InFlight, RolloutEngine, SamplingSettings};
 
 use crate::RunError;
 use crate::batch_metrics::pass_at_k;
-use crate::episodes::{Attempts, Counters, Scored, prompt_text, shown_text, together};
+use crate::episodes::{Assignment, Attempts, Counters, Scored, prompt_text, shown_text, together};
 use crate::events::{Metrics, Sample};
 use crate::setup::{Policy, Shared};
 
@@ -58,11 +58,7 @@ pub fn evaluate(
     let shared = Shared::new(policy, ctx.clone(), seed);
     let engine = shared.engine(policy, &eval.rollout)?;
     let evaluator = shared.evaluator(eval, &engine)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .map_err(|e| setup(format!("could not start the runtime: {e}")))?;
-    runtime.block_on(async {
+    crate::runtime::block_on(async {
         let weights = Weights { version: rloom_core::PolicyVersion(0), model: Arc::clone(&policy.model) };
         engine.load(&weights, InFlight::Finish).await.map_err(|e| setup(e.to_string()))?;
         let total = evaluator.completions();
@@ -74,7 +70,7 @@ pub fn evaluate(
                 Err(_) => progress(evaluator.counters.scored.load(Ordering::Relaxed), total),
             }
         }
-    })
+    })?
 }
 
 struct TaskOutcome {
@@ -133,14 +129,10 @@ impl<E: RolloutEngine> Evaluator<E> {
                 let sampling = if sample == 0 { &greedy } else { &self.sampling };
                 // Apart from the tickets of training groups.
                 let group = Some(index | 1 << 63);
-                Box::pin(self.attempts.episode(
-                    &task,
-                    key,
-                    Purpose::Evaluation,
-                    group,
-                    sampling,
-                    &self.counters,
-                ))
+                let purpose = Purpose::Evaluation;
+                // Training waits for it, and rollouts may go on for long.
+                let what = Assignment { task: &task, key, purpose, group, priority: 0, sampling };
+                Box::pin(self.attempts.whole_episode(what, &self.counters))
             })
             .collect();
         let mut scored = together(futures).await.into_iter();
@@ -173,12 +165,5 @@ impl<E: RolloutEngine> Evaluator<E> {
 
 /// The reason as the event stream has it.
 pub(crate) fn stop_name(stop: rloom_core::StopReason) -> String {
-    use rloom_core::StopReason::{Aborted, Length, StopString, StopToken};
-    match stop {
-        StopToken => "stop_token",
-        StopString => "stop_string",
-        Length => "length",
-        Aborted => "aborted",
-    }
-    .to_owned()
+    stop.name().to_owned()
 }

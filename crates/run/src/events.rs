@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::RunError;
+use crate::history::last_attempt;
 use crate::tensorboard::TensorBoardWriter;
 
 /// Scalars under the field's names (`rloom_core::metric`), in name order.
@@ -40,6 +40,75 @@ pub enum Phase {
     Train,
     /// Held-out completions.
     Evaluate,
+}
+
+/// Who is busy: generation and training work side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    /// Generates and scores completions.
+    Rollout,
+    /// Trains, publishes, evaluates and saves.
+    Train,
+}
+
+/// What a lane does, or waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// A group from its start to its last score. Groups overlap, and the engine may pause within one.
+    Group,
+    /// The engine generates.
+    Generate,
+    /// No group may start before a newer policy is there: the bound on staleness.
+    WaitForPolicy,
+    /// The engine takes over new weights.
+    LoadWeights,
+    /// No batch is ready to be trained on.
+    WaitForBatch,
+    /// A batch is trained on.
+    Train,
+    /// New weights are handed over.
+    Publish,
+    /// A version is evaluated.
+    Evaluate,
+    /// A checkpoint is written.
+    Checkpoint,
+}
+
+impl Lane {
+    /// Both, in the order in which they are shown.
+    pub const ALL: [Self; 2] = [Self::Rollout, Self::Train];
+
+    /// `rollout` or `train`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rollout => "rollout",
+            Self::Train => "train",
+        }
+    }
+}
+
+impl Activity {
+    /// What it is called where it is shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Group => "group",
+            Self::Generate => "generate",
+            Self::WaitForPolicy => "wait for policy",
+            Self::LoadWeights => "load weights",
+            Self::WaitForBatch => "wait for batch",
+            Self::Train => "train",
+            Self::Publish => "publish",
+            Self::Evaluate => "evaluate",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+
+    /// Whether it is waiting and not work.
+    pub fn is_wait(self) -> bool {
+        matches!(self, Self::WaitForPolicy | Self::WaitForBatch)
+    }
 }
 
 /// One completion, shown as it was.
@@ -136,6 +205,31 @@ pub enum Event {
         /// Its size.
         bytes: u64,
     },
+    /// A lane was busy with something, or waited, and is done with it.
+    Activity {
+        /// Who.
+        lane: Lane,
+        /// With what.
+        activity: Activity,
+        /// When it began, in seconds since the process began.
+        start: f64,
+        /// When it ended, in seconds since the process began.
+        end: f64,
+        /// Of a group, the oldest version that sampled any of its tokens; of `Train`, the batch; else the version
+        /// that is worked on.
+        version: u64,
+        /// The group, where it is about one.
+        ticket: Option<u64>,
+    },
+    /// A group came to an end without being trained on, or was put off.
+    GroupEnded {
+        /// The group.
+        ticket: u64,
+        /// `filtered`, `stale`, `failed`, `surplus`, or `put_off` (it will be started again).
+        end: String,
+        /// Why, where more is known.
+        reason: Option<String>,
+    },
     /// Something that the user should know of.
     Warning {
         /// What.
@@ -226,8 +320,7 @@ fn unix_seconds() -> f64 {
 impl<'a> EventStream<'a> {
     /// Opens the stream of the next attempt. Telemetry that cannot be opened is counted as lost.
     pub(crate) fn open(path: &Path, tensorboard: &Path, observer: &'a mut dyn Observer) -> Self {
-        let attempt = read_events(path)
-            .map_or(1, |lines| lines.iter().map(|line| line.attempt).max().map_or(1, |last| last + 1));
+        let attempt = last_attempt(path) + 1;
         let mut file = File::options().create(true).append(true).open(path).ok();
         if let Some(file) = &mut file
             && ends_inside_a_line(path)
@@ -257,6 +350,11 @@ impl<'a> EventStream<'a> {
 
     pub(crate) fn elapsed(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
+    }
+
+    /// A moment in seconds since the process began.
+    pub(crate) fn at(&self, moment: Instant) -> f64 {
+        moment.saturating_duration_since(self.start).as_secs_f64()
     }
 
     pub(crate) fn lost_lines(&self) -> u64 {
@@ -301,57 +399,18 @@ impl<'a> EventStream<'a> {
 }
 
 fn ends_inside_a_line(path: &Path) -> bool {
-    std::fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|&last| last != b'\n'))
-}
-
-/// Reads an event stream. Lines that cannot be read (a torn one, one of another program version) are skipped.
-pub fn read_events(path: &Path) -> Result<Vec<EventLine>, RunError> {
-    let file = File::open(path).map_err(|source| RunError::io("open", path, source))?;
-    let mut lines = Vec::new();
-    for line in BufReader::new(file).split(b'\n') {
-        let line = line.map_err(|source| RunError::io("read", path, source))?;
-        if let Ok(event) = serde_json::from_slice(&line) {
-            lines.push(event);
-        }
-    }
-    Ok(lines)
-}
-
-/// The lines of the surviving history: a step that a later attempt trained again counts in its last telling.
-pub fn surviving(lines: &[EventLine]) -> Vec<&EventLine> {
-    let mut kept: Vec<&EventLine> = Vec::new();
-    for line in lines {
-        if let Event::StageStarted { from_step, .. } = &line.event {
-            let base = line.global_step.saturating_sub(line.step);
-            let from = base + from_step;
-            kept.retain(|earlier| {
-                let about_step = matches!(
-                    earlier.event,
-                    Event::Step { .. }
-                        | Event::Sample(_)
-                        | Event::Evaluation { .. }
-                        | Event::EvaluationSample(_)
-                );
-                !about_step || earlier.global_step <= from
-            });
-        }
-        let repeated = matches!(line.event, Event::Evaluation { .. } | Event::EvaluationSample(_));
-        if repeated {
-            kept.retain(|earlier| {
-                earlier.attempt == line.attempt
-                    || earlier.stage != line.stage
-                    || earlier.global_step != line.global_step
-                    || std::mem::discriminant(&earlier.event) != std::mem::discriminant(&line.event)
-            });
-        }
-        kept.push(line);
-    }
-    kept
+    let last = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::End(-1))?;
+        let mut last = [0];
+        file.read_exact(&mut last).map(|()| last[0])
+    });
+    last.is_ok_and(|last| last != b'\n')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::read_events;
 
     #[derive(Default)]
     struct Seen(Vec<EventLine>);
@@ -389,33 +448,5 @@ mod tests {
         let lines = read_events(&path).unwrap();
         assert_eq!(lines.len(), 2, "progress is not stored, the torn line is skipped");
         assert_eq!((lines[0].stage.as_str(), lines[0].global_step, lines[1].attempt), ("rl", 11, 2));
-    }
-
-    #[test]
-    fn a_repeated_step_counts_once() {
-        let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 9 };
-        let line = |attempt, step_: u64, event| EventLine {
-            attempt,
-            time: 0.0,
-            elapsed: 0.0,
-            stage: "rl".into(),
-            step: step_,
-            global_step: step_ + 100,
-            event,
-        };
-        let lines = vec![
-            line(1, 0, Event::StageStarted { outline: outline.clone(), from_step: 0 }),
-            line(1, 1, step(0.1)),
-            line(1, 2, step(0.2)),
-            line(1, 3, step(0.3)),
-            line(2, 2, Event::StageStarted { outline, from_step: 2 }),
-            line(2, 3, step(0.3)),
-        ];
-        let steps: Vec<u64> = surviving(&lines)
-            .iter()
-            .filter(|l| matches!(l.event, Event::Step { .. }))
-            .map(|l| l.step)
-            .collect();
-        assert_eq!(steps, [1, 2, 3]);
     }
 }

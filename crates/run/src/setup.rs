@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rloom_config::{Config, EvalSettings, ModelSource, Stage as StageConfig, StageRollout, Start};
+use rloom_config::{Config, EvalSettings, ModelSource, Priority, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{GenerationConfig, Model, hub};
@@ -12,11 +13,15 @@ use rloom_ops::Ctx;
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_rollout::{EmbeddedEngine, RolloutSettings};
 use rloom_text::Tokenizer;
+use tokio::sync::Semaphore;
 
 use crate::RunError;
-use crate::episodes::{Attempts, Counters, DemonstrationSource, GroupSource};
+use crate::checkpoint::Checkpoints;
+use crate::demonstrations::DemonstrationSource;
+use crate::episodes::{Attempts, Counters, GroupSource};
 use crate::evaluate::Evaluator;
 use crate::stage::Source;
+use crate::waits::Waits;
 
 fn setup(error: impl std::fmt::Display) -> RunError {
     RunError::Setup(error.to_string())
@@ -74,6 +79,19 @@ impl Policy {
     }
 }
 
+/// The tokenizer of the run in `directory`, from its files alone: nothing is downloaded. `None` where it is not at hand.
+pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
+    let (checkpoints, _) = Checkpoints::at(directory.join("checkpoints")).list().ok()?;
+    if let Some((_, folder)) = checkpoints.last() {
+        return Tokenizer::load(folder).ok();
+    }
+    let config = Config::load(&[directory.join("config.toml")], &[] as &[&str]).ok()?;
+    match &config.model {
+        ModelSource::Path(folder) => Tokenizer::load(Path::new(folder)).ok(),
+        ModelSource::New { tokenizer, .. } => Tokenizer::characters(tokenizer).ok(),
+    }
+}
+
 /// What all stages share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -101,6 +119,14 @@ impl Shared {
         }
     }
 
+    /// A context of so many threads on the run's instruction set.
+    pub(crate) fn ctx_of(&self, threads: usize) -> Result<Ctx, RunError> {
+        if threads == self.ctx.threads() {
+            return Ok(self.ctx.clone());
+        }
+        Ctx::with_isa(threads, self.ctx.isa()).map_err(setup)
+    }
+
     pub(crate) fn engine(
         &self,
         policy: &Policy,
@@ -116,6 +142,7 @@ impl Shared {
         engine: &Arc<EmbeddedEngine>,
         environment: EnvironmentSettings,
         reward: &RewardSettings,
+        rollout: &RolloutSettings,
         stage: u32,
     ) -> Result<Arc<Attempts<EmbeddedEngine>>, RunError> {
         Ok(Arc::new(Attempts {
@@ -127,6 +154,11 @@ impl Shared {
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
+            judges: Semaphore::new(self.ctx.threads() + 2),
+            deadline: Duration::from_secs_f64(rollout.deadline_seconds),
+            reward_deadline: Duration::from_secs_f64(reward.deadline_seconds),
+            stopping: AtomicBool::new(false),
+            waits: Waits::default(),
         }))
     }
 
@@ -150,12 +182,12 @@ impl Shared {
                 tokenizer,
                 environment: stage.environment.environment(),
                 context: self.context,
-                deadline: stall(None),
+                deadline: Duration::from_secs_f64(RolloutSettings::default().deadline_seconds),
             }));
         };
         let dataset = open(Split::Train)?;
         Ok(Source::Rollouts(Arc::new(GroupSource {
-            attempts: self.attempts(engine, stage.environment, &rollout.reward, index)?,
+            attempts: self.attempts(engine, stage.environment, &rollout.reward, &rollout.engine, index)?,
             cursor: cursor(&dataset)?,
             dataset: Arc::new(dataset),
             group_size: stage.algorithm.group_size,
@@ -163,6 +195,7 @@ impl Shared {
             overlong: stage.algorithm.overlong,
             completion_limit: completion_limit(stage, rollout),
             sampling: rollout.sampling.clone(),
+            oldest_first: rollout.schedule.priority == Priority::Oldest,
             counters: Arc::new(Counters::default()),
         })))
     }
@@ -176,7 +209,7 @@ impl Shared {
         let dataset = Dataset::open(&eval.data, Split::Eval, self.seed).map_err(setup)?;
         let tasks = eval.tasks.min(dataset.len());
         Ok(Evaluator {
-            attempts: self.attempts(engine, eval.environment, &eval.reward, u32::MAX)?,
+            attempts: self.attempts(engine, eval.environment, &eval.reward, &eval.rollout, u32::MAX)?,
             dataset,
             tasks,
             samples: if eval.sampling.is_greedy() { 0 } else { eval.samples },
@@ -189,13 +222,6 @@ impl Shared {
 /// Most policy tokens of an episode of a stage that samples, over all its turns.
 pub(crate) fn completion_limit(stage: &StageConfig, rollout: &StageRollout) -> u64 {
     (rollout.sampling.max_new_tokens * stage.environment.max_turns()) as u64
-}
-
-/// Longest wait of the driver for anything that the rollout engine owes it. Each request has the engine's own deadline;
-/// the margin lets that error, which says more, come first.
-pub(crate) fn stall(settings: Option<&RolloutSettings>) -> Duration {
-    let seconds = settings.map_or(3600.0, |s| s.deadline_seconds);
-    Duration::from_secs_f64(seconds) + Duration::from_secs(30)
 }
 
 /// The stage whose end another one starts from; `None` for the configuration's model.

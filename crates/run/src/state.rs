@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use rloom_algo::AlgorithmState;
+use rloom_core::PolicyVersion;
 use rloom_sched::SchedulerState;
 use serde::{Deserialize, Serialize};
 
 use crate::RunError;
-use crate::directory::write_atomically;
+use crate::disk::write_atomically;
+use crate::stage::Drawn;
 
 /// The best version so far, by held-out accuracy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,25 +38,33 @@ pub(crate) struct TrainerState {
     /// What the algorithm carries from batch to batch.
     #[serde(default)]
     pub(crate) algorithm: AlgorithmState,
-    /// Tokens sampled in the stage so far.
+    /// What was drawn in the stage so far.
     #[serde(default)]
-    pub(crate) sampled_tokens: u64,
+    pub(crate) drawn: Drawn,
     /// The best version so far.
     pub(crate) best: Option<Best>,
     /// The instruction set that computed it: on another one the bytes of later results may differ.
     pub(crate) isa: String,
     /// Seed of the run.
     pub(crate) seed: u64,
+    /// Older versions whose weights lie beside, because groups under way are pinned to them.
+    #[serde(default)]
+    pub(crate) samplers: Vec<PolicyVersion>,
 }
 
 const FILE: &str = "trainer/state.json";
+
+/// Where a checkpoint keeps the weights of an older version.
+pub(crate) fn sampler_folder(checkpoint: &Path, version: PolicyVersion) -> std::path::PathBuf {
+    checkpoint.join(format!("trainer/sampler-{:06}", version.0))
+}
 
 impl TrainerState {
     pub(crate) fn save(&self, checkpoint: &Path) -> Result<(), RunError> {
         let path = checkpoint.join(FILE);
         let text = serde_json::to_vec_pretty(self)
             .map_err(|e| RunError::io("encode", &path, std::io::Error::other(e)))?;
-        write_atomically(&path, &text)
+        write_atomically("state", &path, &text)
     }
 
     pub(crate) fn load(checkpoint: &Path) -> Result<Self, RunError> {

@@ -1,6 +1,5 @@
 //! What is told of a trained batch: its metrics, some completions, and the file of its rollouts.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
@@ -17,15 +16,8 @@ impl Stage<'_, '_> {
     /// Tells of a batch that was trained. Called with the events placed at its step.
     pub(crate) fn tell_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
         let step = self.scheduler.version().0 + 1;
-        let sampled = match &self.parts.source {
-            Source::Demonstrations(_) => false,
-            Source::Rollouts(source) => {
-                source.counters.generated.store(0, Ordering::Relaxed);
-                source.counters.scored.store(0, Ordering::Relaxed);
-                true
-            }
-        };
-        let clock = std::mem::take(&mut self.clock);
+        let sampled = matches!(self.parts.source, Source::Rollouts(_));
+        let clock = self.watch.end_step();
         let mut metrics =
             if sampled { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
         metrics.extend(report.metrics.clone());
@@ -44,12 +36,21 @@ impl Stage<'_, '_> {
             for (reason, groups) in std::mem::take(&mut self.drawn.filtered) {
                 put(&format!("{}{reason}", metric::FILTERED_PREFIX), groups as f64);
             }
-            let rollout = clock.rollout.saturating_sub(clock.reward).as_secs_f64();
+            let failed = std::mem::take(&mut self.drawn.failed);
+            if failed > 0 {
+                put(&format!("{}failed", metric::FILTERED_PREFIX), failed as f64);
+            }
+            let rollout = clock.rollout.as_secs_f64();
             put(metric::TIME_ROLLOUT, rollout);
             put(metric::TIME_REWARD, clock.reward.as_secs_f64());
-            // At staleness 0 the trainer waits for the whole rollout, and rollout for the whole training.
-            put(metric::TIME_WAIT_FOR_BATCH, clock.rollout.as_secs_f64());
-            put(metric::TIME_WAIT_FOR_POLICY, train_time.as_secs_f64());
+            put(metric::TIME_WAIT_FOR_BATCH, clock.wait_for_batch.as_secs_f64());
+            put(metric::TIME_WAIT_FOR_POLICY, clock.wait_for_policy.as_secs_f64());
+            put(metric::TIME_PUBLISH, clock.publish.as_secs_f64());
+            put(metric::TIME_SCHEDULER, clock.scheduler.as_secs_f64());
+            let whole = (clock.rollout + clock.wait_for_policy).as_secs_f64();
+            put(metric::OVERLAP, clock.overlap.as_secs_f64() / whole.max(1e-9));
+            put(metric::QUEUE_READY, clock.queue.ready as f64);
+            put(metric::QUEUE_RUNNING, clock.queue.running as f64);
             if clock.sampled_tokens > 0 {
                 put(metric::ROLLOUT_TOKENS_PER_SECOND, clock.sampled_tokens as f64 / rollout.max(1e-9));
             }
@@ -103,7 +104,7 @@ impl Stage<'_, '_> {
         let text = |trajectory: &rloom_core::Trajectory| {
             (prompt_text(tokenizer, trajectory), shown_text(tokenizer, trajectory))
         };
-        if let Err(error) = rollout_log::write(&path, groups, &report.advantages, &text) {
+        if let Err(error) = rollout_log::write(&path, step, groups, &report.advantages, &text) {
             self.events.warn(format!("the rollouts of step {step} were not written: {error}"));
         }
     }

@@ -2,23 +2,24 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
-use rloom_model::Model;
-use rloom_reward::RewardSettings;
-use rloom_sched::{CutOrder, Scheduler, SchedulerSettings};
-use tokio::task::JoinSet;
+use rloom_model::{Model, Weights};
+use rloom_rollout::RolloutSettings;
+use rloom_sched::{Scheduler, SchedulerSettings};
 
-use crate::batch::{BatchTraining, Engines};
+use crate::batch::{BatchTraining, Engines, optimizer_steps};
 use crate::checkpoint::{CheckpointName, Checkpoints};
-use crate::directory::{RunDirectory, write_atomically};
+use crate::directory::RunDirectory;
+use crate::disk::write_atomically;
 use crate::events::{Event, EventStream, Observer, StageOutline};
-use crate::journal::Journal;
-use crate::outcome::OutcomeRule;
-use crate::setup::{Policy, Shared, completion_limit, context, stall, start_of};
-use crate::stage::{Drawn, Ended, Keeping, RolloutClock, Stage, StageParts};
-use crate::state::{Best, TrainerState};
-use crate::{RunError, StopFlag, report};
+use crate::journal::{Journal, Recovered};
+use crate::setup::{Policy, Shared, context, start_of};
+use crate::stage::{Ended, Groups, Keeping, Publisher, Replay, Source, Stage, StageParts, Watch, restore};
+use crate::state::{Best, TrainerState, sampler_folder};
+use crate::trainer::{Trainer, Workshop};
+use crate::{RunError, StopFlag, report, runtime};
 
 /// What became of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +39,7 @@ pub struct Summary {
 /// Starts a run in `config.run_directory()`.
 pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
     let directory = RunDirectory::create(&config.run_directory())?;
-    write_atomically(&directory.config(), config.to_toml().as_bytes())?;
+    write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
     work(config, &directory, observer, stop)
 }
 
@@ -87,7 +88,6 @@ struct Run<'r, 's> {
     stop: &'r StopFlag,
     checkpoints: Checkpoints,
     shared: Shared,
-    runtime: tokio::runtime::Runtime,
     initial: Policy,
     /// The newest whole checkpoint of an earlier attempt.
     found: Option<(CheckpointName, PathBuf)>,
@@ -106,10 +106,6 @@ impl<'r, 's> Run<'r, 's> {
         let ctx = context(config.run.threads)?;
         let initial = Policy::initial(config)?;
         let (found, damaged) = checkpoints.newest_sound()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .map_err(|e| RunError::Setup(format!("could not start the runtime: {e}")))?;
         events.emit(Event::RunStarted {
             name: config.run.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -132,7 +128,6 @@ impl<'r, 's> Run<'r, 's> {
             stop,
             checkpoints,
             shared,
-            runtime,
             initial,
             found,
             best: None,
@@ -235,56 +230,81 @@ impl<'r, 's> Run<'r, 's> {
         let from_step = resumed.as_ref().map_or(0, |s| s.scheduler.version.0);
         self.events.place(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let parts = self.parts(index, stage, base, start, resumed.is_some())?;
-        let settings = SchedulerSettings {
-            batch_groups: stage.batch,
-            batches: stage.steps,
-            max_staleness: stage.max_staleness,
-            oversample: 0,
-            cut_order: CutOrder::Ticket,
-            evaluate_every: if parts.evaluator.is_some() { stage.eval_every } else { 0 },
-            checkpoint_every: stage.checkpoint_every,
-        };
-        let (journal, recovered) = Journal::open(&self.directory.journal(), index as u32, from_step)?;
-        if recovered.torn_bytes > 0 {
-            self.events.warn(format!(
-                "the journal ended in a torn record of {} bytes, which was cut off; its group is generated again",
-                recovered.torn_bytes
-            ));
-        }
+        let (parts, workshop) = self.parts(index, stage, base, start, resumed.is_some())?;
+        #[cfg(test)]
+        let (parts, workshop) = crate::failure_tests::changed(parts, workshop);
+        let settings = scheduler_settings(stage, parts.evaluator.is_some());
+        // Demonstrations give the same weights again without a journal, and a stage that is at its end gives none.
+        let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let (journal, recovered) =
+            Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
+        self.tell_recovered(&recovered);
         let optimizer_steps = resumed.as_ref().map_or(0, |s| s.optimizer_steps);
         let algorithm = resumed.as_ref().map(|s| s.algorithm).unwrap_or_default();
-        let drawn = Drawn { tokens: resumed.as_ref().map_or(0, |s| s.sampled_tokens), ..Drawn::default() };
-        let scheduler = match resumed {
-            Some(state) => Scheduler::resume(settings, state.scheduler)?,
-            None => Scheduler::new(settings)?,
-        };
+        let drawn = resumed.as_ref().map(|s| s.drawn.clone()).unwrap_or_default();
+        let same_isa = resumed.as_ref().is_none_or(|state| state.isa == parts.isa);
+        let mut publisher = Publisher::default();
+        if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
+            for &version in &state.samplers {
+                let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
+                publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
+            }
+        }
+        let mut groups = Groups::default();
+        let mut state = resumed.map(|state| state.scheduler).unwrap_or_default();
+        if matches!(parts.source, Source::Rollouts(_)) || from_step > 0 {
+            restore(&mut groups, recovered.head, &mut state);
+        }
         let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
         let mut running = Stage {
-            parts,
-            scheduler,
+            scheduler: Scheduler::resume(settings, state)?,
             directory: self.directory,
             checkpoints: &self.checkpoints,
             events: self.events,
             stop: self.stop,
             journal,
-            recovered: recovered.groups,
-            cuts: recovered.cuts,
+            replay: Replay::new(recovered.log, same_isa),
+            groups,
+            trainer: Some(Trainer::start(workshop)?),
+            publisher,
+            evaluation: None,
+            pending: std::collections::VecDeque::new(),
             optimizer_steps,
             algorithm,
             drawn,
             best: self.best.take(),
             saved,
-            ready: std::collections::BTreeMap::new(),
-            running: JoinSet::new(),
-            clock: RolloutClock::default(),
+            saving: None,
+            checkpoint_asked: false,
+            watch: Watch::default(),
+            parts,
         };
-        let ended = self.runtime.block_on(running.run())?;
+        let ended = runtime::block_on(running.run())??;
         self.best = running.best;
         self.last = running.saved.map(|(_, path)| path).or(self.last.take());
-        Ok((ended, running.parts.engines.policy.into_policy()))
+        let Some(trainer) = running.trainer else {
+            return Err(RunError::Setup("the training thread ended before the stage".into()));
+        };
+        Ok((ended, trainer.end()?.engines.policy.into_policy()))
     }
 
+    /// Says what a journal had lost.
+    fn tell_recovered(&mut self, recovered: &Recovered) {
+        if recovered.torn_bytes > 0 {
+            self.events.warn(format!(
+                "the journal ended in a torn record of {} bytes, which was cut off; what it told of is made again",
+                recovered.torn_bytes
+            ));
+        }
+        for path in &recovered.dropped_segments {
+            self.events.warn(format!(
+                "{} was removed: the segment that it follows is missing; its groups are made again",
+                path.display()
+            ));
+        }
+    }
+
+    /// What the driver and the training thread of a stage work with.
     fn parts(
         &self,
         index: usize,
@@ -292,58 +312,102 @@ impl<'r, 's> Run<'r, 's> {
         base: u64,
         start: Arc<Model>,
         resumed: bool,
-    ) -> Result<StageParts, RunError> {
+    ) -> Result<(StageParts, Workshop), RunError> {
+        let split = Split::of(stage, self.shared.ctx.threads());
         let settings = stage.rollout.as_ref().map(|r| &r.engine);
         let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
         let engine = match settings.or(eval.map(|e| &e.rollout)) {
-            Some(settings) => Some(self.shared.engine(&self.initial, settings)?),
+            Some(settings) => {
+                let settings = RolloutSettings { threads: split.rollout, ..settings.clone() };
+                Some(self.shared.engine(&self.initial, &settings)?)
+            }
             None => None,
         };
         let evaluator = match eval.zip(engine.as_ref()) {
-            Some((eval, engine)) => Some(self.shared.evaluator(eval, engine)?),
+            Some((eval, engine)) => Some(Arc::new(self.shared.evaluator(eval, engine)?)),
             None => None,
         };
-        let ctx = self.shared.ctx.clone();
-        let mut engines =
-            Engines::of_stage(&ctx, &stage.algorithm, &stage.optimizer, start, &self.initial.generation);
+        let ctx = self.shared.ctx_of(split.trainer)?;
+        let isa = ctx.isa().name().to_owned();
+        let generation = self.initial.generation.clone();
+        let mut engines = Engines::of_stage(&ctx, &stage.algorithm, &stage.optimizer, start, &generation);
         if resumed && let Some((_, path)) = &self.found {
             engines.restore(path)?;
         }
-        let per_batch = u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches);
-        let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
-        let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
-        let completion_limit = limit.unwrap_or(self.shared.context as u64);
-        Ok(StageParts {
+        let context = self.shared.context;
+        let training = BatchTraining::of_stage(stage, index as u32, self.config.run.seed, context);
+        let tokenizer = Arc::clone(&self.shared.tokenizer);
+        let workshop = Workshop {
+            engines,
+            training,
+            optimizer: stage.optimizer.clone(),
+            total_optimizer_steps: optimizer_steps(stage),
+            tokenizer: Arc::clone(&tokenizer),
+            generation,
+            checkpoints: self.checkpoints.clone(),
+            _lock: self.directory.lock(),
+            #[cfg(test)]
+            before_training: None,
+        };
+        let run = &self.config.run;
+        let parts = StageParts {
             index: index as u32,
             outline: outline(stage),
             base,
             batch_groups: stage.batch,
-            seed: self.config.run.seed,
+            seed: run.seed,
             source: self.shared.source(index as u32, stage, engine.as_ref())?,
             evaluator,
-            engines,
-            training: BatchTraining {
-                algorithm: stage.algorithm,
-                completion_limit,
-                micro_batch_tokens: stage.trainer.micro_batch_tokens,
-                seed: self.config.run.seed,
-                stage: index as u32,
-                outcome: OutcomeRule {
-                    has_verifier: reward.is_some_and(RewardSettings::has_verifier),
-                    is_shaped: stage.algorithm.overlong.is_some(),
-                },
-                step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
-            },
-            optimizer: stage.optimizer.clone(),
-            total_optimizer_steps: stage.steps * per_batch,
-            tokenizer: Arc::clone(&self.shared.tokenizer),
-            ctx,
-            keeping: Keeping { last: self.config.run.keep_last as usize, every: self.config.run.keep_every },
+            training,
+            schedule: stage.schedule(),
+            tokenizer,
+            isa,
+            keeping: Keeping { last: run.keep_last as usize, every: run.keep_every },
             shown_samples: 4,
-            stall: stall(settings.or(eval.map(|e| &e.rollout))),
+            stall: Duration::from_secs(run.stall_seconds),
             engine,
-        })
+        };
+        Ok((parts, workshop))
     }
+}
+
+/// How many threads train, and how many roll out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Split {
+    trainer: usize,
+    rollout: usize,
+}
+
+impl Split {
+    /// What the stage asks for, and otherwise all threads for both, also where they work at once: whoever has more to
+    /// do then gets more of the processor, which measured faster than any fixed share of two cores.
+    fn of(stage: &StageConfig, threads: usize) -> Self {
+        let or_all = |asked: usize| if asked > 0 { asked } else { threads };
+        let rollout = stage.rollout.as_ref().map_or(0, |rollout| rollout.engine.threads);
+        // An engine with threads of its own does not wait for those that train.
+        let rollout = if stage.schedule().overlaps() { or_all(rollout) } else { rollout };
+        Self { trainer: or_all(stage.trainer.threads), rollout }
+    }
+}
+
+fn scheduler_settings(stage: &StageConfig, evaluates: bool) -> SchedulerSettings {
+    let schedule = stage.schedule();
+    SchedulerSettings {
+        batch_groups: stage.batch,
+        batches: stage.steps,
+        max_staleness: schedule.max_staleness,
+        // Without staleness every group has the version of its batch, also one that is drawn in place of another.
+        pin_version: schedule.pin_version && schedule.overlaps(),
+        oversample: schedule.oversample,
+        cut_order: schedule.cut_order,
+        stragglers: schedule.stragglers,
+        evaluate_every: if evaluates { stage.eval_every } else { 0 },
+        checkpoint_every: stage.checkpoint_every,
+    }
+}
+
+fn setup(error: impl std::fmt::Display) -> RunError {
+    RunError::Setup(error.to_string())
 }
 
 fn outline(stage: &StageConfig) -> StageOutline {

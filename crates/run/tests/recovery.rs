@@ -1,18 +1,14 @@
-//! Nothing is lost: runs that are killed, interrupted, damaged or starved go on and end in the same bytes.
+//! Nothing is lost: runs that are interrupted, damaged or starved go on and end in the same bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod recipe;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::Duration;
 
 use rloom_config::Config;
-use rloom_core::{Purpose, RandomKey};
+use rloom_run::faults::{Fault, Plan, install};
 use rloom_run::{Event, EventLine, Observer, RunError, StopFlag, read_events};
-
-const PLACE: &str = "RLOOM_TEST_RUN";
 
 /// What a run leaves: the bytes of the last model and of the optimiser's moments.
 fn result(config: &Config) -> (Vec<u8>, Vec<u8>) {
@@ -21,9 +17,6 @@ fn result(config: &Config) -> (Vec<u8>, Vec<u8>) {
     let read = |name: &str| std::fs::read(last.join(name)).unwrap();
     (read("model.safetensors"), read("trainer/optimizer.safetensors"))
 }
-
-/// More steps, so that there is something to kill.
-const LONG: [&str; 3] = ["stage.warmup.steps=20", "stage.rl.steps=40", "run.keep_every=0"];
 
 fn undisturbed(overrides: &[&str]) -> (Vec<u8>, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
@@ -34,56 +27,6 @@ fn undisturbed(overrides: &[&str]) -> (Vec<u8>, Vec<u8>) {
 
 fn resume(config: &Config) -> Result<rloom_run::Summary, RunError> {
     rloom_run::resume(&config.run_directory(), config, &mut (), &StopFlag::default())
-}
-
-/// Not a test of its own: the process that the others start, kill and start again.
-#[test]
-#[ignore = "a child process of the other tests"]
-fn child() {
-    let Some(place) = std::env::var_os(PLACE) else {
-        return;
-    };
-    let config = recipe::config(Path::new(&place), &LONG);
-    if config.run_directory().join("config.toml").is_file() {
-        resume(&config).unwrap();
-    } else {
-        // A kill before the configuration was written leaves a folder without a run.
-        let _ = std::fs::remove_dir_all(config.run_directory());
-        rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
-    }
-}
-
-fn start_child(place: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--ignored"])
-        .env(PLACE, place)
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-#[test]
-fn killed_at_random_points_and_resumed_gives_the_same_bytes() {
-    let expected = undisturbed(&LONG);
-    let directory = tempfile::tempdir().unwrap();
-    let config = recipe::config(directory.path(), &LONG);
-    let stream = RandomKey::new(11, 0, Purpose::Interactive, 0).stream();
-    let mut kills = 0;
-    for attempt in 0..400 {
-        let mut child = start_child(directory.path());
-        // Short at first, to hit the beginning; longer with time, so that a slow machine gets to the end too.
-        let patience = Duration::from_millis(5 + 3 * attempt + stream.below(attempt, 120));
-        std::thread::sleep(patience);
-        if let Some(status) = child.try_wait().unwrap() {
-            assert!(status.success());
-            break;
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        kills += 1;
-    }
-    assert!(kills >= 3, "{kills} kills");
-    assert!(result(&config) == expected, "after {kills} kills");
 }
 
 /// Asks to stop when an event is seen.
@@ -162,6 +105,111 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     );
 }
 
+/// Stops, and the resumed attempts after them, are replayed as one history, from a checkpoint before all of them.
+#[test]
+fn damaged_checkpoints_of_stops_are_passed_over() {
+    for schedule in [
+        &["schedule.max_staleness=2"][..],
+        &["schedule.max_staleness=2", "schedule.pin_version=true"],
+        &["schedule.max_staleness=1", "schedule.cut_order=completion", "schedule.oversample=2"],
+        &["schedule.oversample=3", "schedule.cut_order=completion", "schedule.stragglers=put_off"],
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let overrides = [
+            &[
+                "stage.rl.steps=14",
+                "run.checkpoint_every=4",
+                "run.keep_last=9",
+                "run.keep_every=0",
+                "eval.every=3",
+                "sampling.max_new_tokens=12",
+                "reward.components=[{kind='random'},{kind='exact'}]",
+            ],
+            schedule,
+        ]
+        .concat();
+        let config = recipe::config(directory.path(), &overrides);
+        let run = config.run_directory();
+        for at in [5, 8, 10] {
+            let stop = StopFlag::default();
+            let here = |line: &EventLine| {
+                line.stage == "rl" && line.step == at && matches!(line.event, Event::Step { .. })
+            };
+            let mut observer = StopAt(here, stop.clone());
+            let summary = if at == 5 {
+                rloom_run::train(&config, &mut observer, &stop).unwrap()
+            } else {
+                rloom_run::resume(&run, &config, &mut observer, &stop).unwrap()
+            };
+            assert!(summary.interrupted, "{schedule:?}, {at}");
+        }
+        let damage = || {
+            for step in 5..14 {
+                let file = run.join(format!("checkpoints/rl-step-{step:06}/model.safetensors"));
+                if let Ok(bytes) = std::fs::read(&file) {
+                    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+                }
+            }
+        };
+        damage();
+        let stop = StopFlag::default();
+        let here = |line: &EventLine| {
+            line.stage == "rl" && line.step == 12 && matches!(line.event, Event::Step { .. })
+        };
+        let again = rloom_run::resume(&run, &config, &mut StopAt(here, stop.clone()), &stop).unwrap();
+        assert!(again.interrupted);
+        // What that attempt recorded, from where it left the earlier ones, is part of the history too.
+        damage();
+        assert!(!resume(&config).unwrap().interrupted, "{schedule:?}");
+        let lines = read_events(&run.join("events.jsonl")).unwrap();
+        let from: Vec<String> = lines
+            .iter()
+            .filter_map(|line| match &line.event {
+                Event::RunStarted { resumed_from, .. } => resumed_from.clone(),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(from[2..], ["rl-step-000004", "rl-step-000004"]);
+        let rewards = |attempt: u32| {
+            lines.iter().filter(move |line| line.attempt == attempt && line.stage == "rl").filter_map(
+                |line| match &line.event {
+                    Event::Step { metrics } => Some((line.step, metrics["reward"], metrics["loss"])),
+                    _ => None,
+                },
+            )
+        };
+        for attempt in 1..=4 {
+            for told in rewards(attempt) {
+                assert!(told.0 < 5 || rewards(5).any(|last| last == told), "{schedule:?}: {told:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pinned_run_without_its_journal_says_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let overrides = ["schedule.max_staleness=2", "schedule.pin_version=true", "stage.rl.steps=12"];
+    let config = recipe::config(directory.path(), &overrides);
+    let stop = StopFlag::default();
+    let here =
+        |line: &EventLine| line.stage == "rl" && line.step == 6 && matches!(line.event, Event::Step { .. });
+    rloom_run::train(&config, &mut StopAt(here, stop.clone()), &stop).unwrap();
+    let run = config.run_directory();
+    for segment in std::fs::read_dir(run.join("journal")).unwrap() {
+        std::fs::remove_file(segment.unwrap().path()).unwrap();
+    }
+    match resume(&config) {
+        // Every group was still under way.
+        Ok(_) => {}
+        Err(error @ RunError::PinnedWeightsMissing { .. }) => {
+            let text = error.to_string();
+            assert!(text.contains("rl-step-000006") && text.contains("hint: put the files"), "{text}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
 #[test]
 fn two_processes_cannot_work_on_one_run() {
     let directory = tempfile::tempdir().unwrap();
@@ -174,8 +222,6 @@ fn two_processes_cannot_work_on_one_run() {
     resume(&config).unwrap();
 }
 
-/// Every write to this device fails with "no space left".
-#[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_stops_the_run_and_loses_nothing() {
     let expected = undisturbed(&[]);
@@ -184,12 +230,12 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     let stop = StopFlag::default();
     let here = |line: &EventLine| line.stage == "rl" && matches!(line.event, Event::Step { .. });
     rloom_run::train(&config, &mut StopAt(here, stop.clone()), &stop).unwrap();
-    let segment = config.run_directory().join("journal/stage-01-from-000001.log");
-    std::fs::remove_file(&segment).unwrap();
-    std::os::unix::fs::symlink("/dev/full", &segment).unwrap();
+    let below = config.run_directory().join("journal");
+    // All but the folder, which is there.
+    let full = install(Plan { below, faults: (1..100).map(|number| (number, Fault::Full)).collect() });
     let error = resume(&config).unwrap_err().to_string();
-    assert!(error.contains("stage-01-from-000001.log") && error.contains("hint: free some space"), "{error}");
-    std::fs::remove_file(&segment).unwrap();
+    assert!(error.contains("journal/stage-01-from-") && error.contains("hint: free some space"), "{error}");
+    drop(full);
     resume(&config).unwrap();
     assert!(result(&config) == expected);
 }

@@ -4,6 +4,7 @@ mod environment;
 mod eval;
 mod model;
 mod run;
+mod schedule;
 mod stage;
 mod values;
 
@@ -30,7 +31,7 @@ fn unread_shared(draft: &Draft, problems: &mut Vec<Problem>) {
     let samples = draft.stages.iter().any(|s| s.rollout.is_some());
     for name in SHARED {
         let read = match name {
-            "sampling" => samples,
+            "sampling" | "schedule" => samples,
             "reward" | "rollout" => samples || draft.eval.is_some(),
             _ => true,
         };

@@ -6,7 +6,9 @@ use crate::section::Section;
 use crate::settings::RunSettings;
 
 /// More threads than any machine has are a slip of the keyboard.
-const MOST_THREADS: usize = 4096;
+pub(super) const MOST_THREADS: usize = 4096;
+/// A year.
+const MOST_SECONDS: u64 = 31_536_000;
 
 pub(super) fn check(
     section: &Section<RunSettings>,
@@ -28,6 +30,10 @@ pub(super) fn check(
     if run.threads > MOST_THREADS {
         let reason = format!("is {}, it must be at most {MOST_THREADS} (0 takes one per core)", run.threads);
         problems.push(out_of_range(section, "threads", &reason));
+    }
+    if !(1..=MOST_SECONDS).contains(&run.stall_seconds) {
+        let reason = format!("is {}, it must be between 1 and {MOST_SECONDS}", run.stall_seconds);
+        problems.push(out_of_range(section, "stall_seconds", &reason));
     }
     at_least(section, "keep_last", run.keep_last, 1, problems);
     run

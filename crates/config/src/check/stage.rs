@@ -4,6 +4,7 @@ use rloom_algo::{AlgoError, Algorithm, Method};
 
 use super::environment;
 use super::run::refuse_name;
+use super::schedule;
 use super::values::{self, at_least, out_of_range};
 use crate::compose::{Draft, StageDraft};
 use crate::layered::suggest;
@@ -31,13 +32,6 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let start = start(draft, place, problems);
     at_least(section, "steps", keys.steps, 1, problems);
     at_least(section, "batch", keys.batch, 1, problems);
-    if keys.max_staleness != 0 {
-        problems.push(
-            Problem::new(Code::Unsupported, "training on stale groups is not there yet")
-                .at(section.place("max_staleness"), "only 0 for now")
-                .hint("leave `max_staleness` out: rollouts then come from the newest weights"),
-        );
-    }
     if let (None, Some(origin)) = (&draft.eval, section.key_origin("eval_every")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("eval_every")))
@@ -48,26 +42,19 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
     environment::check(&stage.environment, &stage.data, reward, problems);
     values::optimizer(&stage.optimizer, problems);
-    at_least(
-        &stage.trainer,
-        "micro_batch_tokens",
-        stage.trainer.value.micro_batch_tokens as u64,
-        1,
-        problems,
-    );
+    values::trainer(&stage.trainer, problems);
     let algorithm = algorithm(stage, problems);
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
     }
-    let rollout = rollout(stage, problems);
+    let rollout = rollout(stage, algorithm.as_ref(), problems);
     Some(Stage {
         name: keys.name.clone(),
         start: start?,
         steps: keys.steps,
         batch: keys.batch,
         order: keys.order,
-        max_staleness: keys.max_staleness,
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm: algorithm?,
@@ -146,8 +133,9 @@ fn start(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
 
 fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorithm> {
     let (section, keys) = (&stage.keys, &stage.keys.value);
+    let max_staleness = stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_staleness);
     let key = |key: &str| format!("algorithm.{key}");
-    let algorithm = match Algorithm::resolve(keys.method, &keys.algorithm) {
+    let algorithm = match Algorithm::resolve(keys.method, &keys.algorithm, max_staleness) {
         Ok(algorithm) => algorithm,
         Err(AlgoError::NotRead { keys: unread, .. }) => {
             for found in unread {
@@ -199,10 +187,14 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
     Some(algorithm)
 }
 
-fn rollout(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<StageRollout> {
+fn rollout(
+    stage: &StageDraft,
+    algorithm: Option<&Algorithm>,
+    problems: &mut Vec<Problem>,
+) -> Option<StageRollout> {
     let section = &stage.keys;
     let Some(rollout) = &stage.rollout else {
-        for name in ["sampling", "reward", "rollout", "allow_truncated_sampling"] {
+        for name in ["sampling", "reward", "rollout", "schedule", "allow_truncated_sampling"] {
             if let Some(origin) = section.key_origin(name) {
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(name)))
@@ -223,6 +215,7 @@ fn rollout(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<StageRollo
         allow_truncated_sampling: allowed,
         engine: rollout.engine.value.clone(),
         reward: rollout.reward.value.clone(),
+        schedule: schedule::check(stage, &rollout.schedule, algorithm, problems),
     })
 }
 

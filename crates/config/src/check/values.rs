@@ -5,6 +5,7 @@ use rloom_model::OptimizerError;
 use rloom_reward::RewardSettings;
 use rloom_rollout::{RolloutError, RolloutSettings, SamplingSettings};
 
+use super::run::MOST_THREADS;
 use crate::layered::read::{custom, split_hint};
 use crate::problem::{Code, Problem};
 use crate::section::Section;
@@ -92,6 +93,15 @@ pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, probl
                     section.beside("min_lr_ratio", "schedule")
                 )),
         );
+    }
+}
+
+pub(super) fn trainer(section: &Section<rloom_train::TrainSettings>, problems: &mut Vec<Problem>) {
+    let settings = &section.value;
+    at_least(section, "micro_batch_tokens", settings.micro_batch_tokens as u64, 1, problems);
+    if settings.threads > MOST_THREADS {
+        let reason = format!("is {}, it must be at most {MOST_THREADS} (0 chooses)", settings.threads);
+        problems.push(out_of_range(section, "threads", &reason));
     }
 }
 

@@ -187,10 +187,10 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
     if let Some(near) = suggest::nearest(key, known) {
         return problem.at(origin, format!("did you mean `{near}`?"));
     }
-    if let Some((here, there)) = suggest::translate(key, known) {
-        return problem.at(origin, format!("{there}; here it is `{here}`"));
-    }
     let last = section.rsplit('.').next().unwrap_or(section);
+    if let Some((here, whose)) = suggest::translate(key, last, known, context.sections) {
+        return problem.at(origin, format!("{whose}; here it is `{here}`"));
+    }
     let elsewhere: Vec<&str> = context
         .sections
         .iter()

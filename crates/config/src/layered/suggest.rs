@@ -38,7 +38,8 @@ pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// Names that users bring from elsewhere: theirs, ours, and who has it.
+/// Names that users bring from elsewhere: theirs, ours (with its table, where others have a key of that name), and who has
+/// it.
 const FOREIGN: &[(&str, &str, &str)] = &[
     ("optimizer", "trainer", "the optimiser's settings are the trainer's"),
     ("optim", "trainer", "the optimiser's settings are the trainer's"),
@@ -62,9 +63,13 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ("ppo_epochs", "epochs", "verl's name"),
     ("beta", "kl", "TRL's name for the weight of the KL, `kl.coef`"),
     ("clip_grad", "max_grad_norm", "verl's name"),
-    ("lr_scheduler_type", "schedule", "TRL's name"),
+    ("lr_scheduler_type", "trainer.schedule", "TRL's name"),
     ("output_dir", "directory", "TRL's name"),
-    ("model_name_or_path", "path", "TRL's name"),
+    ("max_head_offpolicyness", "max_staleness", "AReaL's name"),
+    ("max_off_policy_steps", "max_staleness", "prime-rl's name"),
+    ("async_generation_ratio", "max_staleness", "ROLL's name"),
+    ("staleness", "max_staleness", "a short name"),
+    ("model_name_or_path", "model.path", "TRL's name"),
     ("num_hidden_layers", "layers", "the name in `config.json`"),
     ("num_attention_heads", "heads", "the name in `config.json`"),
     ("num_key_value_heads", "kv_heads", "the name in `config.json`"),
@@ -72,10 +77,24 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ("tie_word_embeddings", "tie_embeddings", "the name in `config.json`"),
 ];
 
-/// What another program's name of a setting is called here, and whose name it is.
-pub fn translate(given: &str, known: &[&str]) -> Option<(&'static str, &'static str)> {
-    let row = FOREIGN.iter().find(|(theirs, ours, _)| *theirs == given && known.contains(ours))?;
-    Some((row.1, row.2))
+/// What another program's name of a setting is called here, with its table where that is not `table`, which has the keys
+/// `known`; and whose name it is.
+pub fn translate(
+    given: &str,
+    table: &str,
+    known: &[&str],
+    sections: &[(&str, &[&str])],
+) -> Option<(String, &'static str)> {
+    let (_, ours, whose) = FOREIGN.iter().find(|(theirs, ..)| *theirs == given)?;
+    let (own_table, key) = ours.rsplit_once('.').unwrap_or(("", ours));
+    if known.contains(&key) && (own_table.is_empty() || own_table == table) {
+        return Some((key.to_owned(), whose));
+    }
+    if !own_table.is_empty() {
+        return Some(((*ours).to_owned(), whose));
+    }
+    let (elsewhere, _) = sections.iter().find(|(_, keys)| keys.contains(&key))?;
+    Some((format!("{elsewhere}.{key}"), whose))
 }
 
 /// ``did you mean `name`?``, or nothing.

@@ -2,6 +2,7 @@
 
 mod engines;
 mod objective;
+mod of_stage;
 mod rewards;
 mod rows;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use rloom_train::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
 
 use crate::outcome::OutcomeRule;
 use objective::{PolicyObjective, ValueObjective};
+pub(crate) use of_stage::optimizer_steps;
 use rows::{Inputs, Known, Member, apart, inputs, members, outcome_inputs, split};
 
 /// What training on a batch did.

@@ -143,7 +143,7 @@ fn engines(policy: Says) -> Engines<Recorder> {
 fn train(method: Method, json: &str, engines: &mut Engines<Recorder>, groups: &[Group]) -> BatchReport {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
     let training = BatchTraining {
-        algorithm: Algorithm::resolve(method, &settings).unwrap(),
+        algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
         completion_limit: 8,
         micro_batch_tokens: 4,
         seed: 1,

@@ -1,5 +1,8 @@
 //! `report.html`: one self-contained file made from the event stream.
 
+mod intervals;
+mod timeline;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -7,10 +10,16 @@ use rloom_core::metric;
 use serde::Serialize;
 
 use crate::RunError;
-use crate::directory::write_atomically;
-use crate::events::{Event, EventLine, Sample, read_events, surviving};
+use crate::disk::write_atomically;
+use crate::events::{Event, EventLine, Sample};
+use crate::history::{read_events, surviving};
+use timeline::StageTime;
 
 const TEMPLATE: &str = include_str!("template.html");
+const TIMELINE_SCRIPT: &str = include_str!("timeline.js");
+
+/// Metrics by name: each with the steps over the whole run.
+type Curves = BTreeMap<String, Vec<(u64, f64)>>;
 
 #[derive(Debug, Serialize)]
 struct Page {
@@ -20,7 +29,10 @@ struct Page {
     warnings: Vec<String>,
     stages: Vec<StageBand>,
     charts: Vec<Chart>,
-    curves: BTreeMap<String, Vec<(u64, f64)>>,
+    curves: Curves,
+    timeline: Vec<StageTime>,
+    /// Mean share of the trained tokens by age in versions, in steps that tell of it.
+    ages: Vec<(u64, f64)>,
     samples: Vec<Row>,
     config: String,
 }
@@ -53,6 +65,12 @@ struct Row {
     #[serde(flatten)]
     sample: Sample,
 }
+
+/// Charts in which a line of zeros says nothing: they are left out of runs that train on fresh tokens alone.
+const ONLY_OFF_POLICY: [&str; 4] =
+    ["Age of the tokens", "Sampled by the newest version", "Overlap", "Queues"];
+
+const MISMATCH: &str = "Largest |sampling − training| log-probability";
 
 fn charts() -> Vec<Chart> {
     let one =
@@ -97,7 +115,17 @@ fn charts() -> Vec<Chart> {
         one("Loss of the value", "", metric::VALUE_LOSS),
         one("Loss of the process-reward model", "", metric::PRM_LOSS),
         one("Effective sample size", "%", metric::CORRECTION_ESS),
-        one("Largest |sampling − training| log-probability", "", metric::MISMATCH_MAX_ABS),
+        one(MISMATCH, "", metric::MISMATCH_MAX_ABS),
+        two(
+            "Waits",
+            "s",
+            ("for a batch", metric::TIME_WAIT_FOR_BATCH),
+            ("for a policy", metric::TIME_WAIT_FOR_POLICY),
+        ),
+        two("Age of the tokens", "", ("mean", metric::STALENESS_MEAN), ("largest", metric::STALENESS_MAX)),
+        one("Sampled by the newest version", "%", metric::FRESH_TOKENS),
+        one("Overlap", "%", metric::OVERLAP),
+        two("Queues", "groups", ("ready", metric::QUEUE_READY), ("running", metric::QUEUE_RUNNING)),
     ]
 }
 
@@ -110,6 +138,8 @@ fn page(lines: &[EventLine], config: &str) -> Page {
         stages: Vec::new(),
         charts: charts(),
         curves: BTreeMap::new(),
+        timeline: timeline::stages(lines),
+        ages: Vec::new(),
         samples: Vec::new(),
         config: config.to_owned(),
     };
@@ -156,6 +186,13 @@ fn page(lines: &[EventLine], config: &str) -> Page {
         }
     }
     page.warnings.dedup();
+    page.ages = take_ages(&mut page.curves);
+    let stale = page.curves.get(metric::STALENESS_MAX).is_some_and(|curve| curve.iter().any(|p| p.1 > 0.0));
+    page.charts.retain(|chart| stale || !ONLY_OFF_POLICY.contains(&chart.title));
+    if stale && let Some(chart) = page.charts.iter_mut().find(|chart| chart.title == MISMATCH) {
+        // Then most of it is what training did between the two versions.
+        chart.title = "Largest |sampled − trained| log-probability, over versions";
+    }
     if let Some((stage, last)) = accuracy.last() {
         if let Some((_, first)) = accuracy.iter().find(|(s, _)| s == stage) {
             page.cards.push((percent(*first), format!("held-out accuracy before {stage}")));
@@ -164,11 +201,34 @@ fn page(lines: &[EventLine], config: &str) -> Page {
     }
     let total: f64 = seconds.values().sum();
     page.cards.push((format!("{:.1} min", total / 60.0), "wall-clock".into()));
-    if let Some(mismatch) = page.curves.get(metric::MISMATCH_MAX_ABS) {
-        let largest = mismatch.iter().map(|p| p.1).fold(0.0, f64::max);
-        page.cards.push((format!("{largest:?}"), "largest sampling − training difference".into()));
-    }
+    page.cards.extend(if stale { age_card(&page.curves) } else { mismatch_card(&page.curves) });
     page
+}
+
+fn mismatch_card(curves: &Curves) -> Option<(String, String)> {
+    let largest = curves.get(metric::MISMATCH_MAX_ABS)?.iter().map(|p| p.1).fold(0.0, f64::max);
+    // An exact zero is told apart from a small number.
+    let text = if largest == 0.0 { "0.0".to_owned() } else { format!("{largest:.1e}") };
+    Some((text, "largest sampling − training difference".into()))
+}
+
+fn age_card(curves: &Curves) -> Option<(String, String)> {
+    let ages = curves.get(metric::STALENESS_MEAN)?;
+    let mean = ages.iter().map(|p| p.1).sum::<f64>() / ages.len().max(1) as f64;
+    Some((format!("{mean:.2}"), "mean age of the trained tokens, in versions".into()))
+}
+
+/// Takes the shares by age out of the curves, where nobody draws them one by one.
+fn take_ages(curves: &mut Curves) -> Vec<(u64, f64)> {
+    let steps = curves.get(metric::FRESH_TOKENS).map_or(0, Vec::len).max(1) as f64;
+    let mut ages = Vec::new();
+    curves.retain(|name, curve| {
+        let age = name.strip_prefix(metric::STALENESS_SHARE_PREFIX).and_then(|age| age.parse::<u64>().ok());
+        ages.extend(age.map(|age| (age, curve.iter().map(|point| point.1).sum::<f64>() / steps)));
+        age.is_none()
+    });
+    ages.sort_unstable_by_key(|(age, _)| *age);
+    ages
 }
 
 fn percent(value: f64) -> String {
@@ -183,7 +243,7 @@ fn row(line: &EventLine, kind: &'static str, sample: &Sample) -> Row {
 pub fn render(lines: &[EventLine], config: &str) -> Result<String, serde_json::Error> {
     // `<` never appears as itself, so no text of a completion can close the script element.
     let data = serde_json::to_string(&page(lines, config))?.replace('<', "\\u003c");
-    Ok(TEMPLATE.replacen("@DATA@", &data, 1))
+    Ok(TEMPLATE.replacen("@TIMELINE@", TIMELINE_SCRIPT, 1).replacen("@DATA@", &data, 1))
 }
 
 /// Writes `report.html` for the run in `directory`.
@@ -194,12 +254,13 @@ pub fn write(directory: &Path) -> Result<(), RunError> {
     let report = directory.join("report.html");
     let html =
         render(&lines, &config).map_err(|e| RunError::io("encode", &report, std::io::Error::other(e)))?;
-    write_atomically(&report, html.as_bytes())
+    write_atomically("report", &report, html.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic::{Course, run};
 
     #[test]
     fn text_of_completions_cannot_leave_its_place() {
@@ -229,5 +290,30 @@ mod tests {
         let html = render(&[line], "").unwrap();
         assert_eq!(html.matches("</script>").count(), TEMPLATE.matches("</script>").count());
         assert!(html.contains("\\u003c/script>"));
+    }
+
+    #[test]
+    fn the_page_of_a_long_run_stays_small() {
+        let lines = run(Course { max_staleness: 2, steps: 1000, groups: 32 });
+        let html = render(&lines, "").unwrap();
+        assert!(html.len() < 1_000_000, "{} bytes", html.len());
+        assert!(html.contains("drawTimeline") && !html.contains("@TIMELINE@"));
+    }
+
+    #[test]
+    fn ages_are_a_histogram_and_only_stale_runs_have_charts_of_them() {
+        let stale = page(&run(Course { max_staleness: 2, steps: 40, groups: 8 }), "");
+        let sum: f64 = stale.ages.iter().map(|(_, share)| share).sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{:?}", stale.ages);
+        assert_eq!(stale.ages.iter().map(|(age, _)| *age).collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(stale.curves.keys().all(|name| !name.starts_with(metric::STALENESS_SHARE_PREFIX)));
+        let fresh = page(&run(Course { max_staleness: 0, steps: 40, groups: 8 }), "");
+        assert_eq!(fresh.ages, [(0, 1.0)]);
+        let card = |page: &Page| page.cards.last().map(|(_, label)| label.clone()).unwrap();
+        assert!(card(&stale).starts_with("mean age") && card(&fresh) != card(&stale));
+        let titles = |page: &Page| page.charts.iter().map(|c| c.title).collect::<Vec<_>>();
+        assert!(
+            titles(&stale).contains(&"Age of the tokens") && !titles(&fresh).contains(&"Age of the tokens")
+        );
     }
 }

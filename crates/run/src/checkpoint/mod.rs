@@ -1,7 +1,7 @@
 //! Checkpoints: whole or not at all, and checked before they are believed.
 //!
 //! A checkpoint is written beside its place, synced, then renamed. `MANIFEST` (JSON) holds the format version and
-//! size and SHA-256 of every file; a checkpoint that does not match it is refused by name.
+//! size and SHA-256 of every file, and a checksum of itself; a checkpoint that does not match it is refused by name.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,10 +12,15 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::RunError;
-use crate::directory::{sync_directory, write_atomically};
+use crate::disk;
 
 /// The layout that this program writes, and the only one that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+
+/// Names of the file operations here.
+const AREA: &str = "checkpoint";
+const REMOVE: &str = "checkpoint/remove";
+const POINT: &str = "checkpoint/point";
 
 const PARTIAL: &str = ".partial-";
 
@@ -29,6 +34,17 @@ struct FileEntry {
 struct Manifest {
     format_version: u32,
     files: BTreeMap<String, FileEntry>,
+    /// CRC-32C of what stands above, so that a damaged version is not taken for another format.
+    #[serde(default)]
+    checksum: Option<u32>,
+}
+
+impl Manifest {
+    fn checksum(format_version: u32, files: &BTreeMap<String, FileEntry>) -> u32 {
+        files.iter().fold(crc32c::crc32c(&format_version.to_le_bytes()), |sum, (name, entry)| {
+            crc32c::crc32c_append(sum, format!("\n{name} {} {}", entry.size, entry.sha256).as_bytes())
+        })
+    }
 }
 
 /// Names a checkpoint: the stage's place in the recipe, its name, and the step.
@@ -53,19 +69,24 @@ impl CheckpointName {
 pub type Found = (CheckpointName, PathBuf);
 
 /// The checkpoints of a run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Checkpoints {
     directory: PathBuf,
 }
 
 impl Checkpoints {
+    /// The checkpoints in `directory`, to be looked at: a run may be at work there.
+    pub(crate) fn at(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
     /// The checkpoints in `directory`. What an interrupted write left there is removed.
     pub fn open(directory: PathBuf) -> Result<Self, RunError> {
-        let checkpoints = Self { directory };
+        let checkpoints = Self::at(directory);
         for folder in checkpoints.folders()? {
             if folder.starts_with(PARTIAL) {
                 let path = checkpoints.directory.join(folder);
-                fs::remove_dir_all(&path).map_err(|source| RunError::io("remove", &path, source))?;
+                disk::remove_folder(REMOVE, &path)?;
             }
         }
         Ok(checkpoints)
@@ -95,10 +116,10 @@ impl Checkpoints {
         let written = Self::write_partial(&partial, name, fill).and_then(|bytes| {
             if last.exists() {
                 // The same step saved again after a resume from an older checkpoint.
-                fs::remove_dir_all(&last).map_err(|source| RunError::io("remove", &last, source))?;
+                self.remove(&last)?;
             }
-            fs::rename(&partial, &last).map_err(|source| RunError::io("rename", &partial, source))?;
-            sync_directory(&self.directory)?;
+            disk::rename(AREA, &partial, &last)?;
+            disk::sync_directory(AREA, &self.directory)?;
             Ok(bytes)
         });
         if written.is_err() {
@@ -108,36 +129,44 @@ impl Checkpoints {
         written.map(|bytes| (last, bytes))
     }
 
+    /// Takes a checkpoint away. Renamed first, so that a death in the middle leaves no half-removed one under its name.
+    fn remove(&self, checkpoint: &Path) -> Result<(), RunError> {
+        let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
+        let partial = self.directory.join(format!("{PARTIAL}removed-{name}"));
+        disk::rename(REMOVE, checkpoint, &partial)?;
+        disk::remove_folder(REMOVE, &partial)
+    }
+
     fn write_partial(
         partial: &Path,
         name: &CheckpointName,
         fill: impl FnOnce(&Path) -> Result<(), RunError>,
     ) -> Result<u64, RunError> {
+        let encoding = |e| RunError::io("encode", partial, std::io::Error::other(e));
         if partial.exists() {
-            fs::remove_dir_all(partial).map_err(|source| RunError::io("remove", partial, source))?;
+            disk::remove_folder(AREA, partial)?;
         }
-        fs::create_dir_all(partial).map_err(|source| RunError::io("create", partial, source))?;
+        disk::create_folder(AREA, partial)?;
         fill(partial)?;
-        let named = serde_json::to_vec_pretty(name)
-            .map_err(|e| RunError::io("encode", partial, std::io::Error::other(e)))?;
         let trainer = partial.join("trainer");
-        fs::create_dir_all(&trainer).map_err(|source| RunError::io("create", &trainer, source))?;
-        write_atomically(&trainer.join("name.json"), &named)?;
+        disk::create_folder(AREA, &trainer)?;
+        let named = serde_json::to_vec_pretty(name).map_err(encoding)?;
+        disk::write_atomically("checkpoint/trainer/name.json", &trainer.join("name.json"), &named)?;
         let mut files = BTreeMap::new();
-        for relative in files_below(partial)? {
+        let below = Below::read(partial)?;
+        for relative in below.files {
             let path = partial.join(&relative);
-            let entry = describe(&path)?;
-            File::open(&path)
-                .and_then(|f| f.sync_all())
-                .map_err(|source| RunError::io("sync", &path, source))?;
-            files.insert(relative, entry);
+            disk::adopt(&format!("{AREA}/{relative}"), &path)?;
+            files.insert(relative, describe(&path)?);
+        }
+        for relative in below.folders {
+            disk::sync_directory(&format!("{AREA}/{relative}"), &partial.join(&relative))?;
         }
         let bytes = files.values().map(|f| f.size).sum();
-        let manifest = serde_json::to_vec_pretty(&Manifest { format_version: FORMAT_VERSION, files })
-            .map_err(|e| RunError::io("encode", partial, std::io::Error::other(e)))?;
-        write_atomically(&partial.join("MANIFEST"), &manifest)?;
-        sync_directory(&trainer)?;
-        sync_directory(partial)?;
+        let checksum = Some(Manifest::checksum(FORMAT_VERSION, &files));
+        let manifest = Manifest { format_version: FORMAT_VERSION, files, checksum };
+        let manifest = serde_json::to_vec_pretty(&manifest).map_err(encoding)?;
+        disk::write_atomically("checkpoint/MANIFEST", &partial.join("MANIFEST"), &manifest)?;
         Ok(bytes)
     }
 
@@ -146,7 +175,7 @@ impl Checkpoints {
     pub fn list(&self) -> Result<(Vec<Found>, Vec<RunError>), RunError> {
         let mut sound = Vec::new();
         let mut damaged = Vec::new();
-        for folder in self.folders()? {
+        for folder in self.folders()?.into_iter().filter(|folder| !folder.starts_with(PARTIAL)) {
             let path = self.directory.join(&folder);
             match read_name(&path) {
                 Ok(name) => sound.push((name, path)),
@@ -157,12 +186,14 @@ impl Checkpoints {
         Ok((sound, damaged))
     }
 
-    /// The newest checkpoint that is whole, and why newer ones are not.
+    /// The newest checkpoint that is whole, and why newer ones are not. A newer one of another format is an error: it
+    /// is not damaged, and going back behind it would throw sound work away.
     pub fn newest_sound(&self) -> Result<(Option<Found>, Vec<RunError>), RunError> {
         let (mut list, mut damaged) = self.list()?;
         while let Some((name, path)) = list.pop() {
             match verify(&path) {
                 Ok(()) => return Ok((Some((name, path)), damaged)),
+                Err(error @ RunError::CheckpointFormat { .. }) => return Err(error),
                 Err(error) => damaged.push(error),
             }
         }
@@ -181,10 +212,7 @@ impl Checkpoints {
                 || (keep_every > 0 && name.step.is_multiple_of(keep_every))
                 || best == Some(path.as_path());
             if !kept {
-                // Renamed first, so that a death in the middle leaves no half-removed checkpoint under its name.
-                let partial = self.directory.join(format!("{PARTIAL}{}", name.folder()));
-                fs::rename(path, &partial).map_err(|source| RunError::io("rename", path, source))?;
-                fs::remove_dir_all(&partial).map_err(|source| RunError::io("remove", &partial, source))?;
+                self.remove(path)?;
             }
         }
         Ok(())
@@ -199,10 +227,8 @@ impl Checkpoints {
             };
             let partial = self.directory.join(format!("{link}.partial"));
             let _ = fs::remove_file(&partial);
-            std::os::unix::fs::symlink(target, &partial)
-                .map_err(|source| RunError::io("link", &partial, source))?;
-            let path = self.directory.join(link);
-            fs::rename(&partial, &path).map_err(|source| RunError::io("rename", &path, source))?;
+            disk::link(POINT, Path::new(target), &partial)?;
+            disk::rename(POINT, &partial, &self.directory.join(link))?;
         }
         #[cfg(not(unix))]
         let _ = (link, checkpoint);
@@ -223,15 +249,22 @@ pub fn verify(path: &Path) -> Result<(), RunError> {
     let bytes =
         fs::read(path.join("MANIFEST")).map_err(|e| damaged(format!("MANIFEST cannot be read: {e}")))?;
     let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| damaged(format!("MANIFEST: {e}")))?;
-    if manifest.format_version != FORMAT_VERSION {
-        return Err(damaged(format!(
-            "it has format version {}, this program reads {FORMAT_VERSION}",
-            manifest.format_version
-        )));
+    let Manifest { format_version, files, checksum } = manifest;
+    let expected = Manifest::checksum(format_version, &files);
+    // Format 1 had no checksum here.
+    if checksum.is_some_and(|found| found != expected) || (checksum.is_none() && format_version != 1) {
+        return Err(damaged("MANIFEST does not match its own checksum".into()));
     }
-    for (name, entry) in &manifest.files {
+    if format_version != FORMAT_VERSION {
+        return Err(RunError::CheckpointFormat {
+            path: path.to_owned(),
+            found: format_version,
+            reads: FORMAT_VERSION,
+        });
+    }
+    for (name, entry) in &files {
         let file = path.join(name);
-        let found = describe(&file).map_err(|e| damaged(e.to_string()))?;
+        let found = describe(&file).map_err(|e| damaged(format!("{name} cannot be read: {e}")))?;
         if found.size != entry.size {
             return Err(damaged(format!("{name} has {} bytes, not {}", found.size, entry.size)));
         }
@@ -246,7 +279,7 @@ fn describe(path: &Path) -> Result<FileEntry, RunError> {
     let read = |source| RunError::io("read", path, source);
     let mut file = File::open(path).map_err(read)?;
     let mut hash = Sha256::new();
-    let mut buffer = vec![0u8; 1 << 20];
+    let mut buffer = vec![0u8; 1 << 16];
     let mut size = 0u64;
     loop {
         let n = file.read(&mut buffer).map_err(read)?;
@@ -265,97 +298,36 @@ fn describe(path: &Path) -> Result<FileEntry, RunError> {
     Ok(FileEntry { size, sha256 })
 }
 
-/// Relative paths of the files below a folder, in order, with `/` between names.
-fn files_below(root: &Path) -> Result<Vec<String>, RunError> {
-    fn walk(directory: &Path, prefix: &str, out: &mut Vec<String>) -> std::io::Result<()> {
+/// What lies below a folder: relative paths, in order, with `/` between names.
+#[derive(Debug, Default)]
+struct Below {
+    files: Vec<String>,
+    folders: Vec<String>,
+}
+
+impl Below {
+    fn read(root: &Path) -> Result<Self, RunError> {
+        let mut below = Self::default();
+        below.walk(root, "").map_err(|source| RunError::io("read", root, source))?;
+        below.files.sort();
+        below.folders.sort();
+        Ok(below)
+    }
+
+    fn walk(&mut self, directory: &Path, prefix: &str) -> std::io::Result<()> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
             if entry.file_type()?.is_dir() {
-                walk(&entry.path(), &format!("{name}/"), out)?;
+                self.walk(&entry.path(), &format!("{name}/"))?;
+                self.folders.push(name);
             } else {
-                out.push(name);
+                self.files.push(name);
             }
         }
         Ok(())
     }
-    let mut out = Vec::new();
-    walk(root, "", &mut out).map_err(|source| RunError::io("read", root, source))?;
-    out.sort();
-    Ok(out)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(stage: u32, step: u64) -> CheckpointName {
-        CheckpointName { stage, step, stage_name: format!("s{stage}") }
-    }
-
-    fn store(directory: &Path, stage: u32, step: u64) -> PathBuf {
-        let checkpoints = Checkpoints::open(directory.to_owned()).unwrap();
-        let fill = |folder: &Path| {
-            fs::create_dir_all(folder.join("trainer")).unwrap();
-            fs::write(folder.join("trainer/state"), [stage as u8, step as u8]).unwrap();
-            fs::write(folder.join("model"), vec![7u8; 1000]).unwrap();
-            Ok(())
-        };
-        checkpoints.write(&name(stage, step), fill).unwrap().0
-    }
-
-    #[test]
-    fn any_damage_is_noticed_and_the_last_good_one_is_found() {
-        let directory = tempfile::tempdir().unwrap();
-        let good = store(directory.path(), 0, 5);
-        let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-        for (file, damage) in
-            [("model", "flip"), ("trainer/state", "truncate"), ("model", "remove"), ("MANIFEST", "flip")]
-        {
-            let newest = store(directory.path(), 1, 2);
-            let path = newest.join(file);
-            let mut bytes = fs::read(&path).unwrap();
-            match damage {
-                "flip" => bytes[0] ^= 1,
-                "truncate" => bytes.truncate(1),
-                _ => {}
-            }
-            fs::write(&path, bytes).unwrap();
-            if damage == "remove" {
-                fs::remove_file(&path).unwrap();
-            }
-            let (found, refused) = checkpoints.newest_sound().unwrap();
-            assert_eq!(found.unwrap().1, good, "{damage} {file}");
-            assert!(refused[0].to_string().contains("s1-step-000002"), "{}", refused[0]);
-        }
-    }
-
-    #[test]
-    fn a_write_that_fails_leaves_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-        let fail = |folder: &Path| {
-            fs::write(folder.join("model"), [1]).unwrap();
-            Err(RunError::Setup("no".into()))
-        };
-        assert!(checkpoints.write(&name(0, 1), fail).is_err());
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn pruning_keeps_the_last_the_marked_and_the_best() {
-        let directory = tempfile::tempdir().unwrap();
-        let best = store(directory.path(), 1, 3);
-        store(directory.path(), 0, 7);
-        for step in [1, 2, 10, 11, 12] {
-            store(directory.path(), 1, step);
-        }
-        let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-        checkpoints.prune(2, 5, Some(&best)).unwrap();
-        let kept: Vec<String> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.folder()).collect();
-        assert_eq!(
-            kept,
-            ["s0-step-000007", "s1-step-000003", "s1-step-000010", "s1-step-000011", "s1-step-000012"]
-        );
-    }
-}
+mod tests;

@@ -1,0 +1,177 @@
+use rloom_core::{Ticket, Trajectory};
+
+use super::*;
+use crate::events::{Lane, StageOutline};
+use crate::journal::{Journal, Record};
+use crate::{rollout_log, synthetic};
+
+fn line(stage: &str, step: u64, event: Event) -> EventLine {
+    EventLine { attempt: 1, time: 0.0, elapsed: 0.0, stage: stage.into(), step, global_step: step, event }
+}
+
+/// Of stage `rl`: ticket 8 is cut for step 3, 9 waits, 10 is under way with one sample done, 11 was replaced, 12 failed.
+fn journal(run: &Path) {
+    std::fs::create_dir(run.join("journal")).unwrap();
+    let (mut journal, _) = Journal::open(&run.join("journal"), 1, 0, false).unwrap();
+    for (ticket, episodes, complete) in [(8, 2, true), (9, 2, true), (10, 1, false), (11, 2, false)] {
+        let group = synthetic::group(ticket, 2, 2);
+        for (sample, episode) in (0..).zip(group.episodes).take(episodes) {
+            journal.append(&Record::Episode { ticket: group.ticket, sample, episode }).unwrap();
+        }
+        if complete {
+            let oldest = PolicyVersion(1);
+            journal.append(&Record::Ready { ticket: group.ticket, task: group.task, oldest }).unwrap();
+        }
+    }
+    journal.append(&Record::Filtered { ticket: Ticket(11) }).unwrap();
+    journal.append(&Record::Failed { ticket: Ticket(12), reason: "the reward is NaN".into() }).unwrap();
+    journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)] }).unwrap();
+}
+
+/// Stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with ticket 0.
+fn run() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("rollouts")).unwrap();
+    let outline =
+        |name: &str, method: &str| StageOutline { name: name.into(), method: method.into(), steps: 3 };
+    let stages = vec![outline("warmup", "sft"), outline("rl", "grpo"), outline("more", "grpo")];
+    let started = Event::RunStarted {
+        name: "r".into(),
+        version: String::new(),
+        seed: 7,
+        threads: 1,
+        isa: String::new(),
+        parameters: 1,
+        resumed_from: None,
+        stages: stages.clone(),
+    };
+    let mut lines = vec![line("", 0, started)];
+    lines.extend(stages.into_iter().map(|outline| {
+        let name = outline.name.clone();
+        line(&name, 0, Event::StageStarted { outline, from_step: 0 })
+    }));
+    for (stage, step, tickets) in
+        [("rl", 1, &[0, 1][..]), ("rl", 2, &[2, 3, 6]), ("rl", 3, &[8]), ("more", 1, &[0])]
+    {
+        let groups: Vec<_> = tickets.iter().map(|&t| synthetic::group(t, step - 1, 2)).collect();
+        let path = directory.path().join(format!("rollouts/{stage}-step-{step:06}.jsonl.zst"));
+        let text = |t: &Trajectory| ("3+4=".to_owned(), format!("answer of {}", t.key.sample));
+        rollout_log::write(&path, step, &groups, &vec![vec![0.5, -0.5]; groups.len()], &text).unwrap();
+        // Step 3 was trained and killed before it was told of.
+        if step < 3 {
+            lines.push(line(stage, step, Event::Step { metrics: [].into() }));
+        }
+    }
+    let group = |ticket| Event::Activity {
+        lane: Lane::Rollout,
+        activity: Activity::Group,
+        start: 1.0,
+        end: 2.5,
+        version: 0,
+        ticket: Some(ticket),
+    };
+    let ended = |ticket, end: &str, reason: Option<&str>| Event::GroupEnded {
+        ticket,
+        end: end.into(),
+        reason: reason.map(str::to_owned),
+    };
+    for event in [
+        group(2),
+        ended(4, "put_off", None),
+        ended(4, "filtered", Some("equal_outcomes")),
+        ended(5, "put_off", None),
+        ended(7, "put_off", None),
+        group(7),
+        ended(11, "filtered", Some("equal_outcomes")),
+    ] {
+        lines.push(line("rl", 1, event));
+    }
+    journal(directory.path());
+    let text: Vec<String> = lines.iter().map(|line| serde_json::to_string(line).unwrap()).collect();
+    std::fs::write(directory.path().join("events.jsonl"), text.join("\n")).unwrap();
+    directory
+}
+
+fn find(name: &str) -> Result<Lineage, LineageError> {
+    let directory = run();
+    lineage(directory.path(), &name.parse().unwrap())
+}
+
+#[test]
+fn names_of_samples() {
+    let parsed = |text: &str| text.parse::<SampleName>().ok().map(|n| (n.stage, n.ticket, n.sample));
+    assert_eq!(parsed("12"), Some((None, 12, None)));
+    assert_eq!(parsed("12/3"), Some((None, 12, Some(3))));
+    assert_eq!(parsed("rl/12"), Some((Some("rl".into()), 12, None)));
+    assert_eq!(parsed("rl/12/3"), Some((Some("rl".into()), 12, Some(3))));
+    for wrong in ["", "rl", "rl/x", "1/x", "/1", "a/b/c/d", "1/2/3/4", "-1"] {
+        assert_eq!(parsed(wrong), None, "{wrong}");
+    }
+    assert_eq!("rl/12/3".parse::<SampleName>().unwrap().to_string(), "rl/12/3");
+}
+
+#[test]
+fn a_trained_sample_is_followed_from_its_task_to_its_step() {
+    let found = find("2/1").unwrap();
+    assert_eq!(found.fate, Fate::Trained { step: 2, version: PolicyVersion(1), age: 1 });
+    assert_eq!(found.generated, Some(Generated { attempt: 1, start: 1.0, end: 2.5 }));
+    assert_eq!(
+        found.task,
+        Some(TaskLineage { index: Some(20), prompt: "3+4=".into(), answer: Some("7".into()) })
+    );
+    let [sample] = &found.samples[..] else { panic!("{found:?}") };
+    let random = StreamName { seed: 7, stage: 1, purpose: "rollout", ticket: 2, sample: 1, segment: 0 };
+    assert_eq!(sample.random, random);
+    let versions: Vec<(u64, std::ops::Range<usize>)> =
+        sample.versions.iter().map(|v| (v.version.0, v.range.clone())).collect();
+    assert_eq!((versions, sample.age), (vec![(0, 3..6), (1, 6..9)], Some(1)));
+    let logprobs = Logprobs { tokens: 6, mean: -0.5, lowest: -1.5, sum: -3.0 };
+    assert_eq!((sample.logprobs, sample.reward), (Some(logprobs), Some(0.5)));
+    assert_eq!((sample.advantage, sample.completion.as_str()), (Some(-0.5), "answer of 1"));
+    assert_eq!(find("rl/2").unwrap().samples.len(), 2);
+}
+
+#[test]
+fn a_group_that_was_not_trained_on_says_how_it_ended() {
+    let fate = |name: &str| find(name).unwrap().fate;
+    assert_eq!(fate("4"), Fate::Ended { end: "filtered".into(), reason: Some("equal_outcomes".into()) });
+    assert_eq!((fate("5"), fate("7")), (Fate::PutOff, Fate::Waiting));
+    assert!(find("4/1").unwrap().samples.is_empty());
+}
+
+#[test]
+fn a_group_of_the_journal_is_shown_with_its_tokens() {
+    let fate = |name: &str| find(name).unwrap().fate;
+    assert_eq!(
+        (fate("8"), fate("9"), fate("10")),
+        (Fate::InBatch { step: 3 }, Fate::Waiting, Fate::UnderWay)
+    );
+    let ended = |end: &str, reason: &str| Fate::Ended { end: end.into(), reason: Some(reason.into()) };
+    assert_eq!(fate("11"), ended("filtered", "equal_outcomes"));
+    assert_eq!(fate("12"), ended("failed", "the reward is NaN"));
+    let samples = |name: &str| find(name).unwrap().samples;
+    assert_eq!((samples("9").len(), samples("10").len(), samples("11").len()), (2, 1, 2));
+    let waiting = find("9/1").unwrap();
+    let task = waiting.task.unwrap();
+    assert_eq!((task.index, task.answer.as_deref()), (Some(90), Some("7")));
+    let [sample] = &waiting.samples[..] else { panic!("one was asked for") };
+    assert_eq!((sample.random.ticket, sample.random.stage, sample.random.sample), (9, 1, 1));
+    assert_eq!((sample.reward, sample.age, sample.advantage), (Some(0.5), None, None));
+    // No tokenizer is at hand.
+    assert!(sample.completion.starts_with("tokens ["), "{}", sample.completion);
+    assert_eq!(samples("8")[0].age, Some(1), "counted from the version that its batch trains from");
+    assert_eq!(find("11").unwrap().task.unwrap().index, None);
+}
+
+#[test]
+fn what_is_not_there_is_said_with_what_is() {
+    let said = |name: &str| find(name).unwrap_err().to_string();
+    assert_eq!(
+        said("99"),
+        "nothing is known of ticket 99\nhint: stage rl has the tickets 0-12; stage more has the tickets 0"
+    );
+    assert_eq!(said("0"), "ticket 0 is in the stages rl and more\nhint: say which: `rl/0`");
+    assert_eq!(said("2/9"), "ticket 2 has no sample 9\nhint: it has the samples 0-1");
+    assert_eq!(said("warmup/0"), "the run has no stage `warmup` that samples\nhint: these do: rl, more");
+    assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+}

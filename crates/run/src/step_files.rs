@@ -1,0 +1,61 @@
+//! The files of `rollouts/` that belong to one stage.
+
+use std::path::{Path, PathBuf};
+
+use crate::directory::rollouts_file;
+use crate::{LoggedTrajectory, RunError, rollout_log};
+
+/// The files of the steps of one stage.
+#[derive(Debug)]
+pub(crate) struct StepFiles {
+    run: PathBuf,
+    stage: String,
+    /// The last step that counts: a later one was trained by an interrupted attempt, and is done again.
+    last: u64,
+}
+
+impl StepFiles {
+    pub(crate) fn new(run: &Path, stage: &str, last: u64) -> Self {
+        Self { run: run.to_owned(), stage: stage.to_owned(), last }
+    }
+
+    pub(crate) fn path(&self, step: u64) -> PathBuf {
+        rollouts_file(&self.run, &self.stage, step)
+    }
+
+    /// Whether the file of a step is there.
+    pub(crate) fn has(&self, step: u64) -> bool {
+        step <= self.last && self.path(step).is_file()
+    }
+
+    /// The steps whose files are there with their tickets, the last step first. One that cannot be read hides no other.
+    fn tickets_by_step(&self) -> impl Iterator<Item = (u64, Vec<u64>)> {
+        let prefix = format!("{}-step-", self.stage);
+        let mut steps: Vec<u64> = std::fs::read_dir(self.run.join("rollouts"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                name.to_str()?.strip_prefix(&prefix)?.strip_suffix(".jsonl.zst")?.parse().ok()
+            })
+            .filter(|&step| step <= self.last)
+            .collect();
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        steps
+            .into_iter()
+            .filter_map(|step| rollout_log::tickets(&self.path(step)).ok().map(|tickets| (step, tickets)))
+    }
+
+    /// A group with the step that trained on it.
+    pub(crate) fn group(&self, ticket: u64) -> Result<Option<(u64, Vec<LoggedTrajectory>)>, RunError> {
+        let holding = self.tickets_by_step().find(|(_, tickets)| tickets.contains(&ticket));
+        let read = |(step, _)| Ok((step, rollout_log::group(&self.path(step), ticket)?));
+        holding.map(read).transpose()
+    }
+
+    /// All tickets that were trained on, in any order.
+    pub(crate) fn tickets(&self) -> Vec<u64> {
+        self.tickets_by_step().flat_map(|(_, tickets)| tickets).collect()
+    }
+}

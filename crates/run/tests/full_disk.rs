@@ -1,0 +1,50 @@
+//! The files of a checkpoint that other crates write: a full disk is an error that names the file.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod recipe;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rloom_run::Policy;
+use rloom_train::{EmbeddedTrainEngine, TrainEngine};
+
+/// Writes all that a checkpoint has of model, optimiser, value head and tokenizer.
+fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
+    let ctx = rloom_run::context(1).unwrap();
+    let optimizer = rloom_model::OptimizerSettings::default();
+    let model = Arc::clone(&policy.model);
+    let generation = policy.generation.clone();
+    let engine = EmbeddedTrainEngine::with_value_head(ctx, model, None, optimizer, generation);
+    engine.save(folder).map_err(|e| e.to_string())?;
+    policy.tokenizer.save(folder).map_err(|e| e.to_string())
+}
+
+#[test]
+fn every_file_of_a_checkpoint_says_that_the_disk_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = Policy::initial(&recipe::config(directory.path(), &[])).unwrap();
+    let sound = directory.path().join("sound");
+    std::fs::create_dir_all(&sound).unwrap();
+    save(&policy, &sound).unwrap();
+    let files = |folder: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries
+            .filter(|path| path.is_file())
+            .map(|p| p.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect()
+    };
+    let mut names = files(&sound);
+    names.extend(files(&sound.join("trainer")).into_iter().map(|name| format!("trainer/{name}")));
+    assert!(names.len() >= 6, "{names:?}");
+    for name in names {
+        let full = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(full.path().join("trainer")).unwrap();
+        // Every write to this device fails with "no space left".
+        std::os::unix::fs::symlink("/dev/full", full.path().join(&name)).unwrap();
+        let error = save(&policy, full.path()).unwrap_err();
+        assert!(error.contains(&name) && error.contains("No space left"), "{name}: {error}");
+    }
+}
