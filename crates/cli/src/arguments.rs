@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use rloom_run::lineage::SampleName;
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -50,6 +51,10 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Show what a run did.
     Inspect(Inspect),
+    /// Simulate a recipe on other hardware, and recommend how to divide it.
+    Plan(Plan),
+    /// Generate a sample of a run again and compare it, bit for bit.
+    Replay(Replay),
     /// List the algorithms, or show one with its equations and knobs.
     Algo {
         #[command(subcommand)]
@@ -184,13 +189,95 @@ pub(crate) struct Chat {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  rloom inspect arithmetic
+  rloom inspect arithmetic 12/3                  the way of sample 3 of ticket 12
+  rloom inspect arithmetic rl/12                 every sample of ticket 12 of the stage rl
+  rloom inspect arithmetic --trace trace.json    then open the file at https://ui.perfetto.dev")]
 pub(crate) struct Inspect {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
+    /// Tell of a sample: TICKET for all of its group, TICKET/SAMPLE for one, with their stage before them where several
+    /// have the ticket.
+    #[arg(value_name = "SAMPLE", conflicts_with_all = ["trace", "samples"])]
+    pub(crate) sample: Option<SampleName>,
+    /// Write who was busy when, as a trace that Perfetto and chrome://tracing open.
+    #[arg(long, value_name = "FILE", conflicts_with = "samples")]
+    pub(crate) trace: Option<PathBuf>,
     /// Show completions of the last step that has any, at most so many.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) samples: usize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom plan recipes/arithmetic.toml
+  rloom plan recipes/gsm8k.toml --profile node-8xH100 --sweep --svg frontier.svg
+  rloom plan --calibrate runs/arithmetic --devices 16
+  rloom plan recipe.toml --profile cluster-1024 --set schedule.max_staleness=2 --set schedule.oversample=64
+
+The scheduler is the one that trains; the hardware is a model of it, described in docs/plan.md. A profile is one of
+laptop-cpu, node-8xH100 and cluster-1024, or a TOML file.")]
+pub(crate) struct Plan {
+    /// Configuration files (TOML); later ones win over earlier ones.
+    #[arg(value_name = "FILE", required_unless_present = "calibrate")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Override one setting, as often as you like. A stage is addressed by its name.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+    /// The stage to simulate; by default the last one that samples.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) stage: Option<String>,
+    /// The hardware: a profile's name or file [default: laptop-cpu].
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "calibrate")]
+    pub(crate) profile: Option<String>,
+    /// Fit the profile to what a run showed; its configuration is simulated unless another is given.
+    #[arg(long, value_name = "RUN")]
+    pub(crate) calibrate: Option<PathBuf>,
+    /// Write the fitted profile to this file.
+    #[arg(long, value_name = "FILE", requires = "calibrate")]
+    pub(crate) save_profile: Option<PathBuf>,
+    /// Devices in all [default: the profile's].
+    #[arg(long, value_name = "N")]
+    pub(crate) devices: Option<u32>,
+    /// Devices that generate; the others train [default: the fastest split].
+    #[arg(long, value_name = "N")]
+    pub(crate) rollout_devices: Option<u32>,
+    /// Batches to simulate [default: the stage's, but at most as many as take a moment].
+    #[arg(long, value_name = "N")]
+    pub(crate) steps: Option<u64>,
+    /// Show every split and bound on staleness that was looked at.
+    #[arg(long)]
+    pub(crate) sweep: bool,
+    /// Draw them into this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Lengths: `constant`, `lognormal:SIGMA`, or `tail:SHARE` for so many sequences of full length [default: the
+    /// profile's].
+    #[arg(long, value_name = "SHAPE")]
+    pub(crate) lengths: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom replay runs/arithmetic 12/0
+  rloom replay runs/arithmetic rl/12/0 --rebuild
+
+Exits with 0 when tokens and log-probabilities are the same to the bit, otherwise with 1.
+The run's files are only read.")]
+pub(crate) struct Replay {
+    /// The run: its name under `runs`, or its folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// TICKET/SAMPLE of the last stage that samples, or STAGE/TICKET/SAMPLE.
+    #[arg(value_name = "SAMPLE")]
+    pub(crate) sample: SampleName,
+    /// Train versions that no checkpoint holds again, by the recorded batches.
+    #[arg(long)]
+    pub(crate) rebuild: bool,
 }
 
 #[derive(Debug, Subcommand)]

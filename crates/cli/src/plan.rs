@@ -39,6 +39,8 @@ pub(crate) struct StagePlan {
     pub(crate) new_tokens_per_step: Option<u64>,
     /// Tokens of a step that are trained on, if every sequence fills the context.
     pub(crate) most_tokens_per_step: Option<u64>,
+    /// Versions that rollouts may be behind training.
+    pub(crate) max_staleness: u64,
     pub(crate) memory: Option<Memory>,
 }
 
@@ -104,6 +106,10 @@ impl Plan {
             if let Some(most) = stage.most_tokens_per_step {
                 let _ = write!(text, ", at most {} tokens trained on", count(most));
             }
+            if stage.max_staleness > 0 {
+                let versions = if stage.max_staleness == 1 { "version" } else { "versions" };
+                let _ = write!(text, ", up to {} {versions} old", thousands(stage.max_staleness));
+            }
             lines.push(text);
             if let Some(memory) = stage.memory {
                 let parts = [
@@ -128,7 +134,7 @@ impl Plan {
 }
 
 /// The model's shape, if it is known without a download.
-fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
+pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
     match &config.model {
         ModelSource::New { model, tokenizer } => {
             let tokenizer = Tokenizer::characters(tokenizer).map_err(Failure::usage)?;
@@ -159,12 +165,13 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
         steps: stage.steps,
         sequences_per_step: sequences,
         new_tokens_per_step: new_tokens.map(|n| n * sampled),
+        max_staleness: stage.schedule().max_staleness,
         most_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
         memory: model.map(|m| memory(stage, m, m.max_positions as u64 * sequences, engine)),
     }
 }
 
-/// Weights are held twice (as they are and packed for the kernels), gradients once, AdamW's moments twice.
+/// Each copy of weights is held twice (as they are and packed for the kernels), gradients once, AdamW's moments twice.
 fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
     let weights = model.parameter_count() * F32;
     let per_token = {
@@ -186,8 +193,15 @@ fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&
     let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());
     let beside =
         u64::from(algorithm.critic.is_some_and(|c| !c.is_shared())) + u64::from(algorithm.prm.is_some());
+    // Beside training rollouts keep theirs; pinned groups those of each version that is still sampled under.
+    let schedule = stage.schedule();
+    let kept = match (schedule.max_staleness, schedule.pin_version) {
+        (0, _) => 0,
+        (_, false) => 1,
+        (versions, true) => versions + 1,
+    };
     Memory {
-        weights: 2 * weights,
+        weights: 2 * weights * (1 + kept),
         gradients: weights,
         optimizer: 2 * weights,
         reference: references * 2 * weights,

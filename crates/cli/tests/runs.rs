@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -120,6 +121,62 @@ fn a_run_can_be_inspected() {
 }
 
 #[test]
+fn a_sample_is_followed_to_the_step_that_trained_on_it() {
+    let place = trained();
+    let said = place.run(&["inspect", "tiny", "rl/1/0"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    assert!(said.stdout.starts_with("rl/1 was trained on by step 1, from version 0, when it was fresh"));
+    for wanted in
+        ["  prompt       ", "stage 1, rollout, ticket 1, sample 0, segment 0\n", "  versions     0 wrote "]
+    {
+        assert!(said.stdout.contains(wanted), "no `{wanted}` in\n{}", said.stdout);
+    }
+    let json = place.run(&["inspect", "tiny", "1", "--json"]);
+    let value: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((&value["fate"], &value["step"], &value["age"]), (&"trained".into(), &1.into(), &0.into()));
+    let samples = value["samples"].as_array().unwrap();
+    assert!(samples.len() > 1 && samples.iter().all(|s| s["logprobs"]["tokens"].as_u64().unwrap() > 0));
+    let unknown = place.run(&["inspect", "tiny", "999999"]);
+    assert_eq!(unknown.code, Some(2));
+    assert!(
+        unknown
+            .stderr
+            .starts_with("error: nothing is known of ticket 999999\nhint: stage rl has the tickets 0-")
+    );
+}
+
+#[test]
+fn a_run_becomes_a_trace() {
+    let place = trained();
+    let events = place.path("runs/tiny/events.jsonl");
+    let activity = |lane: &str, activity: &str, start: f64, end: f64, ticket: Option<u64>| {
+        serde_json::json!({
+            "attempt": 1, "time": 0.0, "elapsed": end, "stage": "rl", "step": 0, "global_step": 3, "event": "activity",
+            "lane": lane, "activity": activity, "start": start, "end": end, "version": 0, "ticket": ticket,
+        })
+    };
+    let mut text = std::fs::read_to_string(&events).unwrap();
+    for line in [
+        activity("rollout", "group", 0.1, 0.3, Some(0)),
+        activity("rollout", "group", 0.1, 0.2, Some(1)),
+        activity("train", "train", 0.3, 0.4, None),
+    ] {
+        writeln!(text, "{line}").unwrap();
+    }
+    std::fs::write(&events, text).unwrap();
+    let said = place.run(&["inspect", "tiny", "--trace", "trace.json"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stdout.starts_with("trace.json has "), "{}", said.stdout);
+    let trace: Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path("trace.json")).unwrap()).unwrap();
+    let of = |ph: &str| trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == ph).count();
+    assert!(of("b") >= 2 && of("b") == of("e") && of("X") >= 1 && of("i") >= 1);
+    let json = place.run(&["inspect", "tiny", "--trace", "trace.json", "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&json.stdout).unwrap()["trace"], "trace.json");
+    assert_eq!(place.run(&["inspect", "tiny", "1", "--trace", "trace.json"]).code, Some(2));
+}
+
+#[test]
 fn a_trained_model_completes_prompts() {
     let place = trained();
     let said = place.run(&["generate", "runs/tiny", "1+2=", "3+4=", "--json", "-n", "2", "--seed", "5"]);
@@ -202,4 +259,23 @@ fn a_model_with_a_chat_template_can_be_talked_with() {
         "0",
     ]);
     assert_eq!(generated.stdout.trim_end(), words[0], "{}", generated.stderr);
+}
+
+#[test]
+fn a_sample_is_replayed() {
+    let place = trained();
+    let said = place.run(&["replay", "tiny", "0/0"]);
+    assert_eq!(said.code, Some(0), "{}", said.whole());
+    let heads =
+        ["sample       rl/0/0, ", "version 0    what the stage started from", "verdict      tokens and"];
+    for head in heads {
+        assert!(said.stdout.lines().any(|line| line.starts_with(head)), "no `{head}` in\n{}", said.stdout);
+    }
+    let json = place.run(&["replay", "tiny", "rl/0/0", "--json"]);
+    let value: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((value["verdict"].as_str(), value["versions"]["0"].as_str()), (Some("equal"), Some("start")));
+    let missing = place.run(&["replay", "tiny", "9999/0"]);
+    assert_eq!(missing.code, Some(1), "{}", missing.whole());
+    assert!(missing.stderr.contains("no sample 9999/0"), "{}", missing.stderr);
+    assert_eq!(place.run(&["replay", "tiny", "nine"]).code, Some(2));
 }

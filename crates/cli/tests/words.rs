@@ -9,13 +9,15 @@ use support::{Place, TINY, snapshot};
 #[test]
 fn help() {
     let place = Place::new();
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 13] = [
         &["--help"],
         &["train", "--help"],
         &["eval", "--help"],
         &["generate", "--help"],
         &["chat", "--help"],
         &["inspect", "--help"],
+        &["replay", "--help"],
+        &["plan", "--help"],
         &["algo", "--help"],
         &["algo", "list", "--help"],
         &["algo", "show", "--help"],
@@ -34,7 +36,7 @@ fn help() {
 fn usage_errors_exit_with_2() {
     let place = Place::new();
     place.write("tiny.toml", TINY);
-    let cases: [&[&str]; 9] = [
+    let cases: [&[&str]; 12] = [
         &["trian"],
         &["train"],
         &["train", "tiny.toml", "--resume", "x"],
@@ -42,6 +44,9 @@ fn usage_errors_exit_with_2() {
         &["train", "none.toml"],
         &["train", "tiny.toml", "--set", "stage.rl.steps"],
         &["inspect", "nothing"],
+        &["inspect", "nothing", "rl/x"],
+        &["replay", "nothing", "12/3"],
+        &["plan", "none.toml"],
         &["generate", "nothing", "x"],
         &["algo", "show", "drgrpo"],
     ];
@@ -89,6 +94,9 @@ fn a_dry_run_prints_a_configuration_that_gives_itself() {
     let value: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(value["config"]["stage"][1]["algorithm"]["group_size"], 2);
     assert!(value["plan"]["parameters"].as_u64().unwrap() > 1000);
+    let beside = place.run(&["train", "tiny.toml", "--dry-run", "--set", "schedule.max_staleness=2"]);
+    assert!(beside.stderr.contains("tokens trained on, up to 2 versions old"), "{}", beside.stderr);
+    assert!(beside.stdout.contains("[stage.algorithm.correction]"), "{}", beside.stdout);
     assert!(!place.path("runs").exists(), "nothing was begun");
 }
 

@@ -1,5 +1,8 @@
 //! `rloom inspect`: what a run did, from the files that it left.
 
+mod sample;
+mod trace;
+
 use std::path::Path;
 
 use rloom_core::metric;
@@ -64,7 +67,13 @@ struct Measured {
 
 pub(crate) fn run(arguments: &Inspect, output: Output) -> Result<(), Failure> {
     let directory = find_run(&arguments.run)?;
+    if let Some(name) = &arguments.sample {
+        return sample::run(&directory, name, output);
+    }
     let lines = read_events(&directory.join("events.jsonl")).map_err(Failure::failed)?;
+    if let Some(file) = &arguments.trace {
+        return trace::run(&lines, file, output);
+    }
     let overview = overview(&directory, &lines)?;
     if output.json {
         return output.json(&overview);

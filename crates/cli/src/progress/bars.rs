@@ -1,13 +1,13 @@
-//! Bars on a terminal: the stage, and below it what the step under way is doing.
+//! Bars on a terminal: the stage, and below it what is under way. Where rollouts run beside training, both move.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rloom_core::metric;
-use rloom_run::{Event, EventLine, Phase};
+use rloom_run::{Event, EventLine, Metrics, Phase};
 
-use super::numbers::duration;
+use super::numbers::{age, duration};
 use super::sparkline::sparkline;
 use crate::output::Output;
 
@@ -39,6 +39,10 @@ struct Shown {
 
 impl Bars {
     pub(crate) fn new(output: Output) -> Self {
+        Self::on(ProgressDrawTarget::stderr_with_hz(RATE), output)
+    }
+
+    fn on(target: ProgressDrawTarget, output: Output) -> Self {
         let style = |template: &str| {
             let template = if output.colour {
                 template.replace("{bar:24}", "{bar:24.cyan/dim}")
@@ -50,12 +54,12 @@ impl Bars {
                 .progress_chars("━╸─")
         };
         Self {
-            screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(RATE)),
+            screen: MultiProgress::with_draw_target(target),
             stage_style: style("{prefix:<10} {bar:24} {pos}/{len}  {msg}  {left}").with_key(
                 "left",
                 |state: &ProgressState, out: &mut dyn std::fmt::Write| {
                     // Before the first step there is nothing to extrapolate from.
-                    if state.pos() > 0 {
+                    if state.pos() > 0 && state.len().is_none_or(|steps| state.pos() < steps) {
                         let _ = write!(out, "{} left", duration(state.eta().as_secs_f64()));
                     }
                 },
@@ -92,16 +96,14 @@ impl Bars {
             Event::Step { metrics } => {
                 if let Some(bar) = &shown.stage {
                     bar.set_position(line.step);
-                    let number =
-                        |name: &str, label: &str| metrics.get(name).map(|v| format!("{label} {v:.3}"));
-                    let text = match number(metric::REWARD, "reward") {
-                        Some(reward) => format!("{reward} {}", sparkline(rewards, CURVE)),
-                        None => number(metric::LOSS, "loss").unwrap_or_default(),
-                    };
-                    bar.set_message(text);
+                    bar.set_message(stage_message(metrics, rewards));
                 }
-                for (_, bar) in &shown.phases {
-                    bar.set_position(0);
+                let beside = runs_beside(metrics);
+                for (phase, bar) in &shown.phases {
+                    // Rollouts beside training are already at the next batches: they say themselves how far.
+                    if *phase == Phase::Train || !beside {
+                        bar.set_position(0);
+                    }
                 }
             }
             Event::Evaluation { .. } => self.remove(&mut shown, Phase::Evaluate),
@@ -126,10 +128,17 @@ impl Bars {
         if let Some((_, bar)) = shown.phases.iter().find(|(p, _)| *p == phase) {
             return bar.clone();
         }
-        let name = PHASES.iter().find(|(p, _)| *p == phase).map_or("", |(_, name)| name);
-        let bar = self.screen.add(ProgressBar::new(total).with_style(self.phase_style.clone()));
+        let place = |wanted: Phase| PHASES.iter().position(|(phase, _)| *phase == wanted);
+        let name = place(phase).map_or("", |at| PHASES[at].1);
+        // Bars keep the order of the phases, whichever moves first.
+        let before = shown.phases.iter().position(|(other, _)| place(*other) > place(phase));
+        let bar = ProgressBar::new(total).with_style(self.phase_style.clone());
+        let bar = match before {
+            Some(at) => self.screen.insert_before(&shown.phases[at].1, bar),
+            None => self.screen.add(bar),
+        };
         bar.set_prefix(name);
-        shown.phases.push((phase, bar.clone()));
+        shown.phases.insert(before.unwrap_or(shown.phases.len()), (phase, bar.clone()));
         bar
     }
 
@@ -143,3 +152,25 @@ impl Bars {
         });
     }
 }
+
+/// What the stage's bar says behind its count.
+fn stage_message(metrics: &Metrics, rewards: &[f64]) -> String {
+    let number = |name: &str, label: &str| metrics.get(name).map(|v| format!("{label} {v:.3}"));
+    let mut text = match number(metric::REWARD, "reward") {
+        Some(reward) => format!("{reward} {}", sparkline(rewards, CURVE)),
+        None => number(metric::LOSS, "loss").unwrap_or_default(),
+    };
+    if let Some(age) = age(metrics) {
+        text.push_str("  ");
+        text.push_str(&age);
+    }
+    text
+}
+
+/// Whether the batch was trained while others were generated.
+fn runs_beside(metrics: &Metrics) -> bool {
+    [metric::OVERLAP, metric::STALENESS_MAX].iter().any(|name| metrics.get(*name).is_some_and(|v| *v > 0.0))
+}
+
+#[cfg(test)]
+mod tests;

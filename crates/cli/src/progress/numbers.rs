@@ -2,6 +2,9 @@
 
 use std::fmt::Write as _;
 
+use rloom_core::metric;
+use rloom_run::Metrics;
+
 /// `12 ms`, `1.2 s`, `45 s`, `3 m 05 s`, `2 h 10 m`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -58,6 +61,13 @@ pub(crate) fn thousands(number: u64) -> String {
 /// `51.2 %`.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
+}
+
+/// `age 1.2, oldest 2`: how old the tokens of a batch were, in versions; nothing where all were fresh.
+pub(crate) fn age(metrics: &Metrics) -> Option<String> {
+    let oldest = metrics.get(metric::STALENESS_MAX).filter(|oldest| **oldest > 0.0)?;
+    let mean = metrics.get(metric::STALENESS_MEAN)?;
+    Some(format!("age {mean:.1}, oldest {oldest}"))
 }
 
 /// A model's text for a terminal, which would obey control characters: they are replaced.

@@ -3,7 +3,7 @@
 use rloom_core::metric;
 use rloom_run::{Event, EventLine, Metrics, Sample, StageOutline};
 
-use super::numbers::{bytes, count, duration, excerpt, percent};
+use super::numbers::{age, bytes, count, duration, excerpt, percent};
 use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
 
 /// Steps of a stage that plain output tells of, at most about so many.
@@ -163,8 +163,14 @@ pub(crate) fn summary(metrics: &Metrics) -> String {
         let replaced: f64 = replaced.map(|(_, groups)| groups).sum();
         parts.extend((replaced > 0.0).then(|| format!("replaced {replaced} groups")));
     }
-    let seconds: f64 =
-        [metric::TIME_ROLLOUT, metric::TIME_REWARD, metric::TIME_TRAIN].iter().filter_map(|n| get(n)).sum();
+    parts.extend(age(metrics));
+    parts.extend(get(metric::OVERLAP).filter(|o| *o > 0.0).map(|o| format!("overlap {}", percent(o))));
+    // What the trainer waited for is the part of the rollout that nothing was done beside.
+    let rollout = match get(metric::TIME_WAIT_FOR_BATCH) {
+        Some(waited) => waited,
+        None => [metric::TIME_ROLLOUT, metric::TIME_REWARD].iter().filter_map(|n| get(n)).sum(),
+    };
+    let seconds = rollout + get(metric::TIME_TRAIN).unwrap_or(0.0);
     parts.push(duration(seconds));
     parts.join("  ")
 }
@@ -186,4 +192,29 @@ pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
         lines.push(format!("  {} {text}", output.paint(FAINT, &format!("{name:<11}"))));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_beside_rollouts_says_how_old_its_tokens_are() {
+        let mut metrics: Metrics = [
+            (metric::REWARD, 0.5),
+            (metric::STALENESS_MEAN, 0.0),
+            (metric::STALENESS_MAX, 0.0),
+            (metric::OVERLAP, 0.0),
+            (metric::TIME_ROLLOUT, 3.0),
+            (metric::TIME_WAIT_FOR_BATCH, 3.0),
+            (metric::TIME_TRAIN, 2.0),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        assert_eq!(summary(&metrics), "reward 0.500  5.0 s");
+        let beside = [(metric::STALENESS_MEAN, 1.26), (metric::STALENESS_MAX, 2.0), (metric::OVERLAP, 0.431)];
+        metrics.extend(beside.map(|(name, value)| (name.to_owned(), value)));
+        metrics.insert(metric::TIME_WAIT_FOR_BATCH.to_owned(), 0.25);
+        assert_eq!(summary(&metrics), "reward 0.500  age 1.3, oldest 2  overlap 43.1 %  2.2 s");
+    }
 }

@@ -1,0 +1,169 @@
+//! `rloom inspect RUN SAMPLE`: where a sample came from, and what became of it.
+
+use std::path::Path;
+
+use rloom_core::Role;
+use rloom_run::lineage::{Fate, Lineage, LineageError, SampleLineage, SampleName, lineage};
+
+use crate::failure::Failure;
+use crate::output::{BOLD, FAINT, Output};
+use crate::progress::numbers::{duration, excerpt};
+
+/// Characters of a prompt or completion that are shown.
+const SHOWN_CHARACTERS: usize = 2000;
+/// Where the values begin.
+const INDENT: usize = 15;
+
+pub(super) fn run(directory: &Path, name: &SampleName, output: Output) -> Result<(), Failure> {
+    let found = lineage(directory, name).map_err(|error| match error {
+        LineageError::Run(_) => Failure::failed(error),
+        _ => Failure::usage(error),
+    })?;
+    if output.json {
+        return output.json(&found);
+    }
+    let output = output.on_stdout();
+    for line in told(&found, name.sample.is_some(), output) {
+        output.data(&line)?;
+    }
+    if name.sample.is_none() && !found.samples.is_empty() {
+        output.say(&format!("more of one: {}/{}/SAMPLE", found.stage, found.ticket));
+    }
+    Ok(())
+}
+
+fn told(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
+    let title = format!("{}/{}", lineage.stage, lineage.ticket);
+    let mut lines = vec![format!("{} {}", output.paint(BOLD, &title), fate(&lineage.fate))];
+    let mut say = |name: &str, text: &str| lines.push(value(name, text, output));
+    if let Some(when) = lineage.generated {
+        let (took, from) = (duration(when.end - when.start), duration(when.start));
+        say("generated", &format!("in {took}, {from} after attempt {} began", when.attempt));
+    }
+    if lineage.fate == Fate::UnderWay && !lineage.samples.is_empty() {
+        say("finished", &format!("{} of its samples", lineage.samples.len()));
+    }
+    match &lineage.task {
+        Some(task) => {
+            if let Some(index) = task.index {
+                say("task", &index.to_string());
+            }
+            say("prompt", &excerpt(&task.prompt, SHOWN_CHARACTERS));
+            if let Some(answer) = &task.answer {
+                say("answer", &excerpt(answer, SHOWN_CHARACTERS));
+            }
+        }
+        None if matches!(lineage.fate, Fate::PutOff | Fate::UnderWay) => say("samples", "none is finished"),
+        None => say("samples", "no file has them any more"),
+    }
+    for sample in &lineage.samples {
+        lines.extend(if one { whole(sample, output) } else { vec![short(sample)] });
+    }
+    lines
+}
+
+/// `  name         text`, with further lines of the text below the first.
+fn value(name: &str, text: &str, output: Output) -> String {
+    let text = text.replace('\n', &format!("\n{}", " ".repeat(INDENT)));
+    format!("  {} {text}", output.paint(FAINT, &format!("{name:<width$}", width = INDENT - 3)))
+}
+
+fn fate(fate: &Fate) -> String {
+    match fate {
+        Fate::Trained { step, version, age } => {
+            format!("was trained on by step {step}, from version {}, {}", version.0, old(*age))
+        }
+        Fate::Ended { end, reason } => {
+            let why = reason.as_ref().map(|reason| format!(": {}", excerpt(reason, SHOWN_CHARACTERS)));
+            let what = match end.as_str() {
+                "filtered" => "was replaced before training",
+                "stale" => "became too old to be trained on",
+                "failed" => "failed",
+                "surplus" => "was not needed",
+                other => other,
+            };
+            format!("{what}{}", why.unwrap_or_default())
+        }
+        Fate::PutOff => "was put off and will be started again".to_owned(),
+        Fate::UnderWay => "is under way".to_owned(),
+        Fate::Waiting => "was generated and waits to be trained on".to_owned(),
+        Fate::InBatch { step } => format!("was generated and is in the batch of step {step}"),
+    }
+}
+
+fn old(age: u64) -> String {
+    match age {
+        0 => "when it was fresh".to_owned(),
+        1 => "when it was one version old".to_owned(),
+        age => format!("when it was {age} versions old"),
+    }
+}
+
+/// Which versions sampled which tokens.
+fn versions(sample: &SampleLineage) -> String {
+    let spans = sample.versions.iter();
+    let text = spans.map(|v| format!("{} wrote tokens {}..{}", v.version.0, v.range.start, v.range.end));
+    text.collect::<Vec<_>>().join(", ")
+}
+
+fn reward(sample: &SampleLineage) -> String {
+    let Some(total) = sample.reward else {
+        return "none applies".to_owned();
+    };
+    let parts = sample.components.iter().map(|component| match component.value {
+        Some(value) => format!("{} {value} × {}", component.name, component.weight),
+        None => format!("{} does not apply", component.name),
+    });
+    format!("{total:.3}: {}", parts.collect::<Vec<_>>().join(", "))
+}
+
+/// One sample in one line.
+fn short(sample: &SampleLineage) -> String {
+    let mut parts = vec![format!("  sample {}", sample.random.sample)];
+    if sample.random.segment > 0 {
+        parts.push(format!("segment {}", sample.random.segment));
+    }
+    parts.extend((sample.role == Role::Baseline).then(|| "baseline".to_owned()));
+    parts.push(sample.reward.map_or("no reward".to_owned(), |reward| format!("reward {reward:.3}")));
+    parts.extend(sample.advantage.map(|advantage| format!("advantage {advantage:+.3}")));
+    parts.extend(sample.logprobs.map(|l| format!("{} tokens, logprob {:.3}", l.tokens, l.mean)));
+    let written: Vec<String> = sample.versions.iter().map(|v| v.version.0.to_string()).collect();
+    parts.push(format!("by version {}", written.join(", ")));
+    parts.push(sample.stop.name().to_owned());
+    parts.join("  ")
+}
+
+fn whole(sample: &SampleLineage, output: Output) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut say = |name: &str, text: &str| lines.push(value(name, text, output));
+    let key = sample.random;
+    say(
+        "random key",
+        &format!(
+            "seed {}, stage {}, {}, ticket {}, sample {}, segment {}",
+            key.seed, key.stage, key.purpose, key.ticket, key.sample, key.segment
+        ),
+    );
+    if sample.role == Role::Baseline {
+        say("role", "baseline: others are compared with it, and it is not trained on");
+    }
+    say("versions", &versions(sample));
+    if let Some(l) = sample.logprobs {
+        let (mean, lowest, sum) = (l.mean, l.lowest, l.sum);
+        let text = format!("mean {mean:.4}, lowest {lowest:.4}, sum {sum:.4} over {} tokens", l.tokens);
+        say("logprobs", &text);
+    }
+    say("reward", &reward(sample));
+    if let Some(solved) = sample.solved {
+        say("solved", if solved { "yes" } else { "no" });
+    }
+    if let Some(advantage) = sample.advantage {
+        say("advantage", &format!("{advantage:+.4}"));
+    }
+    say("ended", &format!("{} after {} tokens, its prompt included", sample.stop.name(), sample.tokens));
+    say("completion", &excerpt(&sample.completion, SHOWN_CHARACTERS));
+    lines
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,34 @@
+//! `rloom inspect RUN --trace FILE`: who was busy when, for Perfetto.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use rloom_run::{Event, EventLine, trace};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::{CYAN, Output};
+use crate::progress::numbers::thousands;
+
+pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<(), Failure> {
+    if !lines.iter().any(|line| matches!(line.event, Event::Activity { .. })) {
+        return Err(Failure::failed(
+            "the run tells nowhere who was busy when\n\
+             hint: it has not got so far, or an earlier version of the program made it",
+        ));
+    }
+    let failed =
+        |error: std::io::Error| Failure::failed(format!("could not write {}: {error}", path.display()));
+    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
+    let events = trace::write(lines, &mut out).map_err(failed)?;
+    out.flush().map_err(failed)?;
+    if output.json {
+        return output.json(&json!({"trace": path, "events": events}));
+    }
+    let output = output.on_stdout();
+    let shown = output.paint(CYAN, &path.display().to_string());
+    output.data(&format!("{shown} has {} events", thousands(events as u64)))?;
+    output.say("open it at https://ui.perfetto.dev or chrome://tracing");
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! What a run's files show of the machine: events and rollouts.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use rloom_core::{Author, Trajectory, metric};
+use rloom_run::{Event, EventLine, read_events, surviving};
+use rloom_sched::sim::{Observed, ObservedStep, group_correlation};
+use serde::Deserialize;
+
+use crate::failure::Failure;
+
+/// The first step of a process pays for what is made once; it is left out where there are others.
+const COLD_STEPS: usize = 1;
+
+#[derive(Debug, Deserialize)]
+struct Line {
+    #[serde(flatten)]
+    trajectory: Trajectory,
+}
+
+/// Something that a lane did, of an event line: only what is needed, so that lines of other versions can be read.
+#[derive(Debug, Deserialize)]
+struct Doing {
+    event: String,
+    #[serde(default)]
+    activity: String,
+    #[serde(default)]
+    start: f64,
+    #[serde(default)]
+    end: f64,
+}
+
+/// What the rollouts of a step were.
+#[derive(Debug, Default)]
+struct Rollouts {
+    generated: f64,
+    longest: f64,
+    samples: f64,
+}
+
+/// Looks at a stage of a run: `name`, or the last one whose steps sampled.
+pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Failure> {
+    let path = directory.join("events.jsonl");
+    let lines = read_events(&path).map_err(Failure::failed)?;
+    let kept = surviving(&lines);
+    let sampled = |line: &&&EventLine| matches!(&line.event, Event::Step { metrics } if metrics.contains_key(metric::TIME_ROLLOUT));
+    let stage = match name {
+        Some(name) => name.to_owned(),
+        None => kept.iter().rev().find(sampled).map(|line| line.stage.clone()).unwrap_or_default(),
+    };
+    let devices = lines.iter().rev().find_map(|line| match &line.event {
+        Event::RunStarted { threads, .. } => Some(*threads as u32),
+        _ => None,
+    });
+    let mut observed = Observed {
+        about: format!("fitted to stage `{stage}` of {}", directory.display()),
+        devices: devices.unwrap_or(1),
+        ..Observed::default()
+    };
+    lanes(&path, &mut observed)?;
+    let steps: Vec<&&EventLine> = kept.iter().filter(sampled).filter(|line| line.stage == stage).collect();
+    let warm = if steps.len() > COLD_STEPS { &steps[COLD_STEPS..] } else { &steps[..] };
+    let (mut rewards, mut samples, mut filtered, mut trained_groups) = (0.0, 0.0, 0.0, 0.0);
+    let mut groups: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for line in warm {
+        let Event::Step { metrics } = &line.event else { continue };
+        let get = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
+        let file = directory.join("rollouts").join(format!("{stage}-step-{:06}.jsonl.zst", line.step));
+        let before = groups.len();
+        let Ok(rollouts) = rollouts(&file, &mut observed, &mut groups) else { continue };
+        trained_groups += (groups.len() - before) as f64;
+        rewards += get(metric::TIME_REWARD);
+        samples += rollouts.samples;
+        filtered += metrics
+            .iter()
+            .filter(|(k, _)| k.starts_with(metric::FILTERED_PREFIX))
+            .map(|(_, v)| v)
+            .sum::<f64>();
+        if metrics.contains_key(metric::TIME_CHECKPOINT) && observed.checkpoint.is_empty() {
+            observed.checkpoint.push(get(metric::TIME_CHECKPOINT));
+        }
+        observed.steps.push(ObservedStep {
+            rollout_seconds: get(metric::TIME_ROLLOUT),
+            // The log has what was trained on; the rate counts what was replaced, too.
+            generated: (get(metric::ROLLOUT_TOKENS_PER_SECOND) * get(metric::TIME_ROLLOUT))
+                .max(rollouts.generated),
+            longest: rollouts.longest,
+            train_seconds: get(metric::TIME_TRAIN),
+            trained: get(metric::TRAIN_TOKENS_PER_SECOND) * get(metric::TIME_TRAIN),
+        });
+    }
+    observed.reward_seconds = if samples > 0.0 { rewards / samples } else { 0.0 };
+    let drawn = filtered + trained_groups;
+    observed.filter_rate = if drawn > 0.0 { filtered / drawn } else { 0.0 };
+    observed.group_correlation = group_correlation(&groups.into_values().collect::<Vec<_>>());
+    Ok(observed)
+}
+
+/// How long publications, loads, evaluations and checkpoints took, where the events say so.
+fn lanes(path: &Path, observed: &mut Observed) -> Result<(), Failure> {
+    let file =
+        File::open(path).map_err(|e| Failure::failed(format!("cannot open {}: {e}", path.display())))?;
+    for line in BufReader::new(file).lines().map_while(Result::ok) {
+        let Ok(doing) = serde_json::from_str::<Doing>(&line) else { continue };
+        if doing.event != "activity" {
+            continue;
+        }
+        let seconds = doing.end - doing.start;
+        match doing.activity.as_str() {
+            "publish" => observed.publish.push(seconds),
+            "load_weights" => observed.load.push(seconds),
+            "evaluate" => observed.evaluate.push(seconds),
+            "checkpoint" => observed.checkpoint.push(seconds),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads the rollouts of a step: lengths go to `observed`, lengths by ticket to `groups`.
+fn rollouts(
+    path: &Path,
+    observed: &mut Observed,
+    groups: &mut BTreeMap<u64, Vec<f64>>,
+) -> std::io::Result<Rollouts> {
+    let mut sums = Rollouts::default();
+    for line in BufReader::new(zstd::Decoder::new(File::open(path)?)?).lines() {
+        let Ok(Line { trajectory }) = serde_json::from_str(&line?) else { continue };
+        let (mut turns, mut own) = (0.0, 0.0);
+        for span in &trajectory.spans {
+            let tokens = span.range.len() as f64;
+            match span.author {
+                Author::Policy => {
+                    observed.turn_tokens.push(tokens);
+                    turns += 1.0;
+                    own += tokens;
+                }
+                Author::Prompt => observed.prompt_tokens.push(tokens),
+                Author::Environment => observed.observation_tokens.push(tokens),
+            }
+        }
+        observed.turns.push(turns);
+        sums.generated += own;
+        sums.longest = sums.longest.max(own);
+        sums.samples += 1.0;
+        groups.entry(trajectory.key.ticket.0).or_default().push(own);
+    }
+    Ok(sums)
+}

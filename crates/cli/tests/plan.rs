@@ -1,0 +1,114 @@
+//! `rloom plan`: what it says of a recipe, of hardware that is not there, and of a run that it was fitted to.
+
+mod support;
+
+use std::fmt::Write as _;
+
+use support::{Place, TINY, snapshot};
+
+#[test]
+fn a_recipe_is_planned() {
+    let place = Place::new();
+    place.write("tiny.toml", TINY);
+    let mut text = String::new();
+    let cases: [&[&str]; 3] = [
+        &["plan", "tiny.toml", "--sweep", "--svg", "frontier.svg"],
+        &["plan", "tiny.toml", "--profile", "node-8xH100", "--set", "schedule.max_staleness=1"],
+        &[
+            "plan",
+            "tiny.toml",
+            "--devices",
+            "4",
+            "--rollout-devices",
+            "3",
+            "--steps",
+            "20",
+            "--lengths",
+            "tail:0.1",
+            "--set",
+            "schedule.max_staleness=2",
+            "--set",
+            "schedule.oversample=2",
+            "--set",
+            "schedule.cut_order=completion",
+        ],
+    ];
+    for arguments in cases {
+        let said = place.run(arguments);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), said.whole());
+    }
+    snapshot("plan", &text);
+    let picture = std::fs::read_to_string(place.path("frontier.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("taking turns"));
+    assert!(!place.path("runs").exists(), "nothing was begun");
+}
+
+#[test]
+fn what_it_says_as_json_is_whole() {
+    let place = Place::new();
+    place.write("tiny.toml", TINY);
+    let said = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
+    let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(value["stage"], "rl");
+    let frontier = value["frontier"].as_array().unwrap();
+    // Shared, and two ways to divide three cores with five bounds each.
+    assert_eq!(frontier.len(), 1 + 2 * 5);
+    let speed = |choice: &serde_json::Value| choice["report"]["steps_per_hour"].as_f64().unwrap();
+    let recommended = &value["recommended"];
+    let fresh = frontier.iter().filter(|c| c["max_staleness"].as_u64().unwrap() <= 4);
+    let fastest = fresh.map(speed).fold(0.0, f64::max);
+    assert!(speed(recommended) >= 0.98 * fastest);
+    let ends = &value["configured"]["report"]["ends"];
+    assert_eq!(ends["trained"], value["configured"]["report"]["steps"].as_u64().unwrap() * 2);
+    let again = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
+    assert_eq!(again.stdout, said.stdout, "the same to the last digit");
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    let place = Place::new();
+    place.write("tiny.toml", TINY);
+    place.write("half.toml", "about = 'no speeds'\ndevices = 1\n");
+    let cases: [&[&str]; 7] = [
+        &["plan"],
+        &["plan", "tiny.toml", "--profile", "abacus"],
+        &["plan", "tiny.toml", "--profile", "half.toml"],
+        &["plan", "tiny.toml", "--stage", "warmup"],
+        &["plan", "tiny.toml", "--stage", "none"],
+        &["plan", "tiny.toml", "--rollout-devices", "2"],
+        &["plan", "tiny.toml", "--lengths", "tail:2"],
+    ];
+    let mut text = String::new();
+    for arguments in cases {
+        let said = place.run(arguments);
+        assert_eq!(said.code, Some(2), "{arguments:?}: {}", said.whole());
+        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), said.whole());
+    }
+    snapshot("plan_refused", &text);
+}
+
+#[test]
+fn a_run_calibrates_the_model_of_its_machine() {
+    let place = Place::new();
+    place.write("tiny.toml", TINY);
+    let trained = place.run(&["train", "tiny.toml", "--quiet"]);
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let said = place.run(&["plan", "--calibrate", "tiny", "--save-profile", "fitted.toml", "--json"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(value["calibration"]["steps"], 3, "four steps, without the first");
+    let measured = &value["profile"]["speeds"]["measured"];
+    assert!(measured["train_tokens_per_second"].as_f64().unwrap() > 0.0);
+    // Completions have at most four tokens, and each of them was read from the rollouts.
+    let lengths = value["profile"]["workload"]["turn_tokens"].as_object().unwrap();
+    assert!(lengths.contains_key("values") || lengths.contains_key("value"));
+    let from_file = place.run(&["plan", "tiny.toml", "--profile", "fitted.toml", "--json"]);
+    let again: serde_json::Value = serde_json::from_str(&from_file.stdout).unwrap();
+    assert_eq!(
+        again["configured"], value["configured"],
+        "the profile in the file is the one that was fitted"
+    );
+    let text = place.run(&["plan", "--calibrate", "tiny"]);
+    assert!(text.stdout.contains("fitted to   3 steps"), "{}", text.stdout);
+}
