@@ -296,7 +296,7 @@ fn settings_read_back_and_hold_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal"}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","deadline_seconds":60.0}"#
     );
 }
 
