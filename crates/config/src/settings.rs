@@ -170,7 +170,8 @@ pub struct ScheduleSettings {
     pub priority: Priority,
     /// What happens when a group cannot be generated or scored.
     pub on_failure: OnFailure,
-    /// With [`OnFailure::Replace`], the most groups that may fail for one batch; one more ends the run.
+    /// With [`OnFailure::Replace`], the most groups that may fail for one batch, times the `1 + max_staleness` batches that
+    /// groups are made for at once; one more ends the run.
     pub max_failures: u64,
 }
 

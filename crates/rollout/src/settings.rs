@@ -123,7 +123,7 @@ pub struct RolloutSettings {
     pub max_batch: usize,
     /// Most prompt tokens that one step of a lane computes next to its decoding sequences.
     pub prefill_chunk: usize,
-    /// Longest wait for one completion, from request to result (seconds).
+    /// Longest wait for one completion, from request to result, and for one answer of the environment (seconds).
     pub deadline_seconds: f64,
     /// How often each lane may be started again after its thread panicked or its model failed; its requests then answer
     /// with an error that may be retried. With 0 the first failure ends the engine with its message.

@@ -172,7 +172,8 @@ overrides! {
     FilterSettings {
         /// Whether groups whose outcomes are all equal are replaced by others.
         dynamic_sampling: bool,
-        /// Batches' worth of groups that may be drawn for one batch before the run gives up.
+        /// Batches' worth of groups that may be drawn for one batch before the run gives up; with stale samples for each
+        /// of the batches that are sampled at once.
         max_draws: u32,
         /// Whether truncated episodes are not trained on.
         mask_truncated: bool,
