@@ -1,13 +1,13 @@
 //! How fast attention and the other operations of a layer run here: `cargo run --release -p rloom-ops
-//! --example attention_rate [threads]`. Medians of repeated runs; GFLOP/s count the unmasked half of the
+//! --example attention_rate [threads] [f32|bf16]`. Medians of repeated runs; GFLOP/s count the unmasked half of the
 //! scores.
 
 use std::sync::LazyLock;
 use std::time::Instant;
 
 use rloom_ops::{
-    AdamW, AttentionShape, Buf, CachedRow, Ctx, KV_BLOCK, KvLayer, RopeTable, adamw, add, attention,
-    attention_backward, attention_cached, embedding, embedding_backward, kv_write, rms_norm,
+    AdamW, AttentionShape, Bf16, Buf, CachedRow, Ctx, Element, KV_BLOCK, KvLayer, RopeTable, Segments, adamw,
+    attention, attention_backward, attention_cached, embedding, embedding_backward, kv_write, rms_norm,
     rms_norm_backward, rope, sum_squares, swiglu_fused, swiglu_fused_backward,
 };
 
@@ -17,44 +17,54 @@ fn main() {
         Ok(ctx) => ctx,
         Err(error) => return print_line(&error.to_string()),
     };
-    print_line(&format!("{} threads, {}", ctx.threads(), ctx.isa().name()));
+    if std::env::args().nth(2).is_some_and(|format| format == Bf16::NAME) {
+        all::<Bf16>(&ctx);
+    } else {
+        all::<f32>(&ctx);
+    }
+}
+
+fn all<E: Element>(ctx: &Ctx) {
+    print_line(&format!("{} threads, {}, {}", ctx.threads(), ctx.isa().name(), E::NAME));
     for (name, sequences, length, heads, kv_heads, head_dim) in [
         ("32 x 128, H 8, G 4, E 32", 32, 128, 8, 4, 32),
         ("1 x 4096, H 8, G 4, E 32", 1, 4096, 8, 4, 32),
         ("4 x 1024, H 14, G 2, E 64", 4, 1024, 14, 2, 64),
         ("2 x 2048, H 16, G 8, E 128", 2, 2048, 16, 8, 128),
     ] {
-        packed(&ctx, name, sequences, length, AttentionShape { heads, kv_heads, head_dim });
+        packed::<E>(ctx, name, sequences, length, AttentionShape { heads, kv_heads, head_dim });
     }
     for (name, rows, length, heads, kv_heads, head_dim) in [
         ("decode 64 rows at 128, H 8, G 4, E 32", 64, 128, 8, 4, 32),
         ("decode 8 rows at 2048, H 14, G 2, E 64", 8, 2048, 14, 2, 64),
         ("decode 1 row at 4096, H 16, G 8, E 128", 1, 4096, 16, 8, 128),
     ] {
-        cached(&ctx, name, rows, length, AttentionShape { heads, kv_heads, head_dim });
+        cached::<E>(ctx, name, rows, length, AttentionShape { heads, kv_heads, head_dim });
     }
-    rows(&ctx, 4096, 256, 704);
+    rows::<E>(ctx, 4096, 256, 704);
+    tensors(ctx);
 }
 
-fn packed(ctx: &Ctx, name: &str, sequences: usize, length: usize, shape: AttentionShape) {
+fn packed<E: Element>(ctx: &Ctx, name: &str, sequences: usize, length: usize, shape: AttentionShape) {
     let tokens = sequences * length;
     let (wide, narrow) = (tokens * shape.heads * shape.head_dim, tokens * shape.kv_heads * shape.head_dim);
     let starts: Vec<usize> = (0..=sequences).map(|s| s * length).collect();
-    let (q, k, v, d_out) = (wave(wide), wave(narrow), wave(narrow), wave(wide));
-    let (mut out, mut lse) = (Buf::zeros(wide), Buf::zeros(tokens * shape.heads));
+    let segments = Segments::unshared(&starts);
+    let (q, k, v) = (wave::<E>(wide), wave::<E>(narrow), wave::<E>(narrow));
+    let (mut out, mut lse, d_out) = (Buf::zeros(wide), Buf::zeros(tokens * shape.heads), wave(wide));
     let pairs = (sequences * length * (length + 1) / 2 * shape.heads * shape.head_dim) as f64;
     report(&format!("attention {name}"), 4.0 * pairs, || {
-        attention(ctx, &mut out, &mut lse, &q, &k, &v, shape, &starts);
+        attention(ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);
     });
     let (mut dq, mut dk, mut dv) = (Buf::zeros(wide), Buf::zeros(narrow), Buf::zeros(narrow));
     report(&format!("backward  {name}"), 10.0 * pairs, || {
-        attention_backward(ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, &starts);
+        attention_backward(ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments);
     });
 }
 
-fn cached(ctx: &Ctx, name: &str, rows: usize, length: usize, shape: AttentionShape) {
+fn cached<E: Element>(ctx: &Ctx, name: &str, rows: usize, length: usize, shape: AttentionShape) {
     let blocks_each = length.div_ceil(KV_BLOCK);
-    let mut cache = KvLayer::new(rows * blocks_each, shape);
+    let mut cache = KvLayer::<E>::new(rows * blocks_each, shape);
     let slots: Vec<u32> = (0..(rows * blocks_each * KV_BLOCK) as u32).collect();
     let kv = wave(slots.len() * shape.kv_heads * shape.head_dim);
     kv_write(ctx, &mut cache, &kv, &kv, &slots);
@@ -70,43 +80,49 @@ fn cached(ctx: &Ctx, name: &str, rows: usize, length: usize, shape: AttentionSha
 }
 
 /// The operations bound by memory, on T tokens of width D and a feed-forward layer of F.
-fn rows(ctx: &Ctx, t: usize, d: usize, f: usize) {
-    let (x, w) = (wave(t * d), wave(d));
-    let (mut y, mut rstd, mut dw) = (Buf::zeros(t * d), Buf::zeros(t), Buf::zeros(d));
-    bandwidth("rms_norm", 2 * t * d, || rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6));
+fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize, f: usize) {
+    let size = size_of::<E>();
+    let (x, w) = (wave::<f32>(t * d), wave(d));
+    let (mut y, mut rstd, mut dw) = (Buf::<E>::zeros(t * d), Buf::zeros(t), Buf::zeros(d));
+    bandwidth("rms_norm", (4 + size) * t * d, || rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6));
     let mut dx = Buf::zeros(t * d);
-    bandwidth("rms_norm_backward", 3 * t * d, || {
+    bandwidth("rms_norm_backward", (8 + size) * t * d, || {
         rms_norm_backward(ctx, &mut dx, &mut dw, &y, &x, &w, &rstd, t, d, false);
     });
     let inv_freq: Vec<f32> = (0..16).map(|i| 0.1f32.powi(i)).collect();
     let table = RopeTable::new(32, &inv_freq, 128);
     let positions: Vec<u32> = (0..t as u32).map(|t| t % 128).collect();
-    bandwidth("rope", 2 * t * d, || rope(ctx, &mut y, &positions, d / 32, &table));
-    let gate_up = wave(t * 2 * f);
+    bandwidth("rope", 2 * size * t * d, || rope(ctx, &mut y, &positions, d / 32, &table));
+    let (gate_up, dy) = (wave::<E>(t * 2 * f), wave(t * f));
     let (mut act, mut d_gate_up) = (Buf::zeros(t * f), Buf::zeros(t * 2 * f));
-    bandwidth("swiglu_fused", 3 * t * f, || swiglu_fused(ctx, &mut act, &gate_up, t, f));
-    bandwidth("swiglu_fused_backward", 5 * t * f, || {
-        swiglu_fused_backward(ctx, &mut d_gate_up, &act, &gate_up, t, f);
+    bandwidth("swiglu_fused", 3 * size * t * f, || swiglu_fused(ctx, &mut act, &gate_up, t, f));
+    bandwidth("swiglu_fused_backward", (4 + 4 * size) * t * f, || {
+        swiglu_fused_backward(ctx, &mut d_gate_up, &dy, &gate_up, t, f);
     });
-    bandwidth("add", 3 * t * d, || add(ctx, &mut y, &x));
+}
+
+/// The operations bound by memory that are f32 always, on T tokens of width D and on whole tensors.
+fn tensors(ctx: &Ctx) {
+    let (t, d) = (4096, 256);
+    let (x, mut y) = (wave(t * d), Buf::zeros(t * d));
     let tokens: Vec<u32> = (0..t as u32).map(|t| t * 7919 % 512).collect();
     let mut embeddings = wave(512 * d);
-    bandwidth("embedding", 2 * t * d, || embedding(ctx, &mut y, &embeddings, &tokens, d));
-    bandwidth("embedding_backward", 3 * t * d, || {
+    bandwidth("embedding", 8 * t * d, || embedding(ctx, &mut y, &embeddings, &tokens, d));
+    bandwidth("embedding_backward", 12 * t * d, || {
         embedding_backward(ctx, &mut embeddings, &x, &tokens, d);
     });
     let n = 3_000_000;
     let (mut weight, grad, mut m, mut v) = (wave(n), wave(n), Buf::zeros(n), Buf::zeros(n));
     let settings =
         AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 3, grad_scale: 1.0 };
-    bandwidth("adamw 3M", 7 * n, || adamw(ctx, &mut weight, &mut m, &mut v, &grad, &settings));
-    bandwidth("sum_squares 3M", n, || {
+    bandwidth("adamw 3M", 28 * n, || adamw(ctx, &mut weight, &mut m, &mut v, &grad, &settings));
+    bandwidth("sum_squares 3M", 4 * n, || {
         std::hint::black_box(sum_squares(ctx, &grad));
     });
 }
 
-fn wave(n: usize) -> Buf {
-    Buf::from_vec((0..n).map(|i| ((i * 7919 % 1013) as f32 / 500.0 - 1.0) * 0.7).collect())
+fn wave<E: Element>(n: usize) -> Buf<E> {
+    Buf::from_vec((0..n).map(|i| E::narrow(((i * 7919 % 1013) as f32 / 500.0 - 1.0) * 0.7)).collect())
 }
 
 /// Seconds of one call: the median of batches, each long enough for the clock.
@@ -144,9 +160,9 @@ fn report(name: &str, flops: f64, call: impl FnMut()) {
     print_line(&format!("{name:<50} {:9.3} ms {:8.1} GFLOP/s", seconds * 1e3, flops / seconds / 1e9));
 }
 
-fn bandwidth(name: &str, floats: usize, call: impl FnMut()) {
+fn bandwidth(name: &str, bytes: usize, call: impl FnMut()) {
     let seconds = median(call);
-    let rate = (floats * size_of::<f32>()) as f64 / seconds / 1e9;
+    let rate = bytes as f64 / seconds / 1e9;
     print_line(&format!("{name:<50} {:9.3} ms {rate:8.1} GB/s", seconds * 1e3));
 }
 

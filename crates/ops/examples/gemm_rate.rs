@@ -1,20 +1,22 @@
 //! Rate of the matrix products in GFLOP/s, median and best of many short runs.
 //!
 //! ```text
-//! cargo run --release -p rloom-ops --example gemm_rate [THREADS] [portable|avx2|avx512|neon]
+//! cargo run --release -p rloom-ops --example gemm_rate [THREADS] [f32|bf16] [ISA] [ROWS]
 //! ```
 //!
 //! The shapes are those of a small decoder's linear layers in training (4,096 rows) and decoding (1 to 64 rows), and of
-//! a half-billion-parameter one.
+//! a half-billion-parameter one; with ROWS, only those of so many rows. For few rows the rate at which the weight is
+//! read says more: two FLOP for each row and weight. On one thread and Linux, time that other programs took away is not
+//! counted.
 
 use std::time::Instant;
 
 use rloom_ops::{
-    Buf, Ctx, HeadScores, Isa, head_backward, head_forward, linear, linear_backward_input,
-    linear_backward_weight, pack,
+    Bf16, Buf, Ctx, Element, HeadScores, Isa, head_backward, head_forward, linear, linear_backward_input,
+    linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
 
-const SHAPES: [(usize, usize, usize); 11] = [
+const SHAPES: [(usize, usize, usize); 14] = [
     (4096, 256, 256),
     (4096, 512, 256),
     (4096, 256, 704),
@@ -23,33 +25,53 @@ const SHAPES: [(usize, usize, usize); 11] = [
     (64, 1408, 256),
     (8, 1408, 256),
     (1, 1408, 256),
-    (512, 9728, 896),
-    (512, 896, 4864),
+    (8, 9728, 896),
+    (8, 896, 4864),
+    (256, 9728, 896),
+    (256, 896, 4864),
+    (4096, 896, 4864),
     (2048, 1024, 1024),
 ];
 
 /// Rows, vocabulary, hidden size.
 const HEADS: [(usize, usize, usize); 2] = [(4096, 512, 256), (256, 16_384, 896)];
 
-/// GFLOP/s of `f`, which does `flop` operations: (median, best).
-fn rate(flop: usize, mut f: impl FnMut()) -> (f64, f64) {
-    let calls = (20_000_000 / flop).max(1);
-    let runs = (2_000_000_000 / (flop * calls)).clamp(5, 100);
-    f();
-    let mut seconds: Vec<f64> = (0..runs)
-        .map(|_| {
-            let start = Instant::now();
-            (0..calls).for_each(|_| f());
-            start.elapsed().as_secs_f64() / calls as f64
-        })
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    let gigaflops = |seconds: f64| flop as f64 / seconds / 1e9;
-    (gigaflops(seconds[runs / 2]), gigaflops(seconds[0]))
+/// Seconds so far: of work where one thread works and the system tells, else of time.
+fn clock(start: Instant, threads: usize) -> f64 {
+    let on_processor = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        text.split(' ').next()?.parse::<f64>().ok().map(|nanoseconds| nanoseconds / 1e9)
+    };
+    let told = (threads == 1).then(on_processor).flatten();
+    told.unwrap_or_else(|| start.elapsed().as_secs_f64())
 }
 
-fn noise(len: usize) -> Buf {
-    Buf::from_vec((0..len).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.5).collect())
+/// GFLOP/s of `f`, which does `flop` operations: (median, best). The clock of work ticks in milliseconds.
+fn rate(threads: usize, flop: usize, mut f: impl FnMut()) -> (f64, f64) {
+    let start = Instant::now();
+    let (floor, runs) = if threads == 1 { (0.04, 5) } else { (0.001, 60) };
+    // Asking for the time of work takes microseconds.
+    let at_once = (100_000_000 / flop).max(1);
+    f();
+    let mut rates: Vec<f64> = (0..runs)
+        .map(|_| {
+            let (from, mut calls) = (clock(start, threads), 0.0);
+            loop {
+                (0..at_once).for_each(|_| f());
+                calls += at_once as f64;
+                let seconds = clock(start, threads) - from;
+                if seconds >= floor {
+                    return flop as f64 * calls / seconds / 1e9;
+                }
+            }
+        })
+        .collect();
+    rates.sort_by(|a, b| b.total_cmp(a));
+    (rates[runs / 2], rates[0])
+}
+
+fn noise<E: Element>(len: usize) -> Buf<E> {
+    Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
 }
 
 #[expect(clippy::print_stdout, reason = "a program whose output this is")]
@@ -58,57 +80,89 @@ fn report(name: &str, rates: &[(f64, f64)]) {
     println!("{name:>20}  {}", cells.join("  "));
 }
 
-fn products(ctx: &Ctx, rows: usize, n: usize, k: usize) {
-    let (x, w, dy) = (noise(rows * k), noise(n * k), noise(rows * n));
-    let (mut y, mut dx, mut dw) = (Buf::zeros(rows * n), Buf::zeros(rows * k), Buf::zeros(n * k));
-    let packed = pack(ctx, &w, n, k);
-    let flop = 2 * rows * n * k;
+fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) {
+    let (x, w, dy) = (noise::<E>(rows * k), noise::<f32>(n * k), noise::<E>(rows * n));
+    let (mut y, mut dx) = (Buf::<E>::zeros(rows * n), Buf::<f32>::zeros(rows * k));
+    let mut dw = Buf::zeros(n * k);
+    let packed = pack::<E>(ctx, &w, n, k);
+    let (flop, threads) = (2 * rows * n * k, ctx.threads());
     let rates = [
-        rate(flop, || linear(ctx, &mut y, &x, rows, &packed, None)),
-        rate(flop, || linear_backward_input(ctx, &mut dx, &dy, rows, &w, n, k, false)),
-        rate(flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k)),
+        rate(threads, flop, || linear(ctx, &mut y, &x, rows, &packed, None)),
+        rate(threads, flop, || {
+            linear_backward_input::<E, E, f32>(ctx, &mut dx, &dy, rows, &w, n, k, false);
+        }),
+        rate(threads, flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k)),
     ];
     report(&format!("{rows} x {n} x {k}"), &rates);
 }
 
-fn head(ctx: &Ctx, rows: usize, v: usize, d: usize) {
-    let (h, w) = (noise(rows * d), noise(v * d));
+fn feed_forward<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) {
+    let (x, w, w_down) = (noise::<E>(rows * d), noise::<f32>(2 * f * d), noise::<f32>(d * f));
+    let (mut hidden, mut gate_up) = (Buf::<E>::zeros(rows * f), Buf::<E>::zeros(rows * 2 * f));
+    let (mut d_gate_up, dy) = (Buf::<E>::zeros(rows * 2 * f), noise::<f32>(rows * d));
+    let packed = pack::<E>(ctx, &w, 2 * f, d);
+    let (flop, threads) = (4 * rows * f * d, ctx.threads());
+    let rates = [
+        rate(threads, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, rows, &packed)),
+        rate(threads, flop / 2, || {
+            linear_backward_swiglu(ctx, &mut d_gate_up, &dy, rows, &w_down, &gate_up, d, f);
+        }),
+    ];
+    report(&format!("{rows} x {f} x {d}"), &rates);
+}
+
+fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) {
+    let (h, w) = (noise::<E>(rows * d), noise::<f32>(v * d));
     let (mut dh, mut dw) = (Buf::zeros(rows * d), Buf::zeros(v * d));
-    let packed = pack(ctx, &w, v, d);
+    let packed = pack::<E>(ctx, &w, v, d);
     let targets: Vec<u32> = (0..rows).map(|t| (t * 31 % v) as u32).collect();
     let (ones, small) = (vec![1.0; rows], vec![0.01; rows]);
     let mut scores = HeadScores::default();
-    let flop = 2 * rows * v * d;
-    let forward = rate(flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
-    let backward = rate(3 * flop, || {
+    let (flop, threads) = (2 * rows * v * d, ctx.threads());
+    let forward = rate(threads, flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
+    let backward = rate(threads, 3 * flop, || {
         head_backward(ctx, &mut dh, &mut dw, &h, rows, &w, &packed, &targets, &ones, &scores, &small, &small);
     });
     report(&format!("{rows} x {v} x {d}"), &[forward, backward]);
 }
 
 #[expect(clippy::print_stdout, reason = "a program whose output this is")]
+fn all<E: Element>(ctx: &Ctx, only: Option<usize>) {
+    let titles = ["forward", "input gradient", "weight gradient"];
+    println!("{:>20}  {:^16}  {:^16}  {:^16}", "rows x out x in", titles[0], titles[1], titles[2]);
+    let wanted = |rows: usize| only.is_none_or(|only| only == rows);
+    for (rows, n, k) in SHAPES.into_iter().filter(|shape| wanted(shape.0)) {
+        products::<E>(ctx, rows, n, k);
+    }
+    println!("{:>20}  {:^16}  {:^16}", "SwiGLU: rows x f x d", "forward", "backward");
+    for (rows, d, f) in [(4096, 256, 704), (256, 896, 4864)].into_iter().filter(|shape| wanted(shape.0)) {
+        feed_forward::<E>(ctx, rows, d, f);
+    }
+    println!("{:>20}  {:^16}  {:^16}", "head: rows x v x d", "forward", "backward (3 x)");
+    for (rows, v, d) in HEADS.into_iter().filter(|shape| wanted(shape.0)) {
+        head::<E>(ctx, rows, v, d);
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a program whose output this is")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let threads = arguments.first().map_or(Ok(1), |text| text.parse())?;
-    let isa = match arguments.get(1) {
+    let format = arguments.get(1).map_or("f32", String::as_str);
+    let isa = match arguments.get(2) {
         None => Isa::detect(),
         Some(name) => Isa::available()
             .into_iter()
             .find(|isa| isa.name() == name)
             .ok_or("no such instruction set here")?,
     };
+    let only = arguments.get(3).map(|text| text.parse()).transpose()?;
     let ctx = Ctx::with_isa(threads, isa)?;
-    println!("{threads} threads, {}; GFLOP/s, median / best", isa.name());
-    println!(
-        "{:>20}  {:^16}  {:^16}  {:^16}",
-        "rows x out x in", "forward", "input gradient", "weight gradient"
-    );
-    for (rows, n, k) in SHAPES {
-        products(&ctx, rows, n, k);
-    }
-    println!("{:>20}  {:^16}  {:^16}", "head: rows x v x d", "forward", "backward (3 x)");
-    for (rows, v, d) in HEADS {
-        head(&ctx, rows, v, d);
+    println!("{threads} threads, {}, {format}; GFLOP/s, median / best", isa.name());
+    match format {
+        "f32" => all::<f32>(&ctx, only),
+        "bf16" => all::<Bf16>(&ctx, only),
+        _ => return Err("the format is f32 or bf16".into()),
     }
     Ok(())
 }

@@ -1,33 +1,18 @@
 //! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its
 //! backward.
 //!
-//! Shapes: T rows, F features of the feed-forward layer. The fused form reads both halves from one `[T, 2F]`
-//! buffer whose rows are `[gate | up]`, the output of one linear layer.
+//! Shapes: T rows, F features of the feed-forward layer. Both halves come from one `[T, 2F]` buffer whose rows are
+//! `[gate | up]`, the output of one linear layer. Arithmetic is f32 whatever the format.
 
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, lanes, partition};
-
-/// `y = silu(gate) · up`, all `[rows, f]`.
-///
-/// # Panics
-///
-/// If a length does not fit.
-pub fn swiglu(ctx: &Ctx, y_tf: &mut Buf, gate_tf: &Buf, up_tf: &Buf, rows: usize, f: usize) {
-    assert_eq!(y_tf.len(), rows * f, "swiglu: y must be [rows, f]");
-    assert_eq!(gate_tf.len(), rows * f, "swiglu: gate must be [rows, f]");
-    assert_eq!(up_tf.len(), rows * f, "swiglu: up must be [rows, f]");
-    let (gate, up) = (gate_tf.as_slice(), up_tf.as_slice());
-    partition::for_rows(ctx, y_tf.as_mut_slice(), f, |first, count, y| {
-        forward_row(ctx.level(), y, &gate[first * f..][..count * f], &up[first * f..][..count * f]);
-    });
-}
+use crate::{Buf, Ctx, Element, lanes, partition};
 
 /// `y = silu(gate) · up` with rows `[gate | up]` in `gate_up` `[rows, 2f]`; `y` is `[rows, f]`.
 ///
 /// # Panics
 ///
 /// If a length does not fit.
-pub fn swiglu_fused(ctx: &Ctx, y_tf: &mut Buf, gate_up_t2f: &Buf, rows: usize, f: usize) {
+pub fn swiglu_fused<E: Element>(ctx: &Ctx, y_tf: &mut Buf<E>, gate_up_t2f: &Buf<E>, rows: usize, f: usize) {
     assert_eq!(y_tf.len(), rows * f, "swiglu_fused: y must be [rows, f]");
     assert_eq!(gate_up_t2f.len(), rows * 2 * f, "swiglu_fused: gate_up must be [rows, 2f]");
     let gate_up = gate_up_t2f.as_slice();
@@ -39,44 +24,16 @@ pub fn swiglu_fused(ctx: &Ctx, y_tf: &mut Buf, gate_up_t2f: &Buf, rows: usize, f
     });
 }
 
-/// Gradients of [`swiglu`], overwriting `dgate` and `dup`.
-///
-/// # Panics
-///
-/// If a length does not fit.
-pub fn swiglu_backward(
-    ctx: &Ctx,
-    dgate_tf: &mut Buf,
-    dup_tf: &mut Buf,
-    dy_tf: &Buf,
-    gate_tf: &Buf,
-    up_tf: &Buf,
-    rows: usize,
-    f: usize,
-) {
-    assert_eq!(dgate_tf.len(), rows * f, "swiglu_backward: dgate must be [rows, f]");
-    assert_eq!(dup_tf.len(), rows * f, "swiglu_backward: dup must be [rows, f]");
-    assert_eq!(dy_tf.len(), rows * f, "swiglu_backward: dy must be [rows, f]");
-    assert_eq!(gate_tf.len(), rows * f, "swiglu_backward: gate must be [rows, f]");
-    assert_eq!(up_tf.len(), rows * f, "swiglu_backward: up must be [rows, f]");
-    let (dy, gate, up) = (dy_tf.as_slice(), gate_tf.as_slice(), up_tf.as_slice());
-    let (dgate, dup) = (dgate_tf.as_mut_slice(), dup_tf.as_mut_slice());
-    partition::for_rows2(ctx, dgate, f, dup, f, |first, count, dgate, dup| {
-        let rows = first * f..(first + count) * f;
-        backward_row(ctx.level(), dgate, dup, &dy[rows.clone()], &gate[rows.clone()], &up[rows]);
-    });
-}
-
 /// Gradients of [`swiglu_fused`], overwriting `dgate_up` `[rows, 2f]`.
 ///
 /// # Panics
 ///
 /// If a length does not fit.
-pub fn swiglu_fused_backward(
+pub fn swiglu_fused_backward<E: Element>(
     ctx: &Ctx,
-    dgate_up_t2f: &mut Buf,
+    dgate_up_t2f: &mut Buf<E>,
     dy_tf: &Buf,
-    gate_up_t2f: &Buf,
+    gate_up_t2f: &Buf<E>,
     rows: usize,
     f: usize,
 ) {
@@ -95,11 +52,11 @@ pub fn swiglu_fused_backward(
 
 dispatch! {
     /// `y = (g · σ(g)) · up`.
-    fn forward_row(y: &mut [f32], gate: &[f32], up: &[f32]) = forward_row_generic;
+    pub(crate) fn forward_row[E: Element](y: &mut [E], gate: &[E], up: &[E]) = forward_row_generic;
 }
 
 #[inline(always)]
-fn forward_row_generic<S: Simd>(s: S, y: &mut [f32], gate: &[f32], up: &[f32]) {
+fn forward_row_generic<S: Simd, E: Element>(s: S, y: &mut [E], gate: &[E], up: &[E]) {
     for (y, (gate, up)) in y.chunks_mut(LANES).zip(gate.chunks(LANES).zip(up.chunks(LANES))) {
         let gate = lanes::load(s, gate);
         lanes::store(s, y, s.mul(s.mul(gate, sigmoid(s, gate)), lanes::load(s, up)));
@@ -108,17 +65,18 @@ fn forward_row_generic<S: Simd>(s: S, y: &mut [f32], gate: &[f32], up: &[f32]) {
 
 dispatch! {
     /// `dup = dy · silu(g)`, `dgate = (dy · up) · silu'(g)` with `silu'(g) = σ + (g·σ)(1 − σ)`.
-    fn backward_row(dgate: &mut [f32], dup: &mut [f32], dy: &[f32], gate: &[f32], up: &[f32]) = backward_row_generic;
+    pub(crate) fn backward_row[E: Element](dgate: &mut [E], dup: &mut [E], dy: &[f32], gate: &[E], up: &[E])
+        = backward_row_generic;
 }
 
 #[inline(always)]
-fn backward_row_generic<S: Simd>(
+fn backward_row_generic<S: Simd, E: Element>(
     s: S,
-    dgate: &mut [f32],
-    dup: &mut [f32],
+    dgate: &mut [E],
+    dup: &mut [E],
     dy: &[f32],
-    gate: &[f32],
-    up: &[f32],
+    gate: &[E],
+    up: &[E],
 ) {
     let outputs = dgate.chunks_mut(LANES).zip(dup.chunks_mut(LANES));
     let inputs = dy.chunks(LANES).zip(gate.chunks(LANES)).zip(up.chunks(LANES));

@@ -12,6 +12,9 @@
 //! - `l = Σ p_j` in 16 lanes by key index (j mod 16), ascending, then the fixed tree;
 //! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one product;
 //! - `lse = m + ln l`.
+//!
+//! All of it is f32, whatever the format of q, k, v and `out`: numbers are widened as they are read, and `out` is
+//! narrowed once at the end.
 
 mod backward;
 mod blocks;
@@ -19,10 +22,12 @@ mod cached;
 mod forward;
 mod kernels;
 mod packed;
+mod pieces;
+mod rows;
 mod tile;
 
 use crate::cache::{KV_BLOCK, KvLayer};
-use crate::{Buf, Ctx};
+use crate::{Buf, Ctx, Element};
 
 /// The heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,28 +67,69 @@ pub struct CachedRow<'a> {
     pub len: usize,
 }
 
-/// Causal self-attention over packed sequences: sequence s is rows `seq_starts[s]..seq_starts[s + 1]`.
+/// How packed rows are divided into sequences, and which of these go on from another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Segments<'a> {
+    /// Segment s is rows `starts[s]..starts[s + 1]`; ascends from 0 to T.
+    pub starts: &'a [usize],
+    /// `Some(p)`: segment s sees all rows of segment `p < s`, which goes on from none itself, before its own. Empty
+    /// where no segment goes on from another; otherwise one for each segment.
+    pub parents: &'a [Option<u32>],
+}
+
+impl<'a> Segments<'a> {
+    /// Segments of which none goes on from another.
+    pub fn unshared(starts: &'a [usize]) -> Self {
+        Self { starts, parents: &[] }
+    }
+
+    fn parent(&self, segment: usize) -> Option<usize> {
+        self.parents.get(segment).copied().flatten().map(|parent| parent as usize)
+    }
+
+    fn check(&self, tokens: usize) {
+        assert!(
+            self.starts.first() == Some(&0) && self.starts.last() == Some(&tokens) && self.starts.is_sorted(),
+            "attention: segments must ascend from 0 to {tokens}"
+        );
+        assert!(
+            self.parents.is_empty() || self.parents.len() + 1 == self.starts.len(),
+            "attention: a parent, or none, for each segment"
+        );
+        for (s, parent) in self.parents.iter().enumerate() {
+            let Some(parent) = parent.map(|p| p as usize) else { continue };
+            assert!(parent < s, "attention: the parent of segment {s} must come before it");
+            assert!(
+                self.parents[parent].is_none(),
+                "attention: the parent of segment {s} has a parent itself"
+            );
+        }
+    }
+}
+
+/// Causal self-attention over packed sequences: a token sees its segment up to itself, and all of its segment's
+/// parent before.
 ///
 /// `out` and `q` are `[T, H, E]`, `k` and `v` `[T, G, E]`; `lse` `[T, H]` is what the backward needs.
 ///
 /// # Panics
 ///
-/// If a length does not fit or `seq_starts` does not ascend from 0 to T.
-pub fn attention(
+/// If a length does not fit or the segments are not as [`Segments`] says.
+pub fn attention<E: Element>(
     ctx: &Ctx,
-    out_the: &mut Buf,
+    out_the: &mut Buf<E>,
     lse_th: &mut Buf,
-    q_the: &Buf,
-    k_tge: &Buf,
-    v_tge: &Buf,
+    q_the: &Buf<E>,
+    k_tge: &Buf<E>,
+    v_tge: &Buf<E>,
     shape: AttentionShape,
-    seq_starts: &[usize],
+    segments: Segments<'_>,
 ) {
-    let tokens = check_packed(q_the, k_tge, v_tge, shape, seq_starts);
+    let tokens = check_packed(q_the, k_tge, v_tge, shape, segments);
     assert_eq!(out_the.len(), q_the.len(), "attention: out must be [tokens, heads, head_dim]");
     assert_eq!(lse_th.len(), tokens * shape.heads, "attention: lse must be [tokens, heads]");
     let inputs = (q_the.as_slice(), k_tge.as_slice(), v_tge.as_slice());
-    packed::forward(ctx, out_the.as_mut_slice(), lse_th.as_mut_slice(), inputs, shape, seq_starts);
+    packed::forward(ctx, out_the.as_mut_slice(), lse_th.as_mut_slice(), inputs, shape, segments);
 }
 
 /// [`attention`] against the cache: bit-equal to it for the same token and prefix, whatever other rows are
@@ -94,7 +140,13 @@ pub fn attention(
 /// # Panics
 ///
 /// If a length does not fit, or a row has no position, too few blocks or a block outside of the cache.
-pub fn attention_cached(ctx: &Ctx, out_rhe: &mut Buf, q_rhe: &Buf, cache: &KvLayer, rows: &[CachedRow<'_>]) {
+pub fn attention_cached<E: Element>(
+    ctx: &Ctx,
+    out_rhe: &mut Buf<E>,
+    q_rhe: &Buf<E>,
+    cache: &KvLayer<E>,
+    rows: &[CachedRow<'_>],
+) {
     let shape = cache.shape;
     let (h, e) = (shape.heads, shape.head_dim);
     assert_eq!(q_rhe.len(), rows.len() * h * e, "attention_cached: q must be [rows, heads, head_dim]");
@@ -114,26 +166,26 @@ pub fn attention_cached(ctx: &Ctx, out_rhe: &mut Buf, q_rhe: &Buf, cache: &KvLay
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
 ///
 /// Probabilities are computed again from q, k and `lse`. Sums over queries ascend by token, then by head of
-/// the group.
+/// the group; the keys of a parent sum over their own segment, then over its children in order.
 ///
 /// # Panics
 ///
-/// If a length does not fit or `seq_starts` does not ascend from 0 to T.
-pub fn attention_backward(
+/// If a length does not fit or the segments are not as [`Segments`] says.
+pub fn attention_backward<E: Element>(
     ctx: &Ctx,
     dq_the: &mut Buf,
     dk_tge: &mut Buf,
     dv_tge: &mut Buf,
     d_out_the: &Buf,
-    out_the: &Buf,
+    out_the: &Buf<E>,
     lse_th: &Buf,
-    q_the: &Buf,
-    k_tge: &Buf,
-    v_tge: &Buf,
+    q_the: &Buf<E>,
+    k_tge: &Buf<E>,
+    v_tge: &Buf<E>,
     shape: AttentionShape,
-    seq_starts: &[usize],
+    segments: Segments<'_>,
 ) {
-    let tokens = check_packed(q_the, k_tge, v_tge, shape, seq_starts);
+    let tokens = check_packed(q_the, k_tge, v_tge, shape, segments);
     assert_eq!(dq_the.len(), q_the.len(), "attention_backward: dq must be [tokens, heads, head_dim]");
     assert_eq!(d_out_the.len(), q_the.len(), "attention_backward: d_out must be [tokens, heads, head_dim]");
     assert_eq!(out_the.len(), q_the.len(), "attention_backward: out must be [tokens, heads, head_dim]");
@@ -150,10 +202,16 @@ pub fn attention_backward(
         shape,
     };
     let (dq, dk, dv) = (dq_the.as_mut_slice(), dk_tge.as_mut_slice(), dv_tge.as_mut_slice());
-    packed::backward(ctx, &inputs, dq, dk, dv, seq_starts);
+    packed::backward(ctx, &inputs, dq, dk, dv, segments);
 }
 
-fn check_packed(q: &Buf, k: &Buf, v: &Buf, shape: AttentionShape, seq_starts: &[usize]) -> usize {
+fn check_packed<E: Element>(
+    q: &Buf<E>,
+    k: &Buf<E>,
+    v: &Buf<E>,
+    shape: AttentionShape,
+    segments: Segments<'_>,
+) -> usize {
     shape.check();
     let tokens = q.len() / (shape.heads * shape.head_dim);
     assert_eq!(
@@ -167,9 +225,6 @@ fn check_packed(q: &Buf, k: &Buf, v: &Buf, shape: AttentionShape, seq_starts: &[
         "attention: k must be [tokens, kv_heads, head_dim]"
     );
     assert_eq!(v.len(), k.len(), "attention: v must be [tokens, kv_heads, head_dim]");
-    assert!(
-        seq_starts.first() == Some(&0) && seq_starts.last() == Some(&tokens) && seq_starts.is_sorted(),
-        "attention: seq_starts must ascend from 0 to {tokens}"
-    );
+    segments.check(tokens);
     tokens
 }

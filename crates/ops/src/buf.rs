@@ -1,34 +1,108 @@
 //! Owned storage for tensors.
 
 use std::fmt;
+use std::marker::PhantomData;
+
+use memmap2::{MmapMut, MmapOptions};
+
+use crate::Element;
 
 /// One cache line, so that a vector of lines is aligned to 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([f32; LINE]);
+struct Line([u8; LINE]);
 
-const LINE: usize = 16;
+const LINE: usize = 64;
 
-/// Owned, 64-byte-aligned `f32` storage: the handle every operation takes. A `Buf` has a length and no shape; the
-/// shape is an argument of the operation.
-#[derive(Clone, Default)]
-pub struct Buf {
-    lines: Vec<Line>,
-    len: usize,
+/// From here on memory is taken from the system in whole pages.
+const LARGE: usize = 4 << 20;
+
+/// The larger pages that Linux offers on x86-64 and most others: an entry of the processor's address cache reaches 512
+/// times as far.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Where the numbers are.
+enum Memory {
+    Lines(Vec<Line>),
+    /// Pages, and the first byte that is used: one at which a huge page begins.
+    Pages(MmapMut, usize),
 }
 
-impl Buf {
-    /// `len` zeros. The system hands zeroed pages out as they are first touched, so a large buffer that is used in part
-    /// takes memory in part.
-    pub fn zeros(len: usize) -> Self {
-        let lines = Box::<[Line]>::new_zeroed_slice(len.div_ceil(LINE));
-        // SAFETY: a `Line` is floats, and a float whose bytes are all zero is 0.0.
+impl Memory {
+    /// `bytes` zeros or some more.
+    fn zeros(bytes: usize) -> Self {
+        if bytes >= LARGE
+            && let Ok(pages) = MmapOptions::new().len(bytes + HUGE_PAGE).map_anon()
+        {
+            // Without huge pages all is as well, only slower.
+            #[cfg(target_os = "linux")]
+            let _ = pages.advise(memmap2::Advice::HugePage);
+            let first = pages.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
+            return Self::Pages(pages, first);
+        }
+        let lines = Box::<[Line]>::new_zeroed_slice(bytes.div_ceil(LINE));
+        // SAFETY: a `Line` is bytes.
         let lines = unsafe { lines.assume_init() };
-        Self { lines: lines.into_vec(), len }
+        Self::Lines(lines.into_vec())
+    }
+
+    /// Bytes there are.
+    fn len(&self) -> usize {
+        match self {
+            Self::Lines(lines) => lines.len() * LINE,
+            Self::Pages(pages, first) => pages.len() - first,
+        }
+    }
+
+    fn as_ptr(&self) -> *const u8 {
+        match self {
+            Self::Lines(lines) => lines.as_ptr().cast(),
+            Self::Pages(pages, first) => pages[*first..].as_ptr(),
+        }
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        match self {
+            Self::Lines(lines) => lines.as_mut_ptr().cast(),
+            Self::Pages(pages, first) => pages[*first..].as_mut_ptr(),
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Lines(Vec::new())
+    }
+}
+
+/// Owned, 64-byte-aligned storage of `f32` or [`Bf16`](crate::Bf16) numbers: the handle every operation takes. A `Buf`
+/// has a length and no shape; the shape is an argument of the operation.
+#[derive(Default)]
+pub struct Buf<E: Element = f32> {
+    memory: Memory,
+    len: usize,
+    format: PhantomData<E>,
+}
+
+/// Bytes that `len` elements take.
+///
+/// # Panics
+/// If there is no such number.
+fn bytes_of<E: Element>(len: usize) -> usize {
+    let fits = len.checked_mul(size_of::<E>()).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+    assert!(fits, "a buffer of {len} elements");
+    len * size_of::<E>()
+}
+
+impl<E: Element> Buf<E> {
+    /// `len` zeros. From 4 MiB on they lie in pages that the system hands out as they are first touched, huge ones where
+    /// it has them: a large buffer that is used in part takes memory in part.
+    pub fn zeros(len: usize) -> Self {
+        Self { memory: Memory::zeros(bytes_of::<E>(len)), len, format: PhantomData }
     }
 
     /// A copy of `values`.
-    pub fn from_slice(values: &[f32]) -> Self {
+    pub fn from_slice(values: &[E]) -> Self {
         let mut buf = Self::zeros(values.len());
         buf.as_mut_slice().copy_from_slice(values);
         buf
@@ -36,7 +110,7 @@ impl Buf {
 
     /// The values of `values`, moved into aligned storage.
     #[expect(clippy::needless_pass_by_value, reason = "the caller hands its values over")]
-    pub fn from_vec(values: Vec<f32>) -> Self {
+    pub fn from_vec(values: Vec<E>) -> Self {
         Self::from_slice(&values)
     }
 
@@ -51,35 +125,48 @@ impl Buf {
     }
 
     /// The elements.
-    pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: `Line` is `repr(C)` around an array of `f32`, so the lines are `lines.len() * LINE` initialised,
-        // contiguous floats, and `len` never exceeds that number.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    pub fn as_slice(&self) -> &[E] {
+        // SAFETY: the memory is initialised, contiguous bytes, aligned for any element, whose every bit pattern is a
+        // number; and `len` elements never take more than there are.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
     }
 
     /// The elements, to be written.
-    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+    pub fn as_mut_slice(&mut self) -> &mut [E] {
         // SAFETY: as in `as_slice`; `&mut self` makes the access unique.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
     }
 
     /// Writes `value` to every element.
-    pub fn fill(&mut self, value: f32) {
+    pub fn fill(&mut self, value: E) {
         self.as_mut_slice().fill(value);
     }
 
     /// Changes the length. The content is unspecified afterwards; memory once taken is kept, so that a buffer that is
     /// used again and again with different lengths is allocated once.
     pub fn resize(&mut self, len: usize) {
-        let lines = len.div_ceil(LINE);
-        if lines > self.lines.len() {
-            self.lines.resize(lines, Line([0.0; LINE]));
+        if bytes_of::<E>(len) > self.memory.len() {
+            // The old memory goes first.
+            *self = Self::default();
+            *self = Self::zeros(len);
         }
         self.len = len;
     }
+
+    /// The memory for numbers of another format: a buffer of length 0 with the room that this one has.
+    #[must_use]
+    pub fn into_format<F: Element>(self) -> Buf<F> {
+        Buf { memory: self.memory, len: 0, format: PhantomData }
+    }
 }
 
-impl fmt::Debug for Buf {
+impl<E: Element> Clone for Buf<E> {
+    fn clone(&self) -> Self {
+        Self::from_slice(self.as_slice())
+    }
+}
+
+impl<E: Element> fmt::Debug for Buf<E> {
     /// The length and the first few values: a tensor in full helps nobody.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = &self.as_slice()[..self.len.min(8)];
@@ -103,8 +190,42 @@ mod tests {
     }
 
     #[test]
+    fn bf16_numbers_lie_side_by_side() {
+        let mut buf = Buf::<crate::Bf16>::zeros(33);
+        assert!(buf.as_slice().iter().all(|x| x.to_bits() == 0));
+        buf.fill(crate::Bf16::from_f32(1.5));
+        assert_eq!(buf.as_slice().len(), 33);
+        assert_eq!(buf.memory.len(), 2 * LINE);
+    }
+
+    #[test]
+    fn large_buffers_are_zero_and_begin_at_a_huge_page() {
+        let mut buf = Buf::<f32>::zeros(LARGE / 4 + 5);
+        assert!(matches!(buf.memory, Memory::Pages(..)));
+        assert_eq!(buf.as_slice().as_ptr() as usize % HUGE_PAGE, 0);
+        assert_eq!(buf.len(), LARGE / 4 + 5);
+        assert!(buf.as_slice().iter().all(|&x| x == 0.0));
+        buf.as_mut_slice()[LARGE / 4 + 4] = 7.0;
+        let copy = buf.clone();
+        drop(buf);
+        assert_eq!(copy.as_slice()[LARGE / 4 + 4], 7.0);
+    }
+
+    #[test]
+    fn memory_serves_another_format() {
+        let buf = Buf::<f32>::zeros(64);
+        let at = buf.as_slice().as_ptr().cast::<u8>();
+        let mut other = buf.into_format::<crate::Bf16>();
+        assert!(other.is_empty());
+        other.resize(128);
+        assert_eq!(other.as_slice().as_ptr().cast(), at);
+        other.resize(129);
+        assert_eq!(other.len(), 129);
+    }
+
+    #[test]
     fn resize_keeps_the_memory() {
-        let mut buf = Buf::zeros(100);
+        let mut buf = Buf::<f32>::zeros(100);
         let at = buf.as_slice().as_ptr();
         buf.resize(3);
         assert_eq!(buf.len(), 3);
@@ -115,6 +236,6 @@ mod tests {
     #[test]
     fn debug_shows_the_head_alone() {
         assert_eq!(format!("{:?}", Buf::from_slice(&[1.0, 2.0])), "Buf { len: 2, head: [1.0, 2.0], .. }");
-        assert!(format!("{:?}", Buf::zeros(1000)).len() < 100);
+        assert!(format!("{:?}", Buf::<f32>::zeros(1000)).len() < 100);
     }
 }

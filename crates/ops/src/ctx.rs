@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::isa::Level;
+use crate::isa::{Bf16Products, Level};
 use crate::parallel::share;
 use crate::{Buf, Isa, OpsError};
 
@@ -40,6 +40,12 @@ impl Ctx {
         Self::build(threads, level)
     }
 
+    /// As [`Ctx::new`], with products of bf16 matrices as tiles compute them, in software: for tests, and to see on any
+    /// processor what AMX would give. It is slow.
+    pub fn with_software_tiles(threads: usize) -> Result<Self, OpsError> {
+        Self::build(threads, Level::with_software_tiles())
+    }
+
     fn build(threads: usize, level: Level) -> Result<Self, OpsError> {
         let helpers = match threads {
             0 => return Err(OpsError::NoThreads),
@@ -67,6 +73,19 @@ impl Ctx {
     /// The instruction set that the kernels run on.
     pub fn isa(&self) -> Isa {
         self.inner.level.isa()
+    }
+
+    /// How products of bf16 matrices are computed: `dot pairs (…)`, which give the same bits on every instruction set,
+    /// or `tiles (…)`, which give others.
+    pub fn products(&self) -> &'static str {
+        match (self.level().bf16(), self.isa()) {
+            (Bf16Products::AmxTiles, _) => "tiles (amx)",
+            (Bf16Products::SoftwareTiles, _) => "tiles (software)",
+            (Bf16Products::NativePairs, _) => "dot pairs (avx512-bf16)",
+            (Bf16Products::Pairs, Isa::Avx2) => "dot pairs (avx2)",
+            (Bf16Products::Pairs, Isa::Avx512) => "dot pairs (avx512)",
+            (Bf16Products::Pairs, _) => "dot pairs (portable)",
+        }
     }
 
     pub(crate) fn level(&self) -> Level {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// A mutable slice that is handed out in pieces to the calls of one `parallel_for`.
 #[derive(Debug)]
-pub(crate) struct Disjoint<'a, T = f32> {
+pub struct Disjoint<'a, T = f32> {
     at: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,

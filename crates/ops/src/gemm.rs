@@ -1,19 +1,24 @@
-//! The matrix product under every linear layer: C = A·B, with one chain of fused multiply-adds per element of C.
+//! The matrix product under every linear layer: C = A·B, with the one sum per element of C that the crate's
+//! documentation defines, in f32 or, from factors rounded to it, in bf16.
 //!
-//! A is read through two strides and B through two more, so the same kernel runs on a weight in panels (forward), on a
-//! plain weight (input gradient) and on plain activations whose rows are summed over (weight gradient). This file cuts
-//! a product into pieces for threads; `gemm_kernel` computes a piece.
+//! A lies along or across the reduced dimension and B in panels or in rows, in either format, so the same kernel runs on
+//! a packed weight (forward), on a plain weight (input gradient) and on plain activations whose rows are summed over
+//! (weight gradient). This file cuts a product into pieces for threads; `gemm_kernel` computes a piece, from tiles that
+//! `gemm_tile` and `gemm_amx` compute, after `gemm_copy` has brought what lies otherwise into their layout.
 //!
 //! The order of each sum does not depend on any size chosen here: a pass over part of the reduced dimension leaves the
-//! chain's value in memory and the next pass takes it up again. The other two dimensions only say who computes which
+//! sum so far in memory and the next pass takes it up again. The other two dimensions only say who computes which
 //! element.
 
+use std::ffi::c_void;
 use std::ops::Range;
 
-use crate::disjoint::Disjoint;
-use crate::gemm_kernel::{Block, MAX_STEPS, WIDEST, multiply};
+use crate::gemm_copy::left_room;
+use crate::gemm_kernel::{Block, Cells, MAX_STEPS, Source, multiply};
+use crate::gemm_tile::WIDEST;
+use crate::numbers::{Numbers, Place};
 use crate::simd::LANES;
-use crate::{Buf, Ctx};
+use crate::{Buf, Ctx, Element};
 
 /// Most rows of C in one piece.
 const MAX_ROWS: usize = 256;
@@ -29,39 +34,35 @@ const READ_ROWS: usize = 3;
 const PIECES_PER_THREAD: usize = 4;
 /// As [`PIECES_PER_THREAD`], for the case of [`MAX_ROWS_ACROSS`].
 const PIECES_PER_THREAD_ACROSS: usize = 2;
+/// Rows of C that fit in one register tile.
+const FEW_ROWS: usize = 8;
 /// Rows of C below which a piece is not cut further: with fewer, B is read for too little work.
 const MIN_ROWS: usize = 32;
+/// Panels of C below which a piece that copies A is not cut further.
+const NARROW: usize = 6;
 /// Panels of C below which a piece is not cut further: one register tile.
 const MIN_PANELS: usize = 3;
 
 /// The left operand: element (i, k) is at `i * row + k * step`. One of the two is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Left<'a> {
-    pub(crate) data: &'a [f32],
+    pub(crate) data: Numbers<'a>,
     pub(crate) row: usize,
     pub(crate) step: usize,
 }
 
-/// The right operand: element (k, j) is at `j / 16 * panel + k * step + j % 16`.
+/// The right operand.
 #[derive(Clone, Copy)]
-pub(crate) struct Right<'a> {
-    data: &'a [f32],
-    panel: usize,
-    step: usize,
-    /// Whether the last panel has all 16 columns in memory, although C may have fewer.
-    padded: bool,
-}
-
-impl<'a> Right<'a> {
-    /// Rows of `width` columns.
-    pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
-        Self { data, panel: LANES, step: width, padded: false }
-    }
-
-    /// Panels of `steps` rows each, the last one filled up to 16 columns.
-    pub(crate) fn panels(data: &'a [f32], steps: usize) -> Self {
-        Self { data, panel: steps * LANES, step: LANES, padded: true }
-    }
+pub(crate) enum Right<'a> {
+    /// Rows of `width` columns: element (k, j) is at `k * width + j`.
+    Rows {
+        /// The rows.
+        data: Numbers<'a>,
+        /// Elements from one row to the next.
+        width: usize,
+    },
+    /// Panels of 16 columns, the last one filled up: a [`Packed`](crate::Packed) weight, in the format of the product.
+    Panels(Numbers<'a>),
 }
 
 /// Where the chains start and what becomes of them.
@@ -71,8 +72,8 @@ pub(crate) enum Output<'a> {
     Store,
     /// C = A·B + bias of the column
     Bias(&'a [f32]),
-    /// C = C + (A·B): one addition at the end
-    Add,
+    /// C = from + (A·B + bias), `from` with the strides of C
+    From(&'a [f32], Option<&'a [f32]>),
     /// The chains start from C.
     Chain,
 }
@@ -82,6 +83,8 @@ pub(crate) struct Product<'a> {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
+    /// The arithmetic: [`Typed::GROUP`](crate::numbers::Typed::GROUP) of its format.
+    pub(crate) group: usize,
     pub(crate) a: Left<'a>,
     pub(crate) b: Right<'a>,
     pub(crate) c_row: usize,
@@ -93,22 +96,25 @@ pub(crate) fn piece(count: usize, pieces: usize, i: usize) -> Range<usize> {
     count * i / pieces..count * (i + 1) / pieces
 }
 
+/// Whether a product is too small for more than one thread.
+pub(crate) fn is_small(m: usize, n: usize, k: usize, group: usize) -> bool {
+    m.max(READ_ROWS) * n * k < SERIAL * group
+}
+
 impl Product<'_> {
     /// Computes into `c`, on all threads of the context.
-    pub(crate) fn run(&self, ctx: &Ctx, c: &mut [f32]) {
-        if self.m.max(READ_ROWS) * self.n * self.k < SERIAL {
+    pub(crate) fn run(&self, ctx: &Ctx, c: Place<'_>) {
+        if is_small(self.m, self.n, self.k, self.group) {
             return self.run_inline(ctx, c);
         }
         let grid = self.grid(ctx.threads());
-        let c = Disjoint::new(c);
         // SAFETY: the pieces cover different elements of C.
         ctx.parallel_for(grid.0 * grid.1, |i| unsafe { self.run_piece(ctx, c, grid, i) });
     }
 
     /// Computes into `c` on the calling thread.
-    pub(crate) fn run_inline(&self, ctx: &Ctx, c: &mut [f32]) {
+    pub(crate) fn run_inline(&self, ctx: &Ctx, c: Place<'_>) {
         let grid = self.grid(1);
-        let c = Disjoint::new(c);
         for i in 0..grid.0 * grid.1 {
             // SAFETY: nobody else has C.
             unsafe { self.run_piece(ctx, c, grid, i) }
@@ -116,9 +122,8 @@ impl Product<'_> {
     }
 
     /// Computes two products that do not depend on each other, with one wait for both.
-    pub(crate) fn run_both(ctx: &Ctx, one: &Self, c: &mut [f32], two: &Self, d: &mut [f32]) {
+    pub(crate) fn run_both(ctx: &Ctx, one: &Self, c: Place<'_>, two: &Self, d: Place<'_>) {
         let (a, b) = (one.grid(ctx.threads()), two.grid(ctx.threads()));
-        let (c, d) = (Disjoint::new(c), Disjoint::new(d));
         ctx.parallel_for(a.0 * a.1 + b.0 * b.1, |i| {
             // SAFETY: the pieces cover different elements of the two results.
             unsafe {
@@ -136,10 +141,15 @@ impl Product<'_> {
         let (max_rows, per_thread) = if self.a.step == 1 {
             (MAX_ROWS, PIECES_PER_THREAD)
         } else {
-            (MAX_ROWS_ACROSS, PIECES_PER_THREAD_ACROSS)
+            (MAX_ROWS_ACROSS * self.group, PIECES_PER_THREAD_ACROSS)
         };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 {
+            // Each piece copies its part of B, so that pieces should be narrow rather than low.
+            while self.copies_right() && across * down < per_thread * threads && panels >= 2 * across * NARROW
+            {
+                across *= 2;
+            }
             while across * down < per_thread * threads && self.m > down * MIN_ROWS {
                 down *= 2;
             }
@@ -155,11 +165,16 @@ impl Product<'_> {
         (across, down)
     }
 
+    /// Whether B has to be brought into the words of the arithmetic.
+    fn copies_right(&self) -> bool {
+        self.group > 1 && matches!(self.b, Right::Rows { .. })
+    }
+
     /// Computes one piece of the grid.
     ///
     /// # Safety
     /// Nobody else may reach the piece's elements of `c` meanwhile.
-    unsafe fn run_piece(&self, ctx: &Ctx, c: Disjoint<'_>, (across, down): (usize, usize), i: usize) {
+    unsafe fn run_piece(&self, ctx: &Ctx, c: Place<'_>, (across, down): (usize, usize), i: usize) {
         // Neighbouring pieces share columns of B, which is the larger part of what a piece reads.
         let panels = piece(self.n.div_ceil(LANES), across, i / down);
         let rows = piece(self.m, down, i % down);
@@ -168,66 +183,136 @@ impl Product<'_> {
             return;
         }
         self.check(c.len());
-        let steps = self.k.min(MAX_STEPS);
-        // What C held is needed at the end, so chains that are interrupted wait elsewhere.
-        let waits = matches!(self.output, Output::Add) && self.k > MAX_STEPS;
+        let steps = self.k.div_ceil(self.group);
+        let (a, a_row) = self.left();
+        let (b, b_panel, b_step) = self.right();
+        // A piece of few rows reads B once and from afar, which goes best in one run.
+        let one_pass = rows.len() <= FEW_ROWS && matches!(self.b, Right::Panels(_));
+        let max_steps = if one_pass { steps.next_multiple_of(LANES).max(MAX_STEPS) } else { MAX_STEPS };
+        let room_steps = steps.min(max_steps);
+        // Where C is too short for a sum, chains that are interrupted wait elsewhere.
+        let waits = steps > max_steps && matches!(c, Place::Bf16(_));
         let waiting = if waits { rows.len() * panels.len() * LANES } else { 0 };
-        let right = if self.b.padded { 0 } else { WIDEST * LANES * steps };
-        let left = if self.a.step == 1 { 0 } else { rows.len() * steps };
+        let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps };
+        let copied = self.a.step != 1 || !matches!(a, Source::Words(_));
+        let left = if copied { left_room(rows.len(), room_steps) } else { 0 };
         ctx.with_scratch(waiting + right + left, |scratch| {
             // SAFETY: `check` has compared the shape with all operands, the scratch memory is as long as its three
             // parts, and the caller vouches for C.
             unsafe {
                 let scratch = scratch.as_mut_slice().as_mut_ptr();
-                let c = c.as_mut_ptr().add(rows.start * self.c_row + cols.start);
+                let first = rows.start * self.c_row + cols.start;
+                let cells = c.cells().add(first);
+                let none = std::ptr::null();
+                let (bias, add) = match self.output {
+                    Output::Bias(bias) => (bias.as_ptr().add(cols.start), none),
+                    Output::From(from, bias) => {
+                        (bias.map_or(none, |bias| bias.as_ptr().add(cols.start)), from.as_ptr().add(first))
+                    }
+                    Output::Store | Output::Chain => (none, none),
+                };
                 let block = Block {
                     m: rows.len(),
                     n: cols.len(),
                     k: self.k,
-                    a: self.a.data.as_ptr().add(rows.start * self.a.row),
-                    a_row: self.a.row,
+                    a: a.add(rows.start * a_row),
+                    a_row,
                     a_step: self.a.step,
-                    b: self.b.data.as_ptr().add(panels.start * self.b.panel),
-                    b_panel: self.b.panel,
-                    b_step: self.b.step,
-                    c,
+                    b: b.add(panels.start * b_panel),
+                    b_panel,
+                    b_step,
+                    c: cells,
                     c_row: self.c_row,
-                    partial: if waits { scratch } else { c },
-                    partial_row: if waits { panels.len() * LANES } else { self.c_row },
-                    bias: match self.output {
-                        Output::Bias(bias) => bias.as_ptr().add(cols.start),
-                        _ => std::ptr::null(),
+                    partial: match cells {
+                        Cells::F32(c) if !waits => c,
+                        _ => scratch,
                     },
-                    add: matches!(self.output, Output::Add),
+                    partial_row: if waits { panels.len() * LANES } else { self.c_row },
+                    bias,
+                    add,
+                    add_row: self.c_row,
                     chain: matches!(self.output, Output::Chain),
+                    max_steps,
                     right: if right > 0 { scratch.add(waiting) } else { std::ptr::null_mut() },
                     left: if left > 0 { scratch.add(waiting + right) } else { std::ptr::null_mut() },
                 };
-                multiply(ctx.level(), &block);
+                multiply(ctx.level(), self.group, &block);
             }
         });
+    }
+
+    /// A as the kernel reads it, and the stride of its rows there.
+    fn left(&self) -> (Source, usize) {
+        let Left { data, row, step } = self.a;
+        match data {
+            Numbers::F32(a) if self.group == 1 => (Source::Words(a.as_ptr()), row),
+            Numbers::F32(a) => (Source::F32(a.as_ptr()), row),
+            Numbers::Bf16(a) => {
+                // Pairs lie in place where all rows begin at a word and end with one.
+                let aligned = a.as_ptr().addr().is_multiple_of(align_of::<f32>());
+                if step == 1 && row.is_multiple_of(2) && self.k.is_multiple_of(2) && aligned {
+                    (Source::Words(a.as_ptr().cast::<c_void>().cast()), row / 2)
+                } else {
+                    (Source::Bf16(a.as_ptr()), row)
+                }
+            }
+        }
+    }
+
+    /// B as the kernel reads it, and the strides of its panels and steps there.
+    fn right(&self) -> (Source, usize, usize) {
+        match self.b {
+            Right::Rows { data: Numbers::F32(b), width } if self.group == 1 => {
+                (Source::Words(b.as_ptr()), LANES, width)
+            }
+            Right::Rows { data: Numbers::F32(b), width } => (Source::F32(b.as_ptr()), LANES, width),
+            Right::Rows { data: Numbers::Bf16(b), width } => (Source::Bf16(b.as_ptr()), LANES, width),
+            Right::Panels(data) => {
+                let words = match data {
+                    Numbers::F32(b) => b.as_ptr(),
+                    Numbers::Bf16(b) => b.as_ptr().cast::<c_void>().cast(),
+                };
+                (Source::Words(words), self.k.div_ceil(self.group) * LANES, LANES)
+            }
+        }
     }
 
     /// Panics unless all elements that the shape and the strides speak of exist.
     fn check(&self, c_len: usize) {
         let (m, n, k) = (self.m, self.n, self.k);
-        assert!(n <= self.c_row && (m - 1) * self.c_row + n <= c_len, "C is too short for [{m}, {n}]");
-        if let Output::Bias(bias) = self.output {
-            assert!(bias.len() >= n, "the bias is too short for {n} columns");
+        assert!(self.a.row == 1 || self.a.step == 1, "A is neither along nor across the sum");
+        let last = (m - 1) * self.c_row + n;
+        assert!(n <= self.c_row && last <= c_len, "C is too short for [{m}, {n}]");
+        let bias = match self.output {
+            Output::Bias(bias) | Output::From(_, Some(bias)) => bias.len(),
+            _ => n,
+        };
+        assert!(bias >= n, "the bias is too short for {n} columns");
+        if let Output::From(from, _) = self.output {
+            assert!(last <= from.len(), "what the product is added to is too short for [{m}, {n}]");
         }
         if k > 0 {
             assert!((m - 1) * self.a.row + (k - 1) * self.a.step < self.a.data.len(), "A is too short");
-            let last = n.div_ceil(LANES) - 1;
-            let width = if self.b.padded { LANES } else { n - last * LANES };
-            assert!(
-                last * self.b.panel + (k - 1) * self.b.step + width <= self.b.data.len(),
-                "B is too short"
-            );
+            assert!(self.group == 2 || matches!(self.a.data, Numbers::F32(_)), "A is not in f32");
+            let (want, have) = match self.b {
+                Right::Rows { data, width } => {
+                    assert!(self.group == 2 || matches!(data, Numbers::F32(_)), "B is not in f32");
+                    ((k - 1) * width + n, data.len())
+                }
+                Right::Panels(data) => {
+                    assert!(
+                        (self.group == 1) == matches!(data, Numbers::F32(_)),
+                        "B is packed for other arithmetic"
+                    );
+                    (n.div_ceil(LANES) * LANES * k.next_multiple_of(self.group), data.len())
+                }
+            };
+            assert!(want <= have, "B is too short");
         }
     }
 }
 
 /// Panics with the name of a buffer that has not the `want` elements of its shape.
-pub(crate) fn check(name: &str, buf: &Buf, want: usize) {
+pub(crate) fn check<E: Element>(name: &str, buf: &Buf<E>, want: usize) {
     assert!(buf.len() == want, "{name} has {} elements, its shape needs {want}", buf.len());
 }

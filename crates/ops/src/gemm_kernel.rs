@@ -1,212 +1,346 @@
-//! A piece of a matrix product: passes over the reduced dimension, register tiles, the kernel.
+//! A piece of a matrix product: passes over the reduced dimension, and the place of each tile in the result.
 //!
 //! What makes it fast is the register tile: 8 rows × 3 vectors of C on AVX-512, 6 × 1 elsewhere. On AVX-512 a step of
-//! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that the operands are read where they
+//! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that f32 operands are read where they
 //! lie, whatever their strides, out of the second-level cache; only a part of B that very many rows share is copied
 //! together first. The smaller tile of the others reads more often, and there operands that are not contiguous are
-//! always copied.
+//! always copied. Operands that are not in words yet are copied everywhere: once for each pass and piece.
 
 use std::mem::MaybeUninit;
 
 use crate::gemm::piece;
+use crate::gemm_amx::{SoftwareUnit, Tiles};
+use crate::gemm_copy::{copy_left, copy_right};
+use crate::gemm_tile::{Arithmetic, Pairs, Singles, TILE, Tile};
+use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Simd, dispatch};
 
 /// Most steps of the reduced dimension in one pass.
 pub(crate) const MAX_STEPS: usize = 384;
-/// Panels of the widest tile.
-pub(crate) const WIDEST: usize = 6;
-/// Floats of the largest tile.
-const TILE: usize = 24 * LANES;
 /// Tiles that have to share a copied operand before copying pays: small tiles, then large ones.
 const COPY_TILES: (usize, usize) = (4, 16);
 
-/// A piece of a product, as the kernel sees it. The strides are those of [`Left`](crate::gemm::Left) and
-/// [`Right`](crate::gemm::Right).
+/// Where an operand lies and in which format.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    /// In words of the product's arithmetic, to be read in place or copied.
+    Words(*const f32),
+    /// f32 numbers of a bf16 product.
+    F32(*const f32),
+    /// bf16 numbers that do not lie in words.
+    Bf16(*const half::bf16),
+}
+
+impl Source {
+    /// The operand from its element `i` on.
+    ///
+    /// # Safety
+    /// It must exist.
+    pub(crate) unsafe fn add(self, i: usize) -> Self {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match self {
+                Self::Words(p) => Self::Words(p.add(i)),
+                Self::F32(p) => Self::F32(p.add(i)),
+                Self::Bf16(p) => Self::Bf16(p.add(i)),
+            }
+        }
+    }
+}
+
+/// Results, in f32 or bf16.
+#[derive(Clone, Copy)]
+pub(crate) enum Cells {
+    F32(*mut f32),
+    Bf16(*mut half::bf16),
+}
+
+impl Cells {
+    /// The cell `i` places on.
+    ///
+    /// # Safety
+    /// It must exist.
+    #[inline(always)]
+    pub(crate) unsafe fn add(self, i: usize) -> Self {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match self {
+                Self::F32(p) => Self::F32(p.add(i)),
+                Self::Bf16(p) => Self::Bf16(p.add(i)),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `width <= LANES` cells must be readable.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, s: S, width: usize) -> S::V {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match self {
+                Self::F32(p) => load(s, p.cast_const(), width),
+                Self::Bf16(p) => load(s, p.cast_const(), width),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `width <= LANES` cells must be writable.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(self, s: S, width: usize, v: S::V) {
+        use crate::element::sealed::Lanes;
+        // SAFETY: the caller's duty. The whole vector is a case of its own because masks are slow on some processors.
+        unsafe {
+            match (self, width) {
+                (Self::F32(p), LANES) => s.store_ptr(p, v),
+                (Self::F32(p), _) => s.store_ptr_n(p, width, v),
+                (Self::Bf16(p), LANES) => Lanes::store(s, p, v),
+                (Self::Bf16(p), _) => Lanes::store_n(s, p, width, v),
+            }
+        }
+    }
+}
+
+/// A piece of a product, as the kernel sees it. Strides are in elements of the operand's source.
 pub(crate) struct Block {
     pub(crate) m: usize,
     pub(crate) n: usize,
+    /// The reduced dimension in numbers.
     pub(crate) k: usize,
-    pub(crate) a: *const f32,
+    pub(crate) a: Source,
     pub(crate) a_row: usize,
     pub(crate) a_step: usize,
-    pub(crate) b: *const f32,
+    pub(crate) b: Source,
     pub(crate) b_panel: usize,
     pub(crate) b_step: usize,
-    pub(crate) c: *mut f32,
+    pub(crate) c: Cells,
     pub(crate) c_row: usize,
     /// Where chains wait between two passes: C itself or scratch memory.
     pub(crate) partial: *mut f32,
     pub(crate) partial_row: usize,
     /// Bias of the first column, or null.
     pub(crate) bias: *const f32,
-    /// C is added to the finished chains.
-    pub(crate) add: bool,
+    /// What is added to the finished chains, or null.
+    pub(crate) add: *const f32,
+    pub(crate) add_row: usize,
     /// The chains start from C.
     pub(crate) chain: bool,
-    /// Room for one pass of A, tile by tile, if A is not stored along the reduced dimension; or null.
+    /// Most steps of a pass.
+    pub(crate) max_steps: usize,
+    /// Room for one pass of A, if A may have to be copied; or null.
     pub(crate) left: *mut f32,
-    /// Room for one pass over [`WIDEST`] panels of B, if B is not in padded panels; or null.
+    /// Room for one pass over [`WIDEST`](crate::gemm_tile::WIDEST) panels of B, if B is not in padded panels; or null.
     pub(crate) right: *mut f32,
 }
 
 /// One pass over part of a block's reduced dimension.
-struct Pass<'a> {
-    block: &'a Block,
+pub(crate) struct Pass<'a> {
+    pub(crate) block: &'a Block,
     /// Number of the pass and of all passes.
     index: usize,
     count: usize,
     /// The first step and the number of steps.
-    start: usize,
-    steps: usize,
+    pub(crate) start: usize,
+    pub(crate) steps: usize,
     /// Number of tiles that the rows are cut into.
     tiles: usize,
-    /// Whether an operand that is not contiguous is copied first.
+    /// Whether operands are copied first.
     copies_left: bool,
     copies_right: bool,
-}
-
-/// A register tile: some rows, panels and steps.
-struct Tile {
-    steps: usize,
-    a: *const f32,
-    a_row: usize,
-    a_step: usize,
-    b: *const f32,
-    b_panel: usize,
-    b_step: usize,
-    /// What the chains start from, or null for zero.
-    from: *const f32,
-    from_row: usize,
-    to: *mut f32,
-    to_row: usize,
-}
-
-/// # Safety
-/// All that the block points to must exist, and C, the partial sums and the rooms must be the caller's alone.
-#[inline(always)]
-unsafe fn multiply_generic<S: Simd>(s: S, block: &Block) {
-    let passes = block.k.div_ceil(MAX_STEPS).max(1);
-    let tiles = block.m.div_ceil(S::TILE_ROWS);
-    let small = S::TILE_ROWS < 8;
-    for i in 0..passes {
-        let steps = piece(block.k, passes, i);
-        let pass = Pass {
-            block,
-            index: i,
-            count: passes,
-            start: steps.start,
-            steps: steps.len(),
-            tiles,
-            copies_left: small && tiles >= COPY_TILES.0 && !block.left.is_null(),
-            copies_right: !block.right.is_null()
-                && if small { tiles >= COPY_TILES.0 } else { tiles >= COPY_TILES.1 && block.a_step == 1 },
-        };
-        // SAFETY: the caller's duty, passed on.
-        unsafe { run_pass(s, &pass) }
-    }
-}
-
-dispatch! {
-    /// Computes the block.
-    ///
-    /// # Safety
-    /// All that the block points to must exist, and C, the partial sums and the rooms must be the caller's alone.
-    pub(crate) unsafe fn multiply(block: &Block) = multiply_generic;
 }
 
 /// # Safety
 /// As for [`multiply`].
 #[inline(always)]
-unsafe fn run_pass<S: Simd>(s: S, pass: &Pass<'_>) {
+unsafe fn multiply_generic<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, block: &Block) {
+    let units = block.k.div_ceil(A::GROUP).div_ceil(A::UNIT);
+    let passes = units.div_ceil(block.max_steps / A::UNIT).max(1);
+    let tiles = block.m.div_ceil(A::ROWS);
+    let small = A::ROWS < 8;
+    for i in 0..passes {
+        let units = piece(units, passes, i);
+        let end = (units.end * A::UNIT).min(block.k.div_ceil(A::GROUP));
+        let pass = Pass {
+            block,
+            index: i,
+            count: passes,
+            start: units.start * A::UNIT,
+            steps: end - units.start * A::UNIT,
+            tiles,
+            copies_left: match block.a {
+                Source::Words(_) => small && tiles >= COPY_TILES.0 && block.a_step != 1,
+                _ => true,
+            },
+            copies_right: match block.b {
+                Source::Words(_) => {
+                    !block.right.is_null()
+                        && if small {
+                            tiles >= COPY_TILES.0
+                        } else {
+                            tiles >= COPY_TILES.1 && block.a_step == 1
+                        }
+                }
+                _ => true,
+            },
+        };
+        // SAFETY: the caller's duty, passed on.
+        unsafe { run_pass(s, arithmetic, &pass) }
+    }
+}
+
+#[inline(always)]
+unsafe fn singles_generic<S: Simd>(s: S, block: &Block) {
+    // SAFETY: the caller's duty.
+    unsafe { multiply_generic(s, Singles, block) }
+}
+
+#[inline(always)]
+unsafe fn pairs_generic<S: Simd>(s: S, block: &Block) {
+    // SAFETY: the caller's duty.
+    unsafe { multiply_generic(s, Pairs, block) }
+}
+
+dispatch! {
+    /// Computes a block of f32 arithmetic.
+    ///
+    /// # Safety
+    /// As for [`multiply`].
+    unsafe fn singles(block: &Block) = singles_generic;
+}
+
+dispatch! {
+    /// Computes a block of bf16 arithmetic.
+    ///
+    /// # Safety
+    /// As for [`multiply`].
+    unsafe fn pairs(block: &Block) = pairs_generic;
+}
+
+/// # Safety
+/// As for [`multiply`]; the processor must have AVX-512 BF16 and what the vectors of AVX-512 need.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn native_pairs(block: &Block) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let s = crate::simd_x86::Avx512::detected();
+        multiply_generic(s, crate::gemm_tile::NativePairs::detected(), block);
+    }
+}
+
+#[inline(always)]
+unsafe fn software_tiles_generic<S: Simd>(s: S, block: &Block) {
+    // SAFETY: the caller's duty; software is there on any processor.
+    unsafe { multiply_generic(s, Tiles::<SoftwareUnit>::detected(), block) }
+}
+
+dispatch! {
+    /// Computes a block of bf16 arithmetic by tiles in software.
+    ///
+    /// # Safety
+    /// As for [`multiply`].
+    unsafe fn software_tiles(block: &Block) = software_tiles_generic;
+}
+
+/// # Safety
+/// As for [`multiply`]; the processor must have AMX with bf16, permitted by the system, and what the vectors of AVX-512
+/// need.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn amx_tiles(block: &Block) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let s = crate::simd_x86::Avx512::detected();
+        multiply_generic(s, Tiles::<crate::gemm_amx::amx::AmxUnit>::detected(), block);
+    }
+}
+
+/// Computes the block, with words of `group` numbers.
+///
+/// # Safety
+/// All that the block points to must exist, and C, the partial sums and the rooms must be the caller's alone.
+pub(crate) unsafe fn multiply(level: Level, group: usize, block: &Block) {
+    // SAFETY: the caller's duty; a level exists only for an instruction set that was detected.
+    unsafe {
+        match (group, level.bf16()) {
+            (1, _) => singles(level, block),
+            (_, Bf16Products::SoftwareTiles) => software_tiles(level, block),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            (_, Bf16Products::AmxTiles) => amx_tiles(block),
+            #[cfg(target_arch = "x86_64")]
+            (_, Bf16Products::NativePairs) => native_pairs(block),
+            _ => pairs(level, block),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'_>) {
     let block = pass.block;
     // SAFETY: panels and rows stay within the block, and the rooms hold what is copied into them.
     unsafe {
-        if pass.copies_left {
-            copy_left(pass);
-        }
+        let (a, a_row, a_step) = match block.a {
+            Source::Words(a) if !pass.copies_left => {
+                (a.add(pass.start * block.a_step), block.a_row, block.a_step)
+            }
+            _ => copy_left(s, arithmetic, pass),
+        };
         let panels = block.n.div_ceil(LANES);
-        let groups = panels.div_ceil(widest::<S>(block.m.div_ceil(pass.tiles)));
+        let groups = panels.div_ceil(A::widest(block.m.div_ceil(pass.tiles)));
         for group in 0..groups {
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
-            let mut tile = Tile {
-                steps: pass.steps,
-                a: block.a.add(pass.start * block.a_step),
-                a_row: block.a_row,
-                a_step: block.a_step,
-                b: block.b.add(panels.start * block.b_panel + pass.start * block.b_step),
-                b_panel: block.b_panel,
-                b_step: block.b_step,
-                from: std::ptr::null(),
-                from_row: 0,
-                to: std::ptr::null_mut(),
-                to_row: 0,
-            };
             // Columns that B does not have in memory must not be read: hence the copy of the last panel.
-            if pass.copies_right || !block.right.is_null() && last < LANES {
-                copy_right(s, &mut tile, panels.len(), last, block.right);
-            }
+            let (b, b_panel, b_step) = match block.b {
+                Source::Words(b) if !pass.copies_right && (block.right.is_null() || last == LANES) => {
+                    let b = b.add(panels.start * block.b_panel + pass.start * block.b_step);
+                    (b, block.b_panel, block.b_step)
+                }
+                _ => copy_right(s, arithmetic, pass, panels.clone(), last),
+            };
             for i in 0..pass.tiles {
                 let rows = piece(block.m, pass.tiles, i);
-                if pass.copies_left {
-                    tile.a = block.left.add(rows.start * pass.steps);
-                    (tile.a_row, tile.a_step) = (1, rows.len());
-                } else {
-                    tile.a = block.a.add(rows.start * block.a_row + pass.start * block.a_step);
-                }
-                place(s, pass, &mut tile, rows.start, rows.len(), panels.start, panels.len(), last);
+                let mut tile = Tile {
+                    steps: pass.steps,
+                    a: a.add(rows.start * a_row),
+                    a_row,
+                    a_step,
+                    b,
+                    b_panel,
+                    b_step,
+                    from: std::ptr::null(),
+                    from_row: 0,
+                    to: std::ptr::null_mut(),
+                    to_row: 0,
+                };
+                place(
+                    s,
+                    arithmetic,
+                    pass,
+                    &mut tile,
+                    rows.start,
+                    rows.len(),
+                    panels.start,
+                    panels.len(),
+                    last,
+                );
             }
         }
     }
 }
 
-/// Copies the pass's part of A into its room: tile by tile, step by step.
+/// Gives the tile its place in C and computes it: in place where the chains are simply stored, else in a buffer beside
+/// C. Were there anything but whole vectors and plain stores in the kernel itself, the compiler would no longer keep
+/// the chains in registers.
 ///
 /// # Safety
-/// The room must be there.
+/// As for [`multiply`]; the tile must lie within the block. Only `last` columns of the last panel exist in C.
 #[inline(always)]
-unsafe fn copy_left(pass: &Pass<'_>) {
-    let block = pass.block;
-    for i in 0..pass.tiles {
-        let rows = piece(block.m, pass.tiles, i);
-        for k in 0..pass.steps {
-            for i in 0..rows.len() {
-                // SAFETY: the room has a place for each row and step of the pass.
-                unsafe {
-                    let x = *block.a.add((rows.start + i) * block.a_row + (pass.start + k) * block.a_step);
-                    *block.left.add(rows.start * pass.steps + k * rows.len() + i) = x;
-                }
-            }
-        }
-    }
-}
-
-/// Copies the tile's panels of B into `room` and lets the tile read them there. The last panel has `last` columns.
-///
-/// # Safety
-/// The room must have a place for each panel and step.
-#[inline(always)]
-unsafe fn copy_right<S: Simd>(s: S, tile: &mut Tile, panels: usize, last: usize, room: *mut f32) {
-    for j in 0..panels {
-        let width = if j + 1 == panels { last } else { LANES };
-        for k in 0..tile.steps {
-            // SAFETY: the room is large enough, and B is read where it has columns.
-            unsafe {
-                let v = load(s, tile.b.add(j * tile.b_panel + k * tile.b_step), width);
-                s.store_ptr(room.add((j * tile.steps + k) * LANES), v);
-            }
-        }
-    }
-    (tile.b, tile.b_panel, tile.b_step) = (room, tile.steps * LANES, LANES);
-}
-
-/// Gives the tile its place in C and computes it.
-///
-/// # Safety
-/// As for [`multiply`]; the tile must lie within the block.
-#[inline(always)]
-unsafe fn place<S: Simd>(
+unsafe fn place<S: Simd, A: Arithmetic<S>>(
     s: S,
+    arithmetic: A,
     pass: &Pass<'_>,
     tile: &mut Tile,
     row: usize,
@@ -220,158 +354,87 @@ unsafe fn place<S: Simd>(
     // SAFETY: the tile lies within the block.
     unsafe {
         let c = block.c.add(row * block.c_row + col);
-        let partial = block.partial.add(row * block.partial_row + col);
-        (tile.from, tile.from_row) = match (first, block.chain) {
-            (true, false) => (std::ptr::null(), 0),
-            (true, true) => (c.cast_const(), block.c_row),
-            (false, _) => (partial.cast_const(), block.partial_row),
+        let partial = block.partial.wrapping_add(row * block.partial_row + col);
+        let (from, from_row) = match (first, block.chain) {
+            (true, false) => (None, 0),
+            (true, true) => (Some(c), block.c_row),
+            (false, _) => (Some(Cells::F32(partial)), block.partial_row),
         };
-        (tile.to, tile.to_row) = if done { (c, block.c_row) } else { (partial, block.partial_row) };
+        let (to, to_row) = if done { (c, block.c_row) } else { (Cells::F32(partial), block.partial_row) };
         // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
-        if tile.from.is_null() {
-            fetch(s, tile.to, tile.to_row, rows, panels);
-        } else {
-            fetch(s, tile.from.wrapping_add(rows * tile.from_row), tile.from_row, rows, panels);
+        match from {
+            None => fetch(s, to, to_row, 0, rows, panels),
+            Some(from) => fetch(s, from, from_row, rows, rows, panels),
         }
-        let bias = if done && !block.bias.is_null() { block.bias.add(col) } else { std::ptr::null() };
-        let add = done && block.add;
-        if last == LANES && bias.is_null() && !add {
-            choose(s, rows, panels, tile);
-        } else {
-            through_buffer(s, rows, panels, last, tile, bias, add);
-        }
-    }
-}
-
-/// Asks for a tile's memory. Addresses beyond the block do no harm.
-#[inline(always)]
-fn fetch<S: Simd>(s: S, at: *const f32, row: usize, rows: usize, panels: usize) {
-    for i in 0..rows {
-        for j in 0..panels {
-            s.prefetch(at.wrapping_add(i * row + j * LANES));
-        }
-    }
-}
-
-/// A tile whose result is not simply stored. The kernel works on a buffer beside C: were there anything but whole
-/// vectors and plain stores in the kernel itself, the compiler would no longer keep the chains in registers.
-///
-/// # Safety
-/// As for [`tile`], except that only `last` columns of the last panel exist in C and in the bias.
-#[inline(always)]
-unsafe fn through_buffer<S: Simd>(
-    s: S,
-    rows: usize,
-    panels: usize,
-    last: usize,
-    t: &Tile,
-    bias: *const f32,
-    add: bool,
-) {
-    let mut buffer = MaybeUninit::<[f32; TILE]>::uninit();
-    let (buffer, row) = (buffer.as_mut_ptr().cast::<f32>(), panels * LANES);
-    let width = |j: usize| if j + 1 == panels { last } else { LANES };
-    // SAFETY: rows, panels and widths stay within the tile; the buffer is written before it is read.
-    unsafe {
-        if !t.from.is_null() {
-            for i in 0..rows {
-                for j in 0..panels {
-                    let v = load(s, t.from.add(i * t.from_row + j * LANES), width(j));
-                    s.store_ptr(buffer.add(i * row + j * LANES), v);
+        let finish = done && !(block.bias.is_null() && block.add.is_null());
+        let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
+        let buffer = buffer.as_mut_ptr().cast::<f32>();
+        let plain = match (from, to) {
+            (None, Cells::F32(to)) => Some((std::ptr::null(), to)),
+            (Some(Cells::F32(from)), Cells::F32(to)) => Some((from.cast_const(), to)),
+            _ => None,
+        };
+        let in_place = plain.filter(|_| last == LANES && !finish);
+        match (in_place, from) {
+            (Some((from, to)), _) => {
+                (tile.from, tile.from_row, tile.to, tile.to_row) = (from, from_row, to, to_row);
+            }
+            (None, None) => (tile.to, tile.to_row) = (buffer, row_of_buffer),
+            (None, Some(from)) => {
+                for i in 0..rows {
+                    for j in 0..panels {
+                        let v = from.add(i * from_row + j * LANES).load(s, width(j, panels, last));
+                        s.store_ptr(buffer.add(i * row_of_buffer + j * LANES), v);
+                    }
                 }
+                (tile.from, tile.from_row) = (buffer, row_of_buffer);
+                (tile.to, tile.to_row) = (buffer, row_of_buffer);
             }
         }
-        let from = if t.from.is_null() { t.from } else { buffer.cast_const() };
-        choose(s, rows, panels, &Tile { from, from_row: row, to: buffer, to_row: row, ..*t });
+        arithmetic.tile(s, rows, panels, tile);
+        if in_place.is_some() {
+            return;
+        }
         for i in 0..rows {
             for j in 0..panels {
-                let to = t.to.add(i * t.to_row + j * LANES);
-                let mut v = s.load_ptr(buffer.add(i * row + j * LANES));
-                if !bias.is_null() {
-                    v = s.add(v, load(s, bias.add(j * LANES), width(j)));
+                let width = width(j, panels, last);
+                let mut v = s.load_ptr(buffer.add(i * row_of_buffer + j * LANES));
+                if finish && !block.bias.is_null() {
+                    v = s.add(v, load(s, block.bias.add(col + j * LANES), width));
                 }
-                if add {
-                    v = s.add(load(s, to, width(j)), v);
+                if finish && !block.add.is_null() {
+                    let add = block.add.add((row + i) * block.add_row + col + j * LANES);
+                    v = s.add(load(s, add, width), v);
                 }
-                if width(j) == LANES { s.store_ptr(to, v) } else { s.store_ptr_n(to, width(j), v) }
+                to.add(i * to_row + j * LANES).store(s, width, v);
+            }
+        }
+    }
+}
+
+/// Columns of panel `j` of `panels`, of which the last has `last`.
+#[inline(always)]
+fn width(j: usize, panels: usize, last: usize) -> usize {
+    if j + 1 == panels { last } else { LANES }
+}
+
+/// Asks for a tile's memory, `skip` rows further on. Addresses beyond the block do no harm.
+#[inline(always)]
+fn fetch<S: Simd>(s: S, at: Cells, row: usize, skip: usize, rows: usize, panels: usize) {
+    for i in skip..skip + rows {
+        for j in 0..panels {
+            match at {
+                Cells::F32(at) => s.prefetch(at.cast_const().wrapping_add(i * row + j * LANES)),
+                Cells::Bf16(at) => s.prefetch(at.cast_const().wrapping_add(i * row + j * LANES).cast()),
             }
         }
     }
 }
 
 /// # Safety
-/// `width <= LANES` floats must be readable at `p`.
+/// `width <= LANES` elements must be readable at `p`.
 #[inline(always)]
-unsafe fn load<S: Simd>(s: S, p: *const f32, width: usize) -> S::V {
+pub(crate) unsafe fn load<S: Simd, E: crate::Element>(s: S, p: *const E, width: usize) -> S::V {
     // SAFETY: the caller's duty. The whole vector is a case of its own because masks are slow on some processors.
-    unsafe { if width == LANES { s.load_ptr(p) } else { s.load_ptr_n(p, width) } }
-}
-
-/// Most panels of a tile of `rows` rows: what the registers hold.
-#[inline(always)]
-fn widest<S: Simd>(rows: usize) -> usize {
-    match (S::TILE_ROWS, rows) {
-        (8, 5..) => 3,
-        (8, _) => WIDEST,
-        (_, 3..) => 1,
-        (_, 2) => 2,
-        _ => 4,
-    }
-}
-
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn choose<S: Simd>(s: S, rows: usize, panels: usize, t: &Tile) {
-    macro_rules! pick {
-        ($($rows:literal: $($panels:literal)+),+) => {
-            match (rows, panels) {
-                // SAFETY: the caller's duty.
-                $($(($rows, $panels) => unsafe { tile::<S, $rows, $panels>(s, t) },)+)+
-                _ => debug_assert!(false, "no tile of {rows} rows and {panels} panels"),
-            }
-        };
-    }
-    if S::TILE_ROWS == 8 {
-        pick!(8: 1 2 3, 7: 1 2 3, 6: 1 2 3, 5: 1 2 3, 4: 1 2 3 4 5 6, 3: 1 2 3 4 5 6, 2: 1 2 3 4 5 6, 1: 1 2 3 4 5 6);
-    } else {
-        pick!(6: 1, 5: 1, 4: 1, 3: 1, 2: 1 2, 1: 1 2 3 4);
-    }
-}
-
-/// The kernel: `ROWS × PANELS` chains in registers.
-///
-/// # Safety
-/// All that the tile points to must exist; `to` must be the caller's alone.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
-unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(s: S, t: &Tile) {
-    let mut acc = [[s.zero(); PANELS]; ROWS];
-    // SAFETY: rows, panels and steps stay within the tile. Only the pointers' last step leaves it, unread.
-    unsafe {
-        if !t.from.is_null() {
-            for i in 0..ROWS {
-                for j in 0..PANELS {
-                    acc[i][j] = s.load_ptr(t.from.add(i * t.from_row + j * LANES));
-                }
-            }
-        }
-        let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.steps {
-            let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
-            for i in 0..ROWS {
-                let left = s.splat(*a.add(i * t.a_row));
-                for j in 0..PANELS {
-                    acc[i][j] = s.fma(left, right[j], acc[i][j]);
-                }
-            }
-            a = a.wrapping_add(t.a_step);
-            b = b.wrapping_add(t.b_step);
-        }
-        for i in 0..ROWS {
-            for j in 0..PANELS {
-                s.store_ptr(t.to.add(i * t.to_row + j * LANES), acc[i][j]);
-            }
-        }
-    }
+    unsafe { if width == LANES { E::load(s, p) } else { E::load_n(s, p, width) } }
 }

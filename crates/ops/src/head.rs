@@ -9,10 +9,12 @@
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
-use crate::linear::{Packed, linear};
+use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
+use crate::numbers::{Numbers, Typed};
+use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx};
+use crate::{Buf, Ctx, Element};
 
 /// Rows of a tile of logits: with [`BLOCK`] columns it fills an eighth of a megabyte.
 const TILE_ROWS: usize = 64;
@@ -34,27 +36,36 @@ pub struct HeadScores {
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn head_logits(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf, rows: usize, w: &Packed) {
+pub fn head_logits<E: Element>(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf<E>, rows: usize, w: &Packed<E>) {
     linear(ctx, logits_rv, h_rd, rows, w, None);
 }
 
 /// Logits of the rows from `first` on and the columns of block `b`, into a tile of `columns` columns.
-fn logits_tile(ctx: &Ctx, tile: &mut [f32], h: &[f32], first: usize, rows: usize, w: &Packed, b: usize) {
+fn logits_tile<E: Element>(
+    ctx: &Ctx,
+    tile: &mut [f32],
+    h: &[E],
+    first: usize,
+    rows: usize,
+    w: &Packed<E>,
+    b: usize,
+) {
     let d = w.k();
     let columns = BLOCK.min(w.n() - b * BLOCK);
     let product = Product {
         m: rows,
         n: columns,
         k: d,
-        a: Left { data: &h[first * d..][..rows * d], row: d, step: 1 },
-        b: Right::panels(&w.panels()[b * BLOCK * d..], d),
+        group: E::GROUP,
+        a: Left { data: E::numbers(&h[first * d..][..rows * d]), row: d, step: 1 },
+        b: Right::Panels(w.panels(b * BLOCK / LANES)),
         c_row: columns,
         output: Output::Store,
     };
-    product.run_inline(ctx, tile);
+    product.run_inline(ctx, f32::place(tile));
 }
 
-fn check_targets(rows: usize, w: &Packed, targets: &[u32], inv_temperature: &[f32]) {
+fn check_targets<E: Element>(rows: usize, w: &Packed<E>, targets: &[u32], inv_temperature: &[f32]) {
     assert!(targets.len() == rows, "{} targets for {rows} rows", targets.len());
     assert!(inv_temperature.len() == rows, "{} temperatures for {rows} rows", inv_temperature.len());
     assert!(targets.iter().all(|&t| (t as usize) < w.n()), "a target is not in the vocabulary of {}", w.n());
@@ -64,11 +75,11 @@ fn check_targets(rows: usize, w: &Packed, targets: &[u32], inv_temperature: &[f3
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary's size.
-pub fn head_forward(
+pub fn head_forward<E: Element>(
     ctx: &Ctx,
-    h_td: &Buf,
+    h_td: &Buf<E>,
     rows: usize,
-    w: &Packed,
+    w: &Packed<E>,
     targets: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
@@ -161,14 +172,14 @@ dispatch! {
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary's size.
-pub fn head_backward(
+pub fn head_backward<E: Element>(
     ctx: &Ctx,
     dh_td: &mut Buf,
     dw_vd: &mut Buf,
-    h_td: &Buf,
+    h_td: &Buf<E>,
     rows: usize,
     w_vd: &Buf,
-    w: &Packed,
+    w: &Packed<E>,
     targets: &[u32],
     inv_temperature: &[f32],
     scores: &HeadScores,
@@ -221,8 +232,12 @@ pub fn head_backward(
                     m: count,
                     n: d,
                     k: columns,
-                    a: Left { data: tile, row: columns, step: 1 },
-                    b: Right::rows(&w_vd.as_slice()[b * BLOCK * d..][..columns * d], d),
+                    group: E::GROUP,
+                    a: Left { data: Numbers::F32(tile), row: columns, step: 1 },
+                    b: Right::Rows {
+                        data: Numbers::F32(&w_vd.as_slice()[b * BLOCK * d..][..columns * d]),
+                        width: d,
+                    },
                     c_row: d,
                     output: if b == 0 { Output::Store } else { Output::Chain },
                 };
@@ -230,8 +245,9 @@ pub fn head_backward(
                     m: columns,
                     n: d,
                     k: count,
-                    a: Left { data: tile, row: 1, step: columns },
-                    b: Right::rows(&h[first * d..][..count * d], d),
+                    group: E::GROUP,
+                    a: Left { data: Numbers::F32(tile), row: 1, step: columns },
+                    b: Right::Rows { data: E::numbers(&h[first * d..][..count * d]), width: d },
                     c_row: d,
                     output: Output::Chain,
                 };
@@ -242,7 +258,7 @@ pub fn head_backward(
                         dw.slice(b * BLOCK * d..(b * BLOCK + columns) * d),
                     )
                 };
-                Product::run_both(ctx, &by_h, dh, &by_w, dw);
+                Product::run_both(ctx, &by_h, f32::place(dh), &by_w, f32::place(dw));
             }
         }
     });

@@ -1,6 +1,9 @@
 //! Which instruction set the kernels run on.
 
-/// An instruction set that the kernels are built for. All of them give the same bits; they differ in speed alone.
+use std::sync::OnceLock;
+
+/// An instruction set that the kernels are built for. All of them give the same bits, but for the bf16 products of
+/// [`Isa::Amx`]; else they differ in speed alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Isa {
@@ -10,6 +13,10 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512 whose bf16 products are instructions (AVX-512 BF16).
+    Avx512Bf16,
+    /// AVX-512 whose bf16 products are tiles (AMX). Tiles sum products in another order than everything else.
+    Amx,
     /// 64-bit Arm.
     Neon,
 }
@@ -22,7 +29,7 @@ impl Isa {
 
     /// All instruction sets that this processor can run, slowest first. [`Isa::Portable`] is always among them.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512]
+        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx]
             .into_iter()
             .filter(|isa| isa.present())
             .collect()
@@ -34,6 +41,8 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Amx => "amx",
             Self::Neon => "neon",
         }
     }
@@ -53,28 +62,63 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.present() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx => Self::Avx512Bf16.present() && crate::gemm_amx::amx::available(),
+            #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+            Self::Amx => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
         }
     }
 }
 
 /// An [`Isa`] that was found on this processor: the proof that `dispatch!` needs to enter a kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Level(Isa);
+pub(crate) struct Level {
+    isa: Isa,
+    software_tiles: bool,
+}
 
 impl Level {
     pub(crate) fn best() -> Self {
-        Self(Isa::detect())
+        // Asked for with every row of logits that is drawn from.
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        Self { isa: *BEST.get_or_init(Isa::detect), software_tiles: false }
     }
 
     pub(crate) fn of(isa: Isa) -> Option<Self> {
-        isa.present().then_some(Self(isa))
+        isa.present().then_some(Self { isa, software_tiles: false })
+    }
+
+    /// The best one, with products of bf16 matrices by tiles in software.
+    pub(crate) fn with_software_tiles() -> Self {
+        Self { software_tiles: true, ..Self::best() }
     }
 
     pub(crate) fn isa(self) -> Isa {
-        self.0
+        self.isa
     }
+
+    /// How products of bf16 matrices are computed.
+    pub(crate) fn bf16(self) -> Bf16Products {
+        match self.isa {
+            _ if self.software_tiles => Bf16Products::SoftwareTiles,
+            Isa::Amx => Bf16Products::AmxTiles,
+            Isa::Avx512Bf16 => Bf16Products::NativePairs,
+            _ => Bf16Products::Pairs,
+        }
+    }
+}
+
+/// The ways to compute a product of bf16 matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bf16Products {
+    Pairs,
+    NativePairs,
+    SoftwareTiles,
+    AmxTiles,
 }
 
 #[cfg(test)]

@@ -1,15 +1,26 @@
 //! Chunks of a row as vectors: whole ones, and the shorter one at the end.
 
+use crate::Element;
 use crate::simd::{LANES, Simd};
 
-/// A chunk of at most [`LANES`] floats; lanes beyond it are zero.
+/// A chunk of at most [`LANES`] elements; lanes beyond it are zero.
 #[inline(always)]
-pub(crate) fn load<S: Simd>(s: S, x: &[f32]) -> S::V {
-    if x.len() == LANES { s.load(x) } else { s.load_tail(x) }
+pub(crate) fn load<S: Simd, E: Element>(s: S, x: &[E]) -> S::V {
+    assert!(x.len() <= LANES);
+    // SAFETY: the length was just checked.
+    unsafe { if x.len() == LANES { E::load(s, x.as_ptr()) } else { E::load_n(s, x.as_ptr(), x.len()) } }
 }
 
-/// Writes a chunk of at most [`LANES`] floats.
+/// Writes a chunk of at most [`LANES`] elements.
 #[inline(always)]
-pub(crate) fn store<S: Simd>(s: S, y: &mut [f32], v: S::V) {
-    if y.len() == LANES { s.store(y, v) } else { s.store_tail(y, v) }
+pub(crate) fn store<S: Simd, E: Element>(s: S, y: &mut [E], v: S::V) {
+    assert!(y.len() <= LANES);
+    // SAFETY: the length was just checked.
+    unsafe {
+        if y.len() == LANES {
+            E::store(s, y.as_mut_ptr(), v);
+        } else {
+            E::store_n(s, y.as_mut_ptr(), y.len(), v);
+        }
+    }
 }

@@ -36,8 +36,8 @@ pub fn row_scores(logits_v: &[f32], inv_temperature: f32) -> RowScores {
 /// One block's maximum m, Σ e^(z−m) and Σ e^(z−m)·(z−m).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Block {
-    max: f32,
-    sum: f32,
+    pub(crate) max: f32,
+    pub(crate) sum: f32,
     moment: f32,
 }
 

@@ -3,11 +3,11 @@
 //! `rstd = 1 / sqrt(Σ x² / d + eps)`, `y = (x · rstd) · w`, as in Llama (Zhang & Sennrich, 2019,
 //! arXiv:1910.07467). Shapes: T rows, D columns; a norm per head (QK-norm) is the same function with rows =
 //! tokens × heads and D = head_dim. Sums over a row take 16 strided lanes, so a row's result depends on that
-//! row alone.
+//! row alone. Arithmetic is f32 whatever the format.
 
 use crate::disjoint::Disjoint;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, lanes, partition};
+use crate::{Buf, Ctx, Element, lanes, partition};
 
 /// Rows whose weight gradients are summed into one partial sum. Fixed, so that bytes do not depend on the
 /// threads.
@@ -18,11 +18,11 @@ const PARTIAL_ROWS: usize = 128;
 /// # Panics
 ///
 /// If a length does not fit `rows` and `d`.
-pub fn rms_norm(
+pub fn rms_norm<I: Element, O: Element>(
     ctx: &Ctx,
-    y_td: &mut Buf,
+    y_td: &mut Buf<O>,
     rstd_t: &mut Buf,
-    x_td: &Buf,
+    x_td: &Buf<I>,
     w_d: &Buf,
     rows: usize,
     d: usize,
@@ -44,12 +44,12 @@ pub fn rms_norm(
 /// # Panics
 ///
 /// If a length does not fit `rows` and `d`.
-pub fn rms_norm_backward(
+pub fn rms_norm_backward<X: Element, G: Element>(
     ctx: &Ctx,
     dx_td: &mut Buf,
     dw_d: &mut Buf,
-    dy_td: &Buf,
-    x_td: &Buf,
+    dy_td: &Buf<G>,
+    x_td: &Buf<X>,
     w_d: &Buf,
     rstd_t: &Buf,
     rows: usize,
@@ -85,11 +85,19 @@ pub fn rms_norm_backward(
 }
 
 dispatch! {
-    fn norm_rows(y: &mut [f32], rstd: &mut [f32], x: &[f32], w: &[f32], eps: f32) = norm_rows_generic;
+    fn norm_rows[I: Element, O: Element](y: &mut [O], rstd: &mut [f32], x: &[I], w: &[f32], eps: f32)
+        = norm_rows_generic;
 }
 
 #[inline(always)]
-fn norm_rows_generic<S: Simd>(s: S, y: &mut [f32], rstd: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+fn norm_rows_generic<S: Simd, I: Element, O: Element>(
+    s: S,
+    y: &mut [O],
+    rstd: &mut [f32],
+    x: &[I],
+    w: &[f32],
+    eps: f32,
+) {
     let d = w.len();
     for ((y, x), rstd) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).zip(rstd) {
         let mut squares = s.zero();
@@ -106,11 +114,11 @@ fn norm_rows_generic<S: Simd>(s: S, y: &mut [f32], rstd: &mut [f32], x: &[f32], 
 }
 
 dispatch! {
-    fn norm_backward_rows(
+    fn norm_backward_rows[X: Element, G: Element](
         dx: &mut [f32],
         dw: &mut [f32],
-        dy: &[f32],
-        x: &[f32],
+        dy: &[G],
+        x: &[X],
         w: &[f32],
         rstd: &[f32],
         accumulate: bool,
@@ -118,12 +126,12 @@ dispatch! {
 }
 
 #[inline(always)]
-fn norm_backward_rows_generic<S: Simd>(
+fn norm_backward_rows_generic<S: Simd, X: Element, G: Element>(
     s: S,
     dx: &mut [f32],
     dw: &mut [f32],
-    dy: &[f32],
-    x: &[f32],
+    dy: &[G],
+    x: &[X],
     w: &[f32],
     rstd: &[f32],
     accumulate: bool,

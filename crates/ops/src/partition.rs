@@ -1,23 +1,28 @@
 //! Cutting outputs into pieces that threads write at the same time.
 
-use crate::Ctx;
 use crate::disjoint::Disjoint;
+use crate::{Ctx, Element};
 
-/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` floats
+/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` elements
 /// from row `first` on. How many pieces there are depends on the thread count: `f` must treat every row on
 /// its own.
-pub(crate) fn for_rows(ctx: &Ctx, y: &mut [f32], width: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) {
-    for_rows2(ctx, y, width, &mut [], 0, |first, count, y, _| f(first, count, y));
+pub(crate) fn for_rows<E: Element>(
+    ctx: &Ctx,
+    y: &mut [E],
+    width: usize,
+    f: impl Fn(usize, usize, &mut [E]) + Sync,
+) {
+    for_rows2(ctx, y, width, &mut [0.0_f32; 0], 0, |first, count, y, _| f(first, count, y));
 }
 
 /// [`for_rows`] over two outputs that have the same rows.
-pub(crate) fn for_rows2(
+pub(crate) fn for_rows2<A: Element, B: Element>(
     ctx: &Ctx,
-    a: &mut [f32],
+    a: &mut [A],
     width_a: usize,
-    b: &mut [f32],
+    b: &mut [B],
     width_b: usize,
-    f: impl Fn(usize, usize, &mut [f32], &mut [f32]) + Sync,
+    f: impl Fn(usize, usize, &mut [A], &mut [B]) + Sync,
 ) {
     if a.is_empty() {
         return;

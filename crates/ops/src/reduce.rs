@@ -2,21 +2,6 @@
 
 use crate::{Buf, Ctx, partition};
 
-/// `y += x`, element by element.
-///
-/// # Panics
-///
-/// If the lengths differ.
-pub fn add(ctx: &Ctx, y: &mut Buf, x: &Buf) {
-    assert_eq!(y.len(), x.len(), "add: lengths differ");
-    let x = x.as_slice();
-    partition::for_rows(ctx, y.as_mut_slice(), 1, |first, count, y| {
-        for (y, x) in y.iter_mut().zip(&x[first..][..count]) {
-            *y += x;
-        }
-    });
-}
-
 /// `y *= s`.
 pub fn scale(ctx: &Ctx, y: &mut Buf, s: f32) {
     partition::for_rows(ctx, y.as_mut_slice(), 1, |_, _, y| {

@@ -1,8 +1,8 @@
 //! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-split convention of Hugging Face
-//! models: element `i` of a head turns with element `i + E/2`.
+//! models: element `i` of a head turns with element `i + E/2`. Arithmetic is f32 whatever the format.
 
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, lanes, partition};
+use crate::{Buf, Ctx, Element, lanes, partition};
 
 /// Cosines and sines for every position, `[max_positions, E/2]` each.
 ///
@@ -46,7 +46,7 @@ impl RopeTable {
 /// # Panics
 ///
 /// If the length of `x` does not fit, or a position is not in the table.
-pub fn rope(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable) {
+pub fn rope<E: Element>(ctx: &Ctx, x_the: &mut Buf<E>, positions: &[u32], heads: usize, table: &RopeTable) {
     turn(ctx, x_the, positions, heads, table, 1.0);
 }
 
@@ -55,11 +55,24 @@ pub fn rope(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: 
 /// # Panics
 ///
 /// As [`rope`].
-pub fn rope_backward(ctx: &Ctx, dx_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable) {
+pub fn rope_backward<E: Element>(
+    ctx: &Ctx,
+    dx_the: &mut Buf<E>,
+    positions: &[u32],
+    heads: usize,
+    table: &RopeTable,
+) {
     turn(ctx, dx_the, positions, heads, table, -1.0);
 }
 
-fn turn(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable, sign: f32) {
+fn turn<E: Element>(
+    ctx: &Ctx,
+    x_the: &mut Buf<E>,
+    positions: &[u32],
+    heads: usize,
+    table: &RopeTable,
+    sign: f32,
+) {
     let (e, half) = (table.head_dim, table.head_dim / 2);
     assert_eq!(x_the.len(), positions.len() * heads * e, "rope: x must be [positions, heads, head_dim]");
     assert!(
@@ -78,11 +91,11 @@ fn turn(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &Rop
 
 dispatch! {
     /// All heads of one token: `(a, b) ← (a·cos − b·sin, b·cos + a·sin)` with `a`, `b` the halves of a head.
-    fn turn_heads(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_generic;
+    fn turn_heads[E: Element](x: &mut [E], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_generic;
 }
 
 #[inline(always)]
-fn turn_heads_generic<S: Simd>(s: S, x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
+fn turn_heads_generic<S: Simd, E: Element>(s: S, x: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
     let sign = s.splat(sign);
     for head in x.chunks_exact_mut(2 * cos.len()) {
         let (low, high) = head.split_at_mut(cos.len());

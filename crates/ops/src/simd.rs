@@ -28,7 +28,7 @@ pub(crate) const LANES: usize = 16;
 /// An instruction set as vectors of [`LANES`] `f32`s. The implementing type is a token without data.
 ///
 /// `load`, `store` and their like panic when the slice is too short.
-pub(crate) trait Simd: Copy + Send + Sync {
+pub trait Simd: Copy + Send + Sync {
     /// A vector of [`LANES`] lanes.
     type V: Copy;
 
@@ -52,6 +52,55 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `n <= LANES` floats must be writable at `p`.
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Self::V);
+
+    /// 16 bf16 numbers, widened.
+    /// # Safety
+    /// `LANES` 16-bit words must be readable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller vouches for 16 words; an unaligned read needs no more.
+        let words = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        self.load(&words.map(|word| f32::from_bits(u32::from(word) << 16)))
+    }
+    /// The nearest bf16 numbers, as [`narrow`](crate::element::narrow) rounds.
+    /// # Safety
+    /// `LANES` 16-bit words must be writable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V) {
+        let words = self.to_array(v).map(crate::element::narrow);
+        // SAFETY: the caller vouches for 16 words; an unaligned write needs no more.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(words) }
+    }
+
+    /// The bf16 numbers in the lower halves of 16 words, widened.
+    #[inline(always)]
+    fn low_half(self, words: Self::V) -> Self::V {
+        self.load(&self.to_array(words).map(|word| f32::from_bits(word.to_bits() << 16)))
+    }
+    /// The bf16 numbers in the upper halves of 16 words, widened.
+    #[inline(always)]
+    fn high_half(self, words: Self::V) -> Self::V {
+        self.load(&self.to_array(words).map(|word| f32::from_bits(word.to_bits() & 0xffff_0000)))
+    }
+    /// Words of the nearest bf16 numbers, as [`narrow`](crate::element::narrow) rounds: those of `low` in the lower
+    /// halves, those of `high` in the upper ones.
+    #[inline(always)]
+    fn pair(self, low: Self::V, high: Self::V) -> Self::V {
+        let (low, high) = (self.to_array(low), self.to_array(high));
+        let word = |x, y| u32::from(crate::element::narrow(x)) | u32::from(crate::element::narrow(y)) << 16;
+        let words: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(word(low[i], high[i])));
+        self.load(&words)
+    }
+
+    /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+    #[inline(always)]
+    fn transpose(self, square: &mut [Self::V; LANES]) {
+        let rows = square.map(|row| self.to_array(row));
+        for (j, column) in square.iter_mut().enumerate() {
+            let lanes: [f32; LANES] = std::array::from_fn(|i| rows[i][j]);
+            *column = self.load(&lanes);
+        }
+    }
 
     /// Asks for the cache line of `p`, which need not be readable. A hint: nothing happens where there is no such thing.
     #[inline(always)]
@@ -322,26 +371,27 @@ impl Simd for Portable {
 }
 
 /// Makes `fn name(level, args…)` from a generic kernel `fn generic<S: Simd>(s: S, args…)`: see the module's
-/// documentation. With `unsafe fn` the kernel is an unsafe function and so is the result. The arguments must not borrow
-/// with named lifetimes, and a result must not borrow at all.
+/// documentation. With `unsafe fn` the kernel is an unsafe function and so is the result. Kernels that are generic over more
+/// than the instruction set name it in brackets: `fn name[E: Element](…)`. The arguments must not borrow with named
+/// lifetimes, and a result must not borrow at all.
 macro_rules! dispatch {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($gen:ident: $bound:path),+])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
-        $vis fn $name(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name$(<$($gen: $bound),+>)?(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-            fn avx512(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
+            fn avx512$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
                 $generic(s, $($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            fn avx2(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+            fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
                 $generic(s, $($arg),*)
             }
             match level.isa() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: a level exists only for an instruction set that was detected.
-                $crate::Isa::Avx512 => unsafe { avx512($crate::simd_x86::Avx512::detected(), $($arg),*) },
+                $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512($crate::simd_x86::Avx512::detected(), $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::Isa::Avx2 => unsafe { avx2($crate::simd_x86::Avx2::detected(), $($arg),*) },
@@ -351,18 +401,18 @@ macro_rules! dispatch {
             }
         }
     };
-    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$($gen:ident: $bound:path),+])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
-        $vis unsafe fn $name(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+        $vis unsafe fn $name$(<$($gen: $bound),+>)?(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-            unsafe fn avx512(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
+            unsafe fn avx512$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the caller's duty is this function's, word for word.
                 unsafe { $generic(s, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+            unsafe fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
                 unsafe { $generic(s, $($arg),*) }
             }
@@ -370,7 +420,7 @@ macro_rules! dispatch {
             unsafe {
                 match level.isa() {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512 => avx512($crate::simd_x86::Avx512::detected(), $($arg),*),
+                    $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => avx512($crate::simd_x86::Avx512::detected(), $($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Isa::Avx2 => avx2($crate::simd_x86::Avx2::detected(), $($arg),*),
                     #[cfg(target_arch = "aarch64")]

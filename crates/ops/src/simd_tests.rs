@@ -139,3 +139,35 @@ fn max_and_select_take_the_second_argument_at_nan() {
         assert!(out[6 * LANES..8 * LANES].iter().all(|x| x.is_nan()));
     }
 }
+
+fn narrow_all_generic<S: Simd>(s: S, y: &mut [crate::Bf16], x: &[f32]) {
+    for (y, x) in y.chunks_mut(LANES).zip(x.chunks(LANES)) {
+        crate::lanes::store(s, y, s.load_tail(x));
+    }
+}
+
+dispatch! {
+    fn narrow_all(y: &mut [crate::Bf16], x: &[f32]) = narrow_all_generic;
+}
+
+/// Rounding to bf16 is to the nearest, ties to even, as the `half` crate has it, but for denormal numbers; and all
+/// instruction sets do it alike.
+#[test]
+fn narrowing_is_the_same_everywhere() {
+    let mut x: Vec<f32> = (0..=u16::MAX)
+        .flat_map(|high| {
+            [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(u32::from(high) << 16 | low))
+        })
+        .collect();
+    x.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, -0.0]);
+    for level in levels() {
+        let mut y = vec![crate::Bf16::ZERO; x.len()];
+        narrow_all(level, &mut y, &x);
+        for (&x, &y) in x.iter().zip(&y) {
+            let flushed = if x.abs() < f32::MIN_POSITIVE { 0.0_f32.copysign(x) } else { x };
+            let expected = crate::Bf16::from_f32(flushed);
+            let same = if x.is_nan() { y.is_nan() } else { y.to_bits() == expected.to_bits() };
+            assert!(same, "{level:?}: {x:e} gives {y:?}, not {expected:?}");
+        }
+    }
+}

@@ -27,6 +27,52 @@ fn first_lanes(n: usize) -> __mmask16 {
     ((1_u32 << n) - 1) as __mmask16
 }
 
+/// The bits of the nearest bf16 numbers in the upper halves of the lanes; the lower halves mean nothing.
+#[inline(always)]
+unsafe fn rounded(v: __m512) -> __m512i {
+    unsafe {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let exponent = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f80_0000));
+        let tiny = _mm512_testn_epi32_mask(exponent, exponent);
+        let rounded = _mm512_mask_and_epi32(rounded, tiny, bits, _mm512_set1_epi32(0x8000_0000_u32 as i32));
+        // Infinity rounds to itself; a NaN must not round to infinity.
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000))
+    }
+}
+
+/// Four rounds, which put side by side what lies in rows 1, 2, 4 and 8 apart.
+#[inline(always)]
+unsafe fn transpose(square: &mut [__m512; LANES]) {
+    unsafe {
+        let mut pairs = [_mm512_setzero_ps(); LANES];
+        for i in (0..LANES).step_by(2) {
+            pairs[i] = _mm512_unpacklo_ps(square[i], square[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_ps(square[i], square[i + 1]);
+        }
+        // Now vector 4q + c holds, in its 128-bit part p, rows 4q to 4q + 3 of column 4p + c.
+        let mut fours = [_mm512_setzero_ps(); LANES];
+        for q in (0..LANES).step_by(4) {
+            for half in 0..2 {
+                let (a, b) = (_mm512_castps_pd(pairs[q + half]), _mm512_castps_pd(pairs[q + half + 2]));
+                fours[q + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                fours[q + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+            }
+        }
+        for c in 0..4 {
+            let [a, b, d, e] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
+            let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(d, e)];
+            let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(d, e)];
+            square[c] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+            square[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+            square[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+            square[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+        }
+    }
+}
+
 macro_rules! bits512 {
     ($f:ident, $a:expr $(, $b:expr)?) => {
         unsafe { _mm512_castsi512_ps($f(_mm512_castps_si512($a) $(, _mm512_castps_si512($b))?)) }
@@ -53,6 +99,41 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: __m512) {
         unsafe { _mm512_mask_storeu_ps(p, first_lanes(n), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(v))));
+        }
+    }
+    #[inline(always)]
+    fn low_half(self, words: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(words))) }
+    }
+    #[inline(always)]
+    fn high_half(self, words: __m512) -> __m512 {
+        unsafe {
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(words), mask))
+        }
+    }
+    #[inline(always)]
+    fn pair(self, low: __m512, high: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(rounded(low));
+            _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, rounded(high)))
+        }
+    }
+    #[inline(always)]
+    fn transpose(self, square: &mut [__m512; LANES]) {
+        unsafe { transpose(square) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
@@ -217,6 +298,22 @@ impl Simd for Avx2 {
             _mm256_maskstore_ps(p, low, v.0);
             _mm256_maskstore_ps(p.wrapping_add(8), high, v.1);
         }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Pair {
+        unsafe {
+            let widen = |words| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(words)));
+            Pair(widen(_mm_loadu_si128(p.cast())), widen(_mm_loadu_si128(p.add(8).cast())))
+        }
+    }
+    #[inline(always)]
+    fn low_half(self, words: Pair) -> Pair {
+        pair_bits!(_mm256_slli_epi32::<16>, words)
+    }
+    #[inline(always)]
+    fn high_half(self, words: Pair) -> Pair {
+        let mask = unsafe { _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32)) };
+        pair!(_mm256_and_ps, words, Pair(mask, mask))
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {

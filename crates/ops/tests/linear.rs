@@ -5,7 +5,8 @@ mod support;
 
 use proptest::prelude::*;
 use rloom_ops::{
-    Buf, Ctx, bias_backward, linear, linear_add, linear_backward_input, linear_backward_weight, pack, repack,
+    Buf, Ctx, bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual, pack,
+    repack,
 };
 use support::{assert_same, contexts, noise};
 
@@ -48,21 +49,20 @@ fn check_shape(rows: usize, n: usize, k: usize) {
 
     for ctx in contexts() {
         let what = format!("{} threads, {}, rows {rows}, n {n}, k {k}", ctx.threads(), ctx.isa().name());
-        let packed = pack(&ctx, &bw, n, k);
+        let packed = pack::<f32>(&ctx, &bw, n, k);
         let mut y = Buf::from_slice(&y0);
         linear(&ctx, &mut y, &bx, rows, &packed, None);
         assert_same(&y, &product, &format!("linear, {what}"));
         linear(&ctx, &mut y, &bx, rows, &packed, Some(&Buf::from_slice(&bias)));
         assert_same(&y, &biased, &format!("bias, {what}"));
-        y.as_mut_slice().copy_from_slice(&y0);
-        linear_add(&ctx, &mut y, &bx, rows, &packed);
-        assert_same(&y, &added, &format!("linear_add, {what}"));
+        linear_residual(&ctx, &mut y, &Buf::from_slice(&y0), &bx, rows, &packed, None);
+        assert_same(&y, &added, &format!("residual, {what}"));
 
         let mut got = Buf::from_slice(&dx0);
-        linear_backward_input(&ctx, &mut got, &bdy, rows, &bw, n, k, false);
+        linear_backward_input::<f32, _, _>(&ctx, &mut got, &bdy, rows, &bw, n, k, false);
         assert_same(&got, &dx, &format!("input gradient, {what}"));
         got.as_mut_slice().copy_from_slice(&dx0);
-        linear_backward_input(&ctx, &mut got, &bdy, rows, &bw, n, k, true);
+        linear_backward_input::<f32, _, _>(&ctx, &mut got, &bdy, rows, &bw, n, k, true);
         assert_same(&got, &dx_added, &format!("accumulated input gradient, {what}"));
 
         let mut got = Buf::from_slice(&dw0);
@@ -113,11 +113,11 @@ fn a_row_alone_gives_the_bits_of_a_row_among_many() {
     let (rows, n, k) = (70, 100, 450);
     let (x, w) = (noise(1, rows * k), Buf::from_vec(noise(2, n * k)));
     for ctx in contexts() {
-        let packed = pack(&ctx, &w, n, k);
-        let mut all = Buf::zeros(rows * n);
+        let packed = pack::<f32>(&ctx, &w, n, k);
+        let mut all = Buf::<f32>::zeros(rows * n);
         linear(&ctx, &mut all, &Buf::from_slice(&x), rows, &packed, None);
         for t in 0..rows {
-            let mut one = Buf::zeros(n);
+            let mut one = Buf::<f32>::zeros(n);
             linear(&ctx, &mut one, &Buf::from_slice(&x[t * k..][..k]), 1, &packed, None);
             assert_same(&one, &all.as_slice()[t * n..][..n], &format!("row {t}, {ctx:?}"));
         }
@@ -129,10 +129,10 @@ fn a_weight_gradient_in_two_parts_gives_the_bits_of_one() {
     let (rows, n, k) = (530, 40, 50);
     let (dy, x) = (noise(1, rows * n), noise(2, rows * k));
     for ctx in contexts() {
-        let mut whole = Buf::zeros(n * k);
+        let mut whole = Buf::<f32>::zeros(n * k);
         linear_backward_weight(&ctx, &mut whole, &Buf::from_slice(&dy), &Buf::from_slice(&x), rows, n, k);
         for cut in [1, 7, 129, 384, 529] {
-            let mut parts = Buf::zeros(n * k);
+            let mut parts = Buf::<f32>::zeros(n * k);
             for (rows, from, to) in [(cut, 0, cut), (rows - cut, cut, rows)] {
                 let dy = Buf::from_slice(&dy[from * n..to * n]);
                 linear_backward_weight(
@@ -157,13 +157,13 @@ fn what_is_not_a_number_stays_in_its_row() {
     x[5 * k + 3] = f32::NAN;
     x[6 * k] = f32::INFINITY;
     for ctx in contexts() {
-        let mut y = Buf::zeros(rows * n);
+        let mut y = Buf::<f32>::zeros(rows * n);
         linear(
             &ctx,
             &mut y,
             &Buf::from_slice(&x),
             rows,
-            &pack(&ctx, &Buf::from_vec(noise(2, n * k)), n, k),
+            &pack::<f32>(&ctx, &Buf::from_vec(noise(2, n * k)), n, k),
             None,
         );
         for (t, row) in y.as_slice().chunks(n).enumerate() {
@@ -177,12 +177,12 @@ fn a_repacked_weight_is_as_a_packed_one() {
     let ctx = Ctx::new(2).unwrap();
     let (first, second) = (Buf::from_vec(noise(1, 19 * 6)), Buf::from_vec(noise(2, 19 * 6)));
     let x = Buf::from_vec(noise(3, 4 * 6));
-    let mut packed = pack(&ctx, &first, 19, 6);
+    let mut packed = pack::<f32>(&ctx, &first, 19, 6);
     assert_eq!((packed.n(), packed.k(), packed.bytes()), (19, 6, 2 * 16 * 6 * 4));
-    repack(&ctx, &mut packed, &second);
-    let (mut got, mut want) = (Buf::zeros(4 * 19), Buf::zeros(4 * 19));
+    repack::<f32>(&ctx, &mut packed, &second);
+    let (mut got, mut want) = (Buf::<f32>::zeros(4 * 19), Buf::<f32>::zeros(4 * 19));
     linear(&ctx, &mut got, &x, 4, &packed, None);
-    linear(&ctx, &mut want, &x, 4, &pack(&ctx, &second, 19, 6), None);
+    linear(&ctx, &mut want, &x, 4, &pack::<f32>(&ctx, &second, 19, 6), None);
     assert_same(&got, want.as_slice(), "repacked");
 }
 
@@ -190,6 +190,6 @@ fn a_repacked_weight_is_as_a_packed_one() {
 #[should_panic(expected = "x_tk has 5 elements, its shape needs 6")]
 fn a_wrong_shape_names_the_argument() {
     let ctx = Ctx::serial();
-    let w = pack(&ctx, &Buf::zeros(6), 2, 3);
-    linear(&ctx, &mut Buf::zeros(4), &Buf::zeros(5), 2, &w, None);
+    let w = pack::<f32>(&ctx, &Buf::<f32>::zeros(6), 2, 3);
+    linear(&ctx, &mut Buf::<f32>::zeros(4), &Buf::<f32>::zeros(5), 2, &w, None);
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::kernels::BLOCK;
 use super::tile::Rows;
-use super::{CachedRow, forward};
+use super::{AttentionShape, CachedRow, forward};
 use crate::cache::KvLayer;
 use crate::disjoint::Disjoint;
-use crate::{Ctx, KV_BLOCK};
+use crate::{Ctx, Element, KV_BLOCK};
 
 /// The most rows of one unit of work: more would only make the pieces uneven.
 const MOST_ROWS: usize = 64;
@@ -23,10 +23,16 @@ const ROW_KEYS: usize = 32;
 /// decoding sequence, or the rows of a prefill chunk.
 type Run = Range<usize>;
 
-pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, rows: &[CachedRow<'_>]) {
+pub(super) fn forward<E: Element>(
+    ctx: &Ctx,
+    out: &mut [E],
+    q: &[E],
+    cache: &KvLayer<E>,
+    rows: &[CachedRow<'_>],
+) {
     let g = cache.shape.kv_heads;
     let runs = runs(rows);
-    let pieces = pieces(ctx, cache, &runs, rows);
+    let pieces = pieces(ctx, cache.shape, &runs, rows);
     let keys = rows.iter().map(|row| row.len).max().unwrap_or(0);
     let out = Disjoint::new(out);
     ctx.parallel_for(pieces.len(), |i| {
@@ -56,23 +62,23 @@ pub(super) fn forward(ctx: &Ctx, out: &mut [f32], q: &[f32], cache: &KvLayer, ro
 ///
 /// Nobody else may reach this head of the run's rows in `out`, which must hold them; the rows' blocks must be
 /// in the cache.
-unsafe fn attend(
+unsafe fn attend<E: Element>(
     ctx: &Ctx,
     run: Run,
     kv_head: usize,
     all: &[CachedRow<'_>],
-    q: &[f32],
-    out: Disjoint<'_>,
-    cache: &KvLayer,
+    q: &[E],
+    out: Disjoint<'_, E>,
+    cache: &KvLayer<E>,
     scratch: &mut [f32],
 ) {
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
     let last = &all[run.end - 1];
     let blocks = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
-    let table = |floats: &[f32]| -> Vec<*const f32> {
+    let table = |numbers: &[E]| -> Vec<*const E> {
         let head = |block: u32| {
-            floats[(block as usize * shape.kv_heads + kv_head) * BLOCK * e..][..BLOCK * e].as_ptr()
+            numbers[(block as usize * shape.kv_heads + kv_head) * BLOCK * e..][..BLOCK * e].as_ptr()
         };
         blocks.iter().map(|&block| head(block)).collect()
     };
@@ -121,8 +127,7 @@ fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
 }
 
 /// Ranges of units (unit u is kv head `u % G` of run `u / G`) of about equal work, a few for each thread.
-fn pieces(ctx: &Ctx, cache: &KvLayer, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
-    let shape = cache.shape;
+fn pieces(ctx: &Ctx, shape: AttentionShape, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
     let cost =
         |run: &Run| 2 * run.len() * shape.group() * shape.head_dim * (rows[run.end - 1].len + ROW_KEYS);
     let total = runs.iter().map(cost).sum::<usize>() * shape.kv_heads;

@@ -1,7 +1,9 @@
 //! Forward attention of rows against the blocks of their keys and values.
 
 use super::kernels::{self, BLOCK};
+use super::rows;
 use super::tile::{self, MOST_ROWS, Rows};
+use crate::Element;
 use crate::disjoint::Disjoint;
 use crate::isa::Level;
 
@@ -15,7 +17,7 @@ pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
     rows * (stride + head_dim)
 }
 
-/// Attention of `rows` over keys and values given as tables of blocks. Token t of the rows sees keys
+/// Attention of `queries` over keys and values given as tables of blocks. Token t of the queries sees keys
 /// `0..limit(t)`, at most `keys`, and limits never descend; `out` receives the rows where they are in `q`,
 /// and `lse` is told each row's log-sum-exp.
 ///
@@ -23,13 +25,13 @@ pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
 ///
 /// The tables must point to whole blocks that hold all keys below the limits; `out` must hold the rows, and
 /// nobody else may reach them.
-pub(super) unsafe fn attend(
+pub(super) unsafe fn attend<E: Element, K: Element>(
     level: Level,
-    rows: Rows,
-    q: &[f32],
-    out: Disjoint<'_>,
-    k: &[*const f32],
-    v: &[*const f32],
+    queries: Rows,
+    q: &[E],
+    out: Disjoint<'_, E>,
+    k: &[*const K],
+    v: &[*const K],
     scale: f32,
     keys: usize,
     limit: impl Fn(usize) -> usize,
@@ -38,11 +40,16 @@ pub(super) unsafe fn attend(
 ) {
     let (tile_rows, stride) = tile::size(keys, TILE_FLOATS);
     let mut inverse = [0.0; MOST_ROWS];
-    let e = rows.head_dim;
+    let e = queries.head_dim;
     let (q_rows, scratch) = scratch.split_at_mut(tile_rows * e);
-    for tile in rows.tiles(tile_rows, limit) {
-        for (row, &at) in q_rows.chunks_exact_mut(e).zip(&tile.offset[..tile.len()]) {
-            row.copy_from_slice(&q[at..at + e]);
+    let mut tiles = queries.tiles(tile_rows, limit).peekable();
+    while let Some(tile) = tiles.next() {
+        let places = &tile.offset[..tile.len()];
+        rows::gather(level, q_rows, q, places, e);
+        // Rows lie far apart: what will be needed soon is on its way while the processor is busy with the scores.
+        rows::prefetch(level, out.as_mut_ptr(), places, e);
+        if let Some(next) = tiles.peek() {
+            rows::prefetch(level, q.as_ptr(), &next.offset[..next.len()], e);
         }
         let query = |row: usize| q_rows[row * e..][..e].as_ptr();
         // SAFETY: the queries are the copies; the blocks are there by the caller's word.
@@ -53,8 +60,12 @@ pub(super) unsafe fn attend(
             inverse[row] = 1.0 / sum;
             lse(tile.rows.start + row, max + sum.ln());
         }
-        let out = |row: usize| out.as_mut_ptr().wrapping_add(tile.offset[row]);
-        // SAFETY: outputs and blocks are there, and the outputs ours alone, by the caller's word.
-        unsafe { tile.weighted_sums(level, 0..tile.keys, scratch, stride, v, out, &inverse) };
+        // The queries have done their part: their places take the sums, which come about in several passes.
+        let sums = q_rows.as_mut_ptr();
+        let place = |row: usize| sums.wrapping_add(row * e);
+        // SAFETY: a row's place holds E floats, and the blocks are there by the caller's word.
+        unsafe { tile.weighted_sums(level, 0..tile.keys, scratch, stride, v, place, &inverse) };
+        // SAFETY: the rows of the output are there and ours alone by the caller's word.
+        unsafe { rows::scatter(level, out, places, q_rows, e) };
     }
 }

@@ -4,6 +4,7 @@
 //! so that 16 scores are one vector; values by row, `[16][E]`. The blocks of a cache lie anywhere; for packed
 //! sequences they are copied next to each other first.
 
+use crate::Element;
 use crate::simd::{LANES, Simd, dispatch};
 
 /// The most rows that one call takes: so many chains run at a time in the registers.
@@ -13,13 +14,13 @@ pub(super) const ROWS: usize = 6;
 pub(super) const BLOCK: usize = LANES;
 
 /// What [`scores`] reads and writes.
-pub(super) struct Scores<'a> {
+pub(super) struct Scores<'a, E: Element> {
     /// Queries, E floats each; the first `rows` count.
     pub(super) q: [*const f32; ROWS],
     /// How many rows, 1 to [`ROWS`].
     pub(super) rows: usize,
     /// Keys, blocks of `[E][16]`.
-    pub(super) k: &'a [*const f32],
+    pub(super) k: &'a [*const E],
     /// E.
     pub(super) head_dim: usize,
     /// Multiplies each finished dot product.
@@ -37,70 +38,74 @@ dispatch! {
     ///
     /// All of the rows, blocks and outputs that the fields describe must be there, the outputs reachable by
     /// nobody else.
-    pub(super) unsafe fn scores(x: &Scores<'_>) = scores_generic;
+    pub(super) unsafe fn scores[E: Element](x: &Scores<'_, E>) = scores_generic;
 }
 
 #[inline(always)]
-unsafe fn scores_generic<S: Simd>(s: S, x: &Scores<'_>) {
+unsafe fn scores_generic<S: Simd, E: Element>(s: S, x: &Scores<'_, E>) {
     // As many chains as the registers hold: the fewer the rows, the more blocks at a time.
     // SAFETY: the caller's duty is handed through.
     unsafe {
         if S::CHAINS >= 24 {
             match x.rows {
-                1 => scores_of_rows::<S, 1, 8>(s, x),
-                2 => scores_of_rows::<S, 2, 4>(s, x),
-                3 => scores_of_rows::<S, 3, 4>(s, x),
-                4 => scores_of_rows::<S, 4, 4>(s, x),
-                5 => scores_of_rows::<S, 5, 4>(s, x),
-                _ => scores_of_rows::<S, 6, 4>(s, x),
+                1 => scores_of_rows::<S, E, 1, 8>(s, x),
+                2 => scores_of_rows::<S, E, 2, 4>(s, x),
+                3 => scores_of_rows::<S, E, 3, 4>(s, x),
+                4 => scores_of_rows::<S, E, 4, 4>(s, x),
+                5 => scores_of_rows::<S, E, 5, 4>(s, x),
+                _ => scores_of_rows::<S, E, 6, 4>(s, x),
             }
         } else if S::CHAINS == 1 {
             // Plain Rust has nothing to gain from tiles, and a compiler much to lose.
             for row in 0..x.rows {
                 let out = x.out.add(row * x.stride);
-                scores_of_rows::<S, 1, 1>(s, &Scores { q: [x.q[row]; ROWS], rows: 1, out, ..*x });
+                scores_of_rows::<S, E, 1, 1>(s, &Scores { q: [x.q[row]; ROWS], rows: 1, out, ..*x });
             }
         } else {
             match x.rows {
-                1 => scores_of_rows::<S, 1, 4>(s, x),
-                2 => scores_of_rows::<S, 2, 2>(s, x),
-                3 => scores_of_rows::<S, 3, 2>(s, x),
-                4 => scores_of_rows::<S, 4, 1>(s, x),
-                5 => scores_of_rows::<S, 5, 1>(s, x),
-                _ => scores_of_rows::<S, 6, 1>(s, x),
+                1 => scores_of_rows::<S, E, 1, 4>(s, x),
+                2 => scores_of_rows::<S, E, 2, 2>(s, x),
+                3 => scores_of_rows::<S, E, 3, 2>(s, x),
+                4 => scores_of_rows::<S, E, 4, 1>(s, x),
+                5 => scores_of_rows::<S, E, 5, 1>(s, x),
+                _ => scores_of_rows::<S, E, 6, 1>(s, x),
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scores_of_rows<S: Simd, const R: usize, const B: usize>(s: S, x: &Scores<'_>) {
+unsafe fn scores_of_rows<S: Simd, E: Element, const R: usize, const B: usize>(s: S, x: &Scores<'_, E>) {
     let mut block = 0;
     // SAFETY: the caller's duty is handed through; `block` stays inside the table.
     unsafe {
         while block + B <= x.k.len() {
-            scores_tile::<S, R, B>(s, x, block);
+            scores_tile::<S, E, R, B>(s, x, block);
             block += B;
         }
         // What is left is one tile where it is short of `B` by little, and single blocks otherwise.
         if B > 3 && x.k.len() - block >= 2 {
             if x.k.len() - block == 3 {
-                scores_tile::<S, R, 3>(s, x, block);
+                scores_tile::<S, E, R, 3>(s, x, block);
                 block += 3;
             } else {
-                scores_tile::<S, R, 2>(s, x, block);
+                scores_tile::<S, E, R, 2>(s, x, block);
                 block += 2;
             }
         }
         while block < x.k.len() {
-            scores_tile::<S, R, 1>(s, x, block);
+            scores_tile::<S, E, R, 1>(s, x, block);
             block += 1;
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scores_tile<S: Simd, const R: usize, const B: usize>(s: S, x: &Scores<'_>, block: usize) {
+unsafe fn scores_tile<S: Simd, E: Element, const R: usize, const B: usize>(
+    s: S,
+    x: &Scores<'_, E>,
+    block: usize,
+) {
     let mut k = [std::ptr::null(); B];
     k.copy_from_slice(&x.k[block..block + B]);
     let mut sums = [[s.zero(); B]; R];
@@ -110,7 +115,7 @@ unsafe fn scores_tile<S: Simd, const R: usize, const B: usize>(s: S, x: &Scores<
         for e in 0..x.head_dim {
             let mut keys = [s.zero(); B];
             for (keys, k) in keys.iter_mut().zip(k) {
-                *keys = s.load_ptr(k.add(e * BLOCK));
+                *keys = E::load(s, k.add(e * BLOCK));
             }
             for (sums, q) in sums.iter_mut().zip(x.q) {
                 let q = s.splat(*q.add(e));
@@ -129,7 +134,7 @@ unsafe fn scores_tile<S: Simd, const R: usize, const B: usize>(s: S, x: &Scores<
 }
 
 /// What [`add_weighted`] reads and writes.
-pub(super) struct Weighted<'a> {
+pub(super) struct Weighted<'a, E: Element> {
     /// Outputs, E floats each; the first `rows` count.
     pub(super) out: [*mut f32; ROWS],
     /// How many rows, 1 to [`ROWS`].
@@ -141,7 +146,7 @@ pub(super) struct Weighted<'a> {
     /// Floats from a summand's weight to the next summand's.
     pub(super) summand_step: usize,
     /// Summands, blocks of `[16][E]`.
-    pub(super) summands: &'a [*const f32],
+    pub(super) summands: &'a [*const E],
     /// The first summand to add.
     pub(super) start: usize,
     /// Behind the last summand to add, for each row; never descends.
@@ -161,21 +166,21 @@ dispatch! {
     ///
     /// All of the rows, weights and blocks that the fields describe must be there, the outputs reachable by
     /// nobody else.
-    pub(super) unsafe fn add_weighted(x: &Weighted<'_>) = add_weighted_generic;
+    pub(super) unsafe fn add_weighted[E: Element](x: &Weighted<'_, E>) = add_weighted_generic;
 }
 
 #[inline(always)]
-unsafe fn add_weighted_generic<S: Simd>(s: S, x: &Weighted<'_>) {
+unsafe fn add_weighted_generic<S: Simd, E: Element>(s: S, x: &Weighted<'_, E>) {
     // SAFETY: the caller's duty is handed through.
     unsafe {
         if S::CHAINS >= 24 {
             match x.rows {
-                1 => weighted_rows::<S, 1, 8, 4>(s, x),
-                2 => weighted_rows::<S, 2, 4, 2>(s, x),
-                3 => weighted_rows::<S, 3, 4, 2>(s, x),
-                4 => weighted_rows::<S, 4, 4, 2>(s, x),
-                5 => weighted_rows::<S, 5, 4, 2>(s, x),
-                _ => weighted_rows::<S, 6, 4, 2>(s, x),
+                1 => weighted_rows::<S, E, 1, 8, 4>(s, x),
+                2 => weighted_rows::<S, E, 2, 4, 2>(s, x),
+                3 => weighted_rows::<S, E, 3, 4, 2>(s, x),
+                4 => weighted_rows::<S, E, 4, 4, 2>(s, x),
+                5 => weighted_rows::<S, E, 5, 4, 2>(s, x),
+                _ => weighted_rows::<S, E, 6, 4, 2>(s, x),
             }
         } else if S::CHAINS == 1 {
             for row in 0..x.rows {
@@ -187,16 +192,16 @@ unsafe fn add_weighted_generic<S: Simd>(s: S, x: &Weighted<'_>) {
                     factors: x.factors.map(|factors| [factors[row]; ROWS]),
                     ..*x
                 };
-                weighted_rows::<S, 1, 1, 1>(s, &one);
+                weighted_rows::<S, E, 1, 1, 1>(s, &one);
             }
         } else {
             match x.rows {
-                1 => weighted_rows::<S, 1, 4, 2>(s, x),
-                2 => weighted_rows::<S, 2, 2, 1>(s, x),
-                3 => weighted_rows::<S, 3, 2, 1>(s, x),
-                4 => weighted_rows::<S, 4, 1, 1>(s, x),
-                5 => weighted_rows::<S, 5, 1, 1>(s, x),
-                _ => weighted_rows::<S, 6, 1, 1>(s, x),
+                1 => weighted_rows::<S, E, 1, 4, 2>(s, x),
+                2 => weighted_rows::<S, E, 2, 2, 1>(s, x),
+                3 => weighted_rows::<S, E, 3, 2, 1>(s, x),
+                4 => weighted_rows::<S, E, 4, 1, 1>(s, x),
+                5 => weighted_rows::<S, E, 5, 1, 1>(s, x),
+                _ => weighted_rows::<S, E, 6, 1, 1>(s, x),
             }
         }
     }
@@ -204,33 +209,36 @@ unsafe fn add_weighted_generic<S: Simd>(s: S, x: &Weighted<'_>) {
 
 /// Columns in strips of `C` vectors, then of `D`, then of one, then what is left of a vector.
 #[inline(always)]
-unsafe fn weighted_rows<S: Simd, const R: usize, const C: usize, const D: usize>(s: S, x: &Weighted<'_>) {
+unsafe fn weighted_rows<S: Simd, E: Element, const R: usize, const C: usize, const D: usize>(
+    s: S,
+    x: &Weighted<'_, E>,
+) {
     let mut column = 0;
     // SAFETY: the caller's duty is handed through; columns stay below E.
     unsafe {
         while column + C * LANES <= x.head_dim {
-            weighted_tile::<S, R, C>(s, x, column, LANES);
+            weighted_tile::<S, E, R, C>(s, x, column, LANES);
             column += C * LANES;
         }
         while column + D * LANES <= x.head_dim {
-            weighted_tile::<S, R, D>(s, x, column, LANES);
+            weighted_tile::<S, E, R, D>(s, x, column, LANES);
             column += D * LANES;
         }
         while column + LANES <= x.head_dim {
-            weighted_tile::<S, R, 1>(s, x, column, LANES);
+            weighted_tile::<S, E, R, 1>(s, x, column, LANES);
             column += LANES;
         }
         if column < x.head_dim {
-            weighted_tile::<S, R, 1>(s, x, column, x.head_dim - column);
+            weighted_tile::<S, E, R, 1>(s, x, column, x.head_dim - column);
         }
     }
 }
 
 /// `lanes` are those used of the last vector.
 #[inline(always)]
-unsafe fn weighted_tile<S: Simd, const R: usize, const C: usize>(
+unsafe fn weighted_tile<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
-    x: &Weighted<'_>,
+    x: &Weighted<'_, E>,
     column: usize,
     lanes: usize,
 ) {
@@ -298,9 +306,9 @@ unsafe fn weighted_tile<S: Simd, const R: usize, const C: usize>(
 }
 
 #[inline(always)]
-unsafe fn load<S: Simd>(s: S, from: *const f32, lanes: usize) -> S::V {
-    // SAFETY: the caller vouches for `lanes` floats.
-    unsafe { if lanes == LANES { s.load_ptr(from) } else { s.load_ptr_n(from, lanes) } }
+unsafe fn load<S: Simd, E: Element>(s: S, from: *const E, lanes: usize) -> S::V {
+    // SAFETY: the caller vouches for `lanes` numbers.
+    unsafe { if lanes == LANES { E::load(s, from) } else { E::load_n(s, from, lanes) } }
 }
 
 dispatch! {
@@ -390,23 +398,4 @@ fn scale_row_generic<S: Simd>(s: S, y: &mut [f32], factor: f32) {
     if !tail.is_empty() {
         s.store_tail(tail, s.mul(s.load_tail(tail), factor));
     }
-}
-
-dispatch! {
-    /// `Σ a · b` as a row reduction: 16 lanes, then the tree.
-    pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 = dot_generic;
-}
-
-#[inline(always)]
-fn dot_generic<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
-    let mut sum = s.zero();
-    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let (a_tail, b_tail) = (a_chunks.remainder(), b_chunks.remainder());
-    for (a, b) in a_chunks.zip(b_chunks) {
-        sum = s.fma(s.load(a), s.load(b), sum);
-    }
-    if !a_tail.is_empty() {
-        sum = s.fma(s.load_tail(a_tail), s.load_tail(b_tail), sum);
-    }
-    s.sum(sum)
 }

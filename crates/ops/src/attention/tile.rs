@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::kernels::{self, BLOCK, ROWS, Scores, Weighted};
+use crate::Element;
 use crate::isa::Level;
 
 /// The most rows of a tile.
@@ -99,12 +100,12 @@ impl Tile {
     /// # Safety
     ///
     /// `q` must give queries of E floats, and `k` blocks `[E][16]` that hold all keys below the limits.
-    pub(super) unsafe fn scores(
+    pub(super) unsafe fn scores<E: Element>(
         &self,
         level: Level,
         window: Range<usize>,
         q: impl Fn(usize) -> *const f32,
-        k: &[*const f32],
+        k: &[*const E],
         scale: f32,
         out: &mut [f32],
         stride: usize,
@@ -142,13 +143,13 @@ impl Tile {
     ///
     /// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that
     /// hold all keys below the limits.
-    pub(super) unsafe fn weighted_sums(
+    pub(super) unsafe fn weighted_sums<E: Element>(
         &self,
         level: Level,
         window: Range<usize>,
         weights: &[f32],
         stride: usize,
-        summands: &[*const f32],
+        summands: &[*const E],
         out: impl Fn(usize) -> *mut f32,
         factor: &[f32],
     ) {

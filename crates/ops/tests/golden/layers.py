@@ -77,4 +77,23 @@ def adamw():
     return dict(settings, start=start, grads=grads, w=listed(w), m=listed(state["exp_avg"]), v=listed(state["exp_avg_sq"]))
 
 
-print(json.dumps({f.__name__: f() for f in (rms_norm, rope, swiglu, attention, adamw)}))
+def adamw_fused():
+    """Gradients of all sizes, from weights of zero, so that the first step leaves its update alone."""
+    n, steps = 37, 5
+    settings = dict(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
+    w = torch.zeros(n).requires_grad_()
+    optimizer = torch.optim.AdamW([w], lr=settings["lr"], betas=(settings["beta1"], settings["beta2"]), eps=settings["eps"], weight_decay=settings["weight_decay"], fused=True)
+    sizes = 2.0 ** torch.randint(-12, 7, (n,))
+    grads, weights, means, squares = [], [], [], []
+    for _ in range(steps):
+        w.grad = (numbers(n).abs() + 0.25) * sizes
+        grads.append(listed(w.grad))
+        optimizer.step()
+        state = optimizer.state[w]
+        weights.append(listed(w))
+        means.append(listed(state["exp_avg"]))
+        squares.append(listed(state["exp_avg_sq"]))
+    return dict(settings, grads=grads, w=weights, m=means, v=squares)
+
+
+print(json.dumps({f.__name__: f() for f in (rms_norm, rope, swiglu, attention, adamw, adamw_fused)}))

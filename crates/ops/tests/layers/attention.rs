@@ -1,7 +1,7 @@
 //! Attention over packed sequences, forward and backward.
 
 use proptest::prelude::*;
-use rloom_ops::{AttentionShape, Buf, Ctx, attention, attention_backward};
+use rloom_ops::{AttentionShape, Buf, Ctx, Segments, attention, attention_backward};
 
 use crate::attention_reference as reference;
 use crate::support::{assert_close, assert_same_bits_everywhere, bits, buf, wide};
@@ -35,11 +35,15 @@ impl Case {
         self.seq_starts[self.seq_starts.len() - 1]
     }
 
+    fn segments(&self) -> Segments<'_> {
+        Segments::unshared(&self.seq_starts)
+    }
+
     /// Output and log-sum-exp.
     pub(crate) fn forward(&self, ctx: &Ctx) -> (Buf, Buf) {
         let mut out = Buf::from_vec(vec![f32::NAN; self.q.len()]);
         let mut lse = Buf::from_vec(vec![f32::NAN; self.tokens() * self.shape.heads]);
-        attention(ctx, &mut out, &mut lse, &self.q, &self.k, &self.v, self.shape, &self.seq_starts);
+        attention(ctx, &mut out, &mut lse, &self.q, &self.k, &self.v, self.shape, self.segments());
         (out, lse)
     }
 
@@ -48,9 +52,9 @@ impl Case {
         let (out, lse) = self.forward(ctx);
         let nan = |like: &Buf| Buf::from_vec(vec![f32::NAN; like.len()]);
         let (mut dq, mut dk, mut dv) = (nan(&self.q), nan(&self.k), nan(&self.v));
-        let (q, k, v, starts) = (&self.q, &self.k, &self.v, &self.seq_starts);
+        let (q, k, v, segments) = (&self.q, &self.k, &self.v, self.segments());
         let d_out = &self.d_out;
-        attention_backward(ctx, &mut dq, &mut dk, &mut dv, d_out, &out, &lse, q, k, v, self.shape, starts);
+        attention_backward(ctx, &mut dq, &mut dk, &mut dv, d_out, &out, &lse, q, k, v, self.shape, segments);
         vec![dq, dk, dv]
     }
 

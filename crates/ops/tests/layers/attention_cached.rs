@@ -125,7 +125,7 @@ fn sequences_that_share_a_prefix_part_at_a_copied_block() {
 
 #[test]
 fn the_cache_tells_its_size() {
-    let cache = KvLayer::new(10, Case::new((4, 2, 20), &[1]).shape);
+    let cache = KvLayer::<f32>::new(10, Case::new((4, 2, 20), &[1]).shape);
     assert_eq!(cache.bytes(), 10 * KV_BLOCK * 2 * 20 * 2 * 4);
     assert_eq!(cache.blocks(), 10);
 }

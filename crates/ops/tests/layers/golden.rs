@@ -1,7 +1,7 @@
 //! The numbers of PyTorch: `tests/golden/layers.py` makes them.
 
 use rloom_ops::{
-    AdamW, AttentionShape, Buf, Ctx, RopeTable, adamw, attention, attention_backward, rms_norm,
+    AdamW, AttentionShape, Buf, Ctx, RopeTable, Segments, adamw, attention, attention_backward, rms_norm,
     rms_norm_backward, rope, rope_backward, swiglu_fused, swiglu_fused_backward,
 };
 use serde_json::Value;
@@ -38,6 +38,25 @@ impl Golden {
     /// A buffer as long as the list of this name.
     fn like(&self, name: &str) -> Buf {
         Buf::zeros(self.list(name).len())
+    }
+
+    fn adamw(&self, step: u64) -> AdamW {
+        let number = |name: &str| self.0[name].as_f64().unwrap();
+        AdamW {
+            lr: number("lr"),
+            beta1: number("beta1"),
+            beta2: number("beta2"),
+            eps: number("eps"),
+            weight_decay: number("weight_decay"),
+            step,
+            grad_scale: 1.0,
+        }
+    }
+
+    /// A list of lists.
+    fn lists(&self, name: &str) -> Vec<Vec<f64>> {
+        let list = |x: &Value| x.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        self.0[name].as_array().unwrap().iter().map(list).collect()
     }
 
     #[track_caller]
@@ -94,13 +113,14 @@ fn attention_as_in_pytorch() {
         AttentionShape { heads: g.count("heads"), kv_heads: g.count("kv_heads"), head_dim: g.count("e") };
     let lengths: Vec<usize> = g.list("lengths").iter().map(|n| *n as usize).collect();
     let starts: Vec<usize> = (0..=lengths.len()).map(|n| lengths[..n].iter().sum()).collect();
+    let segments = Segments::unshared(&starts);
     let (q, k, v) = (g.buf("q"), g.buf("k"), g.buf("v"));
     let (mut out, mut lse) = (g.like("out"), Buf::zeros(starts[lengths.len()] * shape.heads));
-    attention(&ctx, &mut out, &mut lse, &q, &k, &v, shape, &starts);
+    attention(&ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);
     g.check("out", &out);
     let (mut dq, mut dk, mut dv) = (g.like("dq"), g.like("dk"), g.like("dv"));
     let d_out = g.buf("d_out");
-    attention_backward(&ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, &starts);
+    attention_backward(&ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments);
     g.check("dq", &dq);
     g.check("dk", &dk);
     g.check("dv", &dv);
@@ -112,18 +132,27 @@ fn adamw_as_in_pytorch() {
     let (mut w, mut m, mut v) = (g.buf("start"), g.like("m"), g.like("v"));
     for (i, grad) in g.0["grads"].as_array().unwrap().iter().enumerate() {
         let grad = grad.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
-        let settings = AdamW {
-            lr: g.number("lr"),
-            beta1: g.number("beta1"),
-            beta2: g.number("beta2"),
-            eps: g.number("eps"),
-            weight_decay: g.number("weight_decay"),
-            step: i as u64 + 1,
-            grad_scale: 1.0,
-        };
-        adamw(&Ctx::serial(), &mut w, &mut m, &mut v, &Buf::from_vec(grad), &settings);
+        adamw(&Ctx::serial(), &mut w, &mut m, &mut v, &Buf::from_vec(grad), &g.adamw(i as u64 + 1));
     }
     g.check("w", &w);
     g.check("m", &m);
     g.check("v", &v);
+}
+
+/// Number by number: an error of a small moment is seen beside a large one. The first weights are the first update.
+#[test]
+fn every_moment_and_update_is_that_of_the_fused_adamw_of_pytorch() {
+    let g = Golden::of("adamw_fused");
+    let [grads, weights, means, squares] = ["grads", "w", "m", "v"].map(|name| g.lists(name));
+    let [mut w, mut m, mut v] = [(); 3].map(|()| Buf::zeros(grads[0].len()));
+    for (i, grad) in grads.iter().enumerate() {
+        let grad = Buf::from_vec(grad.iter().map(|x| *x as f32).collect());
+        adamw(&Ctx::serial(), &mut w, &mut m, &mut v, &grad, &g.adamw(i as u64 + 1));
+        for (name, got, expected) in [("w", &w, &weights), ("m", &m, &means), ("v", &v, &squares)] {
+            for (got, expected) in got.as_slice().iter().zip(&expected[i]) {
+                let error = (f64::from(*got) - expected).abs() / expected.abs();
+                assert!(error < TOLERANCE, "{name} after step {}: got {got}, expected {expected}", i + 1);
+            }
+        }
+    }
 }

@@ -5,8 +5,10 @@
 mod attention;
 mod attention_cached;
 mod attention_reference;
+mod attention_shared;
 mod elementwise;
 mod files;
+mod formats;
 mod golden;
 mod norm_and_rope;
 mod optimizer;

@@ -138,7 +138,7 @@ fn rope_has_the_same_bits_everywhere() {
 #[should_panic(expected = "a position is not below the table's 8")]
 fn rope_refuses_a_position_outside_of_its_table() {
     let table = RopeTable::new(4, &frequencies(4), 8);
-    rope(&Ctx::serial(), &mut Buf::zeros(4), &[8], 1, &table);
+    rope(&Ctx::serial(), &mut Buf::<f32>::zeros(4), &[8], 1, &table);
 }
 
 proptest! {

@@ -22,14 +22,13 @@ fn a_few_steps_follow_the_equations() {
     let (mut w, mut m, mut v) = (wide(&numbers(1, n)), vec![0.0; n], vec![0.0; n]);
     for step in 1..=5 {
         let s = settings(step);
-        let (b1, b2) = (f64::from(s.beta1), f64::from(s.beta2));
+        let (b1, b2) = (s.beta1, s.beta2);
         for (i, g) in wide(&numbers(10 + step, n)).iter().enumerate() {
             let g = g * f64::from(s.grad_scale);
             m[i] = b1 * m[i] + (1.0 - b1) * g;
             v[i] = b2 * v[i] + (1.0 - b2) * g * g;
             let (m_hat, v_hat) = (m[i] / (1.0 - b1.powi(step as i32)), v[i] / (1.0 - b2.powi(step as i32)));
-            w[i] -= f64::from(s.lr)
-                * (f64::from(s.weight_decay) * w[i] + m_hat / (v_hat.sqrt() + f64::from(s.eps)));
+            w[i] -= s.lr * (s.weight_decay * w[i] + m_hat / (v_hat.sqrt() + s.eps));
         }
     }
     let [got_w, got_m, got_v] = steps(&Ctx::serial(), n, 5);

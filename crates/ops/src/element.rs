@@ -1,0 +1,140 @@
+//! The two storage formats of activations and weights in matrix products: f32, and bf16 with f32 arithmetic.
+
+use std::fmt::Debug;
+
+use half::bf16;
+
+use self::sealed::Lanes;
+use crate::numbers::Typed;
+
+/// A number as it lies in memory. Arithmetic is f32 whatever the storage; a store to bf16 rounds to the nearest, ties
+/// to even, and makes zeros of numbers below the smallest normal one (about 1.2e-38), as the processors' bf16 products
+/// take them.
+pub trait Element: Copy + Default + PartialEq + Debug + Send + Sync + Lanes + Typed + 'static {
+    /// Name of the format, as in settings and messages.
+    const NAME: &'static str;
+    /// The nearest number of the format.
+    fn narrow(x: f32) -> Self;
+    /// Exactly this number.
+    fn widen(self) -> f32;
+}
+
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    const NAME: &'static str = "bf16";
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self::from_bits(narrow(x))
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+/// The bits of the nearest bf16 number: what every instruction set's store gives.
+#[inline(always)]
+pub(crate) fn narrow(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let exponent = bits & 0x7f80_0000;
+    if exponent == 0 {
+        return (bits >> 16) as u16 & 0x8000;
+    }
+    if exponent == 0x7f80_0000 {
+        // Infinity stays; a NaN must not become infinity.
+        let quiet = if x.is_nan() { 0x40 } else { 0 };
+        return (bits >> 16) as u16 | quiet;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+pub(crate) mod sealed {
+    use half::bf16;
+
+    use crate::simd::Simd;
+
+    /// Elements as vectors of f32 lanes.
+    pub trait Lanes: Sized {
+        /// # Safety
+        /// 16 elements must be readable at `p`.
+        unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+        /// # Safety
+        /// 16 elements must be writable at `p`.
+        unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+        /// Lanes `n..` are zero and their memory is not touched.
+        /// # Safety
+        /// `n <= 16` elements must be readable at `p`.
+        unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
+        /// The memory of lanes `n..` is not touched.
+        /// # Safety
+        /// `n <= 16` elements must be writable at `p`.
+        unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V);
+    }
+
+    impl Lanes for f32 {
+        #[inline(always)]
+        unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+            // SAFETY: the caller's duty, passed on; so it is below.
+            unsafe { s.load_ptr(p) }
+        }
+        #[inline(always)]
+        unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+            // SAFETY: as above.
+            unsafe { s.store_ptr(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+            // SAFETY: as above.
+            unsafe { s.load_ptr_n(p, n) }
+        }
+        #[inline(always)]
+        unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V) {
+            // SAFETY: as above.
+            unsafe { s.store_ptr_n(p, n, v) }
+        }
+    }
+
+    impl Lanes for bf16 {
+        #[inline(always)]
+        unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+            // SAFETY: as above; a bf16 is its 16 bits.
+            unsafe { s.load_bf16(p.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+            // SAFETY: as above.
+            unsafe { s.store_bf16(p.cast(), v) }
+        }
+        #[inline(always)]
+        unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+            let mut lanes = [0_u16; crate::simd::LANES];
+            // SAFETY: the caller vouches for n ≤ 16 elements; the array has 16.
+            unsafe {
+                std::ptr::copy_nonoverlapping(p.cast(), lanes.as_mut_ptr(), n);
+                s.load_bf16(lanes.as_ptr())
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V) {
+            let mut lanes = [0_u16; crate::simd::LANES];
+            // SAFETY: as above.
+            unsafe {
+                s.store_bf16(lanes.as_mut_ptr(), v);
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), p.cast(), n);
+            }
+        }
+    }
+}

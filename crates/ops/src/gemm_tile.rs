@@ -1,0 +1,268 @@
+//! The innermost part of a matrix product: a tile of results, computed in registers along some of the reduced dimension.
+//!
+//! Operands are 32-bit words: an f32 number, or two bf16 numbers that are neighbours along the reduced dimension, the
+//! even one in the lower half. [`Arithmetic`] says what becomes of two words and how large a tile is.
+
+use crate::simd::{LANES, Simd};
+
+/// Floats of the largest tile of any arithmetic.
+pub(crate) const TILE: usize = 1024;
+/// Panels of the widest tile of any arithmetic.
+pub(crate) const WIDEST: usize = 6;
+
+/// A tile: some rows, panels of 16 columns, and steps of one word.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub(crate) steps: usize,
+    pub(crate) a: *const f32,
+    pub(crate) a_row: usize,
+    pub(crate) a_step: usize,
+    pub(crate) b: *const f32,
+    pub(crate) b_panel: usize,
+    pub(crate) b_step: usize,
+    /// What the chains start from, or null for zero.
+    pub(crate) from: *const f32,
+    pub(crate) from_row: usize,
+    pub(crate) to: *mut f32,
+    pub(crate) to_row: usize,
+}
+
+/// How words are multiplied and added up.
+pub(crate) trait Arithmetic<S: Simd>: Copy {
+    /// Numbers in a word.
+    const GROUP: usize;
+    /// Most rows of a tile.
+    const ROWS: usize = S::TILE_ROWS;
+    /// Steps that belong together: a pass over the reduced dimension begins at a multiple of them.
+    const UNIT: usize = 1;
+    /// Whether A is read in one layout only: with the words of a row side by side.
+    const STRICT: bool = false;
+    /// Most panels of a tile of `rows` rows: what the registers hold.
+    fn widest(rows: usize) -> usize {
+        widest::<S>(rows)
+    }
+
+    /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
+    ///
+    /// # Safety
+    /// All that the tile points to must exist; `to` must be the caller's alone.
+    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile);
+
+    /// Two vectors of numbers as 16 words, rounded: `even` in the lower halves.
+    #[inline(always)]
+    fn pair(self, s: S, even: S::V, odd: S::V) -> S::V {
+        s.pair(even, odd)
+    }
+}
+
+/// What a register tile does with two vectors of words and the sums so far.
+pub(crate) trait MulAdd<S: Simd>: Copy {
+    /// What the sums start from, as the arithmetic takes it.
+    #[inline(always)]
+    fn start(self, _: S, sum: S::V) -> S::V {
+        sum
+    }
+
+    fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
+}
+
+/// f32 numbers: one fused multiply-add for each.
+#[derive(Clone, Copy)]
+pub(crate) struct Singles;
+
+impl<S: Simd> MulAdd<S> for Singles {
+    #[inline(always)]
+    fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        s.fma(a, b, sum)
+    }
+}
+
+impl<S: Simd> Arithmetic<S> for Singles {
+    const GROUP: usize = 1;
+
+    #[inline(always)]
+    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
+        // SAFETY: the caller's duty.
+        unsafe { choose(s, self, rows, panels, t) }
+    }
+}
+
+/// Pairs of bf16 numbers with the bits of the processors' instruction (`vdpbf16ps`): the odd numbers' product is added
+/// to the sum, then the even ones', rounding each time; numbers below the smallest normal one count as zero, before and
+/// after. (One case is not told apart: a sum less than 2⁻¹⁵⁰ short of the smallest normal number is that number here and
+/// zero there.)
+#[derive(Clone, Copy)]
+pub(crate) struct Pairs;
+
+impl<S: Simd> MulAdd<S> for Pairs {
+    #[inline(always)]
+    fn start(self, s: S, sum: S::V) -> S::V {
+        flush(s, sum)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        let sum = flush(s, s.fma(flush(s, s.high_half(a)), flush(s, s.high_half(b)), sum));
+        flush(s, s.fma(flush(s, s.low_half(a)), flush(s, s.low_half(b)), sum))
+    }
+}
+
+impl<S: Simd> Arithmetic<S> for Pairs {
+    const GROUP: usize = 2;
+    // Each sum takes so many instructions that a larger tile would bring nothing but machine code.
+    const ROWS: usize = 4;
+
+    fn widest(_: usize) -> usize {
+        1
+    }
+
+    #[inline(always)]
+    unsafe fn tile(self, s: S, rows: usize, _: usize, t: &Tile) {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match rows {
+                4 => tile::<S, Self, 4, 1>(s, self, t),
+                3 => tile::<S, Self, 3, 1>(s, self, t),
+                2 => tile::<S, Self, 2, 1>(s, self, t),
+                _ => tile::<S, Self, 1, 1>(s, self, t),
+            }
+        }
+    }
+}
+
+/// Zero, with its sign, instead of numbers below the smallest normal one.
+#[inline(always)]
+pub(crate) fn flush<S: Simd>(s: S, x: S::V) -> S::V {
+    s.select_gt(s.splat(f32::MIN_POSITIVE), s.max(x, s.neg(x)), s.mul(x, s.zero()), x)
+}
+
+/// [`Pairs`] by the instruction they are defined by.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct NativePairs(());
+
+#[cfg(target_arch = "x86_64")]
+mod native {
+    use std::arch::x86_64::*;
+
+    use super::{Arithmetic, MulAdd, NativePairs, Tile, choose};
+    use crate::simd_x86::Avx512;
+
+    impl NativePairs {
+        /// # Safety
+        /// The processor must have AVX-512 BF16.
+        #[inline(always)]
+        pub(crate) unsafe fn detected() -> Self {
+            Self(())
+        }
+    }
+
+    impl MulAdd<Avx512> for NativePairs {
+        #[inline(always)]
+        fn mul_add(self, _: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
+            // SAFETY: `detected` was called only where the instruction exists; the types differ in name alone.
+            unsafe {
+                _mm512_dpbf16_ps(
+                    sum,
+                    std::mem::transmute::<__m512, __m512bh>(a),
+                    std::mem::transmute::<__m512, __m512bh>(b),
+                )
+            }
+        }
+    }
+
+    impl Arithmetic<Avx512> for NativePairs {
+        const GROUP: usize = 2;
+
+        #[inline(always)]
+        unsafe fn tile(self, s: Avx512, rows: usize, panels: usize, t: &Tile) {
+            // SAFETY: the caller's duty.
+            unsafe { choose(s, self, rows, panels, t) }
+        }
+
+        #[inline(always)]
+        fn pair(self, _: Avx512, even: __m512, odd: __m512) -> __m512 {
+            // SAFETY: as above.
+            unsafe {
+                let side_by_side = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+                let order = _mm512_add_epi32(
+                    _mm512_set1_epi32(0x10_0000),
+                    _mm512_mullo_epi32(
+                        _mm512_set1_epi32(0x1_0001),
+                        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                    ),
+                );
+                _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, side_by_side))
+            }
+        }
+    }
+}
+
+/// Most panels of a register tile of `rows` rows.
+#[inline(always)]
+fn widest<S: Simd>(rows: usize) -> usize {
+    match (S::TILE_ROWS, rows) {
+        (8, 5..) => 3,
+        (8, _) => WIDEST,
+        (_, 3..) => 1,
+        (_, 2) => 2,
+        _ => 4,
+    }
+}
+
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, t: &Tile) {
+    macro_rules! pick {
+        ($($rows:literal: $($panels:literal)+),+) => {
+            match (rows, panels) {
+                // SAFETY: the caller's duty.
+                $($(($rows, $panels) => unsafe { tile::<S, M, $rows, $panels>(s, m, t) },)+)+
+                _ => debug_assert!(false, "no tile of {rows} rows and {panels} panels"),
+            }
+        };
+    }
+    if S::TILE_ROWS == 8 {
+        pick!(8: 1 2 3, 7: 1 2 3, 6: 1 2 3, 5: 1 2 3, 4: 1 2 3 4 5 6, 3: 1 2 3 4 5 6, 2: 1 2 3 4 5 6, 1: 1 2 3 4 5 6);
+    } else {
+        pick!(6: 1, 5: 1, 4: 1, 3: 1, 2: 1 2, 1: 1 2 3 4);
+    }
+}
+
+/// The kernel: `ROWS × PANELS` chains in registers.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
+unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s: S, m: M, t: &Tile) {
+    let mut acc = [[s.zero(); PANELS]; ROWS];
+    // SAFETY: rows, panels and steps stay within the tile. Only the pointers' last step leaves it, unread.
+    unsafe {
+        if !t.from.is_null() {
+            for i in 0..ROWS {
+                for j in 0..PANELS {
+                    acc[i][j] = m.start(s, s.load_ptr(t.from.add(i * t.from_row + j * LANES)));
+                }
+            }
+        }
+        let (mut a, mut b) = (t.a, t.b);
+        for _ in 0..t.steps {
+            let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
+            for i in 0..ROWS {
+                let left = s.splat(*a.add(i * t.a_row));
+                for j in 0..PANELS {
+                    acc[i][j] = m.mul_add(s, left, right[j], acc[i][j]);
+                }
+            }
+            a = a.wrapping_add(t.a_step);
+            b = b.wrapping_add(t.b_step);
+        }
+        for i in 0..ROWS {
+            for j in 0..PANELS {
+                s.store_ptr(t.to.add(i * t.to_row + j * LANES), acc[i][j]);
+            }
+        }
+    }
+}

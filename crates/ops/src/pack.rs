@@ -1,0 +1,120 @@
+//! Weights laid out for the forward product.
+
+use crate::disjoint::Disjoint;
+use crate::gemm::check;
+use crate::numbers::Numbers;
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, Element, lanes};
+
+/// Elements below which copying is not worth a second thread.
+const SMALL: usize = 100_000;
+
+/// A weight `[n, k]` laid out for `y = x·Wᵀ`: panels of 16 rows of the weight, the last one filled up with zeros. A
+/// panel is `[k, 16]` in f32; in bf16 it is `[k/2, 16, 2]`, pairs along `k` side by side, an odd `k` filled up with zero.
+#[derive(Debug, Clone)]
+pub struct Packed<E: Element = f32> {
+    n: usize,
+    k: usize,
+    panels: Buf<E>,
+}
+
+impl<E: Element> Packed<E> {
+    /// Out features: rows of the weight.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// In features: columns of the weight.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Storage in bytes.
+    pub fn bytes(&self) -> usize {
+        self.panels.len() * size_of::<E>()
+    }
+
+    /// Elements of a panel.
+    pub(crate) fn panel(&self) -> usize {
+        self.k.next_multiple_of(E::GROUP) * LANES
+    }
+
+    /// The panels from number `first` on.
+    pub(crate) fn panels(&self, first: usize) -> Numbers<'_> {
+        E::numbers(&self.panels.as_slice()[first * self.panel()..])
+    }
+}
+
+/// Lays out the weight `w_nk` for [`linear`](crate::linear), rounded to the format `E`.
+///
+/// # Panics
+/// If `w_nk` has not `n * k` elements.
+pub fn pack<E: Element>(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed<E> {
+    let len = n.next_multiple_of(LANES) * k.next_multiple_of(E::GROUP);
+    let mut packed = Packed { n, k, panels: Buf::zeros(len) };
+    repack(ctx, &mut packed, w_nk);
+    packed
+}
+
+/// Lays out another weight of the same shape in the memory of `packed`.
+///
+/// # Panics
+/// If `w_nk` has not `n * k` elements.
+pub fn repack<E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: &Buf) {
+    let (n, k, size) = (packed.n, packed.k, packed.panel());
+    check("w_nk", w_nk, n * k);
+    let w = w_nk.as_slice();
+    let out = Disjoint::new(packed.panels.as_mut_slice());
+    let panels = n.div_ceil(LANES);
+    let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
+    ctx.parallel_for(pieces, |i| {
+        for p in panels * i / pieces..panels * (i + 1) / pieces {
+            // SAFETY: each panel belongs to one piece.
+            let panel = unsafe { out.slice(p * size..(p + 1) * size) };
+            let rows = LANES.min(n - p * LANES);
+            pack_panel(ctx.level(), panel, &w[p * LANES * k..][..rows * k], k);
+        }
+    });
+}
+
+/// Rows of `k` elements, up to 16 of them, into a panel.
+#[inline(always)]
+fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize) {
+    const MOST: usize = 2 * LANES;
+    let depth = LANES * E::GROUP;
+    let squares = if rows.len() == LANES * k { k / depth } else { 0 };
+    assert!(panel.len() >= squares * LANES * depth && MOST >= depth);
+    let mut square = [s.zero(); LANES];
+    for c in 0..squares {
+        for (lane, row) in square.iter_mut().enumerate() {
+            let mut line = [E::default(); MOST];
+            for (to, from) in
+                line[..depth].chunks_exact_mut(LANES).zip(rows[lane * k + c * depth..].chunks_exact(LANES))
+            {
+                lanes::store(s, to, s.load(from));
+            }
+            // SAFETY: the line has 16 words of any format.
+            *row = unsafe { s.load_ptr(line.as_ptr().cast()) };
+        }
+        s.transpose(&mut square);
+        for (i, column) in square.iter().enumerate() {
+            let at = (c * LANES + i) * LANES * E::GROUP;
+            // SAFETY: the panel has 16 words for each of the steps of all squares.
+            unsafe { s.store_ptr(panel.as_mut_ptr().add(at).cast(), *column) }
+        }
+    }
+    let done = squares * depth;
+    for (lane, row) in rows.chunks_exact(k.max(1)).enumerate() {
+        let steps = panel[done * LANES..].chunks_exact_mut(LANES * E::GROUP);
+        for (out, x) in steps.zip(row[done..].chunks(E::GROUP)) {
+            for (out, &x) in out[lane * E::GROUP..].iter_mut().zip(x) {
+                *out = E::narrow(x);
+            }
+        }
+    }
+}
+
+dispatch! {
+    /// Lays out one panel.
+    fn pack_panel[E: Element](panel: &mut [E], rows: &[f32], k: usize) = pack_panel_generic;
+}
