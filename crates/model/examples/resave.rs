@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let vocabulary = model.config().vocab_size as u32;
     let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % vocabulary).collect();
-    let batch = PackedTokens { tokens: &tokens, seq_starts: &[0, 40] };
+    let batch = PackedTokens { tokens: &tokens, seq_starts: &[0, 40], parents: &[] };
     let numbers = if model.config().output_heads.language() {
         let rows: Vec<u32> = (0..40).collect();
         model.logits(&Ctx::serial(), &batch, &rows)?

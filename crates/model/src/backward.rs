@@ -2,14 +2,25 @@
 //!
 //! A `d_` before a name is the derivative of the loss by it. Each layer turns the derivative of its output into that
 //! of its input, in place in `dx` (the residual connections pass it on unchanged), and adds to the weights' gradients.
+//! What the forward pass did not keep is computed again by the same operations, so that the bits are the same.
 
-use rloom_ops::{self as ops, Buf, Ctx, RopeTable};
+use rloom_ops::{self as ops, Buf, Ctx, Element, Segments};
 
-use crate::forward::{Forward, LayerActivations};
+use crate::forward::{Activations, Forward, Kept, LayerActivations};
 use crate::layer::Layer;
-use crate::tensors::LayerTensors;
+use crate::packed::{PackedSet, PackedWeights};
+use crate::pass::{AttentionActivations, MlpActivations, Pass};
+use crate::tensors::{LayerTensors, TensorSet};
 use crate::workspace::Lent;
 use crate::{BatchError, Gradients, Model, ScoreGrads};
+
+/// What is left of a forward pass without its activations.
+struct Batch {
+    tokens: Vec<u32>,
+    seq_starts: Vec<usize>,
+    parents: Vec<Option<u32>>,
+    positions: Vec<u32>,
+}
 
 impl Model {
     /// Adds to `grads` the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored
@@ -25,155 +36,184 @@ impl Model {
         by: &ScoreGrads<'_>,
         grads: &mut Gradients,
     ) -> Result<(), BatchError> {
-        let Forward { tokens, seq_starts, positions, mut layers, heads, .. } = forward;
+        let Forward { tokens, seq_starts, parents, positions, kept, .. } = forward;
+        let batch = Batch { tokens, seq_starts, parents, positions };
+        let set = &mut grads.set;
+        let computed = kept.compute();
+        match (self.packed(ctx), kept) {
+            (PackedWeights::F32(packed), Kept::F32(kept)) => {
+                self.backward_in(ctx, packed, &batch, kept, by, set)
+            }
+            (PackedWeights::Bf16(packed), Kept::Bf16(kept)) => {
+                self.backward_in(ctx, packed, &batch, kept, by, set)
+            }
+            _ => Err(BatchError::Compute { forward: computed.name(), model: self.config().compute.name() }),
+        }
+    }
+
+    fn backward_in<E: Element>(
+        &self,
+        ctx: &Ctx,
+        packed: &PackedSet<E>,
+        batch: &Batch,
+        kept: Activations<E>,
+        by: &ScoreGrads<'_>,
+        grads: &mut TensorSet,
+    ) -> Result<(), BatchError> {
+        let Activations { mut layers, heads } = kept;
         by.check(self.config().output_heads, heads.rows.len())?;
         if heads.rows.is_empty() {
             return Ok(());
         }
-        let mut dx = self.workspace().lend(tokens.len() * self.config().hidden_size);
-        self.heads_backward(ctx, heads, &mut dx, by, &mut grads.set);
-        let packed = self.packed(ctx);
-        let longest = seq_starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
-        let table = self.rope().at_least(self.config(), longest);
+        let d = self.config().hidden_size;
+        let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
+        let pass = Pass::new(self, ctx, packed, &batch.positions, segments);
+        let mut dx = pass.lend(d);
+        self.heads_backward(ctx, packed, heads, &mut dx, by, grads);
         while let Some(kept) = layers.pop() {
             let index = layers.len();
-            let back = LayerBackward {
-                model: self,
-                ctx,
-                layer: self.layer(packed, index),
-                tokens: tokens.len(),
-                seq_starts: &seq_starts,
-                positions: &positions,
-                table: &table,
-            };
-            let grads = &mut grads.set.layers[index];
-            back.mlp(&kept, &mut dx, grads);
-            back.attention(&kept, &mut dx, grads);
+            pass.layer_backward(index, kept, &mut dx, &mut grads.layers[index]);
         }
-        let d = self.config().hidden_size;
-        ops::embedding_backward(ctx, &mut grads.set.embedding, &dx, &tokens, d);
+        ops::embedding_backward(ctx, &mut grads.embedding, &dx, &batch.tokens, d);
         Ok(())
     }
 }
 
-/// One layer's backward pass.
-struct LayerBackward<'a> {
-    model: &'a Model,
-    ctx: &'a Ctx,
-    layer: Layer<'a>,
-    tokens: usize,
-    seq_starts: &'a [usize],
-    positions: &'a [u32],
-    table: &'a RopeTable,
-}
-
-impl LayerBackward<'_> {
-    fn lend(&self, len: usize) -> Lent {
-        self.model.workspace().lend(len)
+impl<E: Element> Pass<'_, E> {
+    /// One layer's backward pass. Memory is given back as soon as it was read for the last time.
+    fn layer_backward(
+        &self,
+        index: usize,
+        kept: LayerActivations<E>,
+        dx: &mut Buf,
+        grads: &mut LayerTensors,
+    ) {
+        let layer = self.layer(index);
+        let LayerActivations { x, mut attention, mlp } = kept;
+        let mlp = mlp.unwrap_or_else(|| {
+            let again = attention.get_or_insert_with(|| self.attend(layer, &x));
+            let mid = self.mid(layer, &x, &again.attended);
+            let mut gate_up = self.lend_gate_up(layer);
+            self.hidden(layer, &mid, Some(&mut gate_up));
+            MlpActivations { mid, gate_up }
+        });
+        self.mlp_backward(layer, mlp, dx, grads);
+        let attention = attention.unwrap_or_else(|| self.attend(layer, &x));
+        self.attention_backward(layer, &x, attention, dx, grads);
     }
 
     /// Through `mid + silu(gate)·up · Wd`: `dx` comes in as the derivative of the layer's output and leaves as that of
     /// `mid`.
-    fn mlp(&self, kept: &LayerActivations, dx: &mut Buf, grads: &mut LayerTensors) {
-        let (ctx, t) = (self.ctx, self.tokens);
-        let (d, f) = (self.layer.config.hidden_size, self.layer.config.intermediate_size);
-        let weights = self.layer.weights;
+    fn mlp_backward(
+        &self,
+        layer: Layer<'_, E>,
+        kept: MlpActivations<E>,
+        dx: &mut Buf,
+        grads: &mut LayerTensors,
+    ) {
+        let (ctx, t) = (self.ctx, self.tokens());
+        let (d, f) = (layer.config.hidden_size, layer.config.intermediate_size);
+        let weights = layer.weights;
+        let MlpActivations { mid, gate_up } = kept;
 
-        let mut hidden = self.lend(t * f);
-        ops::swiglu_fused(ctx, &mut hidden, &kept.gate_up, t, f);
-        ops::linear_backward_weight(ctx, &mut grads.down, dx, &hidden, t, d, f);
-        let mut d_hidden = hidden;
-        ops::linear_backward_input(ctx, &mut d_hidden, dx, t, &weights.down, d, f, false);
-        let mut d_gate_up = self.lend(t * 2 * f);
-        ops::swiglu_fused_backward(ctx, &mut d_gate_up, &d_hidden, &kept.gate_up, t, f);
+        let mut hidden = self.lend(f);
+        ops::swiglu_fused(ctx, &mut hidden, &gate_up, t, f);
+        ops::linear_backward_weight::<E, _>(ctx, &mut grads.down, dx, &hidden, t, d, f);
+        drop(hidden);
+        let mut d_gate_up = self.lend_gate_up(layer);
+        ops::linear_backward_swiglu(ctx, &mut d_gate_up, dx, t, &weights.down, &gate_up, d, f);
+        drop(gate_up);
 
-        let (mut normed, mut rstd) = (self.lend(t * d), self.lend(t));
-        self.layer.mlp_norm(ctx, &mut normed, &mut rstd, &kept.mid, t);
-        ops::linear_backward_weight(ctx, &mut grads.gate_up, &d_gate_up, &normed, t, 2 * f, d);
-        let mut d_normed = normed;
-        ops::linear_backward_input(ctx, &mut d_normed, &d_gate_up, t, &weights.gate_up, 2 * f, d, false);
-        let w = &weights.mlp_norm;
-        let dw = &mut grads.mlp_norm;
-        ops::rms_norm_backward(ctx, dx, dw, &d_normed, &kept.mid, w, &kept.mlp_rstd, t, d, true);
+        let (normed, rstd) = self.mlp_norm(layer, &mid);
+        ops::linear_backward_weight::<E, _>(ctx, &mut grads.gate_up, &d_gate_up, &normed, t, 2 * f, d);
+        drop(normed);
+        let mut d_normed = self.lend(d);
+        self.input_backward(&mut d_normed, &d_gate_up, &weights.gate_up, [2 * f, d], false);
+        let (w, dw) = (&weights.mlp_norm, &mut grads.mlp_norm);
+        ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, &mid, w, &rstd, t, d, true);
     }
 
     /// Through `x + attention · Wo`: `dx` comes in as the derivative of `mid` and leaves as that of `x`.
-    fn attention(&self, kept: &LayerActivations, dx: &mut Buf, grads: &mut LayerTensors) {
-        let (ctx, t, c) = (self.ctx, self.tokens, self.layer.config);
+    fn attention_backward(
+        &self,
+        layer: Layer<'_, E>,
+        x: &Buf,
+        kept: AttentionActivations<E>,
+        dx: &mut Buf,
+        grads: &mut LayerTensors,
+    ) {
+        let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (d, he, ge) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let weights = self.layer.weights;
+        let weights = layer.weights;
 
-        ops::linear_backward_weight(ctx, &mut grads.o, dx, &kept.attended, t, d, he);
+        ops::linear_backward_weight::<E, _>(ctx, &mut grads.o, dx, &kept.attended, t, d, he);
         if let Some(d_bias) = &mut grads.o_bias {
             ops::bias_backward(ctx, d_bias, dx, t, d);
         }
-        let mut d_attended = self.lend(t * he);
-        ops::linear_backward_input(ctx, &mut d_attended, dx, t, &weights.o, d, he, false);
+        let mut d_attended = self.lend(he);
+        self.input_backward(&mut d_attended, dx, &weights.o, [d, he], false);
 
-        let [dq, dk, dv] = self.attention_inner(kept, &d_attended, grads);
-        drop(d_attended);
+        let [dq, dk, dv] = self.attention_inner(layer, kept, d_attended, grads);
         if let Some([bq, bk, bv]) = &mut grads.qkv_bias {
-            ops::bias_backward(ctx, bq, &dq, t, he);
-            ops::bias_backward(ctx, bk, &dk, t, ge);
-            ops::bias_backward(ctx, bv, &dv, t, ge);
+            ops::bias_backward::<f32>(ctx, bq, &dq, t, he);
+            ops::bias_backward::<f32>(ctx, bk, &dk, t, ge);
+            ops::bias_backward::<f32>(ctx, bv, &dv, t, ge);
         }
-        let (mut normed, mut rstd) = (self.lend(t * d), self.lend(t));
-        self.layer.attention_norm(ctx, &mut normed, &mut rstd, &kept.x, t);
-        ops::linear_backward_weight(ctx, &mut grads.q, &dq, &normed, t, he, d);
-        ops::linear_backward_weight(ctx, &mut grads.k, &dk, &normed, t, ge, d);
-        ops::linear_backward_weight(ctx, &mut grads.v, &dv, &normed, t, ge, d);
-        let mut d_normed = normed;
-        ops::linear_backward_input(ctx, &mut d_normed, &dq, t, &weights.q, he, d, false);
-        ops::linear_backward_input(ctx, &mut d_normed, &dk, t, &weights.k, ge, d, true);
-        ops::linear_backward_input(ctx, &mut d_normed, &dv, t, &weights.v, ge, d, true);
-        let w = &weights.attention_norm;
-        let dw = &mut grads.attention_norm;
-        ops::rms_norm_backward(ctx, dx, dw, &d_normed, &kept.x, w, &kept.attention_rstd, t, d, true);
+        let (normed, rstd) = self.attention_norm(layer, x);
+        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.q, &dq, &normed, t, he, d);
+        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.k, &dk, &normed, t, ge, d);
+        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.v, &dv, &normed, t, ge, d);
+        drop(normed);
+        let mut d_normed = self.lend(d);
+        self.input_backward(&mut d_normed, &dq, &weights.q, [he, d], false);
+        self.input_backward(&mut d_normed, &dk, &weights.k, [ge, d], true);
+        self.input_backward(&mut d_normed, &dv, &weights.v, [ge, d], true);
+        let (w, dw) = (&weights.attention_norm, &mut grads.attention_norm);
+        ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, x, w, &rstd, t, d, true);
+    }
+
+    /// `dx = dy · W` of a weight `[n, k]`, or `dx += dy · W`.
+    fn input_backward<A: Element>(&self, dx: &mut Buf, dy: &Buf<A>, w: &Buf, [n, k]: [usize; 2], add: bool) {
+        ops::linear_backward_input::<E, A, f32>(self.ctx, dx, dy, self.tokens(), w, n, k, add);
     }
 
     /// Through attention, the rotary embedding and the norms per head: derivatives of the projections' outputs.
     fn attention_inner(
         &self,
-        kept: &LayerActivations,
-        d_attended: &Buf,
+        layer: Layer<'_, E>,
+        kept: AttentionActivations<E>,
+        d_attended: Lent,
         grads: &mut LayerTensors,
     ) -> [Lent; 3] {
-        let (ctx, t, c) = (self.ctx, self.tokens, self.layer.config);
+        let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (heads, kv_heads, e) = (c.heads, c.kv_heads, c.head_dim);
         let (he, ge) = (heads * e, kv_heads * e);
         let shape = self.model.attention_shape();
-        let (mut dq, mut dk, mut dv) = (self.lend(t * he), self.lend(t * ge), self.lend(t * ge));
-        let turned = self.layer.weights.qk_norm.as_ref().map(|[wq, wk]| {
-            let (mut q, mut k) = (self.lend(t * he), self.lend(t * ge));
-            let (mut q_rstd, mut k_rstd) = (self.lend(t * heads), self.lend(t * kv_heads));
-            self.layer.q_norm(ctx, &mut q, &mut q_rstd, &kept.q, t, wq);
-            self.layer.k_norm(ctx, &mut k, &mut k_rstd, &kept.k, t, wk);
-            self.layer.rope(ctx, &mut q, &mut k, self.positions, self.table);
-            (q, k)
-        });
-        let (q, k) = turned.as_ref().map_or((&kept.q, &kept.k), |(q, k)| (q, k));
+        let AttentionActivations { q, k, v, attended, lse } = kept;
+        let (mut dq, mut dk, mut dv) = (self.lend(he), self.lend(ge), self.lend(ge));
+        let turned = self.normed_and_turned(layer, &q, &k);
+        let (qt, kt) = turned.as_ref().map_or((&q, &k), |turned| (&turned.q, &turned.k));
         ops::attention_backward(
             ctx,
             &mut dq,
             &mut dk,
             &mut dv,
-            d_attended,
-            &kept.attended,
-            &kept.lse,
-            q,
-            k,
-            &kept.v,
+            &d_attended,
+            &attended,
+            &lse,
+            qt,
+            kt,
+            &v,
             shape,
-            self.seq_starts,
+            self.segments,
         );
-        ops::rope_backward(ctx, &mut dq, self.positions, heads, self.table);
-        ops::rope_backward(ctx, &mut dk, self.positions, kv_heads, self.table);
-        let norms = self.layer.weights.qk_norm.as_ref().zip(grads.qk_norm.as_mut());
-        if let (Some(([wq, wk], [dwq, dwk])), Some([q_rstd, k_rstd])) = (norms, &kept.qk_rstd) {
-            let (mut dq_in, mut dk_in) = (self.lend(t * he), self.lend(t * ge));
-            let (q, k) = (&kept.q, &kept.k);
-            ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, q, wq, q_rstd, t * heads, e, false);
-            ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, k, wk, k_rstd, t * kv_heads, e, false);
+        self.turn_back(layer, &mut dq, &mut dk);
+        let norms = layer.weights.qk_norm.as_ref().zip(grads.qk_norm.as_mut());
+        if let (Some(([wq, wk], [dwq, dwk])), Some(turned)) = (norms, &turned) {
+            let (mut dq_in, mut dk_in) = (d_attended, self.lend(ge));
+            let (rows_q, rows_k) = (t * heads, t * kv_heads);
+            ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &turned.q_rstd, rows_q, e, false);
+            ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &turned.k_rstd, rows_k, e, false);
             return [dq_in, dk_in, dv];
         }
         [dq, dk, dv]

@@ -1,24 +1,37 @@
 //! Decoding: rows of many sequences at once, prompts and single tokens mixed, over a cache of keys and values.
 
-use rloom_ops::{self as ops, Buf, CachedRow, Ctx, KV_BLOCK, KvLayer};
+use rloom_ops::{self as ops, Bf16, Buf, CachedRow, Ctx, Element, KV_BLOCK, KvLayer};
 
-use crate::layer::Residual;
 use crate::model::attention_shape;
-use crate::{Model, ModelConfig};
+use crate::packed::{PackedSet, PackedWeights};
+use crate::{Compute, Model, ModelConfig};
 
 /// Keys and values of all layers, in blocks of [`KV_BLOCK`] tokens. Which sequence owns which block is the caller's
 /// to know.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<KvLayer>,
+    layers: KvLayers,
     blocks: usize,
 }
 
+/// In the compute format of the model.
+#[derive(Debug)]
+enum KvLayers {
+    F32(Vec<KvLayer<f32>>),
+    Bf16(Vec<KvLayer<Bf16>>),
+}
+
 impl KvCache {
-    /// A cache of `blocks` blocks for models of this shape.
+    /// A cache of `blocks` blocks for models of this shape and compute format.
     pub fn new(config: &ModelConfig, blocks: usize) -> Self {
-        let shape = attention_shape(config);
-        Self { layers: (0..config.layers).map(|_| KvLayer::new(blocks, shape)).collect(), blocks }
+        fn layers<E: Element>(config: &ModelConfig, blocks: usize) -> Vec<KvLayer<E>> {
+            (0..config.layers).map(|_| KvLayer::new(blocks, attention_shape(config))).collect()
+        }
+        let layers = match config.compute {
+            Compute::F32 => KvLayers::F32(layers(config, blocks)),
+            Compute::Bf16 => KvLayers::Bf16(layers(config, blocks)),
+        };
+        Self { layers, blocks }
     }
 
     /// Number of blocks.
@@ -28,7 +41,11 @@ impl KvCache {
 
     /// Memory of one block over all layers, in bytes.
     pub fn bytes_per_block(&self) -> usize {
-        self.layers.iter().map(KvLayer::bytes).sum::<usize>() / self.blocks.max(1)
+        let bytes: usize = match &self.layers {
+            KvLayers::F32(layers) => layers.iter().map(KvLayer::bytes).sum(),
+            KvLayers::Bf16(layers) => layers.iter().map(KvLayer::bytes).sum(),
+        };
+        bytes / self.blocks.max(1)
     }
 
     /// Copies a block in all layers: what two sequences share stays, what one of them adds goes to its own.
@@ -37,9 +54,38 @@ impl KvCache {
     ///
     /// If there is no such block.
     pub fn copy_block(&mut self, from: u32, to: u32) {
-        for layer in &mut self.layers {
-            ops::kv_copy_block(layer, from, to);
+        match &mut self.layers {
+            KvLayers::F32(layers) => layers.iter_mut().for_each(|layer| ops::kv_copy_block(layer, from, to)),
+            KvLayers::Bf16(layers) => layers.iter_mut().for_each(|layer| ops::kv_copy_block(layer, from, to)),
         }
+    }
+
+    /// Copies a block of another cache in all layers, for a sequence that goes on in this one.
+    ///
+    /// # Panics
+    ///
+    /// If the other cache is for models of another shape or compute format, or there is no such block.
+    pub fn copy_from(&mut self, to: u32, other: &Self, from: u32) {
+        assert_eq!(self.shape(), other.shape(), "caches of other layers or compute formats");
+        match (&mut self.layers, &other.layers) {
+            (KvLayers::F32(layers), KvLayers::F32(others)) => copy_from(layers, to, others, from),
+            (KvLayers::Bf16(layers), KvLayers::Bf16(others)) => copy_from(layers, to, others, from),
+            (KvLayers::F32(_), KvLayers::Bf16(_)) | (KvLayers::Bf16(_), KvLayers::F32(_)) => {}
+        }
+    }
+
+    /// Layers there are, and their format.
+    fn shape(&self) -> (usize, Compute) {
+        match &self.layers {
+            KvLayers::F32(layers) => (layers.len(), Compute::F32),
+            KvLayers::Bf16(layers) => (layers.len(), Compute::Bf16),
+        }
+    }
+}
+
+fn copy_from<E: Element>(layers: &mut [KvLayer<E>], to: u32, others: &[KvLayer<E>], from: u32) {
+    for (layer, other) in layers.iter_mut().zip(others) {
+        ops::kv_copy_from(layer, to, other, from);
     }
 }
 
@@ -54,20 +100,34 @@ pub struct StepRow<'a> {
     pub blocks: &'a [u32],
 }
 
-/// Memory of a step, kept from one to the next.
+/// Memory of a step, kept from one to the next. It serves models of either format.
 #[derive(Debug, Default)]
 pub struct StepScratch {
+    stream: Stream,
+    f32: Rows<f32>,
+    bf16: Rows<Bf16>,
+}
+
+/// What is `f32` in both formats.
+#[derive(Debug, Default)]
+struct Stream {
     x: Buf,
-    normed: Buf,
+    /// After attention.
+    mid: Buf,
     rstd: Buf,
-    q: Buf,
-    k: Buf,
-    v: Buf,
-    q_normed: Buf,
-    k_normed: Buf,
-    attended: Buf,
-    gate_up: Buf,
-    hidden: Buf,
+}
+
+/// What is in the compute format.
+#[derive(Debug, Default)]
+struct Rows<E: Element> {
+    normed: Buf<E>,
+    q: Buf<E>,
+    k: Buf<E>,
+    v: Buf<E>,
+    q_normed: Buf<E>,
+    k_normed: Buf<E>,
+    attended: Buf<E>,
+    hidden: Buf<E>,
 }
 
 /// A step that the model cannot compute.
@@ -121,6 +181,14 @@ pub enum StepError {
     /// A critic samples nothing.
     #[error("a critic has no language head to sample from\nhint: only its policy generates")]
     NoLanguageHead,
+    /// The cache was made for a model that computes in another format.
+    #[error("the cache holds {cache}, the model computes in {model}")]
+    Compute {
+        /// Format of the cache.
+        cache: &'static str,
+        /// Format of the model.
+        model: &'static str,
+    },
     /// The cache was made for a model of another shape.
     #[error("the cache has {cache} layers, the model {model}")]
     Cache {
@@ -149,12 +217,37 @@ impl Model {
         logits: &mut Buf,
     ) -> Result<(), StepError> {
         self.check_step(cache, rows, wanted)?;
-        let c = self.config();
-        let (r, d, e) = (rows.len(), c.hidden_size, c.head_dim);
-        logits.resize(wanted.len() * c.vocab_size);
+        logits.resize(wanted.len() * self.config().vocab_size);
         if rows.is_empty() {
             return Ok(());
         }
+        let StepScratch { stream, f32, bf16 } = scratch;
+        match (self.packed(ctx), &mut cache.layers) {
+            (PackedWeights::F32(packed), KvLayers::F32(cache)) => {
+                self.step_in(ctx, packed, cache, rows, wanted, (stream, f32), logits)
+            }
+            (PackedWeights::Bf16(packed), KvLayers::Bf16(cache)) => {
+                self.step_in(ctx, packed, cache, rows, wanted, (stream, bf16), logits)
+            }
+            _ => {
+                Err(StepError::Compute { cache: cache.shape().1.name(), model: self.config().compute.name() })
+            }
+        }
+    }
+
+    fn step_in<E: Element>(
+        &self,
+        ctx: &Ctx,
+        packed: &PackedSet<E>,
+        cache: &mut [KvLayer<E>],
+        rows: &[StepRow<'_>],
+        wanted: &[u32],
+        (stream, s): (&mut Stream, &mut Rows<E>),
+        logits: &mut Buf,
+    ) -> Result<(), StepError> {
+        let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
+        let c = self.config();
+        let (r, d) = (rows.len(), c.hidden_size);
         let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
         let positions: Vec<u32> = rows.iter().map(|row| row.position).collect();
         let slots: Vec<u32> = rows.iter().map(StepRow::slot).collect();
@@ -162,51 +255,50 @@ impl Model {
             rows.iter().map(|row| CachedRow { blocks: row.blocks, len: row.position as usize + 1 }).collect();
         let furthest = positions.iter().max().map_or(0, |&position| position as usize + 1);
         let table = self.rope().at_least(c, furthest);
-        let packed = self.packed(ctx);
-        let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
-        let s = scratch;
+        stream.resize(c, r);
         s.resize(c, r);
+        let Stream { x, mid, rstd } = stream;
 
-        ops::embedding(ctx, &mut s.x, &self.weights().embedding, &tokens, d);
-        for (index, kv) in cache.layers.iter_mut().enumerate() {
+        ops::embedding(ctx, x, &self.weights().embedding, &tokens, d);
+        for (index, kv) in cache.iter_mut().enumerate() {
             let layer = self.layer(packed, index);
-            layer.attention_norm(ctx, &mut s.normed, &mut s.rstd, &s.x, r);
+            layer.attention_norm(ctx, &mut s.normed, rstd, x, r);
             layer.project(ctx, &s.normed, r, &mut s.q, &mut s.k, &mut s.v);
             if let Some([wq, wk]) = &layer.weights.qk_norm {
-                s.rstd.resize(r * c.heads);
-                layer.q_norm(ctx, &mut s.q_normed, &mut s.rstd, &s.q, r, wq);
-                s.rstd.resize(r * c.kv_heads);
-                layer.k_norm(ctx, &mut s.k_normed, &mut s.rstd, &s.k, r, wk);
-                s.rstd.resize(r);
+                rstd.resize(r * c.heads);
+                layer.q_norm(ctx, &mut s.q_normed, rstd, &s.q, r, wq);
+                rstd.resize(r * c.kv_heads);
+                layer.k_norm(ctx, &mut s.k_normed, rstd, &s.k, r, wk);
+                rstd.resize(r);
                 std::mem::swap(&mut s.q, &mut s.q_normed);
                 std::mem::swap(&mut s.k, &mut s.k_normed);
             }
             layer.rope(ctx, &mut s.q, &mut s.k, &positions, &table);
             ops::kv_write(ctx, kv, &s.k, &s.v, &slots);
             ops::attention_cached(ctx, &mut s.attended, &s.q, kv, &reach);
-            layer.output(ctx, Residual::InPlace(&mut s.x), &s.attended, r);
-            layer.mlp_norm(ctx, &mut s.normed, &mut s.rstd, &s.x, r);
-            let residual = Residual::InPlace(&mut s.x);
-            layer.mlp(ctx, residual, &s.normed, r, &mut s.gate_up, &mut s.hidden);
+            layer.output(ctx, mid, x, &s.attended, r);
+            layer.mlp_norm(ctx, &mut s.normed, rstd, mid, r);
+            layer.gate_up(ctx, &mut s.hidden, None, &s.normed, r);
+            layer.down(ctx, x, mid, &s.hidden, r);
         }
         let w = wanted.len();
         if w > 0 {
-            s.attended.resize(w * d);
+            mid.resize(w * d);
             s.normed.resize(w * d);
-            s.rstd.resize(w);
-            ops::gather_rows(ctx, &mut s.attended, &s.x, wanted, d);
+            rstd.resize(w);
+            ops::gather_rows(ctx, mid, x, wanted, d);
             let (norm, eps) = (&self.weights().norm, c.rms_norm_eps as f32);
-            ops::rms_norm(ctx, &mut s.normed, &mut s.rstd, &s.attended, norm, w, d, eps);
+            ops::rms_norm(ctx, &mut s.normed, rstd, mid, norm, w, d, eps);
             ops::head_logits(ctx, logits, &s.normed, w, head);
         }
-        debug_assert_eq!(s.q.len(), r * c.heads * e);
         Ok(())
     }
 
     fn check_step(&self, cache: &KvCache, rows: &[StepRow<'_>], wanted: &[u32]) -> Result<(), StepError> {
         let c = self.config();
-        if cache.layers.len() != c.layers {
-            return Err(StepError::Cache { cache: cache.layers.len(), model: c.layers });
+        let layers = cache.shape().0;
+        if layers != c.layers {
+            return Err(StepError::Cache { cache: layers, model: c.layers });
         }
         for (index, row) in rows.iter().enumerate() {
             if row.token as usize >= c.vocab_size {
@@ -241,13 +333,18 @@ impl StepRow<'_> {
     }
 }
 
-impl StepScratch {
+impl Stream {
     fn resize(&mut self, c: &ModelConfig, r: usize) {
-        let (d, f, he, ge) =
-            (c.hidden_size, c.intermediate_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        self.x.resize(r * d);
-        self.normed.resize(r * d);
+        self.x.resize(r * c.hidden_size);
+        self.mid.resize(r * c.hidden_size);
         self.rstd.resize(r);
+    }
+}
+
+impl<E: Element> Rows<E> {
+    fn resize(&mut self, c: &ModelConfig, r: usize) {
+        let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        self.normed.resize(r * c.hidden_size);
         self.q.resize(r * he);
         self.k.resize(r * ge);
         self.v.resize(r * ge);
@@ -256,7 +353,6 @@ impl StepScratch {
             self.k_normed.resize(r * ge);
         }
         self.attended.resize(r * he);
-        self.gate_up.resize(r * 2 * f);
-        self.hidden.resize(r * f);
+        self.hidden.resize(r * c.intermediate_size);
     }
 }

@@ -3,80 +3,21 @@
 
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx, Packed, RopeTable};
+use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable};
 
 use crate::ModelConfig;
-use crate::tensors::{LayerTensors, TensorSet};
+use crate::packed::PackedLayer;
+use crate::tensors::LayerTensors;
 
-/// The matrices of one layer in the form that the kernels read.
-#[derive(Debug)]
-pub(crate) struct PackedLayer {
-    pub(crate) q: Packed,
-    pub(crate) k: Packed,
-    pub(crate) v: Packed,
-    pub(crate) o: Packed,
-    pub(crate) gate_up: Packed,
-    pub(crate) down: Packed,
-}
-
-/// All matrices of a model in the form that the kernels read.
-#[derive(Debug)]
-pub(crate) struct PackedSet {
-    pub(crate) layers: Vec<PackedLayer>,
-    /// The language head; `None` in a critic.
-    pub(crate) head: Option<Packed>,
-    /// The value head, where there is one.
-    pub(crate) value: Option<Packed>,
-}
-
-impl PackedSet {
-    pub(crate) fn new(ctx: &Ctx, weights: &TensorSet, c: &ModelConfig) -> Self {
-        let (d, f) = (c.hidden_size, c.intermediate_size);
-        let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let layer = |layer: &LayerTensors| PackedLayer {
-            q: ops::pack(ctx, &layer.q, he, d),
-            k: ops::pack(ctx, &layer.k, ge, d),
-            v: ops::pack(ctx, &layer.v, ge, d),
-            o: ops::pack(ctx, &layer.o, d, he),
-            gate_up: ops::pack(ctx, &layer.gate_up, 2 * f, d),
-            down: ops::pack(ctx, &layer.down, d, f),
-        };
-        let heads = c.output_heads;
-        Self {
-            layers: weights.layers.iter().map(layer).collect(),
-            head: heads.language().then(|| ops::pack(ctx, weights.head_table(), c.vocab_size, d)),
-            value: weights.value.as_ref().map(|[weight, _]| ops::pack(ctx, weight, 1, d)),
-        }
-    }
-
-    /// The forms of other weights of the same shape, in the same memory.
-    pub(crate) fn renew(&mut self, ctx: &Ctx, weights: &TensorSet) {
-        for (packed, layer) in self.layers.iter_mut().zip(&weights.layers) {
-            ops::repack(ctx, &mut packed.q, &layer.q);
-            ops::repack(ctx, &mut packed.k, &layer.k);
-            ops::repack(ctx, &mut packed.v, &layer.v);
-            ops::repack(ctx, &mut packed.o, &layer.o);
-            ops::repack(ctx, &mut packed.gate_up, &layer.gate_up);
-            ops::repack(ctx, &mut packed.down, &layer.down);
-        }
-        if let Some(head) = &mut self.head {
-            ops::repack(ctx, head, weights.head_table());
-        }
-        if let Some((packed, [weight, _])) = self.value.as_mut().zip(weights.value.as_ref()) {
-            ops::repack(ctx, packed, weight);
-        }
-    }
-}
-
-/// A layer with all that is needed to compute it.
+/// A layer with all that is needed to compute it in one of the formats.
 #[derive(Clone, Copy)]
-pub(crate) struct Layer<'a> {
+pub(crate) struct Layer<'a, E: Element> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) weights: &'a LayerTensors,
-    pub(crate) packed: &'a PackedLayer,
+    pub(crate) packed: &'a PackedLayer<E>,
 }
 
-impl Layer<'_> {
+impl<E: Element> Layer<'_, E> {
     fn eps(&self) -> f32 {
         self.config.rms_norm_eps as f32
     }
@@ -86,11 +27,11 @@ impl Layer<'_> {
     pub(crate) fn project(
         &self,
         ctx: &Ctx,
-        normed: &Buf,
+        normed: &Buf<E>,
         rows: usize,
-        q: &mut Buf,
-        k: &mut Buf,
-        v: &mut Buf,
+        q: &mut Buf<E>,
+        k: &mut Buf<E>,
+        v: &mut Buf<E>,
     ) {
         let bias = |i: usize| self.weights.qkv_bias.as_ref().map(|bias| &bias[i]);
         ops::linear(ctx, q, normed, rows, &self.packed.q, bias(0));
@@ -99,83 +40,86 @@ impl Layer<'_> {
     }
 
     /// RMSNorm of the layer's input.
-    pub(crate) fn attention_norm(&self, ctx: &Ctx, normed: &mut Buf, rstd: &mut Buf, x: &Buf, rows: usize) {
+    pub(crate) fn attention_norm(
+        &self,
+        ctx: &Ctx,
+        normed: &mut Buf<E>,
+        rstd: &mut Buf,
+        x: &Buf,
+        rows: usize,
+    ) {
         let d = self.config.hidden_size;
         ops::rms_norm(ctx, normed, rstd, x, &self.weights.attention_norm, rows, d, self.eps());
     }
 
     /// RMSNorm of what the feed-forward layer reads.
-    pub(crate) fn mlp_norm(&self, ctx: &Ctx, normed: &mut Buf, rstd: &mut Buf, x: &Buf, rows: usize) {
+    pub(crate) fn mlp_norm(&self, ctx: &Ctx, normed: &mut Buf<E>, rstd: &mut Buf, mid: &Buf, rows: usize) {
         let d = self.config.hidden_size;
-        ops::rms_norm(ctx, normed, rstd, x, &self.weights.mlp_norm, rows, d, self.eps());
+        ops::rms_norm(ctx, normed, rstd, mid, &self.weights.mlp_norm, rows, d, self.eps());
     }
 
     /// RMSNorm per head of the queries; only for models that have it.
-    pub(crate) fn q_norm(&self, ctx: &Ctx, normed: &mut Buf, rstd: &mut Buf, q: &Buf, rows: usize, w: &Buf) {
+    pub(crate) fn q_norm(
+        &self,
+        ctx: &Ctx,
+        normed: &mut Buf<E>,
+        rstd: &mut Buf,
+        q: &Buf<E>,
+        rows: usize,
+        w: &Buf,
+    ) {
         let (heads, e) = (self.config.heads, self.config.head_dim);
         ops::rms_norm(ctx, normed, rstd, q, w, rows * heads, e, self.eps());
     }
 
     /// RMSNorm per head of the keys; only for models that have it.
-    pub(crate) fn k_norm(&self, ctx: &Ctx, normed: &mut Buf, rstd: &mut Buf, k: &Buf, rows: usize, w: &Buf) {
+    pub(crate) fn k_norm(
+        &self,
+        ctx: &Ctx,
+        normed: &mut Buf<E>,
+        rstd: &mut Buf,
+        k: &Buf<E>,
+        rows: usize,
+        w: &Buf,
+    ) {
         let (heads, e) = (self.config.kv_heads, self.config.head_dim);
         ops::rms_norm(ctx, normed, rstd, k, w, rows * heads, e, self.eps());
     }
 
     /// Turns queries and keys by their positions.
-    pub(crate) fn rope(&self, ctx: &Ctx, q: &mut Buf, k: &mut Buf, positions: &[u32], table: &RopeTable) {
+    pub(crate) fn rope(
+        &self,
+        ctx: &Ctx,
+        q: &mut Buf<E>,
+        k: &mut Buf<E>,
+        positions: &[u32],
+        table: &RopeTable,
+    ) {
         ops::rope(ctx, q, positions, self.config.heads, table);
         ops::rope(ctx, k, positions, self.config.kv_heads, table);
     }
 
-    /// `x + attended · Woᵀ`.
-    pub(crate) fn output(&self, ctx: &Ctx, x: Residual<'_>, attended: &Buf, rows: usize) {
-        x.add(ctx, attended, rows, &self.packed.o, self.weights.o_bias.as_ref());
+    /// The stream after attention: `mid = x + attended · Woᵀ`.
+    pub(crate) fn output(&self, ctx: &Ctx, mid: &mut Buf, x: &Buf, attended: &Buf<E>, rows: usize) {
+        let bias = self.weights.o_bias.as_ref();
+        ops::linear_residual(ctx, mid, x, attended, rows, &self.packed.o, bias);
     }
 
-    /// `hidden = silu(gate) · up` with `gate_up = normed · Wᵀ`, then `x + hidden · Wdᵀ`.
-    pub(crate) fn mlp(
+    /// `hidden = silu(gate) · up` with `gate_up = normed · Wᵀ`, which the backward pass needs.
+    pub(crate) fn gate_up(
         &self,
         ctx: &Ctx,
-        x: Residual<'_>,
-        normed: &Buf,
+        hidden: &mut Buf<E>,
+        gate_up: Option<&mut Buf<E>>,
+        normed: &Buf<E>,
         rows: usize,
-        gate_up: &mut Buf,
-        hidden: &mut Buf,
     ) {
-        ops::linear(ctx, gate_up, normed, rows, &self.packed.gate_up, None);
-        ops::swiglu_fused(ctx, hidden, gate_up, rows, self.config.intermediate_size);
-        x.add(ctx, hidden, rows, &self.packed.down, None);
+        ops::linear_swiglu(ctx, hidden, gate_up, normed, rows, &self.packed.gate_up);
     }
-}
 
-/// Where a residual connection goes. Both ways give the same bits: the product's sum is complete before it is added.
-pub(crate) enum Residual<'a> {
-    /// Onto the stream itself.
-    InPlace(&'a mut Buf),
-    /// To a new buffer, where the old stream is needed later.
-    Apart {
-        /// The old stream.
-        from: &'a Buf,
-        /// The new one; overwritten.
-        to: &'a mut Buf,
-    },
-}
-
-impl Residual<'_> {
-    fn add(self, ctx: &Ctx, input: &Buf, rows: usize, w: &Packed, bias: Option<&Buf>) {
-        match (self, bias) {
-            (Self::Apart { from, to }, bias) => {
-                ops::linear(ctx, to, input, rows, w, bias);
-                ops::add(ctx, to, from);
-            }
-            (Self::InPlace(x), None) => ops::linear_add(ctx, x, input, rows, w),
-            (Self::InPlace(x), bias) => {
-                let mut product = Buf::zeros(x.len());
-                ops::linear(ctx, &mut product, input, rows, w, bias);
-                ops::add(ctx, x, &product);
-            }
-        }
+    /// The layer's result: `next = mid + hidden · Wdᵀ`.
+    pub(crate) fn down(&self, ctx: &Ctx, next: &mut Buf, mid: &Buf, hidden: &Buf<E>, rows: usize) {
+        ops::linear_residual(ctx, next, mid, hidden, rows, &self.packed.down, None);
     }
 }
 
@@ -204,29 +148,5 @@ impl RopeTables {
         let table = Arc::new(RopeTable::new(config.head_dim, &config.inverse_frequencies(), room));
         *slot = Some(Arc::clone(&table));
         table
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Model, NewModel};
-
-    /// What the kernels read of a critic has no panel for the vocabulary; a policy's has.
-    #[test]
-    fn a_critic_packs_no_language_head() {
-        let new: NewModel = serde_json::from_value(serde_json::json!({
-            "layers": 1, "hidden_size": 16, "heads": 2, "intermediate_size": 16, "max_positions": 8,
-        }))
-        .unwrap();
-        let policy = Model::init(&new.config(1000).unwrap(), 1);
-        let ctx = Ctx::serial();
-        let bytes = |model: &Model| {
-            let packed = model.packed(&ctx);
-            [packed.head.as_ref(), packed.value.as_ref()].map(|head| head.map_or(0, Packed::bytes))
-        };
-        assert_eq!(bytes(&policy), [1008 * 16 * 4, 0]);
-        assert_eq!(bytes(&policy.to_critic()), [0, 16 * 16 * 4]);
-        assert_eq!(bytes(&policy.with_value_head()), [1008 * 16 * 4, 16 * 16 * 4]);
     }
 }

@@ -11,6 +11,7 @@
 mod backward;
 mod batch;
 mod checkpoint;
+mod compute;
 mod config;
 mod decode;
 mod forward;
@@ -21,6 +22,8 @@ pub mod hub;
 mod layer;
 mod model;
 mod optimizer;
+mod packed;
+mod pass;
 mod schedule;
 mod tensors;
 mod workspace;
@@ -31,6 +34,7 @@ use rloom_core::PolicyVersion;
 
 pub use batch::{BatchError, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::CheckpointError;
+pub use compute::{Compute, Recompute};
 pub use config::{ConfigError, Family, ModelConfig, NewModel, OutputHeads, RopeScaling};
 pub use decode::{KvCache, StepError, StepRow, StepScratch};
 pub use forward::Forward;

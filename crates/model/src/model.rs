@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_ops::{AttentionShape, Ctx};
+use rloom_ops::{AttentionShape, Ctx, Element};
 
 use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
-use crate::layer::{Layer, PackedSet, RopeTables};
+use crate::layer::{Layer, RopeTables};
+use crate::packed::{PackedSet, PackedWeights};
 use crate::tensors::{TensorSet, TensorSpec, specs, value_head_zeros};
 use crate::workspace::Workspace;
-use crate::{CheckpointError, ConfigError, GenerationConfig, ModelConfig, OutputHeads};
+use crate::{CheckpointError, Compute, ConfigError, GenerationConfig, ModelConfig, OutputHeads};
 
 /// A decoder-only transformer with f32 weights and the heads that its configuration names.
 ///
@@ -21,9 +22,9 @@ pub struct Model {
     config: ModelConfig,
     specs: Arc<[TensorSpec]>,
     weights: TensorSet,
-    packed: OnceLock<PackedSet>,
+    packed: OnceLock<PackedWeights>,
     /// Packed forms of earlier weights, whose memory serves again.
-    stale: Mutex<Option<PackedSet>>,
+    stale: Mutex<Option<PackedWeights>>,
     rope: RopeTables,
     workspace: Arc<Workspace>,
 }
@@ -132,6 +133,17 @@ impl Model {
         let Self { mut config, mut weights, .. } = self;
         config.output_heads = OutputHeads::LanguageAndValue;
         weights.value = Some(value_head_zeros(&config));
+        Self::with_weights(config, weights)
+    }
+
+    /// The same model with another format of matrix products.
+    #[must_use]
+    pub fn with_compute(self, compute: Compute) -> Self {
+        if self.config.compute == compute {
+            return self;
+        }
+        let Self { mut config, weights, .. } = self;
+        config.compute = compute;
         Self::with_weights(config, weights)
     }
 
@@ -246,7 +258,7 @@ impl Model {
         &mut self.weights
     }
 
-    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedSet {
+    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedWeights {
         self.packed.get_or_init(|| {
             let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
             match stale {
@@ -254,12 +266,12 @@ impl Model {
                     packed.renew(ctx, &self.weights);
                     packed
                 }
-                None => PackedSet::new(ctx, &self.weights, &self.config),
+                None => PackedWeights::new(ctx, &self.weights, &self.config),
             }
         })
     }
 
-    pub(crate) fn layer<'a>(&'a self, packed: &'a PackedSet, index: usize) -> Layer<'a> {
+    pub(crate) fn layer<'a, E: Element>(&'a self, packed: &'a PackedSet<E>, index: usize) -> Layer<'a, E> {
         Layer { config: &self.config, weights: &self.weights.layers[index], packed: &packed.layers[index] }
     }
 

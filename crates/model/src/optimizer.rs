@@ -109,8 +109,7 @@ pub enum OptimizerError {
     Checkpoint(#[from] CheckpointError),
 }
 
-/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it,
-/// but with β1 and β2 rounded to `f32` before 1 − β is taken (1 − β2 then differs by 1e-5 relative).
+/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     settings: OptimizerSettings,
@@ -175,11 +174,11 @@ impl Optimizer {
         let gradients = gradients.set.bufs().into_iter().zip(&self.decays);
         for ((w, (m, v)), (g, &decays)) in weights.into_iter().zip(moments).zip(gradients) {
             let adamw = ops::AdamW {
-                lr: learning_rate as f32,
-                beta1: s.beta1 as f32,
-                beta2: s.beta2 as f32,
-                eps: s.eps as f32,
-                weight_decay: if decays { s.weight_decay as f32 } else { 0.0 },
+                lr: learning_rate,
+                beta1: s.beta1,
+                beta2: s.beta2,
+                eps: s.eps,
+                weight_decay: if decays { s.weight_decay } else { 0.0 },
                 step: self.step,
                 grad_scale: scale as f32,
             };

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::{Compute, Recompute};
+
 pub use new_model::NewModel;
 pub use output_heads::OutputHeads;
 pub use rope::RopeScaling;
@@ -79,6 +81,8 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias.
     pub output_bias: bool,
+    /// The format of matrix products: a property of a run, `F32` until it is set and never in `config.json`.
+    pub compute: Compute,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
     /// First token of a text, where there is one.
@@ -132,7 +136,28 @@ impl ModelConfig {
 
     /// Bytes of keys and values that one token takes in the cache.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.layers * self.kv_heads * self.head_dim * size_of::<f32>()) as u64
+        (2 * self.layers * self.kv_heads * self.head_dim * self.compute.bytes()) as u64
+    }
+
+    /// Bytes that training takes for each token of a micro-batch: what is kept of all layers, and the most that one of
+    /// them takes beside it while it is computed.
+    pub fn training_bytes_per_token(&self, recompute: Recompute) -> u64 {
+        let (d, f) = (self.hidden_size, self.intermediate_size);
+        let (he, ge) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (wide, narrow) = (size_of::<f32>(), self.compute.bytes());
+        let attention = (2 * he + 2 * ge) * narrow + self.heads * wide;
+        let mlp = d * wide + 2 * f * narrow;
+        let input = d * wide;
+        let (kept, again) = match recompute {
+            Recompute::None => (input + attention + mlp, 0),
+            Recompute::Attention => (input + mlp, attention),
+            Recompute::Block => (input, attention + mlp),
+        };
+        // The derivative by the stream; then those by the queries, keys, values and what was attended to, or those by
+        // the gate, up and their product; in both a normalised input and the derivative by it.
+        let norm = d * (wide + narrow);
+        let beside = d * wide + norm + ((2 * he + 2 * ge) * wide).max(3 * f * narrow);
+        (self.layers * kept + again + beside) as u64
     }
 
     /// The rotary frequencies with the scaling in them, `[E/2]`, in radians per position.

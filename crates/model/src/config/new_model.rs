@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use super::{ConfigError, Family, ModelConfig, OutputHeads, RopeScaling};
+use crate::Compute;
 
 /// What a recipe says about a model that is made from nothing; the vocabulary comes from its tokenizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,6 +98,7 @@ impl NewModel {
             tie_embeddings: self.tie_embeddings,
             qkv_bias: self.family == Family::Qwen2,
             output_bias: false,
+            compute: Compute::default(),
             initializer_range: self.initializer_range,
             bos_token_id: None,
             eos_token_ids: Vec::new(),

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::{ConfigError, Family, ModelConfig, OutputHeads, output_heads, rope, unsupported};
+use crate::Compute;
 
 pub(super) fn read(
     source: Map<String, Value>,
@@ -63,6 +64,7 @@ pub(super) fn read(
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         qkv_bias: family == Family::Qwen2 || attention_bias,
         output_bias: family != Family::Qwen2 && attention_bias,
+        compute: Compute::default(),
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         bos_token_id: fields.token_id("bos_token_id")?,
         eos_token_ids: fields.token_ids("eos_token_id")?,

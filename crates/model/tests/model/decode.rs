@@ -1,9 +1,9 @@
 //! Decoding against the packed forward pass: equal to the last bit, however rows are cut into steps.
 
-use rloom_model::{KvCache, Model, PackedTokens, StepError, StepRow, StepScratch};
+use rloom_model::{Compute, KvCache, Model, PackedTokens, StepError, StepRow, StepScratch};
 use rloom_ops::{Buf, Ctx, KV_BLOCK};
 
-use crate::reference::{NAMES, model};
+use crate::reference::{FORMATS, NAMES, model};
 
 const VOCAB: usize = 96;
 
@@ -27,7 +27,7 @@ fn sequences() -> Vec<Vec<u32>> {
 fn expected(model: &Model, ctx: &Ctx, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let all = |tokens: &Vec<u32>| {
         let rows: Vec<u32> = (0..tokens.len() as u32).collect();
-        let batch = PackedTokens { tokens, seq_starts: &[0, tokens.len()] };
+        let batch = PackedTokens { tokens, seq_starts: &[0, tokens.len()], parents: &[] };
         model.logits(ctx, &batch, &rows).unwrap()
     };
     sequences.iter().map(all).collect()
@@ -83,8 +83,8 @@ fn decoded(
 #[test]
 fn steps_equal_the_packed_forward() {
     let sequences = sequences();
-    for name in NAMES {
-        let model = model(name);
+    for (name, compute) in NAMES.into_iter().flat_map(|name| FORMATS.map(|compute| (name, compute))) {
+        let model = model(name).with_compute(compute);
         let expected = expected(&model, &Ctx::serial(), &sequences);
         for threads in [1, 2, 3] {
             let ctx = Ctx::new(threads).unwrap();
@@ -92,7 +92,7 @@ fn steps_equal_the_packed_forward() {
             let cuts: [&dyn Fn(usize) -> usize; 3] = [&|_| 1, &|_| 64, &|i| [7, 1, 16, 1, 5][i]];
             for (cut, chunk) in cuts.iter().enumerate() {
                 let decoded = decoded(&model, &ctx, &sequences, chunk);
-                assert!(decoded == expected, "{name}, {threads} threads, cut {cut}");
+                assert!(decoded == expected, "{name} {compute:?}, {threads} threads, cut {cut}");
             }
         }
     }
@@ -139,4 +139,14 @@ fn bad_rows_are_errors() {
     assert!(matches!(step(StepRow { position: 16, ..good }, &[]), Err(StepError::Blocks { .. })));
     assert!(matches!(step(StepRow { blocks: &[2], ..good }, &[]), Err(StepError::Blocks { .. })));
     assert!(matches!(step(good, &[1]), Err(StepError::Wanted { .. })));
+
+    let model = model.with_compute(Compute::Bf16);
+    let step = |cache: &mut KvCache| {
+        model.step(&ctx, cache, &[good], &[0], &mut StepScratch::default(), &mut Buf::default())
+    };
+    assert_eq!(step(&mut cache), Err(StepError::Compute { cache: "f32", model: "bf16" }));
+    let mut halved = KvCache::new(model.config(), 2);
+    assert_eq!(2 * halved.bytes_per_block(), cache.bytes_per_block());
+    assert_eq!(halved.bytes_per_block(), KV_BLOCK * model.config().kv_bytes_per_token() as usize);
+    assert_eq!(step(&mut halved), Ok(()));
 }

@@ -4,8 +4,8 @@ use std::fs;
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_model::{
-    GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens, ScoreGrads, ScoreRows,
-    TensorSpec,
+    GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens, Recompute, ScoreGrads,
+    ScoreRows, TensorSpec,
 };
 use rloom_ops::Ctx;
 use tempfile::TempDir;
@@ -32,7 +32,7 @@ fn coefficients(heads: OutputHeads) -> ScoreGrads<'static> {
 }
 
 fn loss(model: &Model) -> f64 {
-    let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS };
+    let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS, parents: &[] };
     let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
     let scores = model.score(&Ctx::serial(), &tokens, &rows).unwrap();
     let by = coefficients(model.config().output_heads);
@@ -106,10 +106,10 @@ fn with_random_value_head(mut model: Model) -> Model {
 fn check(name: &str, model: &Model) {
     let ctx = Ctx::serial();
     let files = Files::of(model);
-    let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS };
+    let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS, parents: &[] };
     let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
     let mut gradients = Gradients::zeros(model);
-    let forward = model.forward(&ctx, &tokens, &rows).unwrap();
+    let forward = model.forward(&ctx, &tokens, &rows, Recompute::None).unwrap();
     model.backward(&ctx, forward, &coefficients(files.heads), &mut gradients).unwrap();
 
     for (index, (spec, gradient)) in gradients.named().enumerate() {

@@ -11,4 +11,5 @@ mod golden;
 mod hub;
 mod optimizer;
 mod reference;
+mod shared;
 mod value;

@@ -1,7 +1,8 @@
 //! AdamW, clipping and schedule against PyTorch (`tests/golden/adamw.py`), and the optimiser's state in files.
 
 use rloom_model::{
-    Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens, Schedule, ScoreRows,
+    Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens, Recompute, Schedule,
+    ScoreRows,
 };
 use rloom_ops::Ctx;
 
@@ -28,9 +29,9 @@ fn likelihood(model: &Model, tokens: &[u32], gradients: &mut Gradients) -> f64 {
     let starts: Vec<usize> = (0..=tokens.len() / 20).map(|i| i * 20).collect();
     let rows: Vec<u32> = (0..tokens.len() as u32).filter(|i| i % 20 > 0).collect();
     let ones = vec![1.0; rows.len()];
-    let batch = PackedTokens { tokens, seq_starts: &starts };
+    let batch = PackedTokens { tokens, seq_starts: &starts, parents: &[] };
     let rows = ScoreRows { rows: &rows, inv_temperature: &ones };
-    let forward = model.forward(&ctx, &batch, &rows).unwrap();
+    let forward = model.forward(&ctx, &batch, &rows, Recompute::None).unwrap();
     let n = ones.len() as f32;
     let loss = -forward.scores().logprob.iter().map(|&l| f64::from(l)).sum::<f64>() / f64::from(n);
     gradients.zero();
@@ -114,9 +115,9 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut gradients = Gradients::zeros(&model);
     let mut optimizer = Optimizer::new(&model, settings());
     let ctx = Ctx::serial();
-    let batch = PackedTokens { tokens: &tokens[..20], seq_starts: &[0, 20] };
+    let batch = PackedTokens { tokens: &tokens[..20], seq_starts: &[0, 20], parents: &[] };
     let rows = ScoreRows { rows: &[3], inv_temperature: &[1.0] };
-    let forward = model.forward(&ctx, &batch, &rows).unwrap();
+    let forward = model.forward(&ctx, &batch, &rows, Recompute::None).unwrap();
     model.backward(&ctx, forward, &by(&[f32::NAN], &[0.0]), &mut gradients).unwrap();
     assert!(!gradients.all_finite(&ctx));
     let error = optimizer.step(&ctx, &mut model, &gradients, 1e-3).unwrap_err();

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rloom_model::{Model, PackedTokens, ScoreGrads, ScoreRows};
+use rloom_model::{Compute, Gradients, Model, PackedTokens, Recompute, ScoreGrads, ScoreRows, Scores};
+use rloom_ops::Ctx;
 use safetensors::SafeTensors;
 
 pub(crate) const NAMES: [&str; 3] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
@@ -14,6 +15,9 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 pub(crate) fn model(name: &str) -> Model {
     Model::load(&fixture(name)).unwrap()
 }
+
+/// Both formats of matrix products.
+pub(crate) const FORMATS: [Compute; 2] = [Compute::F32, Compute::Bf16];
 
 /// The critics, and the policies that `tests/golden/value.py` gives a value head.
 pub(crate) const CRITICS: [&str; 2] = ["tiny-llama-critic", "tiny-qwen3-critic"];
@@ -77,7 +81,7 @@ impl Batch {
     }
 
     pub(crate) fn tokens(&self) -> PackedTokens<'_> {
-        PackedTokens { tokens: &self.tokens, seq_starts: &self.starts }
+        PackedTokens { tokens: &self.tokens, seq_starts: &self.starts, parents: &[] }
     }
 
     pub(crate) fn rows(&self) -> ScoreRows<'_> {
@@ -96,6 +100,27 @@ impl Batch {
             inv_temperature: scored().map(|(_, t)| *t).collect(),
         }
     }
+}
+
+/// A forward and a backward pass.
+pub(crate) fn trained(
+    model: &Model,
+    ctx: &Ctx,
+    tokens: &PackedTokens<'_>,
+    rows: &ScoreRows<'_>,
+    by: &ScoreGrads<'_>,
+    recompute: Recompute,
+) -> (Scores, Gradients) {
+    let mut gradients = Gradients::zeros(model);
+    let forward = model.forward(ctx, tokens, rows, recompute).unwrap();
+    let scores = forward.scores().clone();
+    model.backward(ctx, forward, by, &mut gradients).unwrap();
+    (scores, gradients)
+}
+
+/// The first tensor in which two gradients differ, if they do.
+pub(crate) fn differing(a: &Gradients, b: &Gradients) -> Option<String> {
+    a.named().zip(b.named()).find(|((_, a), (_, b))| a != b).map(|((spec, _), _)| spec.name.clone())
 }
 
 /// Coefficients of a policy without a value head.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rloom_model::{
     BatchError, CheckpointError, ConfigError, GenerationConfig, Gradients, KvCache, LoadError, Model,
-    OutputHeads, ScoreGrads, Scores, StepError, StepRow, StepScratch,
+    OutputHeads, Recompute, ScoreGrads, Scores, StepError, StepRow, StepScratch,
 };
 use rloom_ops::{Buf, Ctx};
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ fn scores_and_gradients_equal_pytorch() {
     for name in all() {
         let (model, golden) = valued(name);
         let batch = Batch::of(&golden);
-        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
+        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
         let scores = forward.scores().clone();
         for (what, ours) in [("value", &scores.value), ("last_value", &scores.last_value)] {
             let difference = max_abs(ours, &golden.floats(what));
@@ -92,7 +92,7 @@ fn packing_and_threads_change_no_bit() {
                 alone.last_value.extend(scores.last_value);
             }
             assert_eq!(alone, packed, "{name} alone, {threads} threads");
-            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
+            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
             assert_eq!(*forward.scores(), packed, "{name} kept, {threads} threads");
             let mut sum = Gradients::zeros(&model);
             model.backward(&ctx, forward, &coefficients.by(), &mut sum).unwrap();
@@ -141,7 +141,7 @@ fn a_new_value_head_changes_nothing() {
         let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
         let zeros = vec![0.0; d_logprob.len()];
         let run = |model: &Model, d_value: &[f32]| {
-            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
+            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
             let scores = forward.scores().clone();
             let mut gradients = Gradients::zeros(model);
             let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value };
@@ -223,7 +223,7 @@ fn what_a_model_lacks_is_an_error() {
     let backward = |model: &Model, sizes: [usize; 3]| {
         let [d_logprob, d_entropy, d_value] = sizes.map(|n| vec![0.1; n]);
         let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
-        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows()).unwrap();
+        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
         model.backward(&ctx, forward, &by, &mut Gradients::zeros(model))
     };
     let both = policy.clone().with_value_head();
