@@ -103,6 +103,13 @@ pub const PRM_LOSS: &str = "prm/loss";
 pub const NUM_TOKENS: &str = "num_tokens";
 /// Learning rate of the step.
 pub const LEARNING_RATE: &str = "learning_rate";
+/// Tokens (prompt and completion) that went through forward and backward in the step, of all models and passes.
+pub const TOKENS_TRAINED: &str = "tokens/trained";
+/// Tokens of sequences of which every coefficient is 0: they were scored and not back-propagated.
+pub const TOKENS_SKIPPED: &str = "tokens/skipped";
+/// Prompt tokens that were not computed again for each completion of a group. With the other two, all tokens of the
+/// sequences of the step.
+pub const TOKENS_SHARED: &str = "tokens/shared";
 /// Seconds spent generating.
 pub const TIME_ROLLOUT: &str = "time/rollout";
 /// Seconds spent in rewards.
@@ -127,7 +134,7 @@ pub const QUEUE_READY: &str = "queue/ready";
 pub const QUEUE_RUNNING: &str = "queue/running";
 /// Generated tokens per second of rollout.
 pub const ROLLOUT_TOKENS_PER_SECOND: &str = "tokens_per_second/rollout";
-/// Trained tokens (prompt and completion) per second of training.
+/// Tokens through forward and backward ([`TOKENS_TRAINED`]) per second of training.
 pub const TRAIN_TOKENS_PER_SECOND: &str = "tokens_per_second/train";
 /// Share of held-out tasks that greedy decoding solves.
 pub const EVAL_ACCURACY: &str = "eval/accuracy";

@@ -2,14 +2,15 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use rloom_algo::{LossGrad, LossTerms, Scope, TokenScores};
+use rloom_algo::{LossGrad, Scope, TokenScores};
 use rloom_core::PolicyVersion;
 use rloom_model::{
     GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, OutputHeads,
-    PackedTokens, ScoreGrads, ScoreRows, Scores, Weights,
+    PackedTokens, Recompute, ScoreGrads, ScoreRows, Scores, Weights,
 };
 use rloom_ops::Ctx;
 
+use crate::division::Division;
 use crate::engine::{LossFn, LossReport, OptimStep, StepReport, TrainEngine, Which};
 use crate::{PackedBatch, TrainError};
 
@@ -25,6 +26,7 @@ pub struct EmbeddedTrainEngine {
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
+    recompute: Recompute,
     version: PolicyVersion,
     /// Samples behind the accumulated gradient, for the message when it is not finite.
     accumulated: Vec<rloom_core::SampleKey>,
@@ -49,6 +51,7 @@ impl EmbeddedTrainEngine {
             optimizer,
             gradients,
             generation,
+            recompute: Recompute::None,
             version: PolicyVersion(0),
             accumulated: Vec::new(),
         }
@@ -69,6 +72,12 @@ impl EmbeddedTrainEngine {
     /// An engine for a critic of its own: it begins with the backbone of `policy` and a value head of zeros.
     pub fn critic(ctx: Ctx, policy: &Model, optimizer: OptimizerSettings) -> Self {
         Self::new(ctx, Arc::new(policy.to_critic()), None, optimizer, GenerationConfig::default())
+    }
+
+    /// Has the backward pass compute activations again instead of keeping them. It changes no bit.
+    #[must_use]
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
+        Self { recompute, ..self }
     }
 
     /// Sets the version that the next [`publish`](TrainEngine::publish) carries.
@@ -111,6 +120,60 @@ impl EmbeddedTrainEngine {
         }
         Ok(Some(scores.into_iter().zip(grads).collect()))
     }
+
+    fn scores(&self, model: &Model, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+        let (tokens, rows) = views(batch);
+        finite(model.score(&self.ctx, &tokens, &rows)?, batch)
+    }
+
+    /// Scores a micro-batch and back-propagates what has coefficients. `known` are scores and coefficients of a loss of
+    /// step scope.
+    fn accumulate_one(
+        &mut self,
+        micro_batch: usize,
+        batch: &PackedBatch,
+        known: Option<(TokenScores, LossGrad)>,
+        loss: &dyn LossFn,
+        report: &mut LossReport,
+    ) -> Result<(), TrainError> {
+        let division = match &known {
+            Some((_, grad)) => Division::by_coefficients(batch, grad),
+            None => Division::new(batch, loss.inert(micro_batch)),
+        };
+        // What is only scored goes first: it then runs beside no activations.
+        let scored = match division.scored.as_deref() {
+            Some(scored) if known.is_none() => self.scores(&self.policy, scored)?,
+            _ => TokenScores::default(),
+        };
+        let mut forward = None;
+        let mut trained = TokenScores::default();
+        if let Some(batch) = division.trained.as_deref() {
+            let (tokens, rows) = views(batch);
+            let pass = self.policy.forward(&self.ctx, &tokens, &rows, self.recompute)?;
+            trained = finite(pass.scores().clone(), batch)?;
+            forward = Some(pass);
+        }
+        let grad = if let Some((before, grad)) = known {
+            let before = division.of_trained(&before.logprob);
+            debug_assert_eq!(before, trained.logprob, "a score depends on nothing but its sequence");
+            grad
+        } else {
+            let grad = loss.loss(micro_batch, &division.merged(trained, scored))?;
+            division.check(&grad)?;
+            grad
+        };
+        if !grad.terms.loss().is_finite() {
+            return Err(TrainError::NotFinite { what: "loss", keys: batch.keys.clone() });
+        }
+        if let Some(forward) = forward {
+            let [d_logprob, d_entropy, d_value] =
+                [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
+            let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
+            self.policy.backward(&self.ctx, forward, &by, &mut self.gradients)?;
+        }
+        report.add(&grad.terms, &division);
+        Ok(())
+    }
 }
 
 /// Where a policy's value head lies in the engine's folder.
@@ -119,7 +182,7 @@ const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 
 fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
     (
-        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts },
+        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
         ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
     )
 }
@@ -132,7 +195,9 @@ fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError
             return Err(TrainError::NotFinite { what, keys: batch.keys.clone() });
         }
     }
-    Ok(TokenScores { logprob, entropy, value, last_value })
+    // The model has one for each segment, those of prompts included.
+    let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
+    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect() })
 }
 
 impl TrainEngine for EmbeddedTrainEngine {
@@ -141,40 +206,18 @@ impl TrainEngine for EmbeddedTrainEngine {
             Which::Policy => &self.policy,
             Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
         };
-        step.iter()
-            .map(|batch| {
-                let (tokens, rows) = views(batch);
-                finite(model.score(&self.ctx, &tokens, &rows)?, batch)
-            })
-            .collect()
+        step.iter().map(|batch| self.scores(model, batch)).collect()
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError> {
-        let mut terms = LossTerms::default();
-        let mut trained = 0;
+        let mut report = LossReport::default();
         let mut step_scoped = self.step_scoped(step, loss)?.map(Vec::into_iter);
         for (micro_batch, batch) in step.iter().enumerate() {
-            let (tokens, rows) = views(batch);
-            let forward = self.policy.forward(&self.ctx, &tokens, &rows)?;
-            let scores = finite(forward.scores().clone(), batch)?;
-            let grad = match step_scoped.as_mut().and_then(Iterator::next) {
-                Some((before, grad)) => {
-                    debug_assert_eq!(before, scores, "a score depends on nothing but its sequence");
-                    grad
-                }
-                None => loss.loss(micro_batch, &scores)?,
-            };
-            if !grad.terms.loss().is_finite() {
-                return Err(TrainError::NotFinite { what: "loss", keys: batch.keys.clone() });
-            }
-            let by =
-                ScoreGrads { d_logprob: &grad.d_logprob, d_entropy: &grad.d_entropy, d_value: &grad.d_value };
-            self.policy.backward(&self.ctx, forward, &by, &mut self.gradients)?;
-            terms.merge(&grad.terms);
-            trained += batch.tokens.len() as u64;
+            let known = step_scoped.as_mut().and_then(Iterator::next);
+            self.accumulate_one(micro_batch, batch, known, loss, &mut report)?;
             self.accumulated.extend_from_slice(&batch.keys);
         }
-        Ok(LossReport { terms, tokens: trained })
+        Ok(report)
     }
 
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
@@ -224,7 +267,7 @@ impl TrainEngine for EmbeddedTrainEngine {
                 policy
             }
         };
-        self.policy = Arc::new(policy);
+        self.policy = Arc::new(policy.with_compute(self.policy.config().compute));
         self.gradients = Gradients::zeros(&self.policy);
         let settings = self.optimizer.settings().clone();
         self.optimizer = Optimizer::load(&directory.join(OPTIMIZER), &self.policy, settings)?;

@@ -3,6 +3,7 @@ use std::path::Path;
 use rloom_algo::{AlgoError, LossGrad, LossTerms, Scope, TokenScores};
 use rloom_model::Weights;
 
+use crate::division::Division;
 use crate::{PackedBatch, TrainError};
 
 /// Which policy scores.
@@ -25,15 +26,37 @@ pub trait LossFn: Sync {
     fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError>;
     /// For [`Scope::Step`]: the losses of all micro-batches of the step, in their order.
     fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError>;
+    /// Of each sequence of micro-batch number `micro_batch`: whether all its coefficients are 0 whatever the scores, so
+    /// that it is scored and not back-propagated. The loss still gets its scores and counts it. Empty for none.
+    fn inert(&self, micro_batch: usize) -> Vec<bool> {
+        let _ = micro_batch;
+        Vec::new()
+    }
 }
 
 /// What an accumulation saw.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LossReport {
     /// Sums over the step, merged in micro-batch order.
     pub terms: LossTerms,
     /// Tokens (prompt and completion) that went through forward and backward.
     pub tokens: u64,
+    /// Tokens of sequences without any coefficient: they were scored and not back-propagated.
+    pub skipped: u64,
+    /// Prompt tokens that went through neither again, because another sequence's pass had them. With the other two they
+    /// are all tokens of the sequences.
+    pub shared: u64,
+}
+
+impl LossReport {
+    /// Adds a micro-batch.
+    pub(crate) fn add(&mut self, terms: &LossTerms, division: &Division<'_>) {
+        self.terms.merge(terms);
+        let (trained, skipped, shared) = division.tokens();
+        self.tokens += trained;
+        self.skipped += skipped;
+        self.shared += shared;
+    }
 }
 
 /// One optimiser step.
@@ -54,13 +77,16 @@ pub struct StepReport {
 ///
 /// An optimiser step is [`accumulate`](Self::accumulate) over its micro-batches, then [`step`](Self::step). The
 /// engine chooses order, placement and overlap of the micro-batches; their sums are merged in their order. Scores
-/// are flat over a micro-batch's scored tokens; those of a head that the policy does not have are empty. Second implementation in sight: PyTorch workers, which run the same
-/// `rloom-algo` on their own side instead of taking a [`LossFn`] over the wire.
+/// are flat over a micro-batch's scored tokens; those of a head that the policy does not have are empty. Second
+/// implementation in sight: PyTorch workers, which run the same `rloom-algo` on their own side instead of taking a
+/// [`LossFn`] over the wire.
 pub trait TrainEngine {
     /// Scores without a gradient: the same, to the bit, that a loss is given.
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>;
     /// Forward, hand the scores to `loss`, back-propagate its coefficients, add to the gradient. For a loss of
-    /// [`Scope::Step`] all micro-batches are scored before the first is back-propagated.
+    /// [`Scope::Step`] all micro-batches are scored before the first is back-propagated. A sequence whose coefficients
+    /// are known to be 0 before its forward pass has none but for its scores; one that [`LossFn::inert`] names and the
+    /// loss then trains is an error.
     fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError>;
     /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights
     /// stay as they were.

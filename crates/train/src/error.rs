@@ -30,6 +30,14 @@ pub enum TrainError {
     /// The algorithm refused.
     #[error(transparent)]
     Algo(#[from] rloom_algo::AlgoError),
+    /// A sequence that the loss had said to have no coefficients has some.
+    #[error(
+        "sample {key:?} was not back-propagated, since the loss said that it has no coefficients, and has some\nhint: this is a mistake in the loss's `inert`, not in the recipe"
+    )]
+    NotInert {
+        /// The sample.
+        key: SampleKey,
+    },
     /// The loss, a score or the gradient is not finite.
     #[error("the {what} is not finite (samples {})", samples(keys))]
     NotFinite {

@@ -19,6 +19,10 @@ impl Kernel for Cispo {
         Bounds::BOTH
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             let (ratio, _) = ratio(row.log_ratio(t));

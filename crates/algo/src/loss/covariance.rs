@@ -105,6 +105,10 @@ impl Kernel for ClipCov {
         first(candidates, count(self.share, tokens.len()))
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             if is_picked(row, t) {

@@ -46,6 +46,10 @@ impl Kernel for Dppo {
         Bounds::BOTH
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             let (lp, behavior, a) = (row.lp[t], row.behavior[t], row.advantage[t]);

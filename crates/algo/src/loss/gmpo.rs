@@ -30,6 +30,10 @@ impl Kernel for Gmpo {
         Bounds::BOTH
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         let n = row.len() as f64;
         let mut sum = 0.0;

@@ -45,6 +45,10 @@ impl Kernel for Gspo {
         Bounds::BOTH
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         let n = row.len() as f64;
         let mean = (0..row.len()).map(|t| row.log_ratio(t)).sum::<f64>() / n;

@@ -130,6 +130,12 @@ pub(crate) trait Kernel {
         Bounds::default()
     }
 
+    /// Whether the derivative of every token is a finite number times its advantage, so that it is 0 where that is,
+    /// whatever the log-probabilities.
+    fn scales_with_advantage(&self) -> bool {
+        false
+    }
+
     /// The positions of the tokens that a loss of step scope treats apart; `draw` gives 64 random bits for a position.
     fn pick(&self, tokens: &[StepToken], draw: &dyn Fn(u64) -> u64) -> Vec<u64> {
         let _ = (tokens, draw);

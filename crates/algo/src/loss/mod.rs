@@ -7,6 +7,7 @@ mod dppo;
 mod gmpo;
 mod gspo;
 mod implicit_reward;
+mod inert;
 mod inputs;
 mod interpolation;
 mod kernel;

@@ -42,6 +42,10 @@ impl Kernel for PpoClip {
         Bounds { dual: self.dual_clip.is_some(), ..Bounds::BOTH }
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| self.term(row.log_ratio(t), row.advantage[t]));
     }

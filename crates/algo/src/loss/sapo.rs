@@ -15,6 +15,10 @@ impl Kernel for Sapo {
         Reads::RATIO
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             let a = row.advantage[t];

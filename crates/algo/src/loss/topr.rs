@@ -25,6 +25,10 @@ impl Kernel for Topr {
         Bounds::HIGH
     }
 
+    fn scales_with_advantage(&self) -> bool {
+        true
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         let of_token = |t: usize| row.lp[t] - row.behavior[t];
         let whole: f64 = (0..row.len()).map(of_token).sum();

@@ -141,7 +141,7 @@ choices! {
     Proximal {
         /// The sampler's own, which on the embedded engine at staleness 0 equal the trainer's to the bit.
         Sampler = "sampler",
-        /// A pass of the trainer before the batch's first optimiser step.
+        /// A pass of the trainer before the batch's first optimiser step, over what it has not itself sampled to the bit.
         Recompute = "recompute",
         /// Between sampler and current policy by their versions, held constant: no pass.
         LogLinear = "log_linear",

@@ -13,6 +13,7 @@ mod goldens;
 mod groups;
 mod held;
 mod identities;
+mod inert;
 mod learning;
 mod losses;
 mod metrics;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_model::{GenerationConfig, Model, OptimizerSettings};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings, Recompute};
 use rloom_ops::Ctx;
 use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 
@@ -22,21 +22,25 @@ impl Engines<EmbeddedTrainEngine> {
         ctx: &Ctx,
         algorithm: &Algorithm,
         optimizer: &OptimizerSettings,
+        recompute: Recompute,
         start: Arc<Model>,
         generation: &GenerationConfig,
     ) -> Self {
         let new = |policy: Arc<Model>, reference| {
             EmbeddedTrainEngine::new(ctx.clone(), policy, reference, optimizer.clone(), generation.clone())
+                .with_recompute(recompute)
         };
         let reference = algorithm.needs_reference().then(|| Arc::clone(&start));
         let backbone = algorithm.critic.map(|c| c.backbone);
         Self {
-            critic: (backbone == Some(Backbone::Own))
-                .then(|| EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer.clone())),
+            critic: (backbone == Some(Backbone::Own)).then(|| {
+                EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer.clone()).with_recompute(recompute)
+            }),
             prm: algorithm.prm.map(|_| new(Arc::clone(&start), Some(Arc::clone(&start)))),
             policy: if backbone == Some(Backbone::Shared) {
                 let (optimizer, generation) = (optimizer.clone(), generation.clone());
                 EmbeddedTrainEngine::with_value_head(ctx.clone(), start, reference, optimizer, generation)
+                    .with_recompute(recompute)
             } else {
                 new(start, reference)
             },

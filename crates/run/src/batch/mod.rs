@@ -6,21 +6,23 @@ mod of_stage;
 mod rewards;
 mod rows;
 #[cfg(test)]
+mod sampler_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
 use rloom_algo::{
     Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossMetrics, Mismatch, PolicyLoss,
-    Proximal, Surrogate, interpolation,
+    Proximal, Surrogate, TokenScores, interpolation,
 };
 use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, Trajectory, metric};
-use rloom_train::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
+use rloom_train::{LossReport, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::outcome::OutcomeRule;
 use objective::{PolicyObjective, ValueObjective};
 pub(crate) use of_stage::optimizer_steps;
-use rows::{Inputs, Known, Member, apart, inputs, members, outcome_inputs, split};
+use rows::{Inputs, Known, Member, apart, inputs, is_of_version, members, outcome_inputs, split};
 
 /// What training on a batch did.
 #[derive(Debug, Clone, Default)]
@@ -35,10 +37,21 @@ pub(crate) struct BatchReport {
     pub(crate) optimizer_steps: u64,
     /// Tokens through forward and backward, of all models.
     pub(crate) tokens: u64,
+    /// Tokens of sequences without any coefficient, which were scored alone, and of prompts that were not computed again.
+    skipped: u64,
+    shared: u64,
     /// The advantage of each episode's first token, `[group][episode]`; empty for supervised methods.
     pub(crate) advantages: Vec<Vec<f64>>,
     /// What the algorithm carries on to the next batch.
     pub(crate) state: AlgorithmState,
+}
+
+impl BatchReport {
+    fn count(&mut self, accumulated: &LossReport) {
+        self.tokens += accumulated.tokens;
+        self.skipped += accumulated.skipped;
+        self.shared += accumulated.shared;
+    }
 }
 
 /// The models that a batch trains.
@@ -59,6 +72,10 @@ pub(crate) struct BatchTraining {
     pub(crate) completion_limit: u64,
     /// Most tokens of a micro-batch.
     pub(crate) micro_batch_tokens: usize,
+    /// Whether a group's prompt is computed once.
+    pub(crate) share_prompts: bool,
+    /// Whether the log-probabilities of what one version sampled are, to the bit, those that its weights give in training.
+    pub(crate) is_sampler_exact: bool,
     /// The run's seed and the stage's place: the key of what the algorithm draws.
     pub(crate) seed: u64,
     pub(crate) stage: u32,
@@ -110,7 +127,7 @@ impl BatchTraining {
         for _ in 0..self.algorithm.epochs {
             for part in &parts {
                 let own: Vec<Member<'_>> = all.iter().filter(|m| part.contains(&m.group)).copied().collect();
-                let packed = pack(own.iter().map(|m| m.trajectory), self.micro_batch_tokens)?;
+                let packed = self.pack(&own)?;
                 report.learning_rate = (moment.learning_rate)(report.optimizer_steps);
                 let inputs = inputs(&packed, &own, &known, advantages.as_ref());
                 let step = Step { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
@@ -123,6 +140,13 @@ impl BatchTraining {
             }
         }
         measured.tell(&mut report);
+        for (name, tokens) in [
+            (metric::TOKENS_TRAINED, report.tokens),
+            (metric::TOKENS_SKIPPED, report.skipped),
+            (metric::TOKENS_SHARED, report.shared),
+        ] {
+            report.metrics.insert(name.to_owned(), tokens as f64);
+        }
         if let Some(advantages) = &advantages {
             report.state = report.state.after_batch(&self.algorithm, advantages);
         }
@@ -135,6 +159,7 @@ impl BatchTraining {
     }
 
     fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
+        let pack = if self.share_prompts { pack } else { pack_unshared };
         pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)
     }
 
@@ -147,35 +172,54 @@ impl BatchTraining {
     ) -> Result<Known, TrainError> {
         let mut known = Known::default();
         let algorithm = &self.algorithm;
-        let shared_value = algorithm.critic.is_some_and(|c| c.is_shared());
-        let scored = algorithm.needs_reference()
-            || algorithm.recomputes_old()
-            || algorithm.critic.is_some()
-            || algorithm.prm.is_some();
-        let packed = if scored { self.pack(members)? } else { Vec::new() };
         if algorithm.needs_reference() {
-            known.reference = apart(&packed, &engines.policy.score(Which::Reference, &packed)?).logprob;
+            // What KL is measured against is what the stage began with.
+            known.reference = self.logprobs_of(PolicyVersion(0), members, |packed| {
+                engines.policy.score(Which::Reference, packed)
+            })?;
         }
-        if algorithm.recomputes_old() || shared_value {
-            let scores = apart(&packed, &engines.policy.score(Which::Policy, &packed)?);
-            if algorithm.recomputes_old() {
+        let shared_value = algorithm.critic.is_some_and(|c| c.is_shared());
+        let of_values = if shared_value { Some(&mut engines.policy) } else { engines.critic.as_mut() };
+        if let Some(engine) = of_values {
+            let packed = self.pack(members)?;
+            let scores = apart(&packed, &engine.score(Which::Policy, &packed)?);
+            (known.values, known.last_values) = (scores.value, scores.last_value);
+            if shared_value && algorithm.recomputes_old() {
                 known.old = scores.logprob;
             }
-            if shared_value {
-                (known.values, known.last_values) = (scores.value, scores.last_value);
-            }
         }
-        if let Some(critic) = &mut engines.critic {
-            let scores = apart(&packed, &critic.score(Which::Policy, &packed)?);
-            (known.values, known.last_values) = (scores.value, scores.last_value);
+        if algorithm.recomputes_old() && !shared_value {
+            known.old =
+                self.logprobs_of(version, members, |packed| engines.policy.score(Which::Policy, packed))?;
         }
         if let Some(prm) = &mut engines.prm {
-            known.prm_reference = apart(&packed, &prm.score(Which::Reference, &packed)?).logprob;
+            // It began with the policy that the stage began with, too.
+            known.prm_reference =
+                self.logprobs_of(PolicyVersion(0), members, |packed| prm.score(Which::Reference, packed))?;
         }
         if algorithm.proximal == Proximal::LogLinear {
             known.interpolation = members.iter().map(|m| interpolations(m.trajectory, version)).collect();
         }
         Ok(known)
+    }
+
+    /// Each trajectory's log-probabilities under the policy of a version: the sampler's, where that version sampled all of
+    /// it and the sampler computes what training does, and those that `score` gives for the others.
+    fn logprobs_of(
+        &self,
+        version: PolicyVersion,
+        members: &[Member<'_>],
+        score: impl FnOnce(&[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        let is_known = |m: &Member<'_>| self.is_sampler_exact && is_of_version(m.trajectory, version);
+        let unknown: Vec<Member<'_>> = members.iter().filter(|m| !is_known(m)).copied().collect();
+        let packed = self.pack(&unknown)?;
+        let scores = if packed.is_empty() { Vec::new() } else { score(&packed)? };
+        let mut computed = apart(&packed, &scores).logprob.into_iter();
+        let of = |m: &Member<'_>| {
+            if is_known(m) { m.trajectory.logprobs.clone() } else { computed.next().unwrap_or_default() }
+        };
+        Ok(members.iter().map(of).collect())
     }
 
     /// Trains the process-reward model on the batch, then lets it score it.
@@ -203,7 +247,7 @@ impl BatchTraining {
             draws: self.draws(moment.version, 0),
         };
         let accumulated = engine.accumulate(&packed, &objective)?;
-        report.tokens += accumulated.tokens;
+        report.count(&accumulated);
         let metrics = accumulated.terms.finish(&objective.counts)?;
         report.metrics.insert(metric::PRM_LOSS.into(), metrics.loss);
         let learning_rate = (moment.learning_rate)(0) * spec.learning_rate_scale;
@@ -272,7 +316,7 @@ impl BatchTraining {
         let objective = ValueObjective { loss: spec.value, inputs: step.inputs, counts: step.counts };
         let accumulated = critic.accumulate(step.packed, &objective)?;
         measured.critic.push(accumulated.terms.finish(&objective.counts)?);
-        report.tokens += accumulated.tokens;
+        report.count(&accumulated);
         let learning_rate = report.learning_rate * spec.learning_rate_scale;
         measured.critic_grad_norm.push(critic.step(&OptimStep { learning_rate })?.grad_norm);
         Ok(())
@@ -306,7 +350,7 @@ impl BatchTraining {
         let metrics = accumulated.terms.finish(&objective.counts)?;
         report.state = report.state.after_step(&self.algorithm, &metrics);
         measured.policy.push(metrics);
-        report.tokens += accumulated.tokens;
+        report.count(&accumulated);
         let taken = engines.policy.step(&OptimStep { learning_rate: report.learning_rate })?;
         measured.grad_norm.push(taken.grad_norm);
         Ok(())

@@ -32,6 +32,10 @@ impl LossFn for PolicyObjective<'_> {
         let batches: Vec<_> = self.inputs.iter().map(|inputs| inputs.batch(self.mismatch)).collect();
         step_loss(self.loss, &batches, scores, &self.counts, &|i| self.draws.bits(i))
     }
+
+    fn inert(&self, micro_batch: usize) -> Vec<bool> {
+        self.loss.inert(&self.inputs[micro_batch].batch(self.mismatch))
+    }
 }
 
 /// The loss of a critic of its own.
@@ -52,5 +56,10 @@ impl LossFn for ValueObjective<'_> {
 
     fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
         scores.iter().enumerate().map(|(i, scores)| self.loss(i, scores)).collect()
+    }
+
+    /// Masked sequences: what an error in the value is, only the scores say.
+    fn inert(&self, micro_batch: usize) -> Vec<bool> {
+        self.inputs[micro_batch].batch(Mismatch::Unmeasured).masked.to_vec()
     }
 }

@@ -2,6 +2,7 @@
 
 use rloom_config::Stage;
 use rloom_reward::RewardSettings;
+use rloom_rollout::InFlight;
 
 use super::BatchTraining;
 use crate::outcome::OutcomeRule;
@@ -16,6 +17,8 @@ impl BatchTraining {
             algorithm: stage.algorithm,
             completion_limit: limit.unwrap_or(context as u64),
             micro_batch_tokens: stage.trainer.micro_batch_tokens,
+            share_prompts: stage.trainer.share_prompts,
+            is_sampler_exact: is_sampler_exact(stage),
             seed,
             stage: index,
             outcome: OutcomeRule {
@@ -25,6 +28,13 @@ impl BatchTraining {
             step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
         }
     }
+}
+
+/// The embedded engine computes what the trainer does, in the same format and to the bit. Only keys and values of an older
+/// version that it goes on with give log-probabilities that no weights give again.
+fn is_sampler_exact(stage: &Stage) -> bool {
+    let schedule = stage.schedule();
+    schedule.max_staleness == 0 || schedule.on_update != InFlight::Keep
 }
 
 /// Optimiser steps of the whole stage: what its learning-rate schedule ends at.

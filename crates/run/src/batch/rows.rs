@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rloom_algo::{Advantages, LossBatch, Mismatch, TokenScores};
-use rloom_core::{Group, Role, Trajectory};
+use rloom_core::{Group, PolicyVersion, Role, Trajectory};
 use rloom_train::PackedBatch;
 
 /// A trained trajectory with its place in the batch.
@@ -31,6 +31,12 @@ pub(super) fn members(groups: &[Group]) -> Vec<Member<'_>> {
         }
     }
     out
+}
+
+/// Whether one version sampled every policy token of a trajectory, and it is known that it did.
+pub(super) fn is_of_version(trajectory: &Trajectory, version: PolicyVersion) -> bool {
+    let sampled: usize = trajectory.versions.iter().map(|span| span.range.len()).sum();
+    trajectory.versions.iter().all(|span| span.version == version) && sampled == trajectory.policy_tokens()
 }
 
 /// `n` groups in `parts` contiguous ranges whose lengths differ by at most one; none is empty.

@@ -48,9 +48,10 @@ impl Recorder {
             entropy: vec![1.0; said.len()],
             value: said.iter().map(|s| s.1).collect(),
             // After the last token of each sequence: its id over 32.
-            last_value: batch.seq_starts[1..]
+            last_value: batch
+                .segments
                 .iter()
-                .map(|&end| batch.tokens[end - 1] as f32 / 32.0)
+                .map(|&segment| batch.tokens[batch.seq_starts[segment + 1] - 1] as f32 / 32.0)
                 .collect(),
         }
     }
@@ -79,7 +80,7 @@ impl TrainEngine for Recorder {
             }
         }
         self.accumulated.push((keys, by_token));
-        Ok(LossReport { terms, tokens: 0 })
+        Ok(LossReport { terms, ..LossReport::default() })
     }
 
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
@@ -146,6 +147,8 @@ fn train(method: Method, json: &str, engines: &mut Engines<Recorder>, groups: &[
         algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
         completion_limit: 8,
         micro_batch_tokens: 4,
+        share_prompts: true,
+        is_sampler_exact: false,
         seed: 1,
         stage: 0,
         outcome: OutcomeRule { has_verifier: true, is_shaped: false },

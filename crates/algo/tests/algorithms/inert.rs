@@ -1,0 +1,57 @@
+//! Sequences of which it is known before they are scored that nothing of them is trained.
+
+use proptest::prelude::*;
+use rloom_algo::{Algorithm, LossBatch, Method, Surrogate};
+
+use crate::{
+    losses::{losses, surrogates, variants},
+    step::{Step, steps},
+};
+
+/// As much as `f32` holds between the policies: every clamp of a ratio is reached.
+fn far_apart(step: Step) -> Step {
+    let far = |from: &[f32]| from.iter().zip(&step.logprob).map(|(x, lp)| lp + 60.0 * (x - lp)).collect();
+    Step { old: far(&step.old), behavior: far(&step.behavior), reference: far(&step.reference), ..step }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever the scores: what is said to have no coefficient gets none.
+    #[test]
+    fn what_is_inert_has_no_coefficient(step in steps(), far in any::<bool>(), masks in any::<bool>()) {
+        let step = if far { far_apart(step) } else { step };
+        let step = if masks { step } else { Step { masked: Vec::new(), ..step } };
+        let rows = step.rows(0..step.lengths.len());
+        for loss in losses() {
+            let inert = loss.inert(&step.batch(&rows, 0..step.lengths.len()));
+            let grad = step.loss(&loss).unwrap();
+            for (range, _) in rows.iter().zip(&inert).filter(|(_, inert)| **inert) {
+                let own = |d: &[f32]| d.get(range.clone()).unwrap_or_default().iter().all(|x| x.to_bits() == 0);
+                prop_assert!(own(&grad.d_logprob) && own(&grad.d_entropy) && own(&grad.d_value), "{loss:?}");
+            }
+        }
+    }
+}
+
+/// Two rows: the first without an advantage, the second with one at its last token.
+fn inert_at_zero(loss: &rloom_algo::PolicyLoss) -> Vec<bool> {
+    let batch =
+        LossBatch { rows: &[0..2, 2..4], advantage: Some(&[0.0, -0.0, 0.0, 0.5]), ..LossBatch::default() };
+    loss.inert(&batch)
+}
+
+#[test]
+fn a_row_without_an_advantage_is_inert_where_the_surrogate_is_all_there_is() {
+    for surrogate in surrogates() {
+        let own_terms =
+            matches!(surrogate, Surrogate::KlCov(_) | Surrogate::ImplicitReward(_) | Surrogate::Sft(_));
+        for loss in variants(surrogate, rloom_algo::Aggregation::TokenMean) {
+            let more = own_terms || loss.kl.is_some() || loss.entropy_coef != 0.0 || loss.value.is_some();
+            assert_eq!(inert_at_zero(&loss), [!more, false], "{loss:?}");
+        }
+    }
+    let grpo = Algorithm::preset(Method::Grpo).unwrap().loss;
+    let masked = LossBatch { rows: &[0..2, 2..3], masked: &[false, true], ..LossBatch::default() };
+    assert_eq!(grpo.inert(&masked), [false, true], "without an advantage nothing is known of the first");
+}
