@@ -13,25 +13,28 @@
 //!    in that order is put back, then the other prompts are forgotten. The first running sequence therefore always
 //!    proceeds: it fits the pool alone, which was checked when the request came. Nothing that runs is put back for a
 //!    newcomer's sake, whatever its priority.
-//! 4. What is put back keeps its tokens and its place in line. Its keys and values are recomputed to the same bits,
+//! 4. A draft takes no block that another running sequence may need next, and nothing is put back for one.
+//! 5. What is put back keeps its tokens and its place in line. Its keys and values are recomputed to the same bits,
 //!    since no kernel's result for a row depends on the rows that share the call.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, Range};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
+use std::time::Instant;
 
 use rloom_core::{PolicyVersion, StopReason};
 use rloom_model::StepRow;
 use rloom_ops::{Buf, KV_BLOCK};
 
+use self::choice::{Choice, Source};
 use crate::blocks::BlockPool;
 use crate::decoder::Decoder;
-use crate::error::RequestName;
-use crate::sampling::{Pick, SampleScratch};
 use crate::sequence::{Rank, Sequence};
-use crate::{Abort, RolloutError};
+use crate::speculation::Drafter;
+use crate::{Abort, Speculation};
 
 mod admission;
+mod choice;
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +49,7 @@ pub(crate) struct Limits {
     pub(crate) max_batch: usize,
     pub(crate) prefill_chunk: usize,
     pub(crate) blocks: usize,
+    pub(crate) speculation: Speculation,
 }
 
 /// What has been done, in all.
@@ -53,7 +57,7 @@ pub(crate) struct Limits {
 pub struct Statistics {
     /// Steps of lanes.
     pub steps: u64,
-    /// Tokens whose keys and values were computed, recomputed ones included.
+    /// Tokens whose keys and values were computed, recomputed ones and drafts included.
     pub computed_tokens: u64,
     /// Prompt tokens that were taken over from another sequence of the group.
     pub shared_tokens: u64,
@@ -61,6 +65,12 @@ pub struct Statistics {
     pub sampled_tokens: u64,
     /// Times that a sequence was put back because blocks ran out.
     pub put_back: u64,
+    /// Tokens that were drafted and computed before they were chosen.
+    pub drafted_tokens: u64,
+    /// Drafted tokens that were chosen then.
+    pub accepted_tokens: u64,
+    /// Sequences that were handed to a lane that had run dry.
+    pub handed_over: u64,
 }
 
 impl Add for Statistics {
@@ -73,6 +83,9 @@ impl Add for Statistics {
             shared_tokens: self.shared_tokens + other.shared_tokens,
             sampled_tokens: self.sampled_tokens + other.sampled_tokens,
             put_back: self.put_back + other.put_back,
+            drafted_tokens: self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
+            handed_over: self.handed_over + other.handed_over,
         }
     }
 }
@@ -88,21 +101,19 @@ struct Prompt {
     logits_v: Vec<f32>,
 }
 
-/// The tokens `from..to` of a running sequence, to be computed in this step.
+/// The tokens `from..to` of a running sequence, to be computed in this step, and the sequence's draft behind them.
 #[derive(Debug)]
 struct Chunk {
     sequence: usize,
     from: usize,
     to: usize,
+    drafted: usize,
 }
 
-/// Where the logits of a running sequence's next token are.
-#[derive(Debug)]
-enum Source {
-    /// A row of this step's logits.
-    Row(usize),
-    /// The logits kept with its group's prompt.
-    Prompt(u64),
+impl Chunk {
+    fn rows(&self) -> usize {
+        self.to - self.from + self.drafted
+    }
 }
 
 /// The sequences of one lane.
@@ -120,7 +131,9 @@ pub(crate) struct Batch {
     left: Vec<Option<u64>>,
     statistics: Statistics,
     logits: Buf,
-    scratch: Vec<Mutex<SampleScratch>>,
+    /// Where there is none, nothing is drafted.
+    drafter: Option<Drafter>,
+    choice: Choice,
 }
 
 impl Batch {
@@ -136,8 +149,18 @@ impl Batch {
             left: Vec::new(),
             statistics: Statistics::default(),
             logits: Buf::zeros(0),
-            scratch: (0..threads).map(|_| Mutex::default()).collect(),
+            drafter: match limits.speculation {
+                Speculation::Off => None,
+                Speculation::Ngram => Some(Drafter::default()),
+            },
+            choice: Choice::new(threads),
         }
+    }
+
+    /// Has it draft whatever it can, whether it pays or not.
+    #[cfg(test)]
+    pub(crate) fn draft_always(&mut self) {
+        self.drafter = Some(Drafter::always());
     }
 
     pub(crate) fn running(&self) -> usize {
@@ -163,8 +186,9 @@ impl Batch {
     /// Starts anew with nothing but the statistics, after a failure that left it in a state unknown: the sequences that
     /// it still has.
     pub(crate) fn start_anew(&mut self) -> Vec<Sequence> {
-        let fresh =
-            Self { statistics: self.statistics, ..Self::new(self.lane, self.limits, self.scratch.len()) };
+        // What drafts are worth has been measured of the requests and the machine, not of what failed.
+        let (statistics, drafter) = (self.statistics, self.drafter.take());
+        let fresh = Self { statistics, drafter, ..Self::new(self.lane, self.limits, self.choice.threads()) };
         let failed = std::mem::replace(self, fresh);
         failed.running.into_iter().chain(failed.waiting.into_values()).collect()
     }
@@ -212,108 +236,67 @@ impl Batch {
     ///
     /// An error is the decoder's; what the cache holds is then unknown.
     pub(crate) fn step(&mut self, decoder: &mut impl Decoder, version: PolicyVersion) -> Result<(), String> {
-        let chunks = self.plan();
-        let mut rows = Vec::new();
-        let mut wanted = Vec::new();
-        let mut next = Vec::new();
+        let mut chunks = self.plan();
+        self.draft(&mut chunks);
+        let began = self.drafter.is_some().then(Instant::now);
+        let mut rows = Vec::with_capacity(chunks.iter().map(Chunk::rows).sum());
+        let mut wanted = Vec::with_capacity(rows.capacity());
         let mut prompt_ends = Vec::new();
+        let mut next = std::mem::take(&mut self.choice.next);
         // A sequence that has taken over its whole prompt has nothing to compute: its logits are the prompt's.
-        for (i, sequence) in self.running.iter().enumerate() {
-            if let Some(group) = sequence.group
-                && sequence.cached == sequence.tokens.len()
-            {
-                next.push((i, Source::Prompt(group)));
-            }
-        }
+        next.clear();
+        next.extend(self.running.iter().enumerate().filter_map(|(i, sequence)| {
+            let group = sequence.group.filter(|_| sequence.cached == sequence.tokens.len())?;
+            Some((i, Source::Prompt(group)))
+        }));
         for chunk in &chunks {
             let sequence = &self.running[chunk.sequence];
-            rows.extend((chunk.from..chunk.to).map(|position| StepRow {
-                token: sequence.tokens[position],
+            let end = chunk.to + chunk.drafted;
+            rows.extend((chunk.from..end).map(|position| StepRow {
+                token: sequence.token_or_draft(position),
                 position: position as u32,
                 blocks: &sequence.blocks,
             }));
             let ends_prompt = sequence.leads && chunk.to == sequence.prompt.len();
             let ends = chunk.to == sequence.tokens.len();
             if ends {
-                next.push((chunk.sequence, Source::Row(wanted.len())));
+                next.push((chunk.sequence, Source::Rows(wanted.len())));
             }
             if ends_prompt {
                 prompt_ends.push((chunk.sequence, wanted.len()));
             }
             if ends || ends_prompt {
-                wanted.push(rows.len() as u32 - 1);
+                let last = rows.len() - 1;
+                wanted.extend((last - chunk.drafted..=last).map(|row| row as u32));
             }
         }
-        if !rows.is_empty() {
+        let computed = rows.len();
+        if computed > 0 {
             decoder.step(&rows, &wanted, &mut self.logits)?;
             self.statistics.steps += 1;
-            self.statistics.computed_tokens += rows.len() as u64;
+            self.statistics.computed_tokens += computed as u64;
         }
         drop(rows);
         for chunk in &chunks {
             self.running[chunk.sequence].cached = chunk.to;
+            self.statistics.drafted_tokens += chunk.drafted as u64;
         }
         let vocabulary = decoder.vocabulary();
         for (sequence, row) in prompt_ends {
             self.publish_prompt(sequence, row * vocabulary..(row + 1) * vocabulary);
         }
-        let picks = self.choose(decoder, &next);
-        self.apply(&next, picks, version);
+        self.choice.next = next;
+        self.choose(decoder);
+        // What a prompt's rows cost is not what a row that decodes costs.
+        let decodes = |chunk: &Chunk| chunk.to - chunk.from == 1;
+        if let (Some(began), Some(drafter)) = (began, &mut self.drafter)
+            && computed > 0
+            && chunks.iter().all(decodes)
+        {
+            drafter.record(computed, began.elapsed().as_secs_f64());
+        }
+        self.apply(version);
         Ok(())
-    }
-
-    /// Chooses the next token of each listed sequence; `None` where the logits are not finite.
-    fn choose(&self, decoder: &impl Decoder, next: &[(usize, Source)]) -> Vec<Option<Pick>> {
-        let vocabulary = decoder.vocabulary();
-        let pick = |(index, source): &(usize, Source), scratch: &mut SampleScratch| {
-            let sequence = &self.running[*index];
-            let logits_v = match source {
-                Source::Row(row) => &self.logits.as_slice()[row * vocabulary..(row + 1) * vocabulary],
-                Source::Prompt(group) => self.prompts.get(group)?.logits_v.as_slice(),
-            };
-            sequence.sampler.pick(logits_v, sequence.forbidden(), sequence.uniform(), scratch)
-        };
-        let picks: Vec<OnceLock<Option<Pick>>> = next.iter().map(|_| OnceLock::new()).collect();
-        let pieces = self.scratch.len();
-        decoder.ctx().parallel_for(pieces.min(next.len()), |piece| {
-            let mut scratch = self.scratch[piece].lock().unwrap_or_else(PoisonError::into_inner);
-            for i in (piece..next.len()).step_by(pieces) {
-                picks[i].get_or_init(|| pick(&next[i], &mut scratch));
-            }
-        });
-        picks.into_iter().map(|cell| cell.into_inner().flatten()).collect()
-    }
-
-    /// Gives the chosen tokens to their sequences and answers those that are finished.
-    fn apply(&mut self, next: &[(usize, Source)], picks: Vec<Option<Pick>>, version: PolicyVersion) {
-        let mut ended: BTreeMap<Rank, Result<StopReason, RolloutError>> = BTreeMap::new();
-        for ((index, _), pick) in next.iter().zip(picks) {
-            let sequence = &mut self.running[*index];
-            let outcome = match pick {
-                Some(pick) => {
-                    self.statistics.sampled_tokens += 1;
-                    sequence.push(pick, version)
-                }
-                None => Err(RolloutError::NotFinite {
-                    request: RequestName(sequence.key),
-                    position: sequence.tokens.len(),
-                    version,
-                }),
-            };
-            if let Some(end) = outcome.transpose() {
-                ended.insert(sequence.rank, end);
-            }
-        }
-        if ended.is_empty() {
-            return;
-        }
-        for sequence in std::mem::take(&mut self.running) {
-            match ended.remove(&sequence.rank) {
-                None => self.running.push(sequence),
-                Some(Ok(stop)) => self.detach(sequence).finish(stop),
-                Some(Err(error)) => self.detach(sequence).fail(error),
-            }
-        }
     }
 
     /// Keeps the prompt that a leader has just computed for the rest of its group.

@@ -31,6 +31,11 @@ impl BlockPool {
         Some(block)
     }
 
+    /// A block with one holder, if more than `reserve` are free.
+    pub(crate) fn take_beyond(&mut self, reserve: usize) -> Option<u32> {
+        if self.free.len() > reserve { self.take() } else { None }
+    }
+
     /// One more holder.
     pub(crate) fn share(&mut self, block: u32) {
         debug_assert!(self.holders[block as usize] > 0, "block {block} is free");

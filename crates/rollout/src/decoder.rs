@@ -21,6 +21,12 @@ pub(crate) trait Decoder: Send + Sized {
     /// Copies the keys and values of a block.
     fn copy_block(&mut self, from: u32, to: u32);
 
+    /// A cache of exactly these blocks, copied; `None` when there is none to copy from.
+    fn copy_out(&self, blocks: &[u32]) -> Option<KvCache>;
+
+    /// Copies all blocks of a cache that [`copy_out`](Self::copy_out) made to these.
+    fn copy_in(&mut self, from: &KvCache, blocks: &[u32]);
+
     /// Computes keys and values of all rows, and the logits `[wanted, vocabulary]` of the wanted ones. An error leaves
     /// the decoder in a state unknown.
     fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String>;
@@ -70,6 +76,22 @@ impl Decoder for ModelDecoder {
     fn copy_block(&mut self, from: u32, to: u32) {
         if let Some(cache) = &mut self.cache {
             cache.copy_block(from, to);
+        }
+    }
+
+    fn copy_out(&self, blocks: &[u32]) -> Option<KvCache> {
+        let cache = self.cache.as_ref()?;
+        let mut copy = KvCache::new(&self.config, blocks.len());
+        for (to, &from) in (0..).zip(blocks) {
+            copy.copy_from(to, cache, from);
+        }
+        Some(copy)
+    }
+
+    fn copy_in(&mut self, from: &KvCache, blocks: &[u32]) {
+        let cache = self.cache.get_or_insert_with(|| KvCache::new(&self.config, self.blocks));
+        for (source, &to) in (0..).zip(blocks) {
+            cache.copy_from(to, from, source);
         }
     }
 

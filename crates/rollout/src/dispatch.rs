@@ -1,9 +1,11 @@
 //! What callers and lanes share: the requests that no lane has taken yet, and what lanes are told to do.
 //!
-//! Lanes read it between steps, under one lock that is held for moments and never while a lane computes: whatever a
-//! lane is stuck in, callers can submit, look, and give up. A request goes to the lane with the fewest outstanding ones,
+//! Lanes read it between steps, under one lock that is held for moments and never while a lane computes (the longest
+//! such moment copies the keys and values of sequences that change lanes): whatever a lane is stuck in, callers can
+//! submit, look, and give up. A request goes to the lane with the fewest outstanding ones,
 //! unless its group is in a lane already; a lane that has room and nothing queued takes the first group of the longest
-//! queue. Neither can change a result.
+//! queue if it has less to do than that lane. Where nothing is queued at all, a lane that has run dry is handed sequences
+//! out of another one's batch. None of this can change a result.
 //!
 //! Books: a request is outstanding at a lane from [`Board::submit`] until it is withdrawn from the queue, or
 //! [`Board::answered`] by the lane that took it, or [`Board::lost`] with all that a failed lane had taken.
@@ -37,6 +39,9 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) queue: BTreeMap<Rank, Sequence>,
+    /// Sequences out of another lane's batch. The lane takes them before it looks at its commands: what they were begun
+    /// with is still in force for them.
+    handed: Vec<Sequence>,
     pub(crate) commands: VecDeque<Command>,
     /// Requests queued here or in the lane's batch.
     outstanding: usize,
@@ -49,10 +54,21 @@ impl Desk {
     fn new() -> Self {
         Self {
             queue: BTreeMap::new(),
+            handed: Vec::new(),
             commands: VecDeque::new(),
             outstanding: 0,
             held: BTreeMap::new(),
             notes: Notes::new(),
+        }
+    }
+
+    /// Notes that a request has left the lane's batch.
+    fn release(&mut self, group: Option<u64>) {
+        if let Some(held) = self.held.get_mut(&group) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(&group);
+            }
         }
     }
 }
@@ -98,12 +114,7 @@ impl Board {
     /// Notes that requests in a lane's batch have been answered.
     pub(crate) fn answered(&mut self, lane: usize, groups: impl IntoIterator<Item = Option<u64>>) {
         for group in groups {
-            if let Some(held) = self.desks[lane].held.get_mut(&group) {
-                *held -= 1;
-                if *held == 0 {
-                    self.desks[lane].held.remove(&group);
-                }
-            }
+            self.desks[lane].release(group);
             self.settle(lane, group, 1);
         }
     }
@@ -143,15 +154,22 @@ impl Board {
 
     /// Moves the first request of the longest queue to a lane whose own is empty, with the others of its group that are
     /// queued there. Groups of which a lane has begun the prompt are left to that lane while there are others.
+    ///
+    /// A lane that has work takes no more than brings the two closer to equal shares: the other one may just not have
+    /// woken yet, and would find its queue empty.
     pub(crate) fn take_over(&mut self, lane: usize) {
         let longest = (0..self.desks.len()).max_by_key(|&other| self.desks[other].queue.len());
         let Some(from) = longest else { return };
         let Some((rank, group)) = self.first_whole(from) else { return };
+        let (own, others) = (self.desks[lane].outstanding, self.desks[from].outstanding);
         let queue = &mut self.desks[from].queue;
         let ranks: Vec<Rank> = match group {
             Some(_) => queue.iter().filter(|(_, s)| s.group == group).map(|(&rank, _)| rank).collect(),
             None => vec![rank],
         };
+        if own > 0 && own + ranks.len() >= others {
+            return;
+        }
         let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
         self.desks[from].outstanding -= moved.len();
         self.desks[lane].outstanding += moved.len();
@@ -159,6 +177,36 @@ impl Board {
         if let Some(place) = group.and_then(|group| self.groups.get_mut(&group)) {
             place.lane = lane;
         }
+    }
+
+    /// A lane that has run dry, has these weights and is told nothing else.
+    pub(crate) fn idle_lane(&self, version: PolicyVersion) -> Option<usize> {
+        self.desks.iter().position(|desk| {
+            desk.notes.doing() == Doing::Nothing
+                && desk.notes.version == Some(version)
+                && desk.outstanding == 0
+                && desk.commands.is_empty()
+        })
+    }
+
+    /// Gives sequences out of one lane's batch to another lane.
+    pub(crate) fn hand_over(&mut self, from: usize, to: usize, sequences: Vec<Sequence>) {
+        for sequence in &sequences {
+            self.desks[from].release(sequence.group);
+        }
+        self.desks[from].outstanding -= sequences.len();
+        self.desks[to].outstanding += sequences.len();
+        self.desks[to].handed.extend(sequences);
+    }
+
+    /// What a lane has been handed.
+    pub(crate) fn take_handed(&mut self, lane: usize) -> Vec<Sequence> {
+        let desk = &mut self.desks[lane];
+        let handed = std::mem::take(&mut desk.handed);
+        for sequence in &handed {
+            *desk.held.entry(sequence.group).or_default() += 1;
+        }
+        handed
     }
 
     /// The first request of a lane's queue all of whose group is queued there; of any group where there is none.
@@ -198,7 +246,10 @@ impl Board {
     /// Whether the books say that nothing is outstanding.
     #[cfg(test)]
     pub(crate) fn is_settled(&self) -> bool {
-        let done = |desk: &Desk| desk.outstanding == 0 && desk.held.is_empty() && desk.queue.is_empty();
+        let done = |desk: &Desk| {
+            let rests = desk.held.len() + desk.queue.len() + desk.handed.len();
+            desk.outstanding + rests == 0
+        };
         self.groups.is_empty() && self.desks.iter().all(done)
     }
 
@@ -275,6 +326,7 @@ impl Shared {
         for desk in &mut board.desks {
             desk.commands.clear();
             desk.queue.clear();
+            desk.handed.clear();
         }
         drop(board);
         self.ring();
@@ -341,10 +393,19 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(take_or_take_over(&mut board, 1), None);
         }
+        // Half of the work is enough, however long the other lane takes to begin.
+        board.take_over(1);
+        assert_eq!(outstanding(&board), [4, 4]);
+        board.answered(1, [None]);
+        board.take_over(1);
+        assert_eq!(outstanding(&board), [4, 3], "a group of two would turn the tables");
+        board.answered(1, [None]);
         // Group 1 has begun there; group 2 is whole.
+        board.take_over(1);
+        assert_eq!(outstanding(&board), [4, 2], "nor does it bring them closer");
+        board.answered(1, [None; 2]);
         assert_eq!(take_or_take_over(&mut board, 1), Some(2));
-        assert_eq!(outstanding(&board), [2, 6]);
-        board.answered(1, [None; 4]);
+        assert_eq!(outstanding(&board), [2, 2]);
         drop(board);
         submit(&shared, Some(2));
         assert_eq!(queues(&shared), [vec![Some(1)], vec![Some(2), Some(2)]]);
@@ -352,11 +413,12 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(take_or_take_over(&mut board, 1), Some(2));
         }
-        // Better a group in two lanes than an idle lane.
+        board.take_over(1);
+        assert_eq!(outstanding(&board), [2, 3]);
+        // Better a group in two lanes than an idle lane. When all of a group are answered, its place is forgotten.
+        board.answered(1, [Some(2); 3]);
         assert_eq!(take_or_take_over(&mut board, 1), Some(1));
-        assert_eq!(outstanding(&board), [1, 4]);
-        // When all of a group are answered, its place is forgotten.
-        board.answered(1, [Some(2), Some(2), Some(2)]);
+        assert_eq!(outstanding(&board), [1, 1]);
         assert!(!board.groups.contains_key(&2) && board.groups.contains_key(&1));
         board.lost(1);
         assert_eq!(outstanding(&board), [1, 0]);

@@ -116,6 +116,7 @@ impl EmbeddedEngine {
             max_batch: settings.max_batch,
             prefill_chunk: settings.prefill_chunk,
             blocks: lane_blocks,
+            speculation: settings.speculation,
         };
         for (index, decoder) in decoders.into_iter().enumerate() {
             let batch = Batch::new(index, limits, decoder.ctx().threads());
@@ -264,7 +265,8 @@ impl EmbeddedEngine {
 
     /// Whether weights of this shape fit the caches and buffers made for the engine's own.
     fn is_for(&self, other: &ModelConfig) -> bool {
-        let shape = |c: &ModelConfig| (c.vocab_size, c.layers, c.kv_heads, c.head_dim, c.max_positions);
+        let shape =
+            |c: &ModelConfig| (c.vocab_size, c.layers, c.kv_heads, c.head_dim, c.max_positions, c.compute);
         shape(&self.config) == shape(other)
     }
 }

@@ -26,6 +26,8 @@ mod interleaving_tests;
 #[cfg(test)]
 mod restart_tests;
 #[cfg(test)]
+mod sharing_tests;
+#[cfg(test)]
 mod tests;
 
 /// New weights, until the sequences that keep the old ones have ended.
@@ -160,6 +162,9 @@ impl<D: Decoder> Lane<D> {
         if board.end.is_some() {
             return Next::End;
         }
+        for sequence in board.take_handed(self.index) {
+            self.batch.insert(sequence);
+        }
         while let Some(command) = board.desks[self.index].commands.pop_front() {
             let queued = board.desks[self.index].queue.len();
             self.obey(command, queued);
@@ -168,6 +173,7 @@ impl<D: Decoder> Lane<D> {
             Next::ChangeOver
         } else {
             self.take_requests(board);
+            self.share_out(board);
             let started = self.batch.has_started();
             let may_compute = started || (self.switch.is_none() && !self.batch.is_empty());
             if self.weights.is_some() && may_compute { Next::Compute } else { Next::Sleep }
@@ -220,6 +226,7 @@ impl<D: Decoder> Lane<D> {
     /// Takes the new weights. The board is not locked: letting go of the old ones may take long.
     fn change_over(&mut self) {
         let Some(switch) = &self.switch else { return };
+        self.batch.forget_carried();
         match switch.in_flight {
             // A prompt computed by the old weights is not for sequences that start with the new ones.
             InFlight::Finish => self.batch.forget_prompts(),
@@ -259,6 +266,22 @@ impl<D: Decoder> Lane<D> {
             if let Some(sequence) = board.take(self.index) {
                 self.batch.insert(sequence);
             }
+        }
+    }
+
+    /// Hands part of the batch to a lane that has run dry, when nothing is queued that it could take instead.
+    fn share_out(&mut self, board: &mut Board) {
+        let Some(version) = self.version() else { return };
+        if self.switch.is_some() || board.first(self.index).is_some() {
+            return;
+        }
+        let Some(idle) = board.idle_lane(version) else { return };
+        // What is answered must be off the books before the rest changes hands.
+        self.report(board);
+        let sequences = self.batch.part_with_half(&self.decoder, version);
+        if !sequences.is_empty() {
+            board.hand_over(self.index, idle, sequences);
+            self.shared.ring();
         }
     }
 

@@ -11,7 +11,8 @@
 //!
 //! A lane is a thread with its own blocks and its own batch. Each of its steps computes one token for every sequence
 //! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), then chooses the
-//! next tokens ([`Sampler`]). Since all kernels are batch-invariant and random numbers are counted by position, none of
+//! next tokens ([`Sampler`]); with [`Speculation`], the rows of drafted tokens are among them. A lane that runs dry takes
+//! requests that wait for another one, or sequences out of its batch with their keys and values. Since all kernels are batch-invariant and random numbers are counted by position, none of
 //! the scheduling can change a result. Every token carries the version of its weights: [`InFlight`] says what becomes of
 //! sequences under way when new ones are loaded.
 
@@ -28,6 +29,7 @@ mod request;
 mod sampling;
 mod sequence;
 mod settings;
+mod speculation;
 mod stop;
 
 pub use batch::Statistics;
@@ -37,7 +39,7 @@ pub use error::{RequestName, RolloutError};
 pub use report::{Doing, LaneReport};
 pub use request::{GenerateRequest, Generation};
 pub use sampling::{Pick, SampleScratch, Sampler};
-pub use settings::{RolloutSettings, SamplingSettings, inverse_temperature};
+pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
 
 /// Completes all requests together, in their order. The first error cancels the others.
 pub async fn generate_all<E: RolloutEngine>(

@@ -2,13 +2,13 @@
 //!
 //! `z` is a logit times the inverse temperature. A draw is made by inverting the cumulative distribution in ascending
 //! token id at one uniform number `u` of the request's stream: the first token whose cumulative weight exceeds `u` times
-//! the total. Weights are `exp(z - max)`; they are summed in f64, over blocks of [`BLOCK`] tokens first, which turns the
-//! search at a vocabulary of 150,000 into one pass and a few hundred comparisons. Nothing is sorted unless top-k or top-p
-//! ask for it, and then only as far as they reach.
+//! the total. Without filters that takes no more than the passes of the log-sum-exp, whose blocks' sums are the weights
+//! ([`RowDraw`]). With filters, weights are `exp(z - max)`; they are summed in f64, over blocks of [`BLOCK`] tokens
+//! first. Nothing is sorted unless top-k or top-p ask for it, and then only as far as they reach.
 //!
 //! Every filter keeps an upper set of the order (z descending, token id ascending).
 
-use rloom_ops::row_scores;
+use rloom_ops::{RowDraw, RowScores};
 
 use crate::SamplingSettings;
 use crate::settings::inverse_temperature;
@@ -31,6 +31,7 @@ pub struct Pick {
 /// Memory that picks reuse.
 #[derive(Debug, Default)]
 pub struct SampleScratch {
+    row: RowDraw,
     masked: Vec<f32>,
     weights: Vec<f32>,
     order: Vec<f32>,
@@ -71,10 +72,35 @@ impl Sampler {
         uniform: f64,
         scratch: &mut SampleScratch,
     ) -> Option<Pick> {
-        let scores = row_scores(logits_v, self.inverse_temperature);
+        let scores = scratch.row.scan(logits_v, self.inverse_temperature);
         if !scores.lse.is_finite() {
             return None;
         }
+        let token = if forbidden.is_empty() && self.greedy {
+            scratch.row.argmax(logits_v, self.inverse_temperature, &scores)
+        } else if forbidden.is_empty() && self.is_plain(logits_v.len()) {
+            scratch.row.draw(logits_v, self.inverse_temperature, &scores, uniform)
+        } else {
+            self.pick_filtered(logits_v, forbidden, uniform, &scores, scratch)
+        }?;
+        let logprob = logits_v[token as usize] * self.inverse_temperature - scores.lse;
+        Some(Pick { token, logprob })
+    }
+
+    /// Whether every token of a vocabulary may be drawn.
+    fn is_plain(&self, vocabulary: usize) -> bool {
+        (self.top_k == 0 || self.top_k >= vocabulary) && self.top_p >= 1.0 && self.min_p <= 0.0
+    }
+
+    /// The token, where some may not be chosen.
+    fn pick_filtered(
+        &self,
+        logits_v: &[f32],
+        forbidden: &[u32],
+        uniform: f64,
+        scores: &RowScores,
+        scratch: &mut SampleScratch,
+    ) -> Option<u32> {
         let mut masked = std::mem::take(&mut scratch.masked);
         let (allowed_v, max) = if forbidden.is_empty() {
             (logits_v, scores.max)
@@ -99,9 +125,7 @@ impl Sampler {
             invert(&scratch.weights, uniform, &mut scratch.sums)
         };
         scratch.masked = masked;
-        let token = token?;
-        let logprob = logits_v[token as usize] * self.inverse_temperature - scores.lse;
-        Some(Pick { token, logprob })
+        token
     }
 
     /// Puts the unnormalised weight of each token into `scratch.weights`: `exp(z - max)`, or 0 for what is filtered out.

@@ -2,10 +2,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rloom_core::{PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
+use rloom_model::KvCache;
 use tokio::sync::oneshot;
 
 use crate::error::RequestName;
 use crate::sampling::{Pick, Sampler};
+use crate::speculation::Lookup;
 use crate::stop::StopWatch;
 use crate::{GenerateRequest, Generation, RolloutError};
 
@@ -49,12 +51,16 @@ pub(crate) struct Sequence {
     /// Blocks that hold the keys and values of the first `cached` tokens.
     pub(crate) blocks: Vec<u32>,
     pub(crate) cached: usize,
+    /// Keys and values of its first tokens, so many, on their way from another lane's cache.
+    pub(crate) carried: Option<(KvCache, usize)>,
     /// Whether it computes its group's prompt, which the others wait for.
     pub(crate) leads: bool,
     /// Whether a lane has begun to compute it, with whatever weights were in force.
     pub(crate) started: bool,
     pub(crate) sampler: Sampler,
     pub(crate) progress: Arc<Progress>,
+    /// What it is expected to go on with, where drafts are made.
+    pub(crate) lookup: Lookup,
     stream: RandomStream,
     given: usize,
     max_tokens: usize,
@@ -88,10 +94,12 @@ impl Sequence {
             tokens,
             blocks: Vec::new(),
             cached: 0,
+            carried: None,
             leads: false,
             started: false,
             sampler: Sampler::new(&sampling),
             progress: Arc::new(Progress::default()),
+            lookup: Lookup::default(),
             stream: key.stream(),
             given,
             max_tokens,
@@ -116,14 +124,32 @@ impl Sequence {
         !self.logprobs.is_empty()
     }
 
-    /// The random number of the next token.
-    pub(crate) fn uniform(&self) -> f64 {
-        self.stream.uniform(self.tokens.len() as u64)
+    /// Whether no other weights have chosen any of its tokens.
+    pub(crate) fn is_of(&self, version: PolicyVersion) -> bool {
+        self.versions.iter().all(|span| span.version == version)
     }
 
-    /// Tokens that may not be chosen next.
-    pub(crate) fn forbidden(&self) -> &[u32] {
-        if self.tokens.len() < self.min_tokens { &self.stop_tokens } else { &[] }
+    /// The random number of the token at a position.
+    pub(crate) fn uniform(&self, position: usize) -> f64 {
+        self.stream.uniform(position as u64)
+    }
+
+    /// Tokens that may not be chosen at a position.
+    pub(crate) fn forbidden(&self, position: usize) -> &[u32] {
+        if position < self.min_tokens { &self.stop_tokens } else { &[] }
+    }
+
+    /// Looks up what the tokens that it has went on with before.
+    pub(crate) fn look_up(&mut self) {
+        self.lookup.expect(&self.tokens, self.max_tokens);
+    }
+
+    /// The token at a position, or what is drafted for it.
+    pub(crate) fn token_or_draft(&self, position: usize) -> u32 {
+        match position.checked_sub(self.tokens.len()) {
+            None => self.tokens[position],
+            Some(ahead) => self.lookup.draft()[ahead],
+        }
     }
 
     /// Shows the request's prefix to the stop rules: why the completion was over before it began, if it was.

@@ -106,6 +106,20 @@ pub fn inverse_temperature(temperature: f32) -> f32 {
     1.0 / temperature
 }
 
+/// How a lane computes several tokens of one sequence in a step. Whatever it drafts, tokens and log-probabilities are the
+/// same to the byte; only the time that they take differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speculation {
+    /// One token of each sequence in a step.
+    #[default]
+    Off,
+    /// Where the last tokens of a sequence occurred in it before, what followed them then is drafted, computed with them
+    /// and kept as far as it is what the sampler chooses. Each lane measures how often drafts come true and what their
+    /// rows cost, and drafts as much as pays: nothing, where steps are bound by arithmetic.
+    Ngram,
+}
+
 /// How the embedded engine uses the machine. None of these changes a token or a log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -123,6 +137,8 @@ pub struct RolloutSettings {
     pub max_batch: usize,
     /// Most prompt tokens that one step of a lane computes next to its decoding sequences.
     pub prefill_chunk: usize,
+    /// Whether tokens are drafted and verified several at a time.
+    pub speculation: Speculation,
     /// Longest wait for one completion, from request to result, and for one answer of the environment (seconds).
     pub deadline_seconds: f64,
     /// How often each lane may be started again after its thread panicked or its model failed; its requests then answer
@@ -138,6 +154,7 @@ impl Default for RolloutSettings {
             kv_memory_mib: 0,
             max_batch: 64,
             prefill_chunk: 256,
+            speculation: Speculation::Off,
             deadline_seconds: 3600.0,
             restarts: 0,
         }

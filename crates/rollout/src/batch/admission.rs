@@ -1,6 +1,10 @@
 //! Who may run, and who holds which block.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+
+use rloom_core::PolicyVersion;
 
 use super::{Batch, Chunk, Prompt, blocks_for};
 use crate::RolloutError;
@@ -83,6 +87,9 @@ impl Batch {
     }
 
     fn share_of(&self, sequence: &Sequence) -> Share {
+        if sequence.carried.is_some() {
+            return Share::Alone;
+        }
         let Some(group) = sequence.group else { return Share::Alone };
         match self.prompts.get(&group) {
             None => Share::Lead(group),
@@ -127,6 +134,10 @@ impl Batch {
             let Some(block) = self.pool.take() else { break };
             sequence.blocks.push(block);
         }
+        if let Some((carried, tokens)) = sequence.carried.take() {
+            decoder.copy_in(&carried, &sequence.blocks[..blocks_for(tokens)]);
+            sequence.cached = tokens;
+        }
         sequence.started = true;
         sequence.progress.start(self.lane);
         let place = self.running.partition_point(|other| other.rank < sequence.rank);
@@ -161,12 +172,41 @@ impl Batch {
             // The last in line may have been this one.
             if self.running.get(i).is_some_and(|s| s.rank == rank) {
                 if to > from {
-                    chunks.push(Chunk { sequence: i, from, to });
+                    chunks.push(Chunk { sequence: i, from, to, drafted: 0 });
                 }
                 i += 1;
             }
         }
         chunks
+    }
+
+    /// Adds drafts to the chunks of sequences that decode, as far as they are worth it and blocks are to spare.
+    pub(super) fn draft(&mut self, chunks: &mut [Chunk]) {
+        let Some(drafter) = &mut self.drafter else { return };
+        for chunk in &*chunks {
+            let sequence = &mut self.running[chunk.sequence];
+            if chunk.to - chunk.from == 1 && chunk.to == sequence.tokens.len() && !sequence.leads {
+                sequence.look_up();
+            } else {
+                sequence.lookup.expect_nothing();
+            }
+        }
+        let lookups = chunks.iter().map(|chunk| &self.running[chunk.sequence].lookup);
+        let rows = chunks.iter().map(Chunk::rows).sum();
+        let threshold = drafter.threshold(rows, self.running.len(), lookups);
+        for chunk in chunks {
+            let running = self.running.len();
+            let sequence = &mut self.running[chunk.sequence];
+            let mut drafted = drafter.length(&sequence.lookup, threshold);
+            while drafted > 0 && sequence.blocks.len() < blocks_for(chunk.to + drafted) {
+                match self.pool.take_beyond(running) {
+                    Some(block) => sequence.blocks.push(block),
+                    None => drafted -= 1,
+                }
+            }
+            sequence.lookup.drafted = drafted;
+            chunk.drafted = drafted;
+        }
     }
 
     /// Frees at least one block, unless a single sequence holds all of them, which then fails.
@@ -245,8 +285,44 @@ impl Batch {
         self.forget_prompts();
     }
 
+    /// Takes half of the sequences out of the batch, those with the least in the cache, for another lane that has these
+    /// weights. Their keys and values go with them, if the decoder can copy them; what other weights have had a part in
+    /// stays.
+    pub(crate) fn part_with_half(&mut self, decoder: &impl Decoder, version: PolicyVersion) -> Vec<Sequence> {
+        let all = self.running.iter().chain(self.waiting.values());
+        let mut ranks: Vec<(usize, Reverse<Rank>)> =
+            all.filter(|s| !s.leads && s.is_of(version)).map(|s| (s.cached, Reverse(s.rank))).collect();
+        ranks.sort_unstable();
+        let all = self.running.len() + self.waiting.len();
+        ranks.truncate(all / 2);
+        let chosen: BTreeSet<Rank> = ranks.into_iter().map(|(_, Reverse(rank))| rank).collect();
+        let (mut leaving, staying): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.running).into_iter().partition(|s| chosen.contains(&s.rank));
+        self.running = staying;
+        for sequence in &mut leaving {
+            let held = &sequence.blocks[..blocks_for(sequence.cached)];
+            sequence.carried =
+                decoder.copy_out(held).map(|copy| (copy, sequence.cached.min(sequence.tokens.len() - 1)));
+        }
+        leaving.extend(chosen.iter().filter_map(|rank| self.waiting.remove(rank)));
+        self.statistics.handed_over += leaving.len() as u64;
+        leaving.into_iter().map(|sequence| self.sign_out(sequence)).collect()
+    }
+
+    /// Forgets the keys and values that waiting sequences have brought from other lanes: the weights change.
+    pub(crate) fn forget_carried(&mut self) {
+        for sequence in self.waiting.values_mut() {
+            sequence.carried = None;
+        }
+    }
+
     /// Takes a sequence that is neither waiting nor running any more out of the books.
-    pub(super) fn detach(&mut self, mut sequence: Sequence) -> Sequence {
+    pub(super) fn detach(&mut self, sequence: Sequence) -> Sequence {
+        self.left.push(sequence.group);
+        self.sign_out(sequence)
+    }
+
+    fn sign_out(&mut self, mut sequence: Sequence) -> Sequence {
         self.let_go(&mut sequence);
         if let Some(group) = sequence.group {
             let members = self.members.entry(group).or_default();
@@ -256,7 +332,6 @@ impl Batch {
                 self.forget_prompt(group);
             }
         }
-        self.left.push(sequence.group);
         sequence
     }
 
@@ -264,6 +339,7 @@ impl Batch {
     fn let_go(&mut self, sequence: &mut Sequence) {
         self.pool.give_back_all(&mut sequence.blocks);
         sequence.cached = 0;
+        sequence.lookup.expect_nothing();
         // A prompt whose leader is gone will never be ready; the next of the group begins anew.
         if std::mem::take(&mut sequence.leads)
             && let Some(group) = sequence.group

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{StepRow, Weights};
+use rloom_model::{KvCache, StepRow, Weights};
 use rloom_ops::{Buf, Ctx, KV_BLOCK};
 use tokio::sync::oneshot;
 
-use super::{Batch, Limits, blocks_for};
+use super::{Batch, Limits, Statistics, blocks_for};
 use crate::decoder::Decoder;
 use crate::sampling::{SampleScratch, Sampler};
 use crate::sequence::{Rank, Sequence};
-use crate::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings};
+use crate::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings, Speculation};
 
 const VOCABULARY: usize = 7;
 const STOP: u32 = 6;
@@ -33,16 +33,29 @@ fn logits_after(context: &[u32]) -> Vec<f32> {
         .collect()
 }
 
+/// The same, but for a strong inclination to say again what was said four tokens ago.
+fn logits_in_a_loop(context: &[u32]) -> Vec<f32> {
+    let mut logits = logits_after(context);
+    if let Some(&again) = context.len().checked_sub(4).and_then(|i| context.get(i)) {
+        logits[again as usize] += 7.0;
+    }
+    logits
+}
+
+type Rule = fn(&[u32]) -> Vec<f32>;
+
 struct Recorder {
     ctx: Ctx,
+    /// The logits after a context.
+    rule: Rule,
     /// The token in each slot.
     cells: Vec<Option<u32>>,
     steps: Vec<usize>,
 }
 
 impl Recorder {
-    fn new(blocks: usize) -> Self {
-        Self { ctx: Ctx::serial(), cells: vec![None; blocks * KV_BLOCK], steps: Vec::new() }
+    fn new(blocks: usize, rule: Rule) -> Self {
+        Self { ctx: Ctx::serial(), rule, cells: vec![None; blocks * KV_BLOCK], steps: Vec::new() }
     }
 }
 
@@ -52,7 +65,7 @@ fn slot(blocks: &[u32], position: usize) -> usize {
 
 impl Decoder for Recorder {
     fn fresh(&self) -> Self {
-        Self::new(self.cells.len() / KV_BLOCK)
+        Self::new(self.cells.len() / KV_BLOCK, self.rule)
     }
 
     fn ctx(&self) -> &Ctx {
@@ -64,6 +77,12 @@ impl Decoder for Recorder {
     }
 
     fn load(&mut self, _: Option<&Weights>) {}
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
 
     fn copy_block(&mut self, from: u32, to: u32) {
         let from = from as usize * KV_BLOCK;
@@ -84,7 +103,8 @@ impl Decoder for Recorder {
             let row = &rows[row as usize];
             let context: Option<Vec<u32>> =
                 (0..=row.position as usize).map(|p| self.cells[slot(row.blocks, p)]).collect();
-            out.copy_from_slice(&logits_after(&context.ok_or("a slot was read before it was written")?));
+            let context = context.ok_or("a slot was read before it was written")?;
+            out.copy_from_slice(&(self.rule)(&context));
         }
         Ok(())
     }
@@ -98,18 +118,24 @@ fn request(prompt: &[u32], group: Option<u64>, sample: u32, max_new_tokens: usiz
 
 /// The request's completion, token by token, without cache or batch.
 fn alone(request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopReason) {
+    alone_by(logits_after, request)
+}
+
+fn alone_by(rule: Rule, request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopReason) {
     let sampler = Sampler::new(&request.sampling);
     let stream = request.key.stream();
     let mut context = [&request.prompt[..], &request.prefix[..]].concat();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     loop {
         let uniform = stream.uniform(context.len() as u64);
-        let pick =
-            sampler.pick(&logits_after(&context), &[], uniform, &mut SampleScratch::default()).unwrap();
+        let chosen = context.len() - request.prompt.len();
+        let forbidden: &[u32] =
+            if chosen < request.sampling.min_new_tokens { &request.stop_tokens } else { &[] };
+        let pick = sampler.pick(&rule(&context), forbidden, uniform, &mut SampleScratch::default()).unwrap();
         context.push(pick.token);
         tokens.push(pick.token);
         logprobs.push(pick.logprob);
-        if pick.token == STOP {
+        if request.stop_tokens.contains(&pick.token) {
             return (tokens, logprobs, StopReason::StopToken);
         }
         if context.len() - request.prompt.len() == request.sampling.max_new_tokens {
@@ -128,8 +154,12 @@ type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
 
 impl World {
     fn new(blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
-        let limits = Limits { max_batch, prefill_chunk, blocks };
-        Self { batch: Batch::new(0, limits, 1), decoder: Recorder::new(blocks), arrivals: 0 }
+        Self::by(logits_after, blocks, max_batch, prefill_chunk)
+    }
+
+    fn by(rule: Rule, blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
+        let limits = Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off };
+        Self { batch: Batch::new(0, limits, 1), decoder: Recorder::new(blocks, rule), arrivals: 0 }
     }
 
     fn submit(&mut self, request: GenerateRequest) -> Answer {
@@ -160,8 +190,12 @@ impl World {
 }
 
 fn check(request: &GenerateRequest, answer: &mut Answer) {
+    check_by(logits_after, request, answer);
+}
+
+fn check_by(rule: Rule, request: &GenerateRequest, answer: &mut Answer) {
     let generation = answer.try_recv().expect("it was answered").expect("it succeeded");
-    let (tokens, logprobs, stop) = alone(request);
+    let (tokens, logprobs, stop) = alone_by(rule, request);
     assert_eq!((generation.tokens, generation.logprobs, generation.stop), (tokens, logprobs, stop));
 }
 
@@ -325,6 +359,7 @@ struct Job {
     group: Option<u64>,
     prompt: usize,
     max_new_tokens: usize,
+    min_new_tokens: usize,
     prefix: usize,
     /// Steps before it comes.
     delay: usize,
@@ -337,17 +372,18 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
     let job = (
         proptest::option::of(0u64..4),
         1usize..40,
-        1usize..40,
+        (1usize..40, 0usize..20),
         0usize..10,
         0usize..30,
         proptest::option::weighted(0.15, 0usize..20),
         0u64..3,
     );
-    let job = job.prop_map(|(group, prompt, max_new_tokens, prefix, delay, patience, priority)| Job {
+    let job = job.prop_map(|(group, prompt, (max_new_tokens, min), prefix, delay, patience, priority)| Job {
         // A group's prompt is one; now and then a request lies about it.
         prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
         group,
         max_new_tokens,
+        min_new_tokens: min.saturating_sub(10),
         prefix,
         delay,
         patience,
@@ -364,8 +400,13 @@ proptest! {
     #[test]
     fn no_schedule_changes_a_token(
         jobs in jobs(), blocks in 3usize..24, max_batch in 1usize..7, chunk in 1usize..24,
+        drafts in proptest::bool::ANY, repeats in proptest::bool::ANY,
     ) {
-        let mut world = World::new(blocks, max_batch, chunk);
+        let rule = if repeats { logits_in_a_loop } else { logits_after };
+        let mut world = World::by(rule, blocks, max_batch, chunk);
+        if drafts {
+            world.batch.draft_always();
+        }
         let mut pending: Vec<(Job, GenerateRequest)> = Vec::new();
         for (sample, job) in jobs.into_iter().enumerate() {
             if blocks_for(job.prompt + job.max_new_tokens - 1) > blocks {
@@ -374,7 +415,8 @@ proptest! {
             let prompt: Vec<u32> = (0..job.prompt as u32).map(|i| (i * i + job.prompt as u32) % 6).collect();
             let mut request = request(&prompt, job.group, sample as u32, job.max_new_tokens);
             // A prefix is what the request itself would have chosen, short of its end.
-            let (tokens, ..) = alone(&request);
+            request.sampling.min_new_tokens = job.min_new_tokens.min(job.max_new_tokens);
+            let (tokens, ..) = alone_by(rule, &request);
             request.priority = job.priority;
             request.prefix = tokens[..job.prefix.min(tokens.len() - 1)].to_vec();
             pending.push((job, request));
@@ -400,8 +442,63 @@ proptest! {
         world.run();
         for (request, answer, until) in &mut answers {
             if until.is_none() {
-                check(request, answer);
+                check_by(rule, request, answer);
             }
         }
+        let Statistics { drafted_tokens, accepted_tokens, .. } = world.batch.statistics();
+        prop_assert!(accepted_tokens <= drafted_tokens && (drafts || drafted_tokens == 0));
     }
+}
+
+#[test]
+fn text_that_repeats_itself_takes_fewer_steps() {
+    let requests: Vec<_> = (0..4)
+        .map(|sample| GenerateRequest {
+            stop_tokens: Arc::from([]),
+            ..request(&[1, 2, 3, 4, 5], (sample < 2).then_some(7), sample, 120)
+        })
+        .collect();
+    let mut steps = Vec::new();
+    for drafts in [false, true] {
+        let mut world = World::by(logits_in_a_loop, 100, 8, 64);
+        if drafts {
+            world.batch.draft_always();
+        }
+        let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
+        world.run();
+        for (request, answer) in requests.iter().zip(&mut answers) {
+            check_by(logits_in_a_loop, request, answer);
+        }
+        let statistics = world.batch.statistics();
+        assert_eq!(statistics.sampled_tokens, 480);
+        let (drafted, accepted) = (statistics.drafted_tokens, statistics.accepted_tokens);
+        assert!(!drafts || (drafted > 300 && accepted * 2 > drafted), "{statistics:?}");
+        // Every row either gave a token or was a wrong draft; the prompt of the group was computed once.
+        let prompts = 3 * 5;
+        let without_row = 4;
+        let right = statistics.computed_tokens - (drafted - accepted) - prompts;
+        assert_eq!(right, 480 - without_row, "{statistics:?}");
+        steps.push(statistics.steps);
+    }
+    assert!(steps[1] * 2 < steps[0], "{steps:?}");
+}
+
+/// With blocks for one sequence and a half, drafts take what is left over, and are the reason for no putting back.
+#[test]
+fn drafts_put_nothing_back() {
+    let long =
+        |sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) };
+    let put_back = [false, true].map(|drafts| {
+        let mut world = World::by(logits_in_a_loop, 6, 4, 64);
+        if drafts {
+            world.batch.draft_always();
+        }
+        let mut answers: Vec<_> = (0..2).map(|sample| world.submit(long(sample))).collect();
+        world.run();
+        for (sample, answer) in answers.iter_mut().enumerate() {
+            check_by(logits_in_a_loop, &long(sample as u32), answer);
+        }
+        world.batch.statistics().put_back
+    });
+    assert_eq!(put_back, [0, 0]);
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Model, StepRow, Weights};
+use rloom_model::{KvCache, Model, StepRow, Weights};
 use rloom_ops::{Buf, Ctx, KV_BLOCK};
 use tokio::sync::oneshot;
 
@@ -12,7 +12,7 @@ use super::Lane;
 use super::bench::{Answer, config};
 use crate::batch::Limits;
 use crate::decoder::Decoder;
-use crate::{GenerateRequest, InFlight, SamplingSettings};
+use crate::{GenerateRequest, InFlight, SamplingSettings, Speculation};
 
 const VOCABULARY: usize = 32;
 
@@ -47,6 +47,12 @@ impl Decoder for Witness {
     fn load(&mut self, weights: Option<&Weights>) {
         self.version = weights.map_or(0, |weights| weights.version.0);
     }
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
 
     fn copy_block(&mut self, from: u32, to: u32) {
         let from = from as usize * KV_BLOCK;
@@ -84,7 +90,7 @@ impl Bench {
             cells: vec![(0, 0); blocks * KV_BLOCK],
             seen: BTreeMap::new(),
         };
-        let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks };
+        let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks, speculation: Speculation::Off };
         let bench = super::bench::Bench::new(vec![witness], limits);
         let bench = Self { bench, model: Arc::new(Model::init(&config(VOCABULARY, 64), 1)) };
         drop(bench.load(1, InFlight::Finish));

@@ -12,7 +12,8 @@ use super::bench::{Answer, Bench};
 use crate::batch::{Limits, blocks_for};
 use crate::decoder::ModelDecoder;
 use crate::{
-    Abort, GenerateRequest, Generation, InFlight, RolloutError, SamplingSettings, inverse_temperature,
+    Abort, GenerateRequest, Generation, InFlight, RolloutError, SamplingSettings, Speculation,
+    inverse_temperature,
 };
 
 const VOCABULARY: usize = 19;
@@ -128,8 +129,17 @@ struct World {
 impl World {
     fn new(blocks: usize, max_batch: usize, prefill_chunk: usize, keeps: bool) -> Self {
         let decoders = (0..2).map(|_| ModelDecoder::new(Ctx::serial(), config(), blocks, true)).collect();
-        let bench = Bench::new(decoders, Limits { max_batch, prefill_chunk, blocks });
+        let bench =
+            Bench::new(decoders, Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off });
         Self { bench, callers: Vec::new(), version: 0, has_weights: false, keeps }
+    }
+
+    /// The same, whose lanes draft what they can.
+    fn drafting(mut self, drafts: bool) -> Self {
+        if drafts {
+            self.bench.lanes.iter_mut().for_each(|lane| lane.batch.draft_always());
+        }
+        self
     }
 
     fn submit(&mut self, request: GenerateRequest) {
@@ -262,7 +272,7 @@ fn check(request: &GenerateRequest, part: &Generation, keeps: bool) {
     assert_eq!(part.tokens.len(), part.logprobs.len());
     let given = request.prompt.len() + request.prefix.len();
     let tokens = [&request.prompt[..], &request.prefix, &part.tokens].concat();
-    let packed = PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()] };
+    let packed = PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] };
     let mut at = 0;
     let mut last = None;
     for (place, span) in part.versions.iter().enumerate() {
@@ -294,27 +304,27 @@ proptest! {
     #[test]
     fn every_log_probability_is_that_of_the_version_it_names(
         moves in moves(&[InFlight::Finish, InFlight::Recompute, InFlight::Abort]),
-        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize,
+        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
-        World::new(blocks, max_batch, chunk, false).run(moves);
+        World::new(blocks, max_batch, chunk, false).drafting(drafts).run(moves);
     }
 
     /// A part that began with some weights has no keys of older ones, until newer ones come in its middle.
     #[test]
     fn with_keep_what_begins_with_some_weights_is_exact_until_the_next(
         moves in moves(&[InFlight::Keep, InFlight::Keep, InFlight::Finish, InFlight::Abort]),
-        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize,
+        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
-        World::new(blocks, max_batch, chunk, true).run(moves);
+        World::new(blocks, max_batch, chunk, true).drafting(drafts).run(moves);
     }
 
     /// Neither priorities nor aborts, failures or steps leave a trace in a completion while the weights stay.
     #[test]
     fn while_weights_stay_a_completion_is_the_request_s_alone(
         moves in moves(&[InFlight::Recompute]),
-        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize,
+        blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
-        let mut world = World::new(blocks, max_batch, chunk, false);
+        let mut world = World::new(blocks, max_batch, chunk, false).drafting(drafts);
         let still = moves.into_iter().filter(|m| !matches!(m, Move::Load { .. }));
         world.run([Move::Load { newer: 0, in_flight: InFlight::Finish }].into_iter().chain(still).collect());
         for caller in world.callers.iter().filter(|c| !c.left) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Model, StepRow, Weights};
+use rloom_model::{KvCache, Model, StepRow, Weights};
 use rloom_ops::{Buf, Ctx};
 use tokio::time::timeout;
 
@@ -85,6 +85,12 @@ impl Decoder for Moody {
         assert!(!take_one(&self.gate.bad_loads), "cannot load");
         self.loaded = weights.is_some();
     }
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
 
     fn copy_block(&mut self, _: u32, _: u32) {
         assert!(!take_one(&self.gate.bad_copies), "cannot copy");

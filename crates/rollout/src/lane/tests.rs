@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Model, ModelConfig, StepRow, Weights};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, Weights};
 use rloom_ops::{Buf, Ctx};
 use tokio::time::timeout;
 
@@ -46,6 +46,12 @@ impl Decoder for Faulty {
     }
 
     fn load(&mut self, _: Option<&Weights>) {}
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
 
     fn copy_block(&mut self, _: u32, _: u32) {}
 

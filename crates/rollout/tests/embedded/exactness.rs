@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rloom_core::{StopReason, VersionSpan};
 use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
-use rloom_rollout::{GenerateRequest, Generation, RolloutSettings};
+use rloom_rollout::{GenerateRequest, Generation, RolloutSettings, Speculation};
 
 use crate::support::{complete, config, mismatch, mixed_requests, model};
 
@@ -45,6 +45,8 @@ fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
         // Threads of its own.
         (1, RolloutSettings { threads: 3, ..RolloutSettings::default() }),
         (3, RolloutSettings { threads: 2, lanes: 1, ..RolloutSettings::default() }),
+        (2, RolloutSettings { speculation: Speculation::Ngram, ..RolloutSettings::default() }),
+        (3, RolloutSettings { speculation: Speculation::Ngram, lanes: 1, ..RolloutSettings::default() }),
     ];
     for (threads, settings) in worlds {
         let (generations, _) = complete(&model, &settings, threads, &requests);

@@ -117,7 +117,7 @@ pub(crate) fn rescore(model: &Model, ctx: &Ctx, pairs: &[(GenerateRequest, Gener
         let scale = inverse_temperature(generation.temperature);
         inverse.extend(generation.tokens.iter().map(|_| scale));
     }
-    let packed = PackedTokens { tokens: &tokens, seq_starts: &starts };
+    let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
     let scores = model.score(ctx, &packed, &ScoreRows { rows: &rows, inv_temperature: &inverse }).unwrap();
     let mut logprobs = scores.logprob.into_iter();
     pairs.iter().map(|(_, generation)| logprobs.by_ref().take(generation.tokens.len()).collect()).collect()
