@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rloom_model::Compute;
 use rloom_run::lineage::SampleName;
 
 /// Trains language models with reinforcement learning.
@@ -60,6 +61,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Algo,
     },
+    /// Measure how fast this machine trains and generates, and what keeps it from going faster.
+    Bench(Bench),
     /// Check this machine and this program.
     Doctor,
 }
@@ -142,6 +145,9 @@ pub(crate) struct Sampling {
     /// Threads that compute; 0 takes one per core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) threads: usize,
+    /// Format of matrix products [default: the run's, or f32].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) compute: Option<Format>,
 }
 
 #[derive(Debug, Args)]
@@ -278,6 +284,72 @@ pub(crate) struct Replay {
     /// Train versions that no checkpoint holds again, by the recorded batches.
     #[arg(long)]
     pub(crate) rebuild: bool,
+}
+
+/// What `bench` can measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Work {
+    /// The matrix products and the attention of the shape, one by one.
+    Kernels,
+    /// A training step: forward, cross-entropy, backward, AdamW.
+    Train,
+    /// Greedy generation of a batch of prompts.
+    Decode,
+    /// A step of GRPO: rollout, random rewards, one optimiser step, new weights for the rollout.
+    Grpo,
+}
+
+/// Format of matrix products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    // Help that says more than the names would make every option take two lines.
+    F32,
+    Bf16,
+}
+
+impl From<Format> for Compute {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::F32 => Self::F32,
+            Format::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Shapes:
+  S       4 layers of 256, 8 heads, 4 key-value heads, FFN 704, vocabulary 512; trains on
+          32 x 128 tokens, generates 64 x 64 after prompts of 16, GRPO 16 prompts x 8 samples x 64
+  M       24 layers of 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 32,000; trains on
+          2 x 128 tokens, generates 8 x 16 after prompts of 16, GRPO 2 prompts x 8 samples x 16
+  FOLDER  as its config.json says, with random weights and the batches of S, or of M above
+          256 MiB of f32 weights
+
+Examples:
+  rloom bench
+  rloom bench train decode --compute bf16
+  rloom bench decode --shape path/to/model --threads 1 --json
+
+GFLOP/s count a multiply-add as 2: the products of linear layers and the unmasked part of
+attention, each once forward and twice backward, whatever is computed again. Ceilings are measured
+first, on the same threads.")]
+pub(crate) struct Bench {
+    /// What to measure [default: everything].
+    #[arg(value_name = "WORK", value_enum)]
+    pub(crate) works: Vec<Work>,
+    /// The model: S, M, or a model's folder.
+    #[arg(long, value_name = "S|M|FOLDER", default_value = "S")]
+    pub(crate) shape: String,
+    /// Format of matrix products.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "f32")]
+    pub(crate) compute: Format,
+    /// Threads that compute; 0 takes one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub(crate) threads: u16,
+    /// Measurements of each work, after warming up; their median counts.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) rounds: u16,
 }
 
 #[derive(Debug, Subcommand)]

@@ -135,18 +135,18 @@ impl Plan {
 
 /// The model's shape, if it is known without a download.
 pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
-    match &config.model {
+    let mut shape = match &config.model {
         ModelSource::New { model, tokenizer } => {
             let tokenizer = Tokenizer::characters(tokenizer).map_err(Failure::usage)?;
-            model.config(tokenizer.vocab_size()).map(Some).map_err(Failure::usage)
+            model.config(tokenizer.vocab_size()).map_err(Failure::usage)?
         }
         ModelSource::Path(path) if Path::new(path).is_dir() => {
-            ModelConfig::from_json_file(&Path::new(path).join("config.json"))
-                .map(Some)
-                .map_err(Failure::usage)
+            ModelConfig::from_json_file(&Path::new(path).join("config.json")).map_err(Failure::usage)?
         }
-        ModelSource::Path(_) => Ok(None),
-    }
+        ModelSource::Path(_) => return Ok(None),
+    };
+    shape.compute = config.compute;
+    Ok(Some(shape))
 }
 
 fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePlan {
@@ -171,23 +171,18 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
     }
 }
 
-/// Each copy of weights is held twice (as they are and packed for the kernels), gradients once, AdamW's moments twice.
+/// Each copy of weights is held twice (as they are, and packed for the kernels in the format that is computed in),
+/// gradients once, AdamW's moments twice.
 fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
     let weights = model.parameter_count() * F32;
-    let per_token = {
-        let (d, f) = (model.hidden_size as u64, model.intermediate_size as u64);
-        let heads = ((2 * model.heads + 2 * model.kv_heads) * model.head_dim) as u64;
-        // Kept for the backward pass: residual stream and its norm at both halves of a layer, queries, keys, values,
-        // what was attended to, and the feed-forward layer's gate, up and product.
-        (4 * d + heads + 3 * f) * model.layers as u64
-    };
+    let held = weights + model.parameter_count() * model.compute.bytes() as u64;
     let tokens = (stage.trainer.micro_batch_tokens as u64).min(most_tokens);
     let whole = model.kv_bytes_per_token() * model.max_positions as u64;
     let cache = engine.map_or(0, |engine| match engine.kv_memory_mib {
         0 => (whole * engine.max_batch as u64).min(AUTOMATIC_CACHE.max(whole)),
         mib => (mib as u64) << 20,
     });
-    let activations = tokens * per_token * F32;
+    let activations = tokens * model.training_bytes_per_token(stage.trainer.recompute);
     let algorithm = &stage.algorithm;
     // The process-reward model is held against what it started from, which is the policy's start.
     let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());
@@ -201,11 +196,11 @@ fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&
         (versions, true) => versions + 1,
     };
     Memory {
-        weights: 2 * weights * (1 + kept),
+        weights: held * (1 + kept),
         gradients: weights,
         optimizer: 2 * weights,
-        reference: references * 2 * weights,
-        learned_beside: beside * (5 * weights + activations),
+        reference: references * held,
+        learned_beside: beside * (held + 3 * weights + activations),
         activations,
         cache,
     }

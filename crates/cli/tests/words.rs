@@ -9,7 +9,7 @@ use support::{Place, TINY, snapshot};
 #[test]
 fn help() {
     let place = Place::new();
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 14] = [
         &["--help"],
         &["train", "--help"],
         &["eval", "--help"],
@@ -21,6 +21,7 @@ fn help() {
         &["algo", "--help"],
         &["algo", "list", "--help"],
         &["algo", "show", "--help"],
+        &["bench", "--help"],
         &["doctor", "--help"],
         &[],
     ];
@@ -133,6 +134,7 @@ fn doctor_finds_this_machine_fit() {
             "system",
             "cores",
             "kernels",
+            "bf16",
             "memory",
             "disk",
             "runs",

@@ -13,14 +13,15 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let mut root = Table::new();
         root.insert("run".to_owned(), Value::Table(table(&self.run)));
+        let compute = ("compute".to_owned(), Value::String(name_of(&self.compute)));
         match &self.model {
             ModelSource::Path(path) => {
                 let path = ("path".to_owned(), Value::String(path.clone()));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([path])));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([path, compute])));
             }
             ModelSource::New { model, tokenizer } => {
                 let new = ("new".to_owned(), Value::Table(table(model)));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([new])));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([compute, new])));
                 root.insert("tokenizer".to_owned(), Value::Table(table(tokenizer)));
             }
         }

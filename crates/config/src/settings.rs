@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{NewModel, OptimizerSettings};
+use rloom_model::{Compute, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_rollout::{InFlight, RolloutSettings, SamplingSettings};
 use rloom_sched::{CutOrder, Stragglers};
@@ -20,6 +20,9 @@ pub struct Config {
     pub run: RunSettings,
     /// What the first stage starts from.
     pub model: ModelSource,
+    /// `model.compute`: the format of activations and of the weights in matrix products, in training, rollouts and
+    /// evaluation alike.
+    pub compute: Compute,
     /// How held-out tasks are tried; `None` for no evaluation.
     pub eval: Option<EvalSettings>,
     /// What is trained, in order; at least one stage.

@@ -231,8 +231,8 @@ pub enum RunError {
         stage: String,
         /// The batch.
         batch: u64,
-        /// The instruction set of this machine.
-        isa: &'static str,
+        /// How this machine computes.
+        isa: String,
     },
     /// A sample that no weights in existence would give again.
     #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]

@@ -2,7 +2,7 @@
 //! what, and where; what was saved can be gone on from.
 
 #[path = "../tests/recipe/mod.rs"]
-mod recipe;
+pub(crate) mod recipe;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

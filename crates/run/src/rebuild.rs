@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rloom_algo::AlgorithmState;
 use rloom_config::{Config, Stage};
 use rloom_core::{Group, PolicyVersion};
-use rloom_model::Model;
+use rloom_model::{Compute, Model};
 use rloom_ops::Ctx;
 use rloom_train::EmbeddedTrainEngine;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use crate::RunError;
 use crate::batch::{BatchTraining, Engines, Moment, optimizer_steps};
 use crate::checkpoint::{CheckpointName, Checkpoints, verify};
 use crate::generated::History;
-use crate::setup::{Policy, start_of};
+use crate::setup::{Policy, numeric_path, start_of};
 use crate::state::{TrainerState, sampler_folder};
 use crate::trainer::checksum;
 
@@ -67,7 +67,7 @@ impl Versions<'_> {
         let Some(from) = start_of(self.stage) else { return Ok(Arc::clone(&self.initial.model)) };
         let source = &self.config.stages[from];
         let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
-        load(&self.run.join("checkpoints").join(name.folder()))
+        load(&self.run.join("checkpoints").join(name.folder()), self.config.compute)
     }
 
     /// The policies of `wanted` versions and where they came from. One that is not at hand is trained again if
@@ -85,10 +85,10 @@ impl Versions<'_> {
             if version == 0 {
                 found.insert(0, (self.start()?, Origin::Start));
             } else if let Some(path) = checkpoints.get(&version) {
-                found.insert(version, (load(path)?, Origin::Checkpoint(path.clone())));
+                found.insert(version, (load(path, self.config.compute)?, Origin::Checkpoint(path.clone())));
             } else if let Some(path) = Self::keeper(&checkpoints, version) {
                 verify(&path)?;
-                let model = open(&sampler_folder(&path, PolicyVersion(version)))?;
+                let model = open(&sampler_folder(&path, PolicyVersion(version)), self.config.compute)?;
                 found.insert(version, (model, Origin::Checkpoint(path)));
             } else {
                 missing.insert(version);
@@ -122,13 +122,14 @@ impl Versions<'_> {
     }
 }
 
-fn load(folder: &Path) -> Result<Arc<Model>, RunError> {
+fn load(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
     verify(folder)?;
-    open(folder)
+    open(folder, compute)
 }
 
-fn open(folder: &Path) -> Result<Arc<Model>, RunError> {
-    Model::load(folder).map(Arc::new).map_err(|e| RunError::Setup(e.to_string()))
+fn open(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
+    let model = Model::load(folder).map_err(|e| RunError::Setup(e.to_string()))?;
+    Ok(Arc::new(model.with_compute(compute)))
 }
 
 /// A stage that is trained again.
@@ -149,8 +150,14 @@ impl Replayed {
         let context = initial.model.config().max_positions;
         let seed = versions.config.run.seed;
         let training = BatchTraining::of_stage(stage, versions.index as u32, seed, context);
-        let mut engines =
-            Engines::of_stage(ctx, &stage.algorithm, &stage.optimizer, start, &initial.generation);
+        let mut engines = Engines::of_stage(
+            ctx,
+            &stage.algorithm,
+            &stage.optimizer,
+            stage.trainer.recompute,
+            start,
+            &initial.generation,
+        );
         let Some(path) = checkpoint else {
             let algorithm = AlgorithmState::default();
             return Ok(Self { engines, training, algorithm, optimizer_steps: 0 });
@@ -175,7 +182,7 @@ impl Replayed {
             Some(recorded) if recorded != now => Err(RunError::OtherWeights {
                 stage: versions.stage.name.clone(),
                 batch,
-                isa: versions.ctx.isa().name(),
+                isa: numeric_path(versions.ctx, versions.config.compute),
             }),
             _ => Ok(()),
         }

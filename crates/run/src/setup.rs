@@ -8,8 +8,8 @@ use std::time::Duration;
 use rloom_config::{Config, EvalSettings, ModelSource, Priority, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{GenerationConfig, Model, hub};
-use rloom_ops::Ctx;
+use rloom_model::{Compute, GenerationConfig, Model, hub};
+use rloom_ops::{Ctx, Isa};
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_rollout::{EmbeddedEngine, RolloutSettings};
 use rloom_text::Tokenizer;
@@ -39,28 +39,28 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Opens a Hugging Face folder.
-    pub fn open(folder: &Path) -> Result<Self, RunError> {
-        let model = Model::load(folder).map_err(setup)?;
+    /// Opens a Hugging Face folder, to be computed with in this format.
+    pub fn open(folder: &Path, compute: Compute) -> Result<Self, RunError> {
+        let model = Model::load(folder).map_err(setup)?.with_compute(compute);
         let tokenizer = Tokenizer::load(folder).map_err(setup)?;
         let generation = GenerationConfig::load(folder, model.config()).map_err(setup)?;
         Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
     }
 
     /// Opens a local folder or a model of the hub.
-    pub fn resolve(source: &str) -> Result<Self, RunError> {
+    pub fn resolve(source: &str, compute: Compute) -> Result<Self, RunError> {
         let folder = hub::resolve(source, &hub::HubOptions::from_env()).map_err(setup)?;
-        Self::open(&folder)
+        Self::open(&folder, compute)
     }
 
     /// What the configuration's `[model]` says, before any training.
     pub fn initial(config: &Config) -> Result<Self, RunError> {
         match &config.model {
-            ModelSource::Path(source) => Self::resolve(source),
+            ModelSource::Path(source) => Self::resolve(source, config.compute),
             ModelSource::New { model, tokenizer } => {
                 let tokenizer = Tokenizer::characters(tokenizer).map_err(setup)?;
                 let shape = model.config(tokenizer.vocab_size()).map_err(setup)?;
-                let mut model = Model::init(&shape, config.run.seed);
+                let mut model = Model::init(&shape, config.run.seed).with_compute(config.compute);
                 let eos = tokenizer.eos_ids().to_vec();
                 model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
                 let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
@@ -106,6 +106,18 @@ pub(crate) struct Shared {
 pub fn context(threads: usize) -> Result<Ctx, RunError> {
     let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     Ctx::new(if threads == 0 { available } else { threads }).map_err(setup)
+}
+
+/// What a run records of how it is computed: in f32 the instruction set, in bf16 the way in which products are summed,
+/// which is what the bits depend on.
+pub(crate) fn numeric_path(ctx: &Ctx, compute: Compute) -> String {
+    match (compute, ctx.isa()) {
+        // Both have more to multiply bf16 numbers with, and nothing else.
+        (Compute::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name().to_owned(),
+        (Compute::F32, isa) => isa.name().to_owned(),
+        (Compute::Bf16, Isa::Amx) => "bf16 tiles".to_owned(),
+        (Compute::Bf16, _) => "bf16 dot pairs".to_owned(),
+    }
 }
 
 impl Shared {

@@ -43,7 +43,8 @@ pub(crate) struct TrainerState {
     pub(crate) drawn: Drawn,
     /// The best version so far.
     pub(crate) best: Option<Best>,
-    /// The instruction set that computed it: on another one the bytes of later results may differ.
+    /// How it was computed (instruction set, and the products of bf16): in another way the bytes of later results may
+    /// differ.
     pub(crate) isa: String,
     /// Seed of the run.
     pub(crate) seed: u64,

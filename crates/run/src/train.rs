@@ -15,7 +15,7 @@ use crate::directory::RunDirectory;
 use crate::disk::write_atomically;
 use crate::events::{Event, EventStream, Observer, StageOutline};
 use crate::journal::{Journal, Recovered};
-use crate::setup::{Policy, Shared, context, start_of};
+use crate::setup::{Policy, Shared, context, numeric_path, start_of};
 use crate::stage::{Ended, Groups, Keeping, Publisher, Replay, Source, Stage, StageParts, Watch, restore};
 use crate::state::{Best, TrainerState, sampler_folder};
 use crate::trainer::{Trainer, Workshop};
@@ -111,7 +111,7 @@ impl<'r, 's> Run<'r, 's> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             seed: config.run.seed,
             threads: ctx.threads(),
-            isa: ctx.isa().name().to_owned(),
+            isa: numeric_path(&ctx, config.compute),
             parameters: initial.model.parameter_count(),
             resumed_from: found.as_ref().map(|(name, _)| name.folder()),
             stages: config.stages.iter().map(outline).collect(),
@@ -183,7 +183,7 @@ impl<'r, 's> Run<'r, 's> {
                 self.config.run.seed
             )));
         }
-        let isa = self.shared.ctx.isa().name();
+        let isa = numeric_path(&self.shared.ctx, self.config.compute);
         if state.isa != isa {
             self.events.warn(format!(
                 "the checkpoint was computed with {}, this machine computes with {isa}",
@@ -216,7 +216,8 @@ impl<'r, 's> Run<'r, 's> {
         crate::checkpoint::verify(&path).map_err(|error| {
             RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
         })?;
-        Model::load(&path).map(Arc::new).map_err(|e| RunError::Setup(e.to_string()))
+        let model = Model::load(&path).map_err(setup)?;
+        Ok(Arc::new(model.with_compute(self.config.compute)))
     }
 
     fn stage(
@@ -243,10 +244,14 @@ impl<'r, 's> Run<'r, 's> {
         let algorithm = resumed.as_ref().map(|s| s.algorithm).unwrap_or_default();
         let drawn = resumed.as_ref().map(|s| s.drawn.clone()).unwrap_or_default();
         let same_isa = resumed.as_ref().is_none_or(|state| state.isa == parts.isa);
+        // What was sampled in another way is not what training would compute here.
+        let mut workshop = workshop;
+        workshop.training.is_sampler_exact &= same_isa;
         let mut publisher = Publisher::default();
         if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
             for &version in &state.samplers {
                 let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
+                let model = model.with_compute(self.config.compute);
                 publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
             }
         }
@@ -328,9 +333,16 @@ impl<'r, 's> Run<'r, 's> {
             None => None,
         };
         let ctx = self.shared.ctx_of(split.trainer)?;
-        let isa = ctx.isa().name().to_owned();
+        let isa = numeric_path(&ctx, self.config.compute);
         let generation = self.initial.generation.clone();
-        let mut engines = Engines::of_stage(&ctx, &stage.algorithm, &stage.optimizer, start, &generation);
+        let mut engines = Engines::of_stage(
+            &ctx,
+            &stage.algorithm,
+            &stage.optimizer,
+            stage.trainer.recompute,
+            start,
+            &generation,
+        );
         if resumed && let Some((_, path)) = &self.found {
             engines.restore(path)?;
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rloom_core::{Author, Trajectory};
-use rloom_model::{Model, PackedTokens, ScoreRows};
+use rloom_model::{Compute, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::{Event, StopFlag, read_events};
 use serde::Deserialize;
@@ -42,7 +42,7 @@ fn largest_difference(model: &Model, trajectories: &[Trajectory], per_batch: usi
             seq_starts.push(tokens.len());
         }
         let inv_temperature = vec![1.0 / some[0].spans[1].temperature; rows.len()];
-        let packed = PackedTokens { tokens: &tokens, seq_starts: &seq_starts };
+        let packed = PackedTokens { tokens: &tokens, seq_starts: &seq_starts, parents: &[] };
         let rows = ScoreRows { rows: &rows, inv_temperature: &inv_temperature };
         let scores = model.score(&ctx, &packed, &rows).unwrap();
         let sampled = some.iter().flat_map(|t| &t.logprobs);
@@ -55,9 +55,16 @@ fn largest_difference(model: &Model, trajectories: &[Trajectory], per_batch: usi
 
 #[test]
 fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
+    for compute in [Compute::F32, Compute::Bf16] {
+        what_is_sampled_is_what_is_scored(compute);
+    }
+}
+
+fn what_is_sampled_is_what_is_scored(compute: Compute) {
     let directory = tempfile::tempdir().unwrap();
+    let format = format!("model.compute={}", compute.name());
     let overrides =
-        ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7"];
+        ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7", &format];
     let config = recipe::config(directory.path(), &overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let run = config.run_directory();
@@ -65,10 +72,12 @@ fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
     for step in 2..=6 {
         // Step n was sampled with the weights that step n − 1 left.
         let model = Model::load(&run.join(format!("checkpoints/rl-step-{:06}", step - 1))).unwrap();
+        let model = model.with_compute(compute);
         let trajectories = rollouts(&run, step);
         assert_eq!(trajectories.len(), 24);
         for (per_batch, threads) in [(1, 1), (5, 2), (24, 2), (24, 3)] {
-            assert_eq!(largest_difference(&model, &trajectories, per_batch, threads), 0.0, "step {step}");
+            let difference = largest_difference(&model, &trajectories, per_batch, threads);
+            assert_eq!(difference, 0.0, "{}, step {step}", compute.name());
         }
         compared += trajectories.iter().map(Trajectory::policy_tokens).sum::<usize>();
     }

@@ -81,6 +81,13 @@ fn accuracy_rises_and_not_with_the_sign_flipped() {
         };
         let (before, after, n) = train("learns", &[]);
         assert!(z(before, after, n) > SIGNIFICANT, "{method}: {before} → {after} on {n} tasks");
+        if method == "grpo" {
+            // Products of bf16 numbers learn as well: from the same start to where f32 ends, but for chance.
+            let (start, other, n) = train("bf16", &["model.compute=bf16"]);
+            assert!(z(start, other, n) > SIGNIFICANT, "bf16: {start} → {other} on {n} tasks");
+            let apart = z(other, after, n).abs();
+            assert!(apart <= SIGNIFICANT, "bf16 ends at {other}, f32 at {after}, on {n} tasks");
+        }
         // The same warm start, and a reward whose sign, and with it the advantage's, is the other one.
         let (start, after, n) = train(
             "flipped",

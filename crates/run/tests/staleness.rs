@@ -49,7 +49,7 @@ fn scored(model: &Model, trajectory: &Trajectory) -> Vec<f32> {
     let rows: Vec<u32> = trajectory.policy_ranges().flatten().map(|i| i as u32).collect();
     let seq_starts = [0, trajectory.tokens.len()];
     let inv_temperature = vec![1.0 / trajectory.spans[1].temperature; rows.len()];
-    let packed = PackedTokens { tokens: &trajectory.tokens, seq_starts: &seq_starts };
+    let packed = PackedTokens { tokens: &trajectory.tokens, seq_starts: &seq_starts, parents: &[] };
     let rows = ScoreRows { rows: &rows, inv_temperature: &inv_temperature };
     model.score(&Ctx::serial(), &packed, &rows).unwrap().logprob
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rloom_model::hub::HubOptions;
-use rloom_ops::Isa;
+use rloom_ops::{Ctx, Isa};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -81,6 +81,7 @@ fn findings() -> Vec<Finding> {
         Finding::ok("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
         Finding::ok("cores", format!("{cores}, so {cores} threads by default")),
         Finding::ok("kernels", format!("{} (also here: {})", Isa::detect().name(), isas.join(", "))),
+        Finding::ok("bf16", format!("products by {}", Ctx::serial().products())),
         memory(),
         disk(),
         writable(),
@@ -108,7 +109,8 @@ fn memory() -> Finding {
     }
 }
 
-fn meminfo(key: &str) -> Option<u64> {
+/// A figure of `/proc/meminfo` in bytes.
+pub(super) fn meminfo(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;

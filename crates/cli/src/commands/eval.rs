@@ -21,7 +21,8 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
         of_run(arguments, output)?
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
-        (config, policy::open(&arguments.target, output)?)
+        let compute = config.compute;
+        (config, policy::open(&arguments.target, Some(compute), output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
         Failure::usage(
@@ -51,7 +52,8 @@ fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure>
     let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
     let checkpoint = policy::checkpoint(&run, name)?;
     output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-    Ok((config, Policy::open(&checkpoint).map_err(Failure::failed)?))
+    let policy = Policy::open(&checkpoint, config.compute).map_err(Failure::failed)?;
+    Ok((config, policy))
 }
 
 fn bar(output: Output) -> ProgressBar {

@@ -1,6 +1,7 @@
 //! One command, one file.
 
 pub(crate) mod algo;
+pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod doctor;
 pub(crate) mod eval;

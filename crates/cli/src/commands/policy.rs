@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rloom_model::GenerationConfig;
+use rloom_config::Config;
+use rloom_model::{Compute, GenerationConfig};
 use rloom_rollout::SamplingSettings;
 use rloom_run::Policy;
 
@@ -10,15 +11,20 @@ use crate::arguments::Sampling;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 
-/// Opens a model: a folder, a hub id, or a run's folder, of which it is the best checkpoint.
-pub(crate) fn open(source: &str, output: Output) -> Result<Policy, Failure> {
+/// Opens a model: a folder, a hub id, or a run's folder, of which it is the best checkpoint. Without a format to compute
+/// in, a run's model has its run's, and any other f32.
+pub(crate) fn open(source: &str, compute: Option<Compute>, output: Output) -> Result<Policy, Failure> {
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {
         let checkpoint = checkpoint(folder, None)?;
         output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-        return Policy::open(&checkpoint).map_err(Failure::failed);
+        let compute = match compute {
+            Some(compute) => compute,
+            None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.compute,
+        };
+        return Policy::open(&checkpoint, compute).map_err(Failure::failed);
     }
-    Policy::resolve(source).map_err(Failure::failed)
+    Policy::resolve(source, compute.unwrap_or_default()).map_err(Failure::failed)
 }
 
 /// A checkpoint of a run: the one that is named, or else the best, or else the latest.

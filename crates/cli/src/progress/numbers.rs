@@ -63,6 +63,16 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// Characters of a bar that is full.
+pub(crate) const BAR: usize = 20;
+const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+
+/// A share as a bar.
+pub(crate) fn bar(share: f64) -> String {
+    let eighths = (share.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
+    format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
+}
+
 /// `age 1.2, oldest 2`: how old the tokens of a batch were, in versions; nothing where all were fresh.
 pub(crate) fn age(metrics: &Metrics) -> Option<String> {
     let oldest = metrics.get(metric::STALENESS_MAX).filter(|oldest| **oldest > 0.0)?;

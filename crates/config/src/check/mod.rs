@@ -23,7 +23,8 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     if problems.len() > before {
         return None;
     }
-    Some(Config { run, model: model?, eval, stages: stages? })
+    let compute = draft.model.value.compute;
+    Some(Config { run, model: model?, compute, eval, stages: stages? })
 }
 
 /// Shared tables that no stage and no evaluation reads.

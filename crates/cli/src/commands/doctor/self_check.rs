@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_model::{Compute, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
 use rloom_ops::{Ctx, Isa};
 use rloom_rollout::{
     EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
@@ -14,44 +14,84 @@ use super::Finding;
 const VOCABULARY: usize = 97;
 const PROMPT: [u32; 5] = [1, 2, 3, 5, 8];
 
+/// A way to compute that this processor has: an instruction set and a format.
+#[derive(Clone, Copy)]
+struct Way {
+    isa: Isa,
+    compute: Compute,
+}
+
+impl Way {
+    fn all() -> impl Iterator<Item = Self> {
+        [Compute::F32, Compute::Bf16]
+            .into_iter()
+            .flat_map(|compute| Isa::available().into_iter().map(move |isa| Self { isa, compute }))
+    }
+
+    fn name(self) -> String {
+        format!("{} in {}", self.isa.name(), self.compute.name())
+    }
+
+    /// Whether the two must give the same bits: in one format all do, but for bf16 products by tiles.
+    fn agrees_with(self, other: Self) -> bool {
+        let tiles = |way: Self| way.compute == Compute::Bf16 && way.isa == Isa::Amx;
+        self.compute == other.compute && tiles(self) == tiles(other)
+    }
+}
+
+/// Bits of log-probabilities: as they were sampled, and as they are scored.
+type Bits = (Vec<u32>, Vec<u32>);
+
 pub(super) fn run() -> [Finding; 2] {
     let hint = "this is a defect: please report it with the output of `rloom doctor --json`";
-    let mut results = Vec::new();
-    for isa in Isa::available() {
-        match sample_and_score(isa) {
-            Ok(pair) => results.push((isa, pair)),
+    let mut results: Vec<(Way, Bits)> = Vec::new();
+    for way in Way::all() {
+        match sample_and_score(way) {
+            Ok(pair) => results.push((way, pair)),
             Err(error) => {
-                let failed = |name| Finding::failed(name, format!("{}: {error}", isa.name()), hint);
+                let failed = |name| Finding::failed(name, format!("{}: {error}", way.name()), hint);
                 return [failed("exactness"), failed("portability")];
             }
         }
     }
-    let apart = results.iter().find(|(_, (sampled, scored))| sampled != scored);
-    let exact = match apart {
-        None => {
-            Finding::ok("exactness", "log-probabilities of sampling and of training are equal, bit for bit")
-        }
-        Some((isa, _)) => {
-            let value = format!("sampling and training disagree on {}", isa.name());
+    [exactness(&results, hint), portability(&results, hint)]
+}
+
+fn exactness(results: &[(Way, Bits)], hint: &str) -> Finding {
+    match results.iter().find(|(_, (sampled, scored))| sampled != scored) {
+        None => Finding::ok(
+            "exactness",
+            "log-probabilities of sampling and of training are equal, bit for bit, in f32 and in bf16",
+        ),
+        Some((way, _)) => {
+            let value = format!("sampling and training disagree on {}", way.name());
             Finding::failed("exactness", value, hint)
         }
+    }
+}
+
+fn portability(results: &[(Way, Bits)], hint: &str) -> Finding {
+    let differs = |(way, bits): &&(Way, Bits)| {
+        results.iter().any(|(first, expected)| way.agrees_with(*first) && expected != bits)
     };
-    let first = results.first().map(|(_, pair)| pair.clone());
-    let other = results.iter().find(|(_, pair)| Some(pair) != first.as_ref());
-    let portable = match other {
-        None => Finding::ok("portability", format!("{} instruction sets give the same bits", results.len())),
-        Some((isa, _)) => {
-            Finding::failed("portability", format!("{} gives other bits than portable", isa.name()), hint)
+    match results.iter().rev().find(differs) {
+        None => {
+            let sets = results.iter().filter(|(way, _)| way.compute == Compute::F32).count();
+            Finding::ok("portability", format!("{sets} instruction sets give the same bits"))
         }
-    };
-    [exact, portable]
+        Some((way, _)) => {
+            let value = format!("{} gives other bits than others do", way.name());
+            Finding::failed("portability", value, hint)
+        }
+    }
 }
 
 /// Bits of the log-probabilities of a sampled completion: as the sampler saw them, and as a packed forward pass does.
-fn sample_and_score(isa: Isa) -> Result<(Vec<u32>, Vec<u32>), String> {
+fn sample_and_score(way: Way) -> Result<Bits, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let ctx = Ctx::with_isa(2, isa).map_err(|e| text(&e))?;
-    let config = tiny().map_err(|e| text(&e))?;
+    let ctx = Ctx::with_isa(2, way.isa).map_err(|e| text(&e))?;
+    let mut config = tiny().map_err(|e| text(&e))?;
+    config.compute = way.compute;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
     let engine = EmbeddedEngine::new(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
@@ -72,7 +112,7 @@ fn sample_and_score(isa: Isa) -> Result<(Vec<u32>, Vec<u32>), String> {
     let scores = model
         .score(
             &ctx,
-            &PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()] },
+            &PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] },
             &ScoreRows { rows: &rows, inv_temperature: &vec![1.0; rows.len()] },
         )
         .map_err(|e| text(&e))?;

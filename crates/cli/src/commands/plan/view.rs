@@ -7,17 +7,7 @@ use rloom_sched::sim::{Choice, Report, Speeds, Split, Why};
 use super::recipe::Recipe;
 use super::{Fitted, Found, Recommended};
 use crate::output::{BOLD, FAINT, GREEN, Output};
-use crate::progress::numbers::{count, duration, percent, thousands};
-
-/// Characters of a bar that is full.
-const WIDTH: f64 = 20.0;
-const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-
-/// A share as a bar.
-fn bar(share: f64) -> String {
-    let eighths = (share.clamp(0.0, 1.0) * WIDTH * 8.0).round() as usize;
-    format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
-}
+use crate::progress::numbers::{bar, count, duration, percent, thousands};
 
 /// Seconds of a step, also of a very short one.
 fn step_time(seconds: f64) -> String {

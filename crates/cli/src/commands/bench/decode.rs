@@ -1,0 +1,74 @@
+//! Greedy generation of a batch of prompts, through the engine that training samples with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
+use rloom_model::{Model, Weights};
+use rloom_rollout::{
+    EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
+};
+use tokio::runtime::Runtime;
+
+use super::count::{Operations, decode_bytes};
+use super::measure::{Round, rounds};
+use super::report::{Done, Phase};
+use super::shape::DecodeBatch;
+use super::{Bench, random_tokens, runtime};
+use crate::failure::Failure;
+
+/// Generates, and says how many seconds that took.
+struct Clocked<'a> {
+    bench: &'a Bench<'a>,
+    engine: EmbeddedEngine,
+    runtime: Runtime,
+}
+
+impl Clocked<'_> {
+    fn generate(&self, sequences: usize, new: usize) -> Result<f64, Failure> {
+        let DecodeBatch { prompt, .. } = self.bench.shape.decode;
+        let vocabulary = self.bench.shape.config.vocab_size;
+        let requests: Vec<GenerateRequest> = (0..sequences as u64)
+            .map(|ticket| {
+                let key = RandomKey::new(0, 0, Purpose::Evaluation, ticket);
+                let prompt = random_tokens(ticket, prompt, vocabulary);
+                GenerateRequest::new(key, prompt, SamplingSettings::greedy(new))
+            })
+            .collect();
+        let start = Instant::now();
+        let done = self.runtime.block_on(generate_all(&self.engine, requests));
+        done.map_err(Failure::failed)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
+    let DecodeBatch { sequences, prompt, new } = bench.shape.decode;
+    let (ctx, config) = (&bench.ctx, &bench.shape.config);
+    let engine =
+        EmbeddedEngine::new(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+    let weights = Weights { version: PolicyVersion(0), model: Arc::new(Model::init(config, 0)) };
+    let clocked = Clocked { bench, engine, runtime: runtime()? };
+    let start = Instant::now();
+    clocked.runtime.block_on(clocked.engine.load(&weights, InFlight::Finish)).map_err(Failure::failed)?;
+    // The first token with new weights waits until they are laid out for the kernels, the second one does not.
+    clocked.generate(1, 1)?;
+    let first = start.elapsed().as_secs_f64();
+    let pack = (first - clocked.generate(1, 1)?).max(0.0);
+
+    let mut measured = rounds(bench.rounds, &|text| bench.tell("decode", text), || {
+        let prefill = clocked.generate(sequences, 1)?;
+        let seconds = clocked.generate(sequences, new)?;
+        let prefill = prefill.min(seconds);
+        Ok(Round { seconds, phases: vec![("prefill", prefill), ("decode", seconds - prefill)] })
+    })?;
+    measured.phases.insert(0, Phase { name: "pack", seconds: pack });
+    Ok(Done {
+        work: "decode",
+        batch: format!("{sequences} prompts of {prompt}, {new} new tokens each, greedy"),
+        tokens: sequences * new,
+        operations: Operations::decode(config, bench.shape.decode),
+        bytes_read: Some(decode_bytes(config, bench.shape.decode)),
+        rounds: measured,
+    })
+}

@@ -1,0 +1,233 @@
+//! A step of GRPO in this process, by the parts that a run is made of: the rollout engine, advantages of random rewards,
+//! the training engine, and its new weights loaded for the next rollout.
+//!
+//! What a run adds to that (journal, checkpoints, verifiers) is not in it. There is no phase for scoring: without KL, the
+//! log-probabilities that the loss compares with are the sampler's, which are the trainer's to the bit.
+
+use std::sync::Arc;
+
+use rloom_algo::{
+    AdvantageSpec, AlgoError, Algorithm, AlgorithmState, EpisodeRewards, GlobalCounts, GroupRewards,
+    LossBatch, LossGrad, Method, PolicyLoss, Scope, TokenScores, advantages, policy_loss, step_loss,
+};
+use rloom_core::{
+    Author, PolicyVersion, Purpose, RandomKey, Role, SampleKey, Span, Ticket, Trajectory, VersionSpan,
+};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
+use rloom_rollout::{
+    EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
+    generate_all,
+};
+use rloom_train::{EmbeddedTrainEngine, LossFn, OptimStep, PackedBatch, TrainEngine, TrainSettings, pack};
+use tokio::runtime::Runtime;
+
+use super::count::Operations;
+use super::measure::{Laps, Round, rounds};
+use super::report::Done;
+use super::shape::GrpoBatch;
+use super::{Bench, random_tokens, runtime};
+use crate::failure::Failure;
+
+const LEARNING_RATE: f64 = 1e-6;
+
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
+    let GrpoBatch { prompts, samples, prompt, new } = bench.shape.grpo;
+    let mut step = Step::new(bench)?;
+    let measured = rounds(bench.rounds, &|text| bench.tell("grpo", text), || step.run())?;
+    Ok(Done {
+        work: "grpo",
+        batch: format!(
+            "{prompts} prompts of {prompt}, {samples} samples each of {new} tokens, one optimiser step"
+        ),
+        tokens: prompts * samples * new,
+        operations: Operations::grpo(&bench.shape.config, bench.shape.grpo),
+        bytes_read: None,
+        rounds: measured,
+    })
+}
+
+struct Step {
+    runtime: Runtime,
+    rollout: EmbeddedEngine,
+    trainer: EmbeddedTrainEngine,
+    algorithm: Algorithm,
+    batch: GrpoBatch,
+    prompts: Vec<Arc<[u32]>>,
+    version: u64,
+}
+
+impl Step {
+    fn new(bench: &Bench<'_>) -> Result<Self, Failure> {
+        let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
+        let rollout =
+            EmbeddedEngine::new(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+        let trainer = EmbeddedTrainEngine::new(
+            ctx.clone(),
+            Arc::new(Model::init(config, 0)),
+            None,
+            OptimizerSettings::default(),
+            GenerationConfig::default(),
+        );
+        let prompts = (0..batch.prompts as u64)
+            .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
+            .collect();
+        let algorithm = Algorithm::preset(Method::Grpo).map_err(Failure::failed)?;
+        let mut step = Self { runtime: runtime()?, rollout, trainer, algorithm, batch, prompts, version: 0 };
+        step.publish()?;
+        Ok(step)
+    }
+
+    fn run(&mut self) -> Result<Round, Failure> {
+        let mut laps = Laps::start();
+        let trajectories = self.sample()?;
+        laps.lap("rollout");
+        let advantages = self.advantages(&trajectories)?;
+        laps.lap("reward");
+        // The trainer writes in place what nobody samples from.
+        self.runtime.block_on(self.rollout.release()).map_err(Failure::failed)?;
+        let packed =
+            pack(&trajectories, TrainSettings::default().micro_batch_tokens).map_err(Failure::failed)?;
+        let lengths = trajectories.iter().map(Trajectory::policy_tokens);
+        let objective = Objective {
+            loss: &self.algorithm.loss,
+            advantage: flat(&packed, &advantages),
+            packed: &packed,
+            counts: GlobalCounts::of_lengths(lengths, self.batch.new as u64),
+        };
+        self.trainer.accumulate(&packed, &objective).map_err(Failure::failed)?;
+        laps.lap("forward_backward");
+        self.trainer.step(&OptimStep { learning_rate: LEARNING_RATE }).map_err(Failure::failed)?;
+        laps.lap("optimizer");
+        self.publish()?;
+        laps.lap("publish");
+        Ok(laps.end())
+    }
+
+    fn sample(&self) -> Result<Vec<Trajectory>, Failure> {
+        let sampling = SamplingSettings { max_new_tokens: self.batch.new, ..SamplingSettings::default() };
+        let keys = || {
+            let tickets = 0..self.prompts.len() as u64;
+            tickets.flat_map(|ticket| {
+                (0..self.batch.samples as u32).map(move |sample| SampleKey {
+                    ticket: Ticket(ticket),
+                    sample,
+                    segment: 0,
+                })
+            })
+        };
+        let requests = keys().map(|key| {
+            let prompt = Arc::clone(&self.prompts[key.ticket.0 as usize]);
+            let stream = RandomKey::of_sample(self.version, 0, Purpose::Rollout, key);
+            GenerateRequest {
+                group: Some(key.ticket.0),
+                ..GenerateRequest::new(stream, prompt, sampling.clone())
+            }
+        });
+        let done = self.runtime.block_on(generate_all(&self.rollout, requests)).map_err(Failure::failed)?;
+        Ok(keys().zip(done).map(|(key, done)| self.trajectory(key, done)).collect())
+    }
+
+    fn trajectory(&self, key: SampleKey, done: Generation) -> Trajectory {
+        let prompt = &self.prompts[key.ticket.0 as usize];
+        let at = prompt.len();
+        let tokens: Vec<u32> = prompt.iter().copied().chain(done.tokens).collect();
+        let shifted =
+            |span: VersionSpan| VersionSpan { range: span.range.start + at..span.range.end + at, ..span };
+        Trajectory {
+            key,
+            spans: vec![
+                Span::new(Author::Prompt, 0..at),
+                Span::new(Author::Policy, at..tokens.len()).at(done.temperature),
+            ],
+            tokens,
+            logprobs: done.logprobs,
+            versions: done.versions.into_iter().map(shifted).collect(),
+            stop: done.stop,
+        }
+    }
+
+    /// The advantage of each trajectory, from rewards between 0 and 1: no two alike, so that every token is trained on.
+    fn advantages(&self, trajectories: &[Trajectory]) -> Result<Vec<f32>, Failure> {
+        let spec: AdvantageSpec =
+            self.algorithm.advantage.ok_or_else(|| Failure::failed("GRPO without an advantage"))?;
+        let rewards: Vec<GroupRewards<'_>> = trajectories
+            .chunks(self.batch.samples)
+            .map(|group| GroupRewards { episodes: group.iter().map(|t| self.rewarded(t)).collect() })
+            .collect();
+        let running = AlgorithmState::default().rewards;
+        let advantages = advantages(&spec, &running, &rewards).map_err(Failure::failed)?;
+        Ok(advantages.episodes.iter().flatten().map(|episode| episode.at(0)).collect())
+    }
+
+    fn rewarded<'a>(&self, trajectory: &'a Trajectory) -> EpisodeRewards<'a> {
+        let stream = RandomKey::of_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
+        EpisodeRewards {
+            role: Role::Train,
+            reward: Some(stream.uniform(0)),
+            tokens: trajectory.policy_tokens(),
+            old_logprob: &trajectory.logprobs,
+            reference_logprob: &[],
+            components: &[],
+            values: &[],
+            last_value: None,
+            steps: &[],
+            prm_logprob: &[],
+            prm_reference_logprob: &[],
+        }
+    }
+
+    fn publish(&mut self) -> Result<(), Failure> {
+        self.version += 1;
+        self.trainer.set_version(PolicyVersion(self.version));
+        let weights: Weights = self.trainer.publish().map_err(Failure::failed)?;
+        self.runtime.block_on(self.rollout.load(&weights, InFlight::Finish)).map_err(Failure::failed)
+    }
+}
+
+/// Each micro-batch's advantages by token, of trajectories that were packed in their order.
+fn flat(packed: &[PackedBatch], advantages: &[f32]) -> Vec<Vec<f32>> {
+    let mut of_trajectory = advantages.iter();
+    packed
+        .iter()
+        .map(|batch| {
+            let rows = batch.sequences.iter().zip(&mut of_trajectory);
+            rows.flat_map(|(rows, &advantage)| std::iter::repeat_n(advantage, rows.len())).collect()
+        })
+        .collect()
+}
+
+/// GRPO's loss over the micro-batches of the step.
+struct Objective<'a> {
+    loss: &'a PolicyLoss,
+    packed: &'a [PackedBatch],
+    advantage: Vec<Vec<f32>>,
+    counts: GlobalCounts,
+}
+
+impl Objective<'_> {
+    fn batch(&self, micro_batch: usize) -> LossBatch<'_> {
+        let packed = &self.packed[micro_batch];
+        LossBatch {
+            rows: &packed.sequences,
+            advantage: Some(&self.advantage[micro_batch]),
+            old_logprob: Some(&packed.behavior_logprob),
+            behavior_logprob: Some(&packed.behavior_logprob),
+            ..LossBatch::default()
+        }
+    }
+}
+
+impl LossFn for Objective<'_> {
+    fn scope(&self) -> Scope {
+        self.loss.scope()
+    }
+
+    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        policy_loss(self.loss, &self.batch(micro_batch), scores, &self.counts)
+    }
+
+    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        let batches: Vec<_> = (0..self.packed.len()).map(|i| self.batch(i)).collect();
+        step_loss(self.loss, &batches, scores, &self.counts, &|_| 0)
+    }
+}

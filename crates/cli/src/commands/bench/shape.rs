@@ -1,0 +1,147 @@
+//! What is measured: a model's shape, and the batches that suit its size.
+
+use std::path::Path;
+
+use rloom_model::{Compute, Family, ModelConfig, NewModel};
+
+use crate::failure::Failure;
+
+/// Weights of more bytes than this, in f32, take the small batches.
+const LARGE: u64 = 256 << 20;
+
+/// A model's shape and the batches that it is measured with.
+#[derive(Debug, Clone)]
+pub(super) struct Shape {
+    /// `S`, `M`, or the folder as it was given.
+    pub(super) name: String,
+    pub(super) config: ModelConfig,
+    pub(super) train: TrainBatch,
+    pub(super) decode: DecodeBatch,
+    pub(super) grpo: GrpoBatch,
+}
+
+/// Sequences of a training step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TrainBatch {
+    pub(super) sequences: usize,
+    /// Tokens of each.
+    pub(super) length: usize,
+}
+
+/// Prompts that are completed side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DecodeBatch {
+    pub(super) sequences: usize,
+    /// Tokens of each prompt.
+    pub(super) prompt: usize,
+    /// Tokens of each completion.
+    pub(super) new: usize,
+}
+
+/// A batch of GRPO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GrpoBatch {
+    pub(super) prompts: usize,
+    /// Completions of each prompt.
+    pub(super) samples: usize,
+    /// Tokens of each prompt.
+    pub(super) prompt: usize,
+    /// Tokens of each completion.
+    pub(super) new: usize,
+}
+
+impl Shape {
+    /// `S`, `M`, or the shape of a model's folder.
+    pub(super) fn named(name: &str, compute: Compute) -> Result<Self, Failure> {
+        let mut config = match name {
+            "S" => made(4, 256, (8, 4), 704, 512)?,
+            "M" => made(24, 896, (14, 2), 4864, 32_000)?,
+            folder => read(folder)?,
+        };
+        config.compute = compute;
+        Ok(Self::of(name, config))
+    }
+
+    fn of(name: &str, config: ModelConfig) -> Self {
+        let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE;
+        let (train, decode, grpo) =
+            if large { ((2, 128), (8, 16), (2, 16)) } else { ((32, 128), (64, 64), (16, 64)) };
+        // At least one token is predicted, whatever little the model takes.
+        let context = config.max_positions.max(2);
+        let prompt = 16.min(context / 2);
+        let new = |new: usize| new.min(context - prompt);
+        Self {
+            name: name.to_owned(),
+            train: TrainBatch { sequences: train.0, length: train.1.min(context) },
+            decode: DecodeBatch { sequences: decode.0, prompt, new: new(decode.1) },
+            grpo: GrpoBatch { prompts: grpo.0, samples: 8, prompt, new: new(grpo.1) },
+            config,
+        }
+    }
+}
+
+fn made(
+    layers: usize,
+    hidden_size: usize,
+    (heads, kv_heads): (usize, usize),
+    intermediate_size: usize,
+    vocabulary: usize,
+) -> Result<ModelConfig, Failure> {
+    let new = NewModel {
+        family: Family::Qwen2,
+        layers,
+        hidden_size,
+        heads,
+        kv_heads: Some(kv_heads),
+        head_dim: None,
+        intermediate_size,
+        max_positions: 512,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        initializer_range: 0.02,
+    };
+    new.config(vocabulary).map_err(Failure::failed)
+}
+
+fn read(folder: &str) -> Result<ModelConfig, Failure> {
+    let path = Path::new(folder);
+    if !path.is_dir() {
+        return Err(Failure::usage(format!(
+            "there is no shape `{folder}`: neither a name nor a folder\nhint: take S, M, or a model's folder"
+        )));
+    }
+    let file = path.join("config.json");
+    if !file.is_file() {
+        return Err(Failure::usage(format!(
+            "{folder} has no config.json\nhint: take a folder as `transformers` writes it; of a run, one of its checkpoints"
+        )));
+    }
+    let config = ModelConfig::from_json_file(&file).map_err(Failure::usage)?;
+    if config.max_positions < 2 {
+        return Err(Failure::usage(format!("{folder}: a model of one position predicts nothing")));
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_fit_the_size_and_the_context() {
+        let s = Shape::named("S", Compute::F32).unwrap();
+        assert_eq!(s.train, TrainBatch { sequences: 32, length: 128 });
+        assert_eq!(s.decode, DecodeBatch { sequences: 64, prompt: 16, new: 64 });
+        assert_eq!(s.grpo, GrpoBatch { prompts: 16, samples: 8, prompt: 16, new: 64 });
+        let m = Shape::named("M", Compute::Bf16).unwrap();
+        assert_eq!((m.config.compute, m.config.head_dim), (Compute::Bf16, 64));
+        assert_eq!(m.train, TrainBatch { sequences: 2, length: 128 });
+        assert_eq!(m.decode, DecodeBatch { sequences: 8, prompt: 16, new: 16 });
+        let mut config = s.config;
+        config.max_positions = 5;
+        let short = Shape::of("short", config);
+        assert_eq!(short.train.length, 5);
+        assert_eq!((short.decode.prompt, short.decode.new), (2, 3));
+    }
+}
