@@ -1,6 +1,6 @@
 """Makes a folder of the shape of Qwen2.5-0.5B with random weights and a byte-level tokenizer.
 
-    bench/.venv/bin/python bench/make_qwen_shape.py bench/out/qwen-shape
+    bench/.venvs/torch/bin/python bench/make_qwen_shape.py bench/out/qwen-shape
 
 24 layers, width 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 151,936, tied: 494 M parameters, written in
 bf16. The tokenizer knows the 256 bytes and the chat markers; ids above them decode to nothing.

@@ -1,0 +1,55 @@
+"""The shapes as transformers models, with random weights and PyTorch's threads set."""
+
+import os
+
+import torch
+import transformers
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from works import POSITIONS, SHAPES, peak_mib, threads
+
+torch.set_num_threads(threads())
+torch.manual_seed(0)
+VERSIONS = f"torch {torch.__version__}, transformers {transformers.__version__}"
+#: Resident memory before there is a model: the interpreter and what it has imported.
+START_MIB = peak_mib()
+
+
+def model(name: str, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+    """A model of a shape; no token ends a sequence, so that every completion has its full length."""
+    shape = SHAPES[name]
+    config = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    made = Qwen2ForCausalLM(config).to(dtype)
+    assert parameters(made) == shape.parameters(), f"{parameters(made)} parameters instead of {shape.parameters()}"
+    return made
+
+
+def parameters(of: torch.nn.Module) -> int:
+    """Numbers in a model, tied ones once."""
+    return sum(p.numel() for p in of.parameters())
+
+
+def dtype(compute: str) -> torch.dtype:
+    return {"f32": torch.float32, "bf16": torch.bfloat16}[compute]
+
+
+if __name__ == "__main__":
+    # Writes shape S as a folder for the programs that read one: python qwen.py FOLDER.
+    import sys
+
+    made = model("S")
+    made.save_pretrained(sys.argv[1])
+    print(f"{parameters(made):,} parameters in {os.path.abspath(sys.argv[1])}")

@@ -1,0 +1,52 @@
+"""PyTorch's matrix products of linear layers in training: --layers "m,n,k m,n,k …" for m tokens, n outputs, k inputs.
+
+Each layer has three, in the storage that autograd has them in. The same matrices are used again and again, so that what
+fits in a cache is there. One JSON line with GFLOP/s of each.
+"""
+
+import json
+import time
+from statistics import median
+
+import torch
+
+import qwen
+from works import arguments
+
+#: A block of products takes at least so many seconds, so that it is long against the clock.
+BLOCK = 0.05
+given = arguments("--layers")
+dtype = qwen.dtype(given.compute)
+
+
+def matrix(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns).to(dtype)
+
+
+def seconds_of(left: torch.Tensor, right: torch.Tensor) -> float:
+    out = left @ right
+    start = time.perf_counter()
+    torch.mm(left, right, out=out)
+    repeats = max(1, round(BLOCK / max(time.perf_counter() - start, 1e-6)))
+    blocks = []
+    for _ in range(given.steps):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            torch.mm(left, right, out=out)
+        blocks.append((time.perf_counter() - start) / repeats)
+    return median(blocks)
+
+
+@torch.inference_mode()
+def products() -> list[dict]:
+    found = []
+    for layer in given.layers.split():
+        m, n, k = map(int, layer.split(","))
+        x, w, dy = matrix(m, k), matrix(n, k), matrix(m, n)
+        pairs = {"forward": (x, w.t()), "backward_input": (dy, w), "backward_weight": (dy.t(), x)}
+        for name, (left, right) in pairs.items():
+            found.append({"name": name, "m": m, "n": n, "k": k, "gflops": 2e-9 * m * n * k / seconds_of(left, right)})
+    return found
+
+
+print(json.dumps({"kernels": products(), "versions": qwen.VERSIONS}))

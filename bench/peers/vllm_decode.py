@@ -1,0 +1,45 @@
+"""Greedy decoding with vLLM's offline engine, every prompt a request of its own: --folder FOLDER names the model.
+
+compare.py sets the variables that vLLM reads (cores, cache size, no network). `--eager yes` goes without compilation.
+"""
+
+import time
+from importlib.metadata import version
+
+from vllm import LLM, SamplingParams
+
+from works import SHAPES, arguments, prompts, report, timed
+
+given = arguments("--folder", "--eager")
+
+
+def main() -> None:
+    shape = SHAPES["S"]
+    sequences, prompt, new = shape.decode
+    begun = time.perf_counter()
+    engine = LLM(
+        model=given.folder,
+        skip_tokenizer_init=True,
+        dtype={"f32": "float32", "bf16": "bfloat16"}[given.compute],
+        max_model_len=prompt + new,
+        max_num_seqs=sequences,
+        enforce_eager=bool(given.eager),
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+    started = time.perf_counter() - begun
+    requests = [{"prompt_token_ids": ids} for ids in prompts(shape, sequences, prompt)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
+
+    def decode() -> None:
+        outputs = engine.generate(requests, greedy, use_tqdm=False)
+        assert len(outputs) == sequences
+        assert all(len(output.outputs[0].token_ids) == new for output in outputs)
+
+    seconds = timed(given.steps, given.warm, decode)
+    # No memory: the engine and its worker are processes of their own.
+    report(seconds, sequences * new, startup_seconds=started, versions=f"vllm {version('vllm')}")
+
+
+if __name__ == "__main__":
+    main()
