@@ -79,7 +79,7 @@ pub(crate) struct StageParts {
     pub(crate) training: BatchTraining,
     pub(crate) schedule: ScheduleSettings,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// Name of the instruction set.
+    /// How it computes: the instruction set, or how products of bf16 numbers are summed.
     pub(crate) isa: String,
     pub(crate) keeping: Keeping,
     /// Completions of each step that are shown.
