@@ -4,7 +4,8 @@
 //! A lies along or across the reduced dimension and B in panels or in rows, in either format, so the same kernel runs on
 //! a packed weight (forward), on a plain weight (input gradient) and on plain activations whose rows are summed over
 //! (weight gradient). This file cuts a product into pieces for threads; `gemm_kernel` computes a piece, from tiles that
-//! `gemm_tile` and `gemm_amx` compute, after `gemm_copy` has brought what lies otherwise into their layout.
+//! `gemm_tile` and `gemm_amx` compute, after `gemm_copy` has brought what lies otherwise into their layout; meanwhile
+//! what is needed next is under way (`gemm_ahead`).
 //!
 //! The order of each sum does not depend on any size chosen here: a pass over part of the reduced dimension leaves the
 //! sum so far in memory and the next pass takes it up again. The other two dimensions only say who computes which
@@ -121,20 +122,6 @@ impl Product<'_> {
         }
     }
 
-    /// Computes two products that do not depend on each other, with one wait for both.
-    pub(crate) fn run_both(ctx: &Ctx, one: &Self, c: Place<'_>, two: &Self, d: Place<'_>) {
-        let (a, b) = (one.grid(ctx.threads()), two.grid(ctx.threads()));
-        ctx.parallel_for(a.0 * a.1 + b.0 * b.1, |i| {
-            // SAFETY: the pieces cover different elements of the two results.
-            unsafe {
-                match i.checked_sub(a.0 * a.1) {
-                    None => one.run_piece(ctx, c, a, i),
-                    Some(i) => two.run_piece(ctx, d, b, i),
-                }
-            }
-        });
-    }
-
     /// How many pieces the columns and the rows are cut into for `threads` threads.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
@@ -177,7 +164,10 @@ impl Product<'_> {
     unsafe fn run_piece(&self, ctx: &Ctx, c: Place<'_>, (across, down): (usize, usize), i: usize) {
         // Neighbouring pieces share columns of B, which is the larger part of what a piece reads.
         let panels = piece(self.n.div_ceil(LANES), across, i / down);
-        let rows = piece(self.m, down, i % down);
+        // Whole tiles; where A is copied across its rows, whole vectors and cache lines.
+        let unit = if self.a.step == 1 { FEW_ROWS } else { LANES * self.group };
+        let rows = piece(self.m.div_ceil(unit), down, i % down);
+        let rows = rows.start * unit..(rows.end * unit).min(self.m);
         let cols = panels.start * LANES..(panels.end * LANES).min(self.n);
         if rows.is_empty() || cols.is_empty() {
             return;

@@ -158,6 +158,10 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, rows: usize, t: &Til
     let halves = [rows.min(SIDE), rows.saturating_sub(SIDE)];
     // SAFETY: rows, panels and steps stay within the tile.
     unsafe {
+        // A tile takes too little time for more than what the results need, which comes first.
+        for ahead in &t.ahead[..2] {
+            ahead.fetch(s);
+        }
         let mut unit = U::start(halves);
         begin::<U, TWO>(&mut unit, halves[1] > 0, t);
         let whole = t.steps / SIDE * SIDE;

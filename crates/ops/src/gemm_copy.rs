@@ -6,11 +6,13 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::Element;
+use crate::gemm_ahead::LINE;
 use crate::gemm_kernel::{Pass, Source, load};
 use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd};
 
-/// Rows further on whose memory is asked for.
+/// Rows further on whose memory is asked for, for tiles, which ask for none while they are computed: they lie far apart,
+/// where the processor does not look ahead by itself.
 const AHEAD: usize = 16;
 
 /// Words of the room for a pass over `rows` rows of A, whichever way they are copied.
@@ -18,7 +20,25 @@ pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
     steps * (rows.next_multiple_of(LANES) + LANES)
 }
 
-/// Copies the pass's part of A and returns where it lies, and its strides from row to row and from step to step.
+/// Where the copy of A lies, and its strides from row to row and from step to step.
+#[inline(always)]
+pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const f32, usize, usize) {
+    let block = pass.block;
+    if A::STRICT || block.a_step == 1 {
+        (block.left, pass.steps, 1)
+    } else {
+        (block.left, 1, stride(block.m))
+    }
+}
+
+/// Words from one step to the next of a copy of `m` rows that lie side by side: an odd number of cache lines, or steps
+/// would compete for a few places of the cache.
+fn stride(m: usize) -> usize {
+    m.next_multiple_of(LANES) | LANES
+}
+
+/// Copies the rows `rows` of the pass's part of A to their place in the [`left_layout`]. The first is a multiple of
+/// [`CHUNK`](crate::gemm_ahead::CHUNK).
 ///
 /// # Safety
 /// The block's room must have [`left_room`] words; A must exist.
@@ -27,14 +47,15 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     s: S,
     arithmetic: A,
     pass: &Pass<'_>,
-) -> (*const f32, usize, usize) {
+    rows: Range<usize>,
+) {
     // SAFETY: the caller's duty.
     unsafe {
         match pass.block.a {
-            Source::F32(a) if pass.block.a_step == 1 => along(s, pass, a),
-            Source::Bf16(a) if pass.block.a_step == 1 => along(s, pass, a),
-            Source::Words(a) | Source::F32(a) => across(s, arithmetic, pass, a),
-            Source::Bf16(a) => across(s, arithmetic, pass, a),
+            Source::F32(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
+            Source::Bf16(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
+            Source::Words(a) | Source::F32(a) => across(s, arithmetic, pass, a, rows),
+            Source::Bf16(a) => across(s, arithmetic, pass, a, rows),
         }
     }
 }
@@ -44,15 +65,28 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
 /// # Safety
 /// As for [`copy_left`].
 #[inline(always)]
-unsafe fn along<S: Simd, E: Element>(s: S, pass: &Pass<'_>, a: *const E) -> (*const f32, usize, usize) {
+unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
+    s: S,
+    arithmetic: A,
+    pass: &Pass<'_>,
+    a: *const E,
+    rows: Range<usize>,
+) {
+    const DEPTH: usize = 2 * LANES;
     let (block, first) = (pass.block, 2 * pass.start);
     let count = (2 * pass.steps).min(block.k - first);
-    for i in 0..block.m {
+    let whole = count / DEPTH * DEPTH;
+    for i in rows {
         // SAFETY: the row has `count` numbers from `first` on, the room twice the steps.
         unsafe {
             let from = a.add(i * block.a_row + first);
-            let to = block.left.add(i * pass.steps).cast::<bf16>();
-            for j in (0..count).step_by(LANES) {
+            let to = block.left.add(i * pass.steps);
+            for j in (0..whole).step_by(DEPTH) {
+                let words = arithmetic.narrow(s, E::load(s, from.add(j)), E::load(s, from.add(j + LANES)));
+                s.store_ptr(to.add(j / 2), words);
+            }
+            let to = to.cast::<bf16>();
+            for j in (whole..count).step_by(LANES) {
                 let width = LANES.min(count - j);
                 crate::lanes::store(
                     s,
@@ -65,7 +99,6 @@ unsafe fn along<S: Simd, E: Element>(s: S, pass: &Pass<'_>, a: *const E) -> (*co
             }
         }
     }
-    (block.left, pass.steps, 1)
 }
 
 /// A whose columns lie along the reduced dimension: a row of words for each step.
@@ -78,24 +111,20 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
     arithmetic: A,
     pass: &Pass<'_>,
     a: *const E,
-) -> (*const f32, usize, usize) {
+    rows: Range<usize>,
+) {
     let block = pass.block;
     if A::STRICT {
         // SAFETY: the caller's duty.
-        return unsafe { turned(s, arithmetic, pass, a) };
+        return unsafe { turned(s, arithmetic, pass, a, rows) };
     }
-    // An odd number of cache lines, or steps would compete for a few places of the cache.
-    let stride = block.m.next_multiple_of(LANES) | LANES;
     for step in 0..pass.steps {
-        for i in (0..block.m).step_by(LANES) {
-            // SAFETY: rows and steps are within the block; the room has `stride` words for each step.
-            unsafe {
-                let words = words(s, arithmetic, pass, a.add(i), block.a_step, step, LANES.min(block.m - i));
-                s.store_ptr(block.left.add(step * stride + i), words);
-            }
+        // SAFETY: rows and steps are within the block; the room has `stride` words for each step.
+        unsafe {
+            let to = block.left.add(step * stride(block.m) + rows.start);
+            words(s, arithmetic, pass, (a.add(rows.start), block.a_step), step, rows.len(), to, LANES);
         }
     }
-    (block.left, 1, stride)
 }
 
 /// As [`across`], but turned into rows whose words lie side by side.
@@ -108,17 +137,29 @@ unsafe fn turned<S: Simd, A: Arithmetic<S>, E: Element>(
     arithmetic: A,
     pass: &Pass<'_>,
     a: *const E,
-) -> (*const f32, usize, usize) {
+    rows: Range<usize>,
+) {
     let block = pass.block;
     let mut square = [s.zero(); LANES];
     for first in (0..pass.steps).step_by(LANES) {
         let count = LANES.min(pass.steps - first);
-        for i in (0..block.m).step_by(LANES) {
-            let width = LANES.min(block.m - i);
+        for i in rows.clone().step_by(LANES) {
+            let width = LANES.min(rows.end - i);
             // SAFETY: rows and steps are within the block; the room has all steps of all rows.
             unsafe {
                 for (step, words_of_step) in square[..count].iter_mut().enumerate() {
-                    *words_of_step = words(s, arithmetic, pass, a.add(i), block.a_step, first + step, width);
+                    let mut lanes = [0.0; LANES];
+                    words(
+                        s,
+                        arithmetic,
+                        pass,
+                        (a.add(i), block.a_step),
+                        first + step,
+                        width,
+                        lanes.as_mut_ptr(),
+                        0,
+                    );
+                    *words_of_step = s.load(&lanes);
                 }
                 s.transpose(&mut square);
                 for (row, v) in square[..width].iter().enumerate() {
@@ -128,7 +169,6 @@ unsafe fn turned<S: Simd, A: Arithmetic<S>, E: Element>(
             }
         }
     }
-    (block.left, pass.steps, 1)
 }
 
 /// Copies some panels of the pass's part of B, of which the last has `last` columns, and returns where they lie, and
@@ -164,46 +204,63 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
     panels: Range<usize>,
     last: usize,
 ) -> (*const f32, usize, usize) {
-    let block = pass.block;
+    let (block, panel) = (pass.block, pass.steps * LANES);
+    let columns = (panels.len() - 1) * LANES + last;
     for step in 0..pass.steps {
-        for (j, panel) in panels.clone().enumerate() {
-            let width = if panel + 1 == panels.end { last } else { LANES };
-            // SAFETY: the room is large enough, and B is read where it has columns.
-            unsafe {
-                let words =
-                    words(s, arithmetic, pass, b.add(panel * block.b_panel), block.b_step, step, width);
-                s.store_ptr(block.right.add((j * pass.steps + step) * LANES), words);
-            }
+        // SAFETY: the room is large enough, and B is read where it has columns, panels being side by side.
+        unsafe {
+            let from = (b.add(panels.start * LANES), block.b_step);
+            words(s, arithmetic, pass, from, step, columns, block.right.add(step * LANES), panel);
         }
     }
-    (block.right, pass.steps * LANES, LANES)
+    (block.right, panel, LANES)
 }
 
-/// Sixteen words of the pass's step `step`: the numbers at `p` and, in pairs, those one row further on.
+/// Writes the words of the pass's step `step` to `to`, vectors `apart` from one another: `columns` numbers of a row
+/// and, in pairs, those one row further on. The last vector is filled up with zeros.
 ///
 /// # Safety
-/// `width <= LANES` numbers of each row must exist, the rows being `row` apart.
+/// `columns` numbers must exist in each row, the rows being `row` apart from `p` on, and room for the vectors.
 #[inline(always)]
 unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
     arithmetic: A,
     pass: &Pass<'_>,
-    p: *const E,
-    row: usize,
+    (p, row): (*const E, usize),
     step: usize,
-    width: usize,
-) -> S::V {
+    columns: usize,
+    to: *mut f32,
+    apart: usize,
+) {
     let first = (pass.start + step) * A::GROUP;
-    // SAFETY: the caller's duty. The row after the last one counts as zero and is not read.
+    let (whole, width) = (columns / LANES, columns % LANES);
+    let (even, odd) = (p.wrapping_add(first * row), p.wrapping_add((first + 1) * row));
+    // The row after the last one counts as zero and is not read.
+    let alone = A::GROUP == 2 && first + 1 == pass.block.k;
+    // SAFETY: the caller's duty.
     unsafe {
-        let even = load(s, p.add(first * row), width);
-        if A::GROUP == 1 {
-            return even;
+        if A::GROUP == 2 && A::STRICT {
+            for i in (0..columns).step_by(LINE / size_of::<E>()) {
+                s.prefetch(even.wrapping_add(AHEAD * row + i).cast());
+                s.prefetch(odd.wrapping_add(AHEAD * row + i).cast());
+            }
         }
-        // The rows lie far apart, where the processor does not look ahead by itself.
-        s.prefetch(p.wrapping_add((first + AHEAD) * row).cast());
-        s.prefetch(p.wrapping_add((first + AHEAD + 1) * row).cast());
-        let odd = if first + 1 < pass.block.k { load(s, p.add((first + 1) * row), width) } else { s.zero() };
-        arithmetic.pair(s, even, odd)
+        for i in 0..whole {
+            let (even, odd) = (even.add(i * LANES), odd.wrapping_add(i * LANES));
+            let words = match (A::GROUP, E::GROUP) {
+                (1, _) => E::load(s, even),
+                _ if alone => arithmetic.pair(s, E::load(s, even), s.zero()),
+                (_, 1) => arithmetic.pair(s, E::load(s, even), E::load(s, odd)),
+                _ => arithmetic.interleave(s, even.cast(), odd.cast()),
+            };
+            s.store_ptr(to.add(i * apart), words);
+        }
+        if width > 0 {
+            let even = E::load_n(s, even.add(whole * LANES), width);
+            let odd =
+                if A::GROUP == 1 || alone { s.zero() } else { E::load_n(s, odd.add(whole * LANES), width) };
+            let words = if A::GROUP == 1 { even } else { arithmetic.pair(s, even, odd) };
+            s.store_ptr(to.add(whole * apart), words);
+        }
     }
 }

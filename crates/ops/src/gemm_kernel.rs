@@ -9,8 +9,9 @@
 use std::mem::MaybeUninit;
 
 use crate::gemm::piece;
+use crate::gemm_ahead::{CHUNK, FEW_STEPS, cells, operands};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
-use crate::gemm_copy::{copy_left, copy_right};
+use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_tile::{Arithmetic, Pairs, Singles, TILE, Tile};
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Simd, dispatch};
@@ -68,6 +69,15 @@ impl Cells {
                 Self::F32(p) => Self::F32(p.add(i)),
                 Self::Bf16(p) => Self::Bf16(p.add(i)),
             }
+        }
+    }
+
+    /// The place `i` cells on, which need not exist.
+    #[inline(always)]
+    fn wrapping_add(self, i: usize) -> Self {
+        match self {
+            Self::F32(p) => Self::F32(p.wrapping_add(i)),
+            Self::Bf16(p) => Self::Bf16(p.wrapping_add(i)),
         }
     }
 
@@ -137,16 +147,16 @@ pub(crate) struct Block {
 pub(crate) struct Pass<'a> {
     pub(crate) block: &'a Block,
     /// Number of the pass and of all passes.
-    index: usize,
-    count: usize,
+    pub(crate) index: usize,
+    pub(crate) count: usize,
     /// The first step and the number of steps.
     pub(crate) start: usize,
     pub(crate) steps: usize,
     /// Number of tiles that the rows are cut into.
-    tiles: usize,
+    pub(crate) tiles: usize,
     /// Whether operands are copied first.
-    copies_left: bool,
-    copies_right: bool,
+    pub(crate) copies_left: bool,
+    pub(crate) copies_right: bool,
 }
 
 /// # Safety
@@ -223,7 +233,7 @@ dispatch! {
 unsafe fn native_pairs(block: &Block) {
     // SAFETY: the caller's duty.
     unsafe {
-        let s = crate::simd_x86::Avx512::detected();
+        let s = crate::simd_x86::Avx512::detected(crate::Isa::Avx512Bf16);
         multiply_generic(s, crate::gemm_tile::NativePairs::detected(), block);
     }
 }
@@ -250,7 +260,7 @@ dispatch! {
 unsafe fn amx_tiles(block: &Block) {
     // SAFETY: the caller's duty.
     unsafe {
-        let s = crate::simd_x86::Avx512::detected();
+        let s = crate::simd_x86::Avx512::detected(crate::Isa::Avx512Bf16);
         multiply_generic(s, Tiles::<crate::gemm_amx::amx::AmxUnit>::detected(), block);
     }
 }
@@ -285,10 +295,11 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             Source::Words(a) if !pass.copies_left => {
                 (a.add(pass.start * block.a_step), block.a_row, block.a_step)
             }
-            _ => copy_left(s, arithmetic, pass),
+            _ => left_layout::<S, A>(pass),
         };
         let panels = block.n.div_ceil(LANES);
         let groups = panels.div_ceil(A::widest(block.m.div_ceil(pass.tiles)));
+        let mut copied = 0;
         for group in 0..groups {
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
@@ -302,6 +313,15 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             };
             for i in 0..pass.tiles {
                 let rows = piece(block.m, pass.tiles, i);
+                if group == 0 {
+                    // Rows are copied shortly before their first use, while those after them are on their way.
+                    while pass.copies_left && copied < rows.end {
+                        let end = (copied + CHUNK).min(block.m);
+                        copy_left(s, arithmetic, pass, copied..end);
+                        copied = end;
+                    }
+                }
+                let ahead = operands(pass, (group, groups), i, &rows);
                 let mut tile = Tile {
                     steps: pass.steps,
                     a: a.add(rows.start * a_row),
@@ -314,6 +334,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                     from_row: 0,
                     to: std::ptr::null_mut(),
                     to_row: 0,
+                    ahead,
                 };
                 place(
                     s,
@@ -362,9 +383,15 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
         };
         let (to, to_row) = if done { (c, block.c_row) } else { (Cells::F32(partial), block.partial_row) };
         // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
-        match from {
-            None => fetch(s, to, to_row, 0, rows, panels),
-            Some(from) => fetch(s, from, from_row, rows, rows, panels),
+        if tile.steps >= FEW_STEPS {
+            tile.ahead[0] = match from {
+                None => cells(to, to_row, rows, panels),
+                Some(from) => cells(from.wrapping_add(rows * from_row), from_row, rows, panels),
+            };
+            if done && !block.add.is_null() {
+                let add = block.add.wrapping_add(row * block.add_row + col).cast_mut();
+                tile.ahead[1] = cells(Cells::F32(add), block.add_row, rows, panels);
+            }
         }
         let finish = done && !(block.bias.is_null() && block.add.is_null());
         let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
@@ -416,19 +443,6 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
 #[inline(always)]
 fn width(j: usize, panels: usize, last: usize) -> usize {
     if j + 1 == panels { last } else { LANES }
-}
-
-/// Asks for a tile's memory, `skip` rows further on. Addresses beyond the block do no harm.
-#[inline(always)]
-fn fetch<S: Simd>(s: S, at: Cells, row: usize, skip: usize, rows: usize, panels: usize) {
-    for i in skip..skip + rows {
-        for j in 0..panels {
-            match at {
-                Cells::F32(at) => s.prefetch(at.cast_const().wrapping_add(i * row + j * LANES)),
-                Cells::Bf16(at) => s.prefetch(at.cast_const().wrapping_add(i * row + j * LANES).cast()),
-            }
-        }
-    }
 }
 
 /// # Safety

@@ -3,6 +3,9 @@
 //! Operands are 32-bit words: an f32 number, or two bf16 numbers that are neighbours along the reduced dimension, the
 //! even one in the lower half. [`Arithmetic`] says what becomes of two words and how large a tile is.
 
+use half::bf16;
+
+use crate::gemm_ahead::{Ahead, LINE};
 use crate::simd::{LANES, Simd};
 
 /// Floats of the largest tile of any arithmetic.
@@ -25,6 +28,8 @@ pub(crate) struct Tile {
     pub(crate) from_row: usize,
     pub(crate) to: *mut f32,
     pub(crate) to_row: usize,
+    /// What is asked for meanwhile.
+    pub(crate) ahead: [Ahead; 4],
 }
 
 /// How words are multiplied and added up.
@@ -52,6 +57,28 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     #[inline(always)]
     fn pair(self, s: S, even: S::V, odd: S::V) -> S::V {
         s.pair(even, odd)
+    }
+
+    /// As [`pair`](Self::pair), for 16 bf16 numbers each.
+    ///
+    /// # Safety
+    /// The numbers must be readable.
+    #[inline(always)]
+    unsafe fn interleave(self, s: S, even: *const bf16, odd: *const bf16) -> S::V {
+        // SAFETY: the caller's duty; a bf16 is its 16 bits.
+        unsafe { self.pair(s, s.load_bf16(even.cast()), s.load_bf16(odd.cast())) }
+    }
+
+    /// Two vectors of numbers as 32 bf16 numbers, `low` first.
+    #[inline(always)]
+    fn narrow(self, s: S, low: S::V, high: S::V) -> S::V {
+        let mut numbers = [0_u16; 2 * LANES];
+        // SAFETY: the array has room for two vectors, which have the size of one vector of words.
+        unsafe {
+            s.store_bf16(numbers.as_mut_ptr(), low);
+            s.store_bf16(numbers.as_mut_ptr().add(LANES), high);
+            s.load_ptr(numbers.as_ptr().cast())
+        }
     }
 }
 
@@ -145,6 +172,8 @@ pub(crate) struct NativePairs(());
 mod native {
     use std::arch::x86_64::*;
 
+    use half::bf16;
+
     use super::{Arithmetic, MulAdd, NativePairs, Tile, choose};
     use crate::simd_x86::Avx512;
 
@@ -181,20 +210,47 @@ mod native {
         }
 
         #[inline(always)]
-        fn pair(self, _: Avx512, even: __m512, odd: __m512) -> __m512 {
+        fn pair(self, s: Avx512, even: __m512, odd: __m512) -> __m512 {
             // SAFETY: as above.
             unsafe {
-                let side_by_side = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
-                let order = _mm512_add_epi32(
-                    _mm512_set1_epi32(0x10_0000),
-                    _mm512_mullo_epi32(
-                        _mm512_set1_epi32(0x1_0001),
-                        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                    ),
-                );
-                _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, side_by_side))
+                let numbers = _mm512_castps_si512(self.narrow(s, even, odd));
+                _mm512_castsi512_ps(_mm512_permutexvar_epi16(order(), numbers))
             }
         }
+
+        #[inline(always)]
+        unsafe fn interleave(self, _: Avx512, even: *const bf16, odd: *const bf16) -> __m512 {
+            // SAFETY: as above; the caller vouches for the numbers.
+            unsafe {
+                let even = _mm512_castsi256_si512(_mm256_loadu_si256(even.cast()));
+                let odd = _mm256_loadu_si256(odd.cast());
+                let numbers = _mm512_inserti64x4::<1>(even, odd);
+                _mm512_castsi512_ps(_mm512_permutexvar_epi16(order(), numbers))
+            }
+        }
+
+        #[inline(always)]
+        fn narrow(self, _: Avx512, low: __m512, high: __m512) -> __m512 {
+            // SAFETY: as above; the types differ in name alone.
+            unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
+        }
+    }
+
+    /// Where each 16-bit number of pairs comes from: from the lower half of a register and from the upper one in turns.
+    static PAIRS: [u16; 32] = {
+        let mut order = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            order[i] = (i / 2 + i % 2 * 16) as u16;
+            i += 1;
+        }
+        order
+    };
+
+    #[inline(always)]
+    unsafe fn order() -> __m512i {
+        // SAFETY: the array is as long as a register.
+        unsafe { _mm512_loadu_si512(PAIRS.as_ptr().cast()) }
     }
 }
 
@@ -247,17 +303,33 @@ unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s:
                 }
             }
         }
-        let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.steps {
-            let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
-            for i in 0..ROWS {
-                let left = s.splat(*a.add(i * t.a_row));
-                for j in 0..PANELS {
-                    acc[i][j] = m.mul_add(s, left, right[j], acc[i][j]);
+        let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
+        // A tile of few rows is bound by its loads, to which asking would add.
+        let asks = ROWS > 2;
+        let streams = if asks { &t.ahead[..] } else { &[] };
+        // The rest of the steps asks for what is there.
+        let rest = Ahead { at: t.a.cast(), row: 0, rows: 1, lines: usize::MAX };
+        for (ahead, line) in streams.iter().map(|ahead| (ahead, LINE)).chain([(&rest, 0)]) {
+            for row in 0..ahead.rows {
+                let mut fetched = ahead.at.wrapping_add(row * ahead.row);
+                let steps = ahead.lines.min(left);
+                left -= steps;
+                for _ in 0..steps {
+                    if asks {
+                        s.prefetch(fetched.cast());
+                        fetched = fetched.wrapping_add(line);
+                    }
+                    let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
+                    for i in 0..ROWS {
+                        let left = s.splat(*a.add(i * t.a_row));
+                        for j in 0..PANELS {
+                            acc[i][j] = m.mul_add(s, left, right[j], acc[i][j]);
+                        }
+                    }
+                    a = a.wrapping_add(t.a_step);
+                    b = b.wrapping_add(t.b_step);
                 }
             }
-            a = a.wrapping_add(t.a_step);
-            b = b.wrapping_add(t.b_step);
         }
         for i in 0..ROWS {
             for j in 0..PANELS {
