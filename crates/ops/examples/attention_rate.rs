@@ -8,7 +8,7 @@ use std::time::Instant;
 use rloom_ops::{
     AdamW, AttentionShape, Bf16, Buf, CachedRow, Ctx, Element, KV_BLOCK, KvLayer, RopeTable, Segments, adamw,
     attention, attention_backward, attention_cached, embedding, embedding_backward, kv_write, rms_norm,
-    rms_norm_backward, rope, sum_squares, swiglu_fused, swiglu_fused_backward,
+    rms_norm_backward, rope, sum_squares,
 };
 
 fn main() {
@@ -41,8 +41,47 @@ fn all<E: Element>(ctx: &Ctx) {
     ] {
         cached::<E>(ctx, name, rows, length, AttentionShape { heads, kv_heads, head_dim });
     }
-    rows::<E>(ctx, 4096, 256, 704);
+    decoding::<E>(ctx, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 });
+    if std::env::var_os("RATE_ATTENTION").is_some() {
+        return;
+    }
+    rows::<E>(ctx, 4096, 256);
     tensors(ctx);
+}
+
+/// The attention of one token of each sequence in a model of some layers, whose caches are too large for one layer's to
+/// stay near: the writes alone, then with the reads.
+fn decoding<E: Element>(ctx: &Ctx, layers: usize, rows: usize, length: usize, shape: AttentionShape) {
+    let blocks_each = length.div_ceil(KV_BLOCK) + 2;
+    let mut caches = vec![KvLayer::<E>::new(rows * blocks_each, shape); layers];
+    // A sequence's blocks lie apart, as those of sequences that grow side by side do.
+    let tables: Vec<Vec<u32>> =
+        (0..rows).map(|r| (0..blocks_each).map(|b| (b * rows + r) as u32).collect()).collect();
+    let cached: Vec<CachedRow<'_>> = tables.iter().map(|blocks| CachedRow { blocks, len: length }).collect();
+    let slots: Vec<u32> = cached
+        .iter()
+        .map(|row| row.blocks[(length - 1) / KV_BLOCK] * KV_BLOCK as u32 + ((length - 1) % KV_BLOCK) as u32)
+        .collect();
+    let q = wave(rows * shape.heads * shape.head_dim);
+    let kv = wave(rows * shape.kv_heads * shape.head_dim);
+    let mut out = Buf::zeros(q.len());
+    let all: Vec<u32> = (0..(rows * blocks_each * KV_BLOCK) as u32).collect();
+    let content = wave(all.len() * shape.kv_heads * shape.head_dim);
+    for cache in &mut caches {
+        kv_write(ctx, cache, &content, &content, &all);
+    }
+    report(&format!("write {layers} layers, {rows} rows"), 0.0, || {
+        for cache in &mut caches {
+            kv_write(ctx, cache, &kv, &kv, &slots);
+        }
+    });
+    let pairs = (layers * rows * length * shape.heads * shape.head_dim) as f64;
+    report(&format!("write and attend {layers} layers, {rows} rows at {length}"), 4.0 * pairs, || {
+        for cache in &mut caches {
+            kv_write(ctx, cache, &kv, &kv, &slots);
+            attention_cached(ctx, &mut out, &q, cache, &cached);
+        }
+    });
 }
 
 fn packed<E: Element>(ctx: &Ctx, name: &str, sequences: usize, length: usize, shape: AttentionShape) {
@@ -79,8 +118,8 @@ fn cached<E: Element>(ctx: &Ctx, name: &str, rows: usize, length: usize, shape: 
     });
 }
 
-/// The operations bound by memory, on T tokens of width D and a feed-forward layer of F.
-fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize, f: usize) {
+/// The operations bound by memory, on T tokens of width D.
+fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize) {
     let size = size_of::<E>();
     let (x, w) = (wave::<f32>(t * d), wave(d));
     let (mut y, mut rstd, mut dw) = (Buf::<E>::zeros(t * d), Buf::zeros(t), Buf::zeros(d));
@@ -92,13 +131,7 @@ fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize, f: usize) {
     let inv_freq: Vec<f32> = (0..16).map(|i| 0.1f32.powi(i)).collect();
     let table = RopeTable::new(32, &inv_freq, 128);
     let positions: Vec<u32> = (0..t as u32).map(|t| t % 128).collect();
-    bandwidth("rope", 2 * size * t * d, || rope(ctx, &mut y, &positions, d / 32, &table));
-    let (gate_up, dy) = (wave::<E>(t * 2 * f), wave(t * f));
-    let (mut act, mut d_gate_up) = (Buf::zeros(t * f), Buf::zeros(t * 2 * f));
-    bandwidth("swiglu_fused", 3 * size * t * f, || swiglu_fused(ctx, &mut act, &gate_up, t, f));
-    bandwidth("swiglu_fused_backward", (4 + 4 * size) * t * f, || {
-        swiglu_fused_backward(ctx, &mut d_gate_up, &dy, &gate_up, t, f);
-    });
+    bandwidth("rope", 8 * t * d, || rope(ctx, &mut dx, &positions, d / 32, &table));
 }
 
 /// The operations bound by memory that are f32 always, on T tokens of width D and on whole tensors.

@@ -13,18 +13,25 @@
 //! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one product;
 //! - `lse = m + ln l`.
 //!
-//! All of it is f32, whatever the format of q, k, v and `out`: numbers are widened as they are read, and `out` is
-//! narrowed once at the end.
+//! In f32 that is all. In bf16 the products are of bf16 numbers, two at a time, and everything else is f32:
+//!
+//! - a chain runs over pairs (2i, 2i + 1), the odd one of a pair first, on every instruction set, also where the
+//!   linear layers' products go by tiles. An odd last number has a zero beside it;
+//! - `p_j` are rounded to bf16 for the sum with the values, and pairs of keys are those of a sequence's positions 2i
+//!   and 2i + 1. `l` is the sum of the `p_j` before that;
+//! - `out` is rounded once, at the end.
 
 mod backward;
-mod blocks;
+pub(crate) mod blocks;
 mod cached;
 mod forward;
 mod kernels;
 mod packed;
 mod pieces;
 mod rows;
+mod softmax;
 mod tile;
+pub(crate) mod words;
 
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx, Element};
@@ -166,7 +173,8 @@ pub fn attention_cached<E: Element>(
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
 ///
 /// Probabilities are computed again from q, k and `lse`. Sums over queries ascend by token, then by head of
-/// the group; the keys of a parent sum over their own segment, then over its children in order.
+/// the group; the keys of a parent sum over their own segment, then over its children in order. In bf16 the output's
+/// gradient, the probabilities and the scores' gradients are rounded to bf16 where they are multiplied.
 ///
 /// # Panics
 ///

@@ -1,21 +1,25 @@
 //! The key/value cache of one layer, in blocks of [`KV_BLOCK`] tokens.
 //!
 //! G kv heads, E head_dim. Keys lie as `[block][G][E][16]`, so that the scores of 16 keys are one vector
-//! running over E; values as `[block][G][16][E]`. A token's slot is `block · 16 + offset`. The cache holds the format
-//! that keys and values come in.
+//! running over E; values as `[block][G][16][E]`. In bf16, whose products take pairs of numbers, keys lie as
+//! `[block][G][E/2][16][2]`, an odd E filled up with zero, and values as `[block][G][8][E][2]`. A token's slot is
+//! `block · 16 + offset`. The cache holds the format that keys and values come in.
 
 use crate::attention::AttentionShape;
+use crate::attention::blocks::Blocks;
+use crate::attention::words::{BLOCK, Layout};
 use crate::disjoint::Disjoint;
+use crate::simd::{Simd, dispatch};
 use crate::{Buf, Ctx, Element};
 
 /// Tokens in a block of the cache.
-pub const KV_BLOCK: usize = 16;
+pub const KV_BLOCK: usize = BLOCK;
 
 /// Keys and values of one layer.
 #[derive(Clone, Debug)]
 pub struct KvLayer<E: Element = f32> {
-    pub(crate) k: Buf<E>,
-    pub(crate) v: Buf<E>,
+    k: Buf<E>,
+    v: Buf<E>,
     pub(crate) shape: AttentionShape,
     blocks: usize,
 }
@@ -24,8 +28,8 @@ impl<E: Element> KvLayer<E> {
     /// A cache of `blocks` blocks, all zero.
     pub fn new(blocks: usize, shape: AttentionShape) -> Self {
         shape.check();
-        let numbers = blocks * shape.kv_heads * shape.head_dim * KV_BLOCK;
-        Self { k: Buf::zeros(numbers), v: Buf::zeros(numbers), shape, blocks }
+        let (k, v) = block_numbers::<E>(shape);
+        Self { k: Buf::zeros(blocks * k), v: Buf::zeros(blocks * v), shape, blocks }
     }
 
     /// The number of blocks.
@@ -38,10 +42,22 @@ impl<E: Element> KvLayer<E> {
         (self.k.len() + self.v.len()) * size_of::<E>()
     }
 
-    /// Numbers of one head in one block.
-    pub(crate) fn head_numbers(&self) -> usize {
-        self.shape.head_dim * KV_BLOCK
+    /// Keys and values of one head in the blocks of this table.
+    pub(crate) fn head_blocks<'a>(&self, kv_head: usize, table: &'a [u32]) -> (Blocks<'a>, Blocks<'a>) {
+        let (layout, heads) = (Layout::of::<E>(self.shape.head_dim), self.shape.kv_heads);
+        let blocks = |numbers: &Buf<E>, words: usize| {
+            let first = numbers.as_slice().as_ptr().cast::<f32>().wrapping_add(kv_head * words);
+            Blocks::cached(first, heads * words, table)
+        };
+        (blocks(&self.k, layout.columns()), blocks(&self.v, layout.rows()))
     }
+}
+
+/// Numbers of a block's keys and of its values.
+fn block_numbers<E: Element>(shape: AttentionShape) -> (usize, usize) {
+    let layout = Layout::of::<E>(shape.head_dim);
+    let heads = shape.kv_heads * layout.group;
+    (heads * layout.columns(), heads * layout.rows())
 }
 
 /// Stores the keys and values of R new tokens, `[R, G, E]` each, at their slots.
@@ -63,27 +79,72 @@ pub fn kv_write<E: Element>(
         slots.iter().all(|&s| (s as usize) < cache.blocks * KV_BLOCK),
         "kv_write: slot outside of the cache"
     );
-    let numbers = cache.head_numbers();
+    let (k_numbers, v_numbers) = block_numbers::<E>(cache.shape);
+    let (k_numbers, v_numbers) = (k_numbers / g, v_numbers / g);
     let (k_rge, v_rge) = (k_rge.as_slice(), v_rge.as_slice());
     let (k_cache, v_cache) = (Disjoint::new(cache.k.as_mut_slice()), Disjoint::new(cache.v.as_mut_slice()));
+    let level = ctx.level();
     // Threads share out the heads: a slot that comes twice is then written in order.
     let write_head = |head: usize| {
         for (row, &slot) in slots.iter().enumerate() {
             let (block, offset) = (slot as usize / KV_BLOCK, slot as usize % KV_BLOCK);
-            let at = (block * g + head) * numbers;
-            // SAFETY: this head's part of the block, written by this piece alone.
-            let (k, v) = unsafe { (k_cache.slice(at..at + numbers), v_cache.slice(at..at + numbers)) };
+            let (k_at, v_at) = ((block * g + head) * k_numbers, (block * g + head) * v_numbers);
             let source = (row * g + head) * e..(row * g + head + 1) * e;
-            for (i, &x) in k_rge[source.clone()].iter().enumerate() {
-                k[i * KV_BLOCK + offset] = x;
+            // SAFETY: this head's part of the block, written by this piece alone.
+            unsafe {
+                let (k, v) = (k_cache.slice(k_at..k_at + k_numbers), v_cache.slice(v_at..v_at + v_numbers));
+                write_row(level, k, v, offset, &k_rge[source.clone()], &v_rge[source]);
             }
-            v[offset * e..][..e].copy_from_slice(&v_rge[source]);
         }
     };
     if slots.len() * g * e < SERIAL_NUMBERS {
         (0..g).for_each(write_head);
     } else {
         ctx.parallel_for(g, write_head);
+    }
+}
+
+dispatch! {
+    /// Writes one token's key and value into one head's part of a block.
+    fn write_row[E: Element](k: &mut [E], v: &mut [E], offset: usize, k_row: &[E], v_row: &[E])
+        = write_row_generic;
+}
+
+#[inline(always)]
+fn write_row_generic<S: Simd, E: Element>(
+    _: S,
+    k: &mut [E],
+    v: &mut [E],
+    offset: usize,
+    k_row: &[E],
+    v_row: &[E],
+) {
+    let (layout, e) = (Layout::of::<E>(v_row.len()), v_row.len());
+    assert!(k.len() == layout.columns() * E::GROUP && v.len() == layout.rows() * E::GROUP);
+    assert!(k_row.len() == e && offset < KV_BLOCK);
+    // SAFETY: the blocks have their words, and begin where a word does: buffers begin with a cache line, and blocks are
+    // whole words. A row may begin within a word.
+    unsafe {
+        let (k, k_row) = (k.as_mut_ptr().cast::<u32>().add(offset), k_row.as_ptr());
+        for word in 0..e / E::GROUP {
+            k.add(word * KV_BLOCK).write(k_row.cast::<u32>().add(word).read_unaligned());
+        }
+        if !e.is_multiple_of(E::GROUP) {
+            k.add((layout.row() - 1) * KV_BLOCK).cast::<E>().write(k_row.add(e - 1).read());
+        }
+        let (v, v_row) = (v.as_mut_ptr().cast::<u32>().add(offset / E::GROUP * e), v_row.as_ptr());
+        if E::GROUP == 1 {
+            std::ptr::copy_nonoverlapping(v_row, v.cast(), e);
+            return;
+        }
+        // A word for two tokens: halves are put into it by vectors, which stores of single numbers would not be.
+        let (v, v_row) =
+            (std::slice::from_raw_parts_mut(v, e), std::slice::from_raw_parts(v_row.cast::<u16>(), e));
+        let shift = 16 * (offset % 2);
+        let other = 0xffff_0000_u32 >> shift;
+        for (word, &x) in v.iter_mut().zip(v_row) {
+            *word = *word & other | u32::from(x) << shift;
+        }
     }
 }
 
@@ -96,10 +157,10 @@ const SERIAL_NUMBERS: usize = 64 * 1024;
 ///
 /// If a block is outside of the cache.
 pub fn kv_copy_block<E: Element>(cache: &mut KvLayer<E>, from: u32, to: u32) {
-    let numbers = cache.shape.kv_heads * cache.head_numbers();
-    let (from, to) = (from as usize * numbers, to as usize * numbers);
-    cache.k.as_mut_slice().copy_within(from..from + numbers, to);
-    cache.v.as_mut_slice().copy_within(from..from + numbers, to);
+    let (k, v) = block_numbers::<E>(cache.shape);
+    let (from, to) = (from as usize, to as usize);
+    cache.k.as_mut_slice().copy_within(from * k..(from + 1) * k, to * k);
+    cache.v.as_mut_slice().copy_within(from * v..(from + 1) * v, to * v);
 }
 
 /// Copies a whole block of another cache, for a sequence that goes on in this one.
@@ -109,8 +170,11 @@ pub fn kv_copy_block<E: Element>(cache: &mut KvLayer<E>, from: u32, to: u32) {
 /// If the caches are of other heads or a block is outside of its cache.
 pub fn kv_copy_from<E: Element>(cache: &mut KvLayer<E>, to: u32, other: &KvLayer<E>, from: u32) {
     assert!(cache.shape == other.shape, "kv_copy_from: caches of {:?} and {:?}", cache.shape, other.shape);
-    let numbers = cache.shape.kv_heads * cache.head_numbers();
-    let (from, to) = (from as usize * numbers, to as usize * numbers);
-    cache.k.as_mut_slice()[to..to + numbers].copy_from_slice(&other.k.as_slice()[from..from + numbers]);
-    cache.v.as_mut_slice()[to..to + numbers].copy_from_slice(&other.v.as_slice()[from..from + numbers]);
+    let copy = |to_all: &mut Buf<E>, from_all: &Buf<E>, numbers: usize| {
+        let (from, to) = (from as usize * numbers, to as usize * numbers);
+        to_all.as_mut_slice()[to..to + numbers].copy_from_slice(&from_all.as_slice()[from..from + numbers]);
+    };
+    let (k, v) = block_numbers::<E>(cache.shape);
+    copy(&mut cache.k, &other.k, k);
+    copy(&mut cache.v, &other.v, v);
 }

@@ -7,22 +7,29 @@
 //!
 //! Each element of a sum is one chain, ascending by token, the heads of a group in order within a token. The chain of
 //! a key that several segments see runs through the tokens of all of them.
+//!
+//! In bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are of numbers along E,
+//! of keys by position, and of rows of queries: row n of a segment is head `n mod H/G` of its token `n / (H/G)`, and
+//! rows 2i and 2i + 1 go together, however the queries are cut. A row without a partner has zeros beside it.
 
 use std::ops::Range;
 
-use super::blocks::Source;
-use super::kernels::{self, BLOCK, ROWS, Weighted};
+use super::blocks::{Blocks, Source};
+use super::kernels::{self, ROWS, Weighted};
 use super::pieces::{Piece, Visit};
+use super::softmax::{self, Backward};
 use super::tile::{self, MOST_ROWS, Tile};
+use super::words::{BLOCK, Layout};
 use super::{AttentionShape, blocks, packed, rows};
 use crate::Element;
 use crate::disjoint::Disjoint;
 use crate::isa::Level;
+use crate::simd::LANES;
 
 /// Keys that a tile's rows meet at a time. Unlike the forward, nothing needs all of a row's scores at once.
 const WINDOW: usize = 16 * BLOCK;
 
-/// Floats from one row's probabilities to the next row's: see [`tile::size`].
+/// Floats from one row's probabilities to its derivatives, and on to the next row's probabilities: see [`tile::size`].
 const STRIDE: usize = WINDOW + BLOCK;
 
 /// What the backward reads.
@@ -44,9 +51,40 @@ pub(super) struct Gradients<'a> {
 }
 
 /// Floats of scratch that [`run`] needs for `piece`.
-pub(super) fn scratch_floats(piece: &Piece, shape: AttentionShape, gradients: Gradients<'_>) -> usize {
-    let copies = 2 + usize::from(gradients.dq.is_some()) + 2 * usize::from(gradients.dk_dv.is_some());
-    copies * blocks::floats(piece.keys(), shape.head_dim) + MOST_ROWS * (2 * STRIDE + 2 * shape.head_dim)
+pub(super) fn scratch_floats<E: Element>(
+    piece: &Piece,
+    shape: AttentionShape,
+    gradients: Gradients<'_>,
+) -> usize {
+    Sizes::new(Layout::of::<E>(shape.head_dim), piece.keys(), gradients).total()
+}
+
+/// Floats of the parts of the scratch memory.
+struct Sizes {
+    columns: usize,
+    rows: usize,
+    sums: usize,
+    /// Rows of the tile whose neighbours in a row share words, with some room behind.
+    along: usize,
+    /// Rows of the tile whose neighbouring rows share words, where these are others.
+    across: usize,
+}
+
+impl Sizes {
+    fn new(layout: Layout, keys: usize, gradients: Gradients<'_>) -> Self {
+        let (blocks, sums) = (keys.div_ceil(BLOCK), gradients.dk_dv.is_some());
+        Self {
+            columns: blocks * layout.columns(),
+            rows: if gradients.dq.is_some() { blocks * layout.rows() } else { 0 },
+            sums: if sums { blocks * BLOCK * layout.head_dim } else { 0 },
+            along: MOST_ROWS * layout.row() + LANES,
+            across: if sums && layout.group > 1 { MOST_ROWS / BLOCK * layout.rows() } else { 0 },
+        }
+    }
+
+    fn total(&self) -> usize {
+        2 * (self.columns + self.sums + MOST_ROWS * STRIDE + self.along + self.across) + self.rows
+    }
 }
 
 /// Copies of the keys and values of a visit, and the sums of their gradients, in blocks that begin with the piece's
@@ -63,39 +101,35 @@ struct Keys<'a> {
 
 /// Space for the rows of a tile.
 struct TileRows<'a> {
+    /// Scores and what comes of them, `[MOST_ROWS][2][STRIDE]`: see [`Backward`].
     probs: &'a mut [f32],
-    ds: &'a mut [f32],
     q: &'a mut [f32],
     d_out: &'a mut [f32],
+    /// Empty where they would be as above, or are not needed.
+    q_across: &'a mut [f32],
+    d_out_across: &'a mut [f32],
 }
 
-fn divide<'a>(
-    scratch: &'a mut [f32],
-    keys: usize,
-    head_dim: usize,
-    gradients: Gradients<'_>,
-) -> (Keys<'a>, TileRows<'a>) {
-    let copy = blocks::floats(keys, head_dim);
+fn divide<'a>(scratch: &'a mut [f32], sizes: &Sizes) -> (Keys<'a>, TileRows<'a>) {
     let mut rest = scratch;
     let mut take = |floats: usize| {
         let (taken, left) = std::mem::take(&mut rest).split_at_mut(floats);
         rest = left;
         taken
     };
-    let rows = if gradients.dq.is_some() { copy } else { 0 };
-    let sums = if gradients.dk_dv.is_some() { copy } else { 0 };
     let keys = Keys {
-        k_columns: take(copy),
-        v_columns: take(copy),
-        k_rows: take(rows),
-        dk_sums: take(sums),
-        dv_sums: take(sums),
+        k_columns: take(sizes.columns),
+        v_columns: take(sizes.columns),
+        k_rows: take(sizes.rows),
+        dk_sums: take(sizes.sums),
+        dv_sums: take(sizes.sums),
     };
     let tile = TileRows {
-        probs: take(MOST_ROWS * STRIDE),
-        ds: take(MOST_ROWS * STRIDE),
-        q: take(MOST_ROWS * head_dim),
-        d_out: take(MOST_ROWS * head_dim),
+        probs: take(2 * MOST_ROWS * STRIDE),
+        q: take(sizes.along),
+        d_out: take(sizes.along),
+        q_across: take(sizes.across),
+        d_out_across: take(sizes.across),
     };
     (keys, tile)
 }
@@ -114,7 +148,8 @@ pub(super) unsafe fn run<E: Element>(
     gradients: Gradients<'_>,
     scratch: &mut [f32],
 ) {
-    let (mut keys, mut rows) = divide(scratch, piece.keys(), x.shape.head_dim, gradients);
+    let sizes = Sizes::new(Layout::of::<E>(x.shape.head_dim), piece.keys(), gradients);
+    let (mut keys, mut rows) = divide(scratch, &sizes);
     let mut done: Option<&Visit> = None;
     for visit in &piece.visits {
         if let Some(done) = done {
@@ -137,15 +172,13 @@ fn fill<E: Element>(level: Level, x: &Inputs<'_, E>, visit: &Visit, kv_head: usi
     let (e, base) = (x.shape.head_dim, visit.keys.start);
     let source = Source { view: &visit.view, kv_head, shape: x.shape };
     let new = visit.new..visit.keys.end;
-    let tokens = new.start - base..new.end - base;
-    // Either of them is there, and not needed yet.
-    let rows = if keys.k_rows.is_empty() { &mut *keys.dk_sums } else { &mut *keys.k_rows };
-    blocks::gather(level, rows, x.v, &source, new.clone(), base);
-    blocks::transpose(keys.v_columns, rows, e, tokens.clone());
-    blocks::gather(level, rows, x.k, &source, new, base);
-    blocks::transpose(keys.k_columns, rows, e, tokens.clone());
+    blocks::columns(level, keys.v_columns, x.v, &source, new.clone(), base);
+    blocks::columns(level, keys.k_columns, x.k, &source, new.clone(), base);
+    if !keys.k_rows.is_empty() {
+        blocks::rows(level, keys.k_rows, x.k, &source, new.clone(), base);
+    }
     if !keys.dk_sums.is_empty() {
-        let floats = tokens.start * e..tokens.end * e;
+        let floats = (new.start - base) * e..(new.end - base) * e;
         keys.dk_sums[floats.clone()].fill(0.0);
         keys.dv_sums[floats].fill(0.0);
     }
@@ -168,7 +201,7 @@ unsafe fn write_sums<E: Element>(
     let Some((dk, dv)) = gradients.dk_dv else { return };
     let (e, base) = (x.shape.head_dim, visit.keys.start);
     let source = Source { view: &visit.view, kv_head, shape: x.shape };
-    kernels::scale_row(
+    softmax::scale_row(
         level,
         &mut keys.dk_sums[(positions.start - base) * e..(positions.end - base) * e],
         x.shape.scale(),
@@ -196,103 +229,135 @@ unsafe fn visit_rows<E: Element>(
     space: &mut TileRows<'_>,
     dq: Option<Disjoint<'_>>,
 ) {
-    let (e, group) = (x.shape.head_dim, x.shape.group());
-    let (k_columns, v_columns) = (blocks::table(keys.k_columns, e), blocks::table(keys.v_columns, e));
-    let k_rows = blocks::table(keys.k_rows, e);
-    let first = visit.view.row(visit.queries.start);
+    let e = x.shape.head_dim;
+    let layout = Layout::of::<E>(e);
     let scales = [x.shape.scale(); MOST_ROWS];
     let (mut lse, mut delta) = ([0.0; MOST_ROWS], [0.0; MOST_ROWS]);
     let limit = |token: usize| visit.limit(visit.queries.start + token);
     let queries = packed::rows(visit, kv_head, x.shape);
-    let mut tiles = queries.tiles(MOST_ROWS, limit).peekable();
-    while let Some(tile) = tiles.next() {
-        let offsets = &tile.offset[..tile.len()];
-        rows::gather(level, space.q, x.q, offsets, e);
-        rows::gather(level, space.d_out, x.d_out, offsets, e);
-        rows::deltas(level, &mut delta, space.d_out, x.out, offsets, e);
-        for (row, lse) in lse[..tile.len()].iter_mut().enumerate() {
-            *lse = x.lse[(first + tile.token[row]) * x.shape.heads + kv_head * group + tile.head[row]];
+    let mut tile = Tile::empty();
+    while tile.next(&queries, MOST_ROWS, limit) {
+        let offsets = tile.offsets();
+        rows::deltas(level, &mut delta, x.d_out, x.out, offsets, e);
+        for (lse, at) in lse.iter_mut().zip(offsets) {
+            *lse = x.lse[at / e];
         }
-        // Rows lie far apart: what will be needed soon is on its way while the processor is busy with the scores.
+        // SAFETY: there is space for the rows of a tile.
+        unsafe { gather(level, x, offsets, space) };
         if let Some(dq) = dq {
-            rows::prefetch(level, dq.as_mut_ptr(), offsets, e);
+            queries.prefetch(level, dq.as_mut_ptr(), tile.here());
         }
-        if let Some(next) = tiles.peek() {
-            let offsets = &next.offset[..next.len()];
-            rows::prefetch(level, x.q.as_ptr(), offsets, e);
-            rows::prefetch(level, x.d_out.as_ptr(), offsets, e);
-            rows::prefetch(level, x.out.as_ptr(), offsets, e);
-        }
-        let (q_table, d_out_table) = (blocks::table(space.q, e), blocks::table(space.d_out, e));
-        for start in (0..tile.keys).step_by(WINDOW) {
-            let window = start..tile.keys.min(start + WINDOW);
-            let q = |row: usize| space.q[row * e..][..e].as_ptr();
-            let d_out = |row: usize| space.d_out[row * e..][..e].as_ptr();
-            let (probs, ds) = (&mut *space.probs, &mut *space.ds);
-            // SAFETY: rows and blocks are copies of E floats each, made above.
-            unsafe {
-                tile.scores(level, window.clone(), q, &k_columns, scales[0], probs, STRIDE);
-                tile.scores(level, window.clone(), d_out, &v_columns, 1.0, ds, STRIDE);
+        queries.prefetch(level, x.q.as_ptr(), tile.behind());
+        queries.prefetch(level, x.d_out.as_ptr(), tile.behind());
+        queries.prefetch(level, x.out.as_ptr(), tile.behind());
+        let probs = space.probs.as_mut_ptr();
+        let ds = probs.wrapping_add(STRIDE);
+        for start in (0..tile.keys()).step_by(WINDOW) {
+            let window = start..tile.keys().min(start + WINDOW);
+            let q = |row: usize| space.q.as_ptr().wrapping_add(row * layout.row());
+            let d_out = |row: usize| space.d_out.as_ptr().wrapping_add(row * layout.row());
+            let mut seen = [0; MOST_ROWS];
+            for (seen, limit) in seen.iter_mut().zip(tile.limits()) {
+                *seen = limit.clamp(&window.start, &window.end) - window.start;
             }
-            for row in 0..tile.len() {
-                let at = row * STRIDE..row * STRIDE + window.len().next_multiple_of(BLOCK);
-                let seen = tile.limit[row].clamp(window.start, window.end) - window.start;
-                let (probs, ds) = (&mut probs[at.clone()], &mut ds[at]);
-                kernels::softmax_backward(level, probs, ds, seen, lse[row], delta[row]);
+            let columns = |columns| Blocks::adjacent(columns, layout.columns());
+            // SAFETY: rows and blocks are copies, made above and by `fill`; the scores have room.
+            unsafe {
+                let (k, v) = (columns(keys.k_columns), columns(keys.v_columns));
+                tile.scores::<E>(level, layout, window.clone(), q, k, scales[0], probs, 2 * STRIDE);
+                tile.scores::<E>(level, layout, window.clone(), d_out, v, 1.0, ds, 2 * STRIDE);
+                let args = Backward {
+                    rows: probs,
+                    stride: STRIDE,
+                    keys: window.len().next_multiple_of(BLOCK),
+                    seen: &seen[..tile.len()],
+                    lse: &lse[..tile.len()],
+                    delta: &delta[..tile.len()],
+                };
+                softmax::softmax_backward::<E>(level, &args);
             }
             if let Some(dq) = dq {
-                let out = |row: usize| dq.as_mut_ptr().wrapping_add(tile.offset[row]);
+                let out = |row: usize| dq.as_mut_ptr().wrapping_add(offsets[row]);
+                let k = Blocks::adjacent(keys.k_rows, layout.rows());
                 // SAFETY: these rows of dq are ours alone by the caller's word; the blocks are copies made
-                // above.
-                unsafe { tile.weighted_sums(level, window.clone(), ds, STRIDE, &k_rows, out, &scales) };
+                // by `fill`.
+                unsafe {
+                    tile.weighted_sums::<E>(level, layout, window.clone(), ds, 2 * STRIDE, k, out, &scales);
+                }
             }
             if !keys.dk_sums.is_empty() {
-                // SAFETY: the tables are of this tile's rows.
+                let across = |across, along| if layout.group > 1 { across } else { along };
+                let q = Blocks::adjacent(across(&*space.q_across, &*space.q), layout.rows());
+                let d_out = Blocks::adjacent(across(&*space.d_out_across, &*space.d_out), layout.rows());
+                let ds = probs.wrapping_add(softmax::derivatives_across(layout.group, STRIDE));
+                // SAFETY: the blocks are of this tile's rows, and so are the weights.
                 unsafe {
-                    add_to_keys(level, &tile, window.clone(), probs, &d_out_table, keys.dv_sums, e);
-                    add_to_keys(level, &tile, window, ds, &q_table, keys.dk_sums, e);
+                    add_to_keys::<E>(level, layout, &tile, window.clone(), probs, d_out, keys.dv_sums);
+                    add_to_keys::<E>(level, layout, &tile, window, ds, q, keys.dk_sums);
                 }
             }
         }
     }
 }
 
-/// For each key j of the window, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it.
+/// Copies the rows of a tile as words.
 ///
 /// # Safety
 ///
-/// `rows` must be blocks `[16][E]` that hold the rows of the tile.
-unsafe fn add_to_keys(
+/// There must be space for them.
+unsafe fn gather<E: Element>(level: Level, x: &Inputs<'_, E>, offsets: &[usize], space: &mut TileRows<'_>) {
+    let e = x.shape.head_dim;
+    // SAFETY: the caller's word.
+    unsafe {
+        rows::along::<E, E>(level, space.q, x.q, offsets, e);
+        rows::along::<E, f32>(level, space.d_out, x.d_out, offsets, e);
+        if !space.q_across.is_empty() {
+            rows::across::<E, E>(level, space.q_across, x.q, offsets, e);
+            rows::across::<E, f32>(level, space.d_out_across, x.d_out, offsets, e);
+        }
+    }
+}
+
+/// For each key j of the window, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it: the words
+/// of row r's weights lie at `2 · STRIDE · r`.
+///
+/// # Safety
+///
+/// `rows` must be blocks of the rows of the tile; all of these, and what shares words with the last one, have weights,
+/// if zero, for all keys of the window.
+unsafe fn add_to_keys<E: Element>(
     level: Level,
+    layout: Layout,
     tile: &Tile,
     window: Range<usize>,
-    weights: &[f32],
-    rows: &[*const f32],
+    weights: *const f32,
+    rows: Blocks<'_>,
     sums: &mut [f32],
-    head_dim: usize,
 ) {
-    let mut seen_from = 0;
+    let e = layout.head_dim;
+    let end = tile.len().next_multiple_of(layout.group);
+    let (ends, mut seen_from) = ([end; ROWS], 0);
     for first in window.clone().step_by(ROWS) {
         let keys = first..window.end.min(first + ROWS);
-        while tile.limit[seen_from] <= first {
+        while tile.limits()[seen_from] <= first {
             seen_from += 1;
         }
-        let sums = sums[..keys.end * head_dim].as_mut_ptr();
+        let sums = sums[..keys.end * e].as_mut_ptr();
         let args = Weighted {
-            out: tile::each_row(&keys, |key| sums.wrapping_add(key * head_dim)),
+            out: tile::each_row(&keys, |key| sums.wrapping_add(key * e)),
             rows: keys.len(),
-            weights: weights[first - window.start..].as_ptr(),
+            weights: weights.wrapping_add(first - window.start),
             row_step: 1,
-            summand_step: STRIDE,
+            word_step: layout.group * 2 * STRIDE,
             summands: rows,
             start: seen_from,
-            ends: [tile.len(); ROWS],
-            head_dim,
+            ends: &ends,
+            end,
+            head_dim: e,
             from_zero: false,
             factors: None,
         };
-        // SAFETY: the sums are `sums`; all rows of the tile have weights, if zero, for all keys of the
-        // window.
-        unsafe { kernels::add_weighted(level, &args) };
+        // SAFETY: the sums are `sums`; the rest is the caller's word.
+        unsafe { kernels::add_weighted::<E>(level, &args) };
     }
 }

@@ -1,17 +1,41 @@
-//! Keys and values of one head of a packed sequence, copied into blocks of 16 tokens: what a cache holds
-//! anyway.
+//! Keys and values of one head in blocks of 16 tokens: those of a cache, and copies of those of a packed sequence.
 
 use std::ops::Range;
 
-use super::kernels::BLOCK;
 use super::pieces::View;
+use super::words::BLOCK;
 use super::{AttentionShape, rows};
 use crate::Element;
 use crate::isa::Level;
 
-/// Floats of `tokens` tokens in whole blocks.
-pub(super) fn floats(tokens: usize, head_dim: usize) -> usize {
-    tokens.next_multiple_of(BLOCK) * head_dim
+/// Where blocks lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks<'a> {
+    /// The first of all.
+    first: *const f32,
+    /// Words from one to the next.
+    step: usize,
+    /// Which of them the sequence's are; they follow each other where there is no table.
+    table: Option<&'a [u32]>,
+}
+
+impl<'a> Blocks<'a> {
+    /// Blocks of `words` words next to each other.
+    pub(super) fn adjacent(blocks: &'a [f32], words: usize) -> Self {
+        Self { first: blocks.as_ptr(), step: words, table: None }
+    }
+
+    /// Blocks of a cache: those at these places, `step` words apart from `first` on.
+    pub(crate) fn cached(first: *const f32, step: usize, table: &'a [u32]) -> Self {
+        Self { first, step, table: Some(table) }
+    }
+
+    /// Where the n-th block begins.
+    #[inline(always)]
+    pub(super) fn at(&self, n: usize) -> *const f32 {
+        let place = self.table.map_or(n, |table| table[n] as usize);
+        self.first.wrapping_add(place * self.step)
+    }
 }
 
 /// Where the rows of tensors `[tokens, G, E]` lie that are meant.
@@ -26,41 +50,55 @@ impl Source<'_> {
     pub(super) fn at(&self, position: usize) -> usize {
         (self.view.row(position) * self.shape.kv_heads + self.kv_head) * self.shape.head_dim
     }
-}
 
-/// Copies the rows of these positions next to each other, as floats: blocks `[16][E]`, of which `to` begins with
-/// position `base`.
-pub(super) fn gather<T: Element>(
-    level: Level,
-    to: &mut [f32],
-    from: &[T],
-    source: &Source<'_>,
-    positions: Range<usize>,
-    base: usize,
-) {
-    let (e, stride) = (source.shape.head_dim, source.shape.kv_heads * source.shape.head_dim);
-    for run in source.view.runs(positions) {
-        let from = &from[source.at(run.start)..];
-        rows::gather_stride(level, &mut to[(run.start - base) * e..], from, stride, e, run.len());
-    }
-}
-
-/// Turns these tokens of blocks `[16][E]` into their places in blocks `[E][16]`; all other places are left as they
-/// are.
-///
-/// Rows from afar are gathered first: a copy waits for many of them at a time, which this, with more work for
-/// each row, does not.
-pub(super) fn transpose(to: &mut [f32], from: &[f32], head_dim: usize, tokens: Range<usize>) {
-    let (columns, _) = to.as_chunks_mut::<BLOCK>();
-    for t in tokens {
-        let row = &from[t * head_dim..][..head_dim];
-        for (column, x) in columns[t / BLOCK * head_dim..].iter_mut().zip(row) {
-            column[t % BLOCK] = *x;
+    /// The blocks with these positions, of which the first begins with position `base`: for each its number and where
+    /// its rows begin. Rows before the first of the positions are among them.
+    fn blocks(&self, positions: Range<usize>, base: usize, mut f: impl FnMut(usize, &[usize])) {
+        let mut at = [0; BLOCK];
+        for block in (positions.start - base) / BLOCK..(positions.end - base).div_ceil(BLOCK) {
+            let first = base + block * BLOCK;
+            let count = BLOCK.min(positions.end - first);
+            for (i, at) in at[..count].iter_mut().enumerate() {
+                *at = self.at(first + i);
+            }
+            f(block, &at[..count]);
         }
     }
 }
 
-/// The table of blocks that lie next to each other.
-pub(super) fn table(blocks: &[f32], head_dim: usize) -> Vec<*const f32> {
-    blocks.chunks(BLOCK * head_dim).map(<[f32]>::as_ptr).collect()
+/// Copies the rows of these positions as columns into blocks, of which the first begins with position `base`.
+pub(super) fn columns<E: Element>(
+    level: Level,
+    to: &mut [f32],
+    from: &[E],
+    source: &Source<'_>,
+    positions: Range<usize>,
+    base: usize,
+) {
+    let e = source.shape.head_dim;
+    let words = super::words::Layout::of::<E>(e).columns();
+    if positions.is_empty() {
+        return;
+    }
+    source.blocks(positions, base, |block, at| rows::columns(level, &mut to[block * words..], from, at, e));
+}
+
+/// Copies the rows of these positions into blocks, of which the first begins with position `base`.
+pub(super) fn rows<E: Element>(
+    level: Level,
+    to: &mut [f32],
+    from: &[E],
+    source: &Source<'_>,
+    positions: Range<usize>,
+    base: usize,
+) {
+    let e = source.shape.head_dim;
+    let words = super::words::Layout::of::<E>(e).rows();
+    if positions.is_empty() {
+        return;
+    }
+    source.blocks(positions, base, |block, at| {
+        // SAFETY: a block has its rows.
+        unsafe { rows::across::<E, E>(level, &mut to[block * words..][..words], from, at, e) };
+    });
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::kernels::BLOCK;
+use super::forward::Space;
 use super::tile::Rows;
 use super::{AttentionShape, CachedRow, forward};
 use crate::cache::KvLayer;
@@ -37,20 +37,11 @@ pub(super) fn forward<E: Element>(
     let out = Disjoint::new(out);
     ctx.parallel_for(pieces.len(), |i| {
         ctx.with_scratch(forward::scratch_floats(keys, cache.shape.head_dim), |scratch| {
+            let mut space = Space::new(scratch.as_mut_slice());
             for unit in pieces[i].clone() {
+                let run = runs[unit / g].clone();
                 // SAFETY: units are pairs of a run and a head, each in one piece.
-                unsafe {
-                    attend(
-                        ctx,
-                        runs[unit / g].clone(),
-                        unit % g,
-                        rows,
-                        q,
-                        out,
-                        cache,
-                        scratch.as_mut_slice(),
-                    );
-                }
+                unsafe { attend(ctx, run, unit % g, rows, q, out, cache, &mut space) };
             }
         });
     });
@@ -70,18 +61,10 @@ unsafe fn attend<E: Element>(
     q: &[E],
     out: Disjoint<'_, E>,
     cache: &KvLayer<E>,
-    scratch: &mut [f32],
+    space: &mut Space<'_>,
 ) {
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
-    let last = &all[run.end - 1];
-    let blocks = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
-    let table = |numbers: &[E]| -> Vec<*const E> {
-        let head = |block: u32| {
-            numbers[(block as usize * shape.kv_heads + kv_head) * BLOCK * e..][..BLOCK * e].as_ptr()
-        };
-        blocks.iter().map(|&block| head(block)).collect()
-    };
     let rows = Rows {
         first: (run.start * h + kv_head * group) * e,
         token_stride: h * e,
@@ -89,24 +72,14 @@ unsafe fn attend<E: Element>(
         head_dim: e,
         tokens: run.len(),
     };
-    let (k, v) = (table(cache.k.as_slice()), table(cache.v.as_slice()));
+    let last = &all[run.end - 1];
+    let table = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
     let limit = |token: usize| all[run.start + token].len;
-    // SAFETY: the tables hold whole blocks for the run's last row, which has the longest prefix; the outputs
-    // are the caller's word.
+    let blocks = cache.head_blocks(kv_head, table);
+    // SAFETY: the table has the run's last row's blocks, which has the longest prefix, all inside of the cache; the
+    // outputs are the caller's word.
     unsafe {
-        forward::attend(
-            ctx.level(),
-            rows,
-            q,
-            out,
-            &k,
-            &v,
-            shape.scale(),
-            last.len,
-            limit,
-            scratch,
-            |_, _| (),
-        );
+        forward::attend(ctx.level(), rows, q, out, blocks, shape.scale(), last.len, limit, space, None);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Attention over packed sequences: the pieces, and the blocks of keys and values that each of them fills.
 
 use super::backward::{self, Gradients, Inputs};
+use super::blocks::Blocks;
 use super::pieces::{self, Backward, Piece, Visit};
 use super::tile::Rows;
+use super::words::{BLOCK, Layout};
 use super::{AttentionShape, Segments, blocks, forward};
 use crate::disjoint::Disjoint;
 use crate::{Ctx, Element};
@@ -49,39 +51,36 @@ unsafe fn forward_head<E: Element>(
     piece: &Piece,
     kv_head: usize,
 ) {
-    let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
-    let copy = blocks::floats(piece.keys(), e);
+    let e = shape.head_dim;
+    let layout = Layout::of::<E>(e);
+    let blocks = piece.keys().div_ceil(BLOCK);
     let scores = piece.visits.iter().map(|visit| forward::scratch_floats(visit.keys.len(), e)).max();
-    ctx.with_scratch(2 * copy + scores.unwrap_or(0), |buf| {
-        let (k_blocks, rest) = buf.as_mut_slice().split_at_mut(copy);
-        let (v_blocks, scratch) = rest.split_at_mut(copy);
+    let copies = (blocks * layout.columns(), blocks * layout.rows());
+    ctx.with_scratch(copies.0 + copies.1 + scores.unwrap_or(0), |buf| {
+        let (k_blocks, rest) = buf.as_mut_slice().split_at_mut(copies.0);
+        let (v_blocks, scratch) = rest.split_at_mut(copies.1);
+        let mut space = forward::Space::new(scratch);
         for visit in &piece.visits {
             let new = visit.new..visit.keys.end;
             let from = blocks::Source { view: &visit.view, kv_head, shape };
-            // The keys wait in the place of their values to be turned.
-            blocks::gather(ctx.level(), v_blocks, k, &from, new.clone(), 0);
-            blocks::transpose(k_blocks, v_blocks, e, new.clone());
-            blocks::gather(ctx.level(), v_blocks, v, &from, new, 0);
-            let (k_blocks, v_blocks) = (blocks::table(k_blocks, e), blocks::table(v_blocks, e));
-            let first = visit.view.row(visit.queries.start);
-            // SAFETY: the tables are whole blocks of the positions `0..queries.end`, which is all that the queries
-            // see. The rows are inside the output, and ours alone by the caller's word.
+            blocks::columns(ctx.level(), k_blocks, k, &from, new.clone(), 0);
+            blocks::rows(ctx.level(), v_blocks, v, &from, new, 0);
+            let kv =
+                (Blocks::adjacent(k_blocks, layout.columns()), Blocks::adjacent(v_blocks, layout.rows()));
+            // SAFETY: the blocks hold the positions `0..queries.end`, which is all that the queries see. The rows are
+            // inside the output, and ours alone by the caller's word.
             unsafe {
                 forward::attend(
                     ctx.level(),
                     rows(visit, kv_head, shape),
                     q,
                     out,
-                    &k_blocks,
-                    &v_blocks,
+                    kv,
                     shape.scale(),
                     visit.keys.len(),
                     |token| visit.limit(visit.queries.start + token),
-                    scratch,
-                    |row, x| {
-                        let at = (first + row / group) * h + kv_head * group + row % group;
-                        lse.slice(at..at + 1)[0] = x;
-                    },
+                    &mut space,
+                    Some(lse),
                 );
             }
         }
@@ -100,7 +99,7 @@ pub(super) fn backward<E: Element>(
     let run = |pieces: &[Piece], gradients: Gradients<'_>| {
         ctx.parallel_for(pieces.len(), |i| {
             let piece = &pieces[i];
-            ctx.with_scratch(backward::scratch_floats(piece, inputs.shape, gradients), |buf| {
+            ctx.with_scratch(backward::scratch_floats::<E>(piece, inputs.shape, gradients), |buf| {
                 for kv_head in piece.kv_heads.clone() {
                     // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own heads.
                     // Either the pieces of a head have all queries and all keys of a family, or their queries

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Segments;
-use super::kernels::BLOCK;
+use super::words::BLOCK;
 
 /// Queries of a visit of the forward, and tokens in a piece of a long sequence: enough that copying the keys into
 /// blocks is lost in the work on them.
@@ -36,12 +36,6 @@ impl View {
     /// The row of a position.
     pub(super) fn row(&self, position: usize) -> usize {
         if position < self.prefix { self.parent + position } else { self.start + position - self.prefix }
-    }
-
-    /// The positions as runs of rows that lie next to each other.
-    pub(super) fn runs(&self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let cut = self.prefix.clamp(positions.start, positions.end);
-        [positions.start..cut, cut..positions.end].into_iter().filter(|run| !run.is_empty())
     }
 
     /// The segment's own positions.

@@ -1,87 +1,162 @@
-//! Rows of one head between tensors, where they lie apart, and the floats that the inner loops work on.
+//! Rows of one head between tensors, where they lie apart, and the words that the inner loops work on.
 
+use super::words::{self, BLOCK, Products, products};
 use crate::Element;
 use crate::disjoint::Disjoint;
+use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd, dispatch};
 
-dispatch! {
-    /// Copies rows of `len` numbers, which begin so many numbers into `from`, next to each other as floats.
-    pub(super) fn gather[E: Element](to: &mut [f32], from: &[E], at: &[usize], len: usize) = gather_generic;
+products! {
+    /// Copies rows of `len` numbers, which begin so many numbers into `from`, next to each other, rounded where they are
+    /// in another format: neighbours in a row share words.
+    ///
+    /// # Safety
+    ///
+    /// `to` must have the rows, and room for 16 numbers behind them.
+    pub(super) unsafe fn along[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize) = along_generic;
 }
 
 #[inline(always)]
-fn gather_generic<S: Simd, E: Element>(s: S, to: &mut [f32], from: &[E], at: &[usize], len: usize) {
-    for (to, &at) in to.chunks_exact_mut(len).zip(at) {
-        copy(s, to, &from[at..at + len]);
-    }
-}
-
-dispatch! {
-    /// Copies `tokens` rows of `len` numbers, the first of which begins `from`, next to each other as floats.
-    pub(super) fn gather_stride[E: Element](to: &mut [f32], from: &[E], stride: usize, len: usize, tokens: usize)
-        = gather_stride_generic;
-}
-
-#[inline(always)]
-fn gather_stride_generic<S: Simd, E: Element>(
+unsafe fn along_generic<S: Simd, M: Products<S>, A: Element>(
     s: S,
+    m: M,
     to: &mut [f32],
-    from: &[E],
-    stride: usize,
+    from: &[A],
+    at: &[usize],
     len: usize,
-    tokens: usize,
 ) {
-    for (t, to) in to.chunks_exact_mut(len).take(tokens).enumerate() {
-        copy(s, to, &from[t * stride..][..len]);
-        // The next head's row is likely to be the next that is asked for.
-        prefetch_row(s, from.as_ptr().wrapping_add(t * stride + len), len);
+    let row_words = len.div_ceil(<M as Arithmetic<S>>::GROUP);
+    debug_assert!(to.len() >= at.len() * row_words + LANES);
+    for (row, &at) in at.iter().enumerate() {
+        let from = &from[at..at + len];
+        // SAFETY: the caller's duty. What is written behind a row are zeros, and the place of the next row.
+        unsafe {
+            let to = to.as_mut_ptr().add(row * row_words);
+            for i in (0..len).step_by(LANES) {
+                m.store(s, to, i, load(s, from, i));
+            }
+        }
     }
 }
 
+products! {
+    /// As [`along`], but what shares a word are neighbouring rows; the last one has zeros beside it where it has no
+    /// neighbour.
+    ///
+    /// # Safety
+    ///
+    /// `to` must have the rows.
+    pub(super) unsafe fn across[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize)
+        = across_generic;
+}
+
+#[inline(always)]
+unsafe fn across_generic<S: Simd, M: Products<S>, A: Element>(
+    s: S,
+    m: M,
+    to: &mut [f32],
+    from: &[A],
+    at: &[usize],
+    len: usize,
+) {
+    let group = <M as Arithmetic<S>>::GROUP;
+    assert!(to.len() >= at.len().div_ceil(group) * len);
+    for (at, to) in at.chunks(group).zip(to.chunks_exact_mut(len)) {
+        let even = &from[at[0]..at[0] + len];
+        let odd = at.get(1).map(|&at| &from[at..at + len]);
+        for i in (0..len).step_by(LANES) {
+            let mut v = load(s, even, i);
+            if group > 1 {
+                v = m.pair(s, v, odd.map_or_else(|| s.zero(), |odd| load(s, odd, i)));
+            }
+            // SAFETY: the row has `len` words.
+            unsafe {
+                if i + LANES <= len {
+                    s.store_ptr(to.as_mut_ptr().add(i), v);
+                } else {
+                    s.store_ptr_n(to.as_mut_ptr().add(i), len - i, v);
+                }
+            }
+        }
+        // The next head's row is likely to be the next that is asked for.
+        for &at in at {
+            prefetch_row(s, from.as_ptr().wrapping_add(at + len), len);
+        }
+    }
+}
+
+/// Sixteen numbers from number `i` on, with zeros behind the last one.
+#[inline(always)]
+fn load<S: Simd, A: Element>(s: S, from: &[A], i: usize) -> S::V {
+    crate::lanes::load(s, &from[i..from.len().min(i + LANES)])
+}
+
 dispatch! {
+    /// Copies up to 16 rows of `len` numbers, which begin so many numbers into `from`, as a block of columns. Columns
+    /// without a row are zero.
+    pub(super) fn columns[E: Element](to: &mut [f32], from: &[E], at: &[usize], len: usize) = columns_generic;
+}
+
+#[inline(always)]
+fn columns_generic<S: Simd, E: Element>(s: S, to: &mut [f32], from: &[E], at: &[usize], len: usize) {
+    let row_words = len.div_ceil(E::GROUP);
+    assert!(to.len() >= row_words * BLOCK && at.len() <= BLOCK);
+    for first in (0..row_words).step_by(LANES) {
+        let done = first * E::GROUP;
+        let numbers = (len - done).min(LANES * E::GROUP);
+        let mut square = [s.zero(); LANES];
+        for (row, &at) in square.iter_mut().zip(at) {
+            let from = &from[at + done..at + done + numbers];
+            // SAFETY: the slice has the numbers.
+            *row = unsafe { words::load(s, from.as_ptr(), numbers) };
+            // The next head's row is likely to be the next that is asked for.
+            prefetch_row(s, from.as_ptr().wrapping_add(len), numbers);
+        }
+        s.transpose(&mut square);
+        for (column, to) in square.iter().zip(to[first * BLOCK..row_words * BLOCK].chunks_exact_mut(BLOCK)) {
+            s.store(to, *column);
+        }
+    }
+}
+
+products! {
     /// Writes rows of `len` floats, which lie next to each other, as the nearest numbers of the format to where they
     /// belong.
     ///
     /// # Safety
     ///
-    /// Nobody else may reach these rows of `to`.
+    /// Nobody else may reach these rows of `to`, which must be in the format that the words are of.
     pub(super) unsafe fn scatter[E: Element](to: Disjoint<'_, E>, at: &[usize], from: &[f32], len: usize)
         = scatter_generic;
 }
 
 #[inline(always)]
-unsafe fn scatter_generic<S: Simd, E: Element>(
+unsafe fn scatter_generic<S: Simd, M: Products<S>, E: Element>(
     s: S,
+    m: M,
     to: Disjoint<'_, E>,
     at: &[usize],
     from: &[f32],
     len: usize,
 ) {
+    let whole = len / LANES * LANES;
     for (from, &at) in from.chunks_exact(len).zip(at) {
-        // SAFETY: the caller's word.
-        copy(s, unsafe { to.slice(at..at + len) }, from);
-    }
-}
-
-#[inline(always)]
-fn copy<S: Simd, A: Element, B: Element>(s: S, to: &mut [A], from: &[B]) {
-    assert_eq!(to.len(), from.len());
-    let whole = to.len() / LANES * LANES;
-    let rest = to.len() - whole;
-    // SAFETY: both have `whole` numbers in whole vectors, and `rest` behind them.
-    unsafe {
-        for i in (0..whole).step_by(LANES) {
-            A::store(s, to.as_mut_ptr().add(i), B::load(s, from.as_ptr().add(i)));
-        }
-        if rest > 0 {
-            A::store_n(s, to.as_mut_ptr().add(whole), rest, B::load_n(s, from.as_ptr().add(whole), rest));
+        // SAFETY: the caller's word; the row has `len` numbers, `whole` of them in whole vectors.
+        unsafe {
+            let to = to.slice(at..at + len);
+            for i in (0..whole).step_by(LANES) {
+                m.store(s, to.as_mut_ptr().cast(), i, s.load_ptr(from.as_ptr().add(i)));
+            }
+            if whole < len {
+                crate::lanes::store(s, &mut to[whole..], s.load_tail(&from[whole..]));
+            }
         }
     }
 }
 
 dispatch! {
-    /// `Σ d_out · out` of rows of `len` numbers, in 16 lanes, then the tree: those of `out` begin so many numbers into
-    /// it, those of `d_out` lie next to each other.
+    /// `Σ d_out · out` of rows of `len` numbers, in 16 lanes, then the tree: those of both begin so many numbers into
+    /// them.
     pub(super) fn deltas[E: Element](delta: &mut [f32], d_out: &[f32], out: &[E], at: &[usize], len: usize)
         = deltas_generic;
 }
@@ -96,8 +171,8 @@ fn deltas_generic<S: Simd, E: Element>(
     len: usize,
 ) {
     let whole = len / LANES * LANES;
-    for ((delta, d_out), &at) in delta.iter_mut().zip(d_out.chunks_exact(len)).zip(at) {
-        let out = &out[at..at + len];
+    for (delta, &at) in delta.iter_mut().zip(at) {
+        let (d_out, out) = (&d_out[at..at + len], &out[at..at + len]);
         let mut sum = s.zero();
         // SAFETY: both have `len` numbers, `whole` of them in whole vectors.
         unsafe {
@@ -114,14 +189,14 @@ fn deltas_generic<S: Simd, E: Element>(
 }
 
 dispatch! {
-    /// Asks for rows of `len` numbers that begin so many numbers behind `x`. A hint: they need not be readable.
-    pub(super) fn prefetch[E: Element](x: *const E, at: &[usize], len: usize) = prefetch_generic;
+    /// Asks for `count` rows of `len` numbers, of which the first begins at `x`. A hint: they need not be readable.
+    pub(super) fn prefetch[E: Element](x: *const E, stride: usize, count: usize, len: usize) = prefetch_generic;
 }
 
 #[inline(always)]
-fn prefetch_generic<S: Simd, E: Element>(s: S, x: *const E, at: &[usize], len: usize) {
-    for &at in at {
-        prefetch_row(s, x.wrapping_add(at), len);
+fn prefetch_generic<S: Simd, E: Element>(s: S, x: *const E, stride: usize, count: usize, len: usize) {
+    for row in 0..count {
+        prefetch_row(s, x.wrapping_add(row * stride), len);
     }
 }
 

@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
-use super::kernels::{self, BLOCK, ROWS, Scores, Weighted};
+use super::blocks::Blocks;
+use super::kernels::{self, ROWS, Scores, Weighted};
+use super::words::{BLOCK, Layout};
 use crate::Element;
 use crate::isa::Level;
 
 /// The most rows of a tile.
 pub(super) const MOST_ROWS: usize = 8 * ROWS;
 
-/// Floats of keys (and of values) that a tile's rows go over before the next: a first-level cache, half
+/// Words of keys (and of values) that a tile's rows go over before the next: a first-level cache, half
 /// filled.
-const PASS_FLOATS: usize = 4 * 1024;
+const PASS_WORDS: usize = 4 * 1024;
 
 /// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r /
 /// group`.
@@ -19,7 +21,7 @@ const PASS_FLOATS: usize = 4 * 1024;
 pub(super) struct Rows {
     /// Where row 0 begins in tensors `[tokens, H, E]`.
     pub(super) first: usize,
-    /// Floats from a token to the next.
+    /// Numbers from a token to the next.
     pub(super) token_stride: usize,
     /// Heads.
     pub(super) group: usize,
@@ -29,69 +31,106 @@ pub(super) struct Rows {
     pub(super) tokens: usize,
 }
 
+impl Rows {
+    /// How many rows.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.tokens * self.group
+    }
+
+    /// Asks for these rows, and those of the same tokens, in a tensor whose numbers begin at `x`: rows lie far apart, and
+    /// what will be needed soon is on its way while the processor is busy with the scores.
+    pub(super) fn prefetch<E: Element>(&self, level: Level, x: *const E, rows: Range<usize>) {
+        let tokens = rows.start / self.group..self.tokens.min(rows.end.div_ceil(self.group));
+        let first = x.wrapping_add(self.first + tokens.start * self.token_stride);
+        super::rows::prefetch(level, first, self.token_stride, tokens.len(), self.group * self.head_dim);
+    }
+}
+
 /// Some consecutive rows.
 pub(super) struct Tile {
     /// Which rows.
-    pub(super) rows: Range<usize>,
-    /// The token of each row.
-    pub(super) token: [usize; MOST_ROWS],
-    /// The head of each row, within the group.
-    pub(super) head: [usize; MOST_ROWS],
-    /// Where each row begins in tensors `[tokens, H, E]`.
-    pub(super) offset: [usize; MOST_ROWS],
-    /// How many keys each row sees; never descends.
-    pub(super) limit: [usize; MOST_ROWS],
-    /// The largest limit, the last row's.
-    pub(super) keys: usize,
-    head_dim: usize,
-}
-
-impl Rows {
-    /// Consecutive tiles of at most `size` rows; token t sees keys `0..limit(t)`, at least one, and limits
-    /// never descend.
-    pub(super) fn tiles(&self, size: usize, limit: impl Fn(usize) -> usize) -> impl Iterator<Item = Tile> {
-        let (all, rows) = (self.tokens * self.group, *self);
-        debug_assert!((1..self.tokens).all(|t| limit(t - 1) <= limit(t)), "limits descend");
-        (0..all).step_by(size).map(move |first| rows.tile(first..all.min(first + size), &limit))
-    }
-
-    fn tile(&self, rows: Range<usize>, limit: impl Fn(usize) -> usize) -> Tile {
-        let (mut token, mut head) = (rows.start / self.group, rows.start % self.group);
-        let zero = [0; MOST_ROWS];
-        let mut tile = Tile {
-            rows,
-            token: zero,
-            head: zero,
-            offset: zero,
-            limit: zero,
-            keys: 0,
-            head_dim: self.head_dim,
-        };
-        for row in 0..tile.len() {
-            tile.token[row] = token;
-            tile.head[row] = head;
-            tile.offset[row] = self.first + token * self.token_stride + head * self.head_dim;
-            tile.limit[row] = limit(token);
-            tile.keys = tile.limit[row];
-            head += 1;
-            if head == self.group {
-                (token, head) = (token + 1, 0);
-            }
-        }
-        tile
-    }
+    rows: Range<usize>,
+    offset: [usize; MOST_ROWS],
+    limit: [usize; MOST_ROWS],
 }
 
 impl Tile {
+    /// A tile without rows.
+    pub(super) fn empty() -> Self {
+        Self { rows: 0..0, offset: [0; MOST_ROWS], limit: [0; MOST_ROWS] }
+    }
+
+    /// Goes back to before the first row.
+    #[inline]
+    pub(super) fn restart(&mut self) {
+        self.rows = 0..0;
+    }
+
+    /// Goes on to the next rows, at most `size`, if there are any; token t sees keys `0..limit(t)`, at least one, and
+    /// limits never descend.
+    pub(super) fn next(&mut self, rows: &Rows, size: usize, limit: impl Fn(usize) -> usize) -> bool {
+        self.rows = self.rows.end..rows.len().min(self.rows.end + size);
+        let (mut token, mut head) = (self.rows.start / rows.group, self.rows.start % rows.group);
+        for row in 0..self.len() {
+            self.offset[row] = rows.first + token * rows.token_stride + head * rows.head_dim;
+            self.limit[row] = limit(token);
+            debug_assert!(row == 0 || self.limit[row - 1] <= self.limit[row], "limits descend");
+            head += 1;
+            if head == rows.group {
+                (token, head) = (token + 1, 0);
+            }
+        }
+        !self.rows.is_empty()
+    }
+
     /// How many rows.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
+    /// Which rows.
+    #[inline]
+    pub(super) fn here(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Which rows the next tile may be of, as far as there are any.
+    #[inline]
+    pub(super) fn behind(&self) -> Range<usize> {
+        self.rows.end..self.rows.end + self.len()
+    }
+
+    /// Where each row begins in tensors `[tokens, H, E]`.
+    #[inline]
+    pub(super) fn offsets(&self) -> &[usize] {
+        &self.offset[..self.rows.len()]
+    }
+
+    /// How many keys each row sees; never descends.
+    #[inline]
+    pub(super) fn limits(&self) -> &[usize] {
+        &self.limit[..self.rows.len()]
+    }
+
+    /// The largest limit, the last row's.
+    #[inline]
+    pub(super) fn keys(&self) -> usize {
+        self.limit[self.len() - 1]
+    }
+
     /// Rows that kernels take together.
+    #[inline]
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let all = self.len();
         (0..all).step_by(ROWS).map(move |first| first..all.min(first + ROWS))
+    }
+
+    /// Blocks in one pass over the keys: all of them where there is nothing to come back for.
+    #[inline]
+    fn pass_blocks(&self, words: usize) -> usize {
+        if self.len() <= ROWS { usize::MAX / BLOCK } else { (PASS_WORDS / words).max(4) }
     }
 
     /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`,
@@ -99,85 +138,90 @@ impl Tile {
     ///
     /// # Safety
     ///
-    /// `q` must give queries of E floats, and `k` blocks `[E][16]` that hold all keys below the limits.
+    /// `q` must give rows of words, and `k` blocks of columns that hold all keys below the limits; `out` must have
+    /// the scores' places, and nobody else reach them.
     pub(super) unsafe fn scores<E: Element>(
         &self,
         level: Level,
+        layout: Layout,
         window: Range<usize>,
         q: impl Fn(usize) -> *const f32,
-        k: &[*const E],
+        k: Blocks<'_>,
         scale: f32,
-        out: &mut [f32],
+        out: *mut f32,
         stride: usize,
     ) {
-        let pass = pass_blocks(self.head_dim);
+        let pass = self.pass_blocks(layout.columns());
         let first = window.start / BLOCK;
-        for start in (first..self.keys.min(window.end).div_ceil(BLOCK)).step_by(pass) {
+        for start in (first..self.keys().min(window.end).div_ceil(BLOCK)).step_by(pass) {
             for rows in self.groups() {
                 let last = self.limit[rows.end - 1].min(window.end).div_ceil(BLOCK);
-                let blocks = start..last.min(start + pass);
-                if blocks.is_empty() {
+                let end = last.min(start.saturating_add(pass));
+                if start >= end {
                     continue;
                 }
-                let out = &mut out[rows.start * stride + (blocks.start - first) * BLOCK
-                    ..(rows.end - 1) * stride + (blocks.end - first) * BLOCK];
                 let args = Scores {
                     q: each_row(&rows, &q),
                     rows: rows.len(),
-                    k: &k[blocks],
-                    head_dim: self.head_dim,
+                    k,
+                    blocks: (start, end),
+                    words: layout.row(),
                     scale,
-                    out: out.as_mut_ptr(),
+                    out: out.wrapping_add(rows.start * stride + (start - first) * BLOCK),
                     stride,
                 };
-                // SAFETY: queries and blocks are there by the caller's word, and the outputs are `out`.
-                unsafe { kernels::scores(level, &args) };
+                // SAFETY: queries, blocks and outputs are there by the caller's word.
+                unsafe { kernels::scores::<E>(level, &args) };
             }
         }
     }
 
     /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, in one call for each of
-    /// a series of windows, each of which begins with a block and has its weights at `weights[r * stride..]`.
+    /// a series of windows, each of which begins with a block and has its weights, a row of words, at
+    /// `weights[r * stride..]`.
     ///
     /// # Safety
     ///
-    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks `[16][E]` that
-    /// hold all keys below the limits.
+    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks of rows that
+    /// hold all keys below the limits; the weights must be there.
     pub(super) unsafe fn weighted_sums<E: Element>(
         &self,
         level: Level,
+        layout: Layout,
         window: Range<usize>,
-        weights: &[f32],
+        weights: *const f32,
         stride: usize,
-        summands: &[*const E],
+        summands: Blocks<'_>,
         out: impl Fn(usize) -> *mut f32,
         factor: &[f32],
     ) {
-        let pass = pass_blocks(self.head_dim) * BLOCK;
+        let pass = self.pass_blocks(layout.rows()) * BLOCK;
         for start in window.clone().step_by(pass) {
             for rows in self.groups() {
                 let most = self.limit[rows.end - 1];
-                let end = most.min(start + pass).min(window.end);
+                let end = most.min(start.saturating_add(pass)).min(window.end);
                 if start >= end {
                     continue;
                 }
-                let weights = &weights[rows.start * stride..(rows.end - 1) * stride + end - window.start];
                 let args = Weighted {
                     out: each_row(&rows, &out),
                     rows: rows.len(),
                     // Counted from key 0, before the window.
-                    weights: weights.as_ptr().wrapping_sub(window.start),
+                    weights: weights
+                        .wrapping_add(rows.start * stride)
+                        .wrapping_sub(window.start / layout.group),
                     row_step: stride,
-                    summand_step: 1,
+                    word_step: 1,
                     summands,
                     start,
-                    ends: each_row(&rows, |row| self.limit[row].min(end)),
-                    head_dim: self.head_dim,
+                    ends: &self.limit[rows.clone()],
+                    end,
+                    head_dim: layout.head_dim,
                     from_zero: start == 0,
-                    factors: (end == most).then(|| each_row(&rows, |row| factor[row])),
+                    factors: (end == most).then(|| &factor[rows.clone()]),
                 };
-                // SAFETY: the weights are in the slice; outputs and summands are there by the caller's word.
-                unsafe { kernels::add_weighted(level, &args) };
+                // SAFETY: weights, outputs and summands are there by the caller's word.
+                unsafe { kernels::add_weighted::<E>(level, &args) };
             }
         }
     }
@@ -191,12 +235,14 @@ pub(super) fn size(keys: usize, floats: usize) -> (usize, usize) {
     ((floats / stride / ROWS * ROWS).clamp(ROWS, MOST_ROWS), stride)
 }
 
-/// Blocks in one pass over the keys.
-fn pass_blocks(head_dim: usize) -> usize {
-    (PASS_FLOATS / (BLOCK * head_dim)).max(4)
+/// The most floats of scores that a tile of [`size`] has for `keys` keys or fewer.
+pub(super) fn most_floats(keys: usize, floats: usize) -> usize {
+    let stride = size(keys, floats).1;
+    (MOST_ROWS * stride).min(floats.max(ROWS * stride))
 }
 
 /// What `f` says of each of these rows, in the form that kernels take; places beyond them repeat the last.
+#[inline]
 pub(super) fn each_row<T: Copy>(rows: &Range<usize>, f: impl Fn(usize) -> T) -> [T; ROWS] {
     let mut all = [f(rows.end - 1); ROWS];
     for (place, row) in all.iter_mut().zip(rows.clone()) {

@@ -1,16 +1,19 @@
 //! Attention against the cache gives the bits of attention over packed sequences.
 
 use proptest::prelude::*;
-use rloom_ops::{Buf, CachedRow, Ctx, Isa, KV_BLOCK, KvLayer, attention_cached, kv_copy_block, kv_write};
+use rloom_ops::{
+    Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, attention_cached, kv_copy_block, kv_write,
+};
 
 use crate::attention::{Case, SHAPES};
-use crate::support::{bits, numbers};
+use crate::support::{bits, narrow, numbers, widen};
 
 /// A cache whose every slot is NaN, so that reading one that was never written shows.
-fn poisoned(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer {
+fn poisoned<E: Element>(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer<E> {
     let mut cache = KvLayer::new(blocks, case.shape);
     let slots: Vec<u32> = (0..(blocks * KV_BLOCK) as u32).collect();
-    let nan = Buf::from_vec(vec![f32::NAN; slots.len() * case.shape.kv_heads * case.shape.head_dim]);
+    let nan =
+        Buf::from_vec(vec![E::narrow(f32::NAN); slots.len() * case.shape.kv_heads * case.shape.head_dim]);
     kv_write(ctx, &mut cache, &nan, &nan, &slots);
     cache
 }
@@ -26,7 +29,7 @@ fn tables(lengths: &[usize], seed: u64) -> (Vec<Vec<u32>>, usize) {
     (tables, blocks)
 }
 
-fn pick(x: &Buf, rows: &[usize], width: usize) -> Buf {
+fn pick<E: Element>(x: &Buf<E>, rows: &[usize], width: usize) -> Buf<E> {
     Buf::from_vec(
         rows.iter().flat_map(|r| x.as_slice()[r * width..(r + 1) * width].iter().copied()).collect(),
     )
@@ -34,12 +37,13 @@ fn pick(x: &Buf, rows: &[usize], width: usize) -> Buf {
 
 /// Steps of `chunk` tokens of every sequence until all are done; the rows of a step are turned by one place
 /// each time, so that runs of one sequence are also broken. Returns the output of all tokens in packed order.
-fn stepwise(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Buf {
+fn stepwise<E: Element>(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Vec<u32> {
     let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
     let (tables, blocks) = tables(&lengths, seed);
     let mut cache = poisoned(ctx, blocks, case);
-    let (wide, narrow) = (case.shape.heads * case.shape.head_dim, case.shape.kv_heads * case.shape.head_dim);
-    let mut out = Buf::zeros(case.q.len());
+    let (wide, width) = (case.shape.heads * case.shape.head_dim, case.shape.kv_heads * case.shape.head_dim);
+    let (q, k, v) = (narrow::<E>(&case.q), narrow::<E>(&case.k), narrow::<E>(&case.v));
+    let mut out = Buf::<E>::zeros(case.q.len());
     for start in (0..*lengths.iter().max().unwrap()).step_by(chunk) {
         let mut step: Vec<(usize, usize)> = lengths
             .iter()
@@ -53,17 +57,30 @@ fn stepwise(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Buf {
             .iter()
             .map(|&(s, t)| tables[s][t / KV_BLOCK] * KV_BLOCK as u32 + (t % KV_BLOCK) as u32)
             .collect();
-        kv_write(ctx, &mut cache, &pick(&case.k, &packed, narrow), &pick(&case.v, &packed, narrow), &slots);
+        kv_write(ctx, &mut cache, &pick(&k, &packed, width), &pick(&v, &packed, width), &slots);
         let rows: Vec<CachedRow<'_>> =
             step.iter().map(|&(s, t)| CachedRow { blocks: &tables[s], len: t + 1 }).collect();
-        let mut step_out = Buf::from_vec(vec![f32::NAN; rows.len() * wide]);
-        attention_cached(ctx, &mut step_out, &pick(&case.q, &packed, wide), &cache, &rows);
+        let mut step_out = Buf::from_vec(vec![E::narrow(f32::NAN); rows.len() * wide]);
+        attention_cached(ctx, &mut step_out, &pick(&q, &packed, wide), &cache, &rows);
         for (i, token) in packed.iter().enumerate() {
             out.as_mut_slice()[token * wide..][..wide]
                 .copy_from_slice(&step_out.as_slice()[i * wide..][..wide]);
         }
     }
-    out
+    bits(&widen(&out))
+}
+
+fn expected<E: Element>(ctx: &Ctx, case: &Case) -> Vec<u32> {
+    bits(&widen(&case.forward_in::<E>(ctx).0))
+}
+
+/// The rows of one step see so different numbers of keys that their tiles have different sizes.
+#[test]
+fn a_long_prompt_in_chunks_has_the_bits_of_training() {
+    let case = Case::new(SHAPES[0], &[1536]);
+    let ctx = Ctx::new(2).unwrap();
+    assert!(stepwise::<f32>(&ctx, &case, 256, 1) == expected::<f32>(&ctx, &case));
+    assert!(stepwise::<Bf16>(&ctx, &case, 256, 1) == expected::<Bf16>(&ctx, &case));
 }
 
 #[test]
@@ -72,9 +89,11 @@ fn prefill_in_chunks_and_decode_have_the_bits_of_training() {
         let case = Case::new(shape, &[1, 35, 16, 17, 50]);
         for threads in 1..=3 {
             let ctx = Ctx::new(threads).unwrap();
-            let expected = bits(&case.forward(&ctx).0);
+            let (single, pairs) = (expected::<f32>(&ctx, &case), expected::<Bf16>(&ctx, &case));
             for chunk in [1, 3, 16, 17, 50] {
-                assert_eq!(bits(&stepwise(&ctx, &case, chunk, 7)), expected, "{shape:?}, chunks of {chunk}");
+                let what = format!("{shape:?}, chunks of {chunk}");
+                assert!(stepwise::<f32>(&ctx, &case, chunk, 7) == single, "{what}");
+                assert!(stepwise::<Bf16>(&ctx, &case, chunk, 7) == pairs, "{what} in bf16");
             }
         }
     }
@@ -84,43 +103,53 @@ fn prefill_in_chunks_and_decode_have_the_bits_of_training() {
 fn long_sequences_have_the_bits_of_training() {
     let case = Case::new((4, 2, 32), &[300, 150]);
     let ctx = Ctx::new(3).unwrap();
-    let expected = bits(&case.forward(&ctx).0);
+    let (single, pairs) = (expected::<f32>(&ctx, &case), expected::<Bf16>(&ctx, &case));
     for chunk in [1, 64, 300] {
-        assert_eq!(bits(&stepwise(&ctx, &case, chunk, 1)), expected, "chunks of {chunk}");
+        assert!(stepwise::<f32>(&ctx, &case, chunk, 1) == single, "chunks of {chunk}");
+        assert!(stepwise::<Bf16>(&ctx, &case, chunk, 1) == pairs, "chunks of {chunk} in bf16");
     }
 }
 
 #[test]
 fn every_instruction_set_has_the_bits_of_the_best() {
-    let case = Case::new((6, 2, 20), &[3, 35, 18]);
-    let expected = bits(&case.forward(&Ctx::serial()).0);
+    let case = Case::new((6, 2, 19), &[3, 35, 18]);
+    let serial = Ctx::serial();
+    let (single, pairs) = (expected::<f32>(&serial, &case), expected::<Bf16>(&serial, &case));
     for isa in Isa::available() {
         let ctx = Ctx::with_isa(2, isa).unwrap();
         for chunk in [1, 17] {
-            assert_eq!(bits(&stepwise(&ctx, &case, chunk, 3)), expected, "{isa:?}, chunks of {chunk}");
+            assert!(stepwise::<f32>(&ctx, &case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
+            assert!(stepwise::<Bf16>(&ctx, &case, chunk, 3) == pairs, "{isa:?}, chunks of {chunk} in bf16");
         }
     }
 }
 
 #[test]
 fn sequences_that_share_a_prefix_part_at_a_copied_block() {
+    part_at_a_copied_block::<f32>();
+    part_at_a_copied_block::<Bf16>();
+}
+
+fn part_at_a_copied_block<E: Element>() {
     let ctx = Ctx::serial();
     let case = Case::new((4, 2, 20), &[20]);
     // The fork has another last token.
     let mut fork = Case::new((4, 2, 20), &[20]);
     fork.k.as_mut_slice()[19 * 40..].fill(0.3);
     fork.v.as_mut_slice()[19 * 40..].fill(-0.7);
-    let mut cache = poisoned(&ctx, 4, &case);
+    let mut cache = poisoned::<E>(&ctx, 4, &case);
     let slots: Vec<u32> = (0..20).collect();
-    kv_write(&ctx, &mut cache, &case.k, &case.v, &slots);
+    kv_write(&ctx, &mut cache, &narrow(&case.k), &narrow(&case.v), &slots);
     kv_copy_block(&mut cache, 1, 3);
-    kv_write(&ctx, &mut cache, &pick(&fork.k, &[19], 40), &pick(&fork.v, &[19], 40), &[3 * 16 + 3]);
-    let last = pick(&case.q, &[19, 19], 80);
+    let (k, v) = (narrow(&pick(&fork.k, &[19], 40)), narrow(&pick(&fork.v, &[19], 40)));
+    kv_write(&ctx, &mut cache, &k, &v, &[3 * 16 + 3]);
+    let last = narrow::<E>(&pick(&case.q, &[19, 19], 80));
     let mut out = Buf::zeros(160);
     let rows = [CachedRow { blocks: &[0, 1], len: 20 }, CachedRow { blocks: &[0, 3], len: 20 }];
     attention_cached(&ctx, &mut out, &last, &cache, &rows);
-    assert_eq!(bits(&out)[..80], bits(&case.forward(&ctx).0)[19 * 80..]);
-    assert_eq!(bits(&out)[80..], bits(&fork.forward(&ctx).0)[19 * 80..]);
+    let out = bits(&widen(&out));
+    assert_eq!(out[..80], expected::<E>(&ctx, &case)[19 * 80..]);
+    assert_eq!(out[80..], expected::<E>(&ctx, &fork)[19 * 80..]);
 }
 
 #[test]
@@ -128,6 +157,8 @@ fn the_cache_tells_its_size() {
     let cache = KvLayer::<f32>::new(10, Case::new((4, 2, 20), &[1]).shape);
     assert_eq!(cache.bytes(), 10 * KV_BLOCK * 2 * 20 * 2 * 4);
     assert_eq!(cache.blocks(), 10);
+    let cache = KvLayer::<Bf16>::new(10, Case::new((4, 2, 20), &[1]).shape);
+    assert_eq!(cache.bytes(), 10 * KV_BLOCK * 2 * 20 * 2 * 2);
 }
 
 proptest! {
@@ -145,6 +176,7 @@ proptest! {
     ) {
         let case = Case::new((group * kv_heads, kv_heads, head_dim), &lengths);
         let ctx = Ctx::new(threads).unwrap();
-        prop_assert_eq!(bits(&stepwise(&ctx, &case, chunk, seed)), bits(&case.forward(&ctx).0));
+        prop_assert!(stepwise::<f32>(&ctx, &case, chunk, seed) == expected::<f32>(&ctx, &case));
+        prop_assert!(stepwise::<Bf16>(&ctx, &case, chunk, seed) == expected::<Bf16>(&ctx, &case));
     }
 }

@@ -1,8 +1,8 @@
 //! Segments that go on from another one: the bits of the same sequences laid out one by one, and their gradients.
 
-use rloom_ops::{AttentionShape, Buf, Ctx, Segments, attention, attention_backward};
+use rloom_ops::{AttentionShape, Bf16, Buf, Ctx, Element, Segments, attention, attention_backward};
 
-use crate::support::{assert_same_bits_everywhere, bits, buf};
+use crate::support::{assert_same_bits_everywhere, bits, buf, narrow, widen};
 
 /// Packed rows with some shared, and for each segment the rows that make up its sequence.
 struct Shared {
@@ -30,14 +30,15 @@ struct Results {
 }
 
 impl Tensors {
-    fn run(&self, ctx: &Ctx, shape: AttentionShape, segments: Segments<'_>) -> Results {
+    fn run<E: Element>(&self, ctx: &Ctx, shape: AttentionShape, segments: Segments<'_>) -> Results {
         let nan = |n: usize| Buf::from_vec(vec![f32::NAN; n]);
-        let Self { q, k, v, d_out } = self;
-        let (mut out, mut lse) = (nan(q.len()), nan(q.len() / shape.head_dim));
+        let (q, k, v) = (&narrow::<E>(&self.q), &narrow(&self.k), &narrow(&self.v));
+        let d_out = &self.d_out;
+        let (mut out, mut lse) = (narrow(&nan(q.len())), nan(q.len() / shape.head_dim));
         attention(ctx, &mut out, &mut lse, q, k, v, shape, segments);
         let (mut dq, mut dk, mut dv) = (nan(q.len()), nan(k.len()), nan(v.len()));
         attention_backward(ctx, &mut dq, &mut dk, &mut dv, d_out, &out, &lse, q, k, v, shape, segments);
-        Results { out, lse, dq, dk, dv }
+        Results { out: widen(&out), lse, dq, dk, dv }
     }
 }
 
@@ -56,9 +57,9 @@ impl Shared {
         }
     }
 
-    fn run(&self, ctx: &Ctx) -> Results {
+    fn run<E: Element>(&self, ctx: &Ctx) -> Results {
         let segments = Segments { starts: &self.starts, parents: &self.parents };
-        self.tensors.run(ctx, self.shape, segments)
+        self.tensors.run::<E>(ctx, self.shape, segments)
     }
 
     /// The rows of each segment's sequence, its parent's first, and how many of them are the parent's.
@@ -73,7 +74,7 @@ impl Shared {
     }
 
     /// The same sequences without sharing. Rows of a parent that stand for its child's gradient get none themselves.
-    fn unshared(&self, ctx: &Ctx) -> (Results, Vec<usize>) {
+    fn unshared<E: Element>(&self, ctx: &Ctx) -> (Results, Vec<usize>) {
         let sequences = self.sequences();
         let rows: Vec<usize> = sequences.iter().flat_map(|(rows, _)| rows.iter().copied()).collect();
         let pick = |x: &Buf| {
@@ -92,11 +93,17 @@ impl Shared {
         for (start, (_, shared)) in starts.iter().zip(&sequences) {
             tensors.d_out.as_mut_slice()[start * width..(start + shared) * width].fill(0.0);
         }
-        (tensors.run(ctx, self.shape, Segments::unshared(&starts)), rows)
+        (tensors.run::<E>(ctx, self.shape, Segments::unshared(&starts)), rows)
     }
 
     fn check(&self, ctx: &Ctx) {
-        let (got, (expected, rows)) = (self.run(ctx), self.unshared(ctx));
+        self.check_in::<f32>(ctx);
+        self.check_in::<Bf16>(ctx);
+    }
+
+    /// The gradients may differ in the rounding of sums alone: the terms are the same.
+    fn check_in<E: Element>(&self, ctx: &Ctx) {
+        let (got, (expected, rows)) = (self.run::<E>(ctx), self.unshared::<E>(ctx));
         for (name, got, expected) in [("out", &got.out, &expected.out), ("lse", &got.lse, &expected.lse)] {
             let width = expected.len() / rows.len();
             for (i, row) in rows.iter().enumerate() {
@@ -166,21 +173,20 @@ fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
         vec![(150, None), (140, Some(0)), (30, Some(0))],
     ] {
         let shared = Shared::new((2, 1, 20), &segments);
-        assert_same_bits_everywhere("shared prefixes", |ctx| {
-            let Results { out, lse, dq, dk, dv } = shared.run(ctx);
-            vec![out, lse, dq, dk, dv]
-        });
+        let all = |Results { out, lse, dq, dk, dv }| vec![out, lse, dq, dk, dv];
+        assert_same_bits_everywhere("shared prefixes", |ctx| all(shared.run::<f32>(ctx)));
+        assert_same_bits_everywhere("shared prefixes in bf16", |ctx| all(shared.run::<Bf16>(ctx)));
     }
 }
 
 #[test]
 #[should_panic(expected = "the parent of segment 2 has a parent itself")]
 fn a_parent_goes_on_from_nothing_itself() {
-    Shared::new((1, 1, 4), &[(2, None), (2, Some(0)), (2, Some(1))]).run(&Ctx::serial());
+    Shared::new((1, 1, 4), &[(2, None), (2, Some(0)), (2, Some(1))]).run::<f32>(&Ctx::serial());
 }
 
 #[test]
 #[should_panic(expected = "the parent of segment 1 must come before it")]
 fn a_parent_comes_first() {
-    Shared::new((1, 1, 4), &[(2, None), (2, Some(1))]).run(&Ctx::serial());
+    Shared::new((1, 1, 4), &[(2, None), (2, Some(1))]).run::<f32>(&Ctx::serial());
 }

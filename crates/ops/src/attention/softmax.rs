@@ -1,0 +1,164 @@
+//! From scores to probabilities, and back.
+
+use super::words::{BLOCK, Products, products};
+use crate::gemm_tile::Arithmetic;
+use crate::simd::{LANES, Simd, dispatch};
+
+products! {
+    /// Scores of keys `0..n` become `exp(score − max)`, those beyond become 0 (whatever they are: keys of a
+    /// block that are not written yet), all as words, which take the place of the scores. The length is a whole number
+    /// of blocks. Returns the maximum and the sum of the numbers before they were rounded.
+    ///
+    /// # Safety
+    ///
+    /// None but that of the processor's instructions, which the level proves.
+    pub(super) unsafe fn softmax(scores: &mut [f32], n: usize) -> (f32, f32) = softmax_generic;
+}
+
+#[inline(always)]
+unsafe fn softmax_generic<S: Simd, M: Products<S>>(s: S, m: M, scores: &mut [f32], n: usize) -> (f32, f32) {
+    assert!(scores.len() == n.next_multiple_of(BLOCK));
+    let (whole, rest) = scores.split_at(n / LANES * LANES);
+    let mut max = s.splat(f32::NEG_INFINITY);
+    for x in whole.chunks_exact(LANES) {
+        max = s.max(s.load(x), max);
+    }
+    if !n.is_multiple_of(LANES) {
+        max = s.max(first_lanes(s, n % LANES, s.load(rest), s.splat(f32::NEG_INFINITY)), max);
+    }
+    let max = s.max_lane(max);
+    let subtrahend = s.splat(max);
+    let mut sum = s.zero();
+    let row = scores.as_mut_ptr();
+    // SAFETY: the row has a whole number of vectors; words are written where scores have been read.
+    unsafe {
+        for at in (0..n / LANES * LANES).step_by(LANES) {
+            let p = s.exp(s.sub(s.load_ptr(row.add(at)), subtrahend));
+            sum = s.add(sum, p);
+            m.store(s, row, at, p);
+        }
+        if !n.is_multiple_of(LANES) {
+            let at = n / LANES * LANES;
+            let p = s.exp(s.sub(s.load_ptr(row.add(at)), subtrahend));
+            let p = first_lanes(s, n % LANES, p, s.zero());
+            sum = s.add(sum, p);
+            m.store(s, row, at, p);
+        }
+    }
+    (max, s.sum(sum))
+}
+
+/// What [`softmax_backward`] reads and writes: for row r, `keys` floats at `r * 2 * stride`, and as many `stride`
+/// floats behind these.
+pub(super) struct Backward<'a> {
+    /// Row 0.
+    pub(super) rows: *mut f32,
+    /// Floats from a row's probabilities to its derivatives, and on to the next row's probabilities.
+    pub(super) stride: usize,
+    /// Keys, whole blocks.
+    pub(super) keys: usize,
+    /// How many of the keys each row sees. The row that shares a word with the last one has a place even if it is not
+    /// among these.
+    pub(super) seen: &'a [usize],
+    /// Log-sum-exp of each row.
+    pub(super) lse: &'a [f32],
+    /// `d_out · out` of each row.
+    pub(super) delta: &'a [f32],
+}
+
+/// Where [`softmax_backward`] leaves the words that go along the queries, in floats from a row's probabilities: of
+/// `group` rows (those of a word), the first row's place takes the probabilities, and the derivatives take the next one
+/// that they do not need themselves.
+pub(super) fn derivatives_across(group: usize, stride: usize) -> usize {
+    if group == 1 { stride } else { 2 * stride }
+}
+
+products! {
+    /// From a row's scores and the products of its output's gradient with the values, the probabilities `p = exp(score
+    /// − lse)` and the derivatives `ds = p · (product − delta)`. Both are 0 from key `seen` on. They are left as words:
+    /// `ds` with its neighbours along the keys, in its own place, and both with their neighbours along the queries,
+    /// where [`derivatives_across`] says.
+    ///
+    /// # Safety
+    ///
+    /// The rows must be there, and nobody else may reach them.
+    pub(super) unsafe fn softmax_backward(x: &Backward<'_>) = softmax_backward_generic;
+}
+
+#[inline(always)]
+unsafe fn softmax_backward_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Backward<'_>) {
+    let group = <M as Arithmetic<S>>::GROUP;
+    // What is not there sees nothing.
+    let row_of = |row: usize| match x.seen.get(row) {
+        Some(&seen) => (seen, x.lse[row], x.delta[row]),
+        None => (0, 0.0, 0.0),
+    };
+    for first in (0..x.seen.len()).step_by(group) {
+        let (even, odd) = (row_of(first), row_of(first + 1));
+        // SAFETY: the caller's duty.
+        unsafe {
+            let p = x.rows.add(first * 2 * x.stride);
+            let across = p.add(derivatives_across(group, x.stride));
+            for at in (0..x.keys).step_by(LANES) {
+                let (probs, ds) = derivative(s, p.add(at), x.stride, at, even);
+                m.store(s, p.add(x.stride), at, ds);
+                if group == 1 {
+                    s.store_ptr(p.add(at), probs);
+                    continue;
+                }
+                let next = p.add(2 * x.stride);
+                let (next_probs, next_ds) = derivative(s, next.add(at), x.stride, at, odd);
+                m.store(s, next.add(x.stride), at, next_ds);
+                s.store_ptr(p.add(at), m.pair(s, probs, next_probs));
+                s.store_ptr(across.add(at), m.pair(s, ds, next_ds));
+            }
+        }
+    }
+}
+
+/// `p` and `ds` of the 16 keys from `at` on.
+#[inline(always)]
+unsafe fn derivative<S: Simd>(
+    s: S,
+    p: *const f32,
+    stride: usize,
+    at: usize,
+    (seen, lse, delta): (usize, f32, f32),
+) -> (S::V, S::V) {
+    if at >= seen {
+        return (s.zero(), s.zero());
+    }
+    // SAFETY: 16 floats are there by the caller's word, and as many `stride` floats behind.
+    let (score, product) = unsafe { (s.load_ptr(p), s.load_ptr(p.add(stride))) };
+    let p = s.exp(s.sub(score, s.splat(lse)));
+    let ds = s.mul(p, s.sub(product, s.splat(delta)));
+    if at + LANES <= seen {
+        return (p, ds);
+    }
+    (first_lanes(s, seen - at, p, s.zero()), first_lanes(s, seen - at, ds, s.zero()))
+}
+
+/// `a` in the first `n` lanes, `b` in the others.
+#[inline(always)]
+fn first_lanes<S: Simd>(s: S, n: usize, a: S::V, b: S::V) -> S::V {
+    const INDEX: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    s.select_gt(s.splat(n as f32), s.load(&INDEX), a, b)
+}
+
+dispatch! {
+    /// `y *= factor`.
+    pub(super) fn scale_row(y: &mut [f32], factor: f32) = scale_row_generic;
+}
+
+#[inline(always)]
+fn scale_row_generic<S: Simd>(s: S, y: &mut [f32], factor: f32) {
+    let factor = s.splat(factor);
+    let mut chunks = y.chunks_exact_mut(LANES);
+    for y in &mut chunks {
+        s.store(y, s.mul(s.load(y), factor));
+    }
+    let tail = chunks.into_remainder();
+    if !tail.is_empty() {
+        s.store_tail(tail, s.mul(s.load_tail(tail), factor));
+    }
+}

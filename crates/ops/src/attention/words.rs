@@ -1,0 +1,172 @@
+//! What the inner loops read: 32-bit words, and the arithmetic that a format stands for.
+//!
+//! A word is an f32 number, or two bf16 numbers that are neighbours along the dimension that is summed over, the even
+//! one in the lower half. In bf16 products go by dot pairs on every instruction set, also where the linear layers'
+//! go by tiles: a tile of decoding has few rows, and so all instruction sets agree.
+
+use crate::Element;
+use crate::gemm_tile::{Arithmetic, MulAdd, Pairs, Singles};
+use crate::simd::{LANES, Simd};
+
+/// Tokens in a block of keys and values.
+pub(crate) const BLOCK: usize = LANES;
+
+/// How rows of E numbers lie in words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// Numbers of a word.
+    pub(crate) group: usize,
+    /// E.
+    pub(crate) head_dim: usize,
+}
+
+impl Layout {
+    pub(crate) fn of<E: Element>(head_dim: usize) -> Self {
+        Self { group: E::GROUP, head_dim }
+    }
+
+    /// Words of a row whose neighbours share words; an odd last number has a zero beside it.
+    pub(crate) fn row(self) -> usize {
+        self.head_dim.div_ceil(self.group)
+    }
+
+    /// Words of a block of columns, `[E/2][16][2]` (in f32 `[E][16]`): word e of 16 rows is a vector.
+    pub(crate) fn columns(self) -> usize {
+        self.row() * BLOCK
+    }
+
+    /// Words of a block of rows, `[8][E][2]` (in f32 `[16][E]`): neighbouring rows share words.
+    pub(crate) fn rows(self) -> usize {
+        BLOCK / self.group * self.head_dim
+    }
+}
+
+/// Words multiplied and added up, and numbers made into words.
+pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
+    /// How many sums can be in the registers at a time.
+    const CHAINS: usize;
+
+    /// Writes 16 numbers, rounded, side by side from number `at` of a row of words on.
+    ///
+    /// # Safety
+    ///
+    /// The numbers must be writable.
+    unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V);
+
+    /// Words with zeros in place of the odd numbers.
+    #[inline(always)]
+    fn even(self, s: S, words: S::V) -> S::V {
+        self.pair(s, s.low_half(words), s.zero())
+    }
+}
+
+impl<S: Simd> Products<S> for Singles {
+    const CHAINS: usize = S::CHAINS;
+
+    #[inline(always)]
+    unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
+        // SAFETY: the caller's duty.
+        unsafe { s.store_ptr(row.add(at), v) }
+    }
+}
+
+impl<S: Simd> Products<S> for Pairs {
+    // Each takes registers of its own on the way.
+    const CHAINS: usize = if S::CHAINS < 6 { S::CHAINS } else { 6 };
+
+    #[inline(always)]
+    unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
+        // SAFETY: the caller's duty.
+        unsafe { s.store_bf16(row.cast::<u16>().add(at), v) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod native {
+    use std::arch::x86_64::*;
+
+    use super::Products;
+    use crate::gemm_tile::NativePairs;
+    use crate::simd::Simd;
+    use crate::simd_x86::Avx512;
+
+    impl Products<Avx512> for NativePairs {
+        const CHAINS: usize = Avx512::CHAINS;
+
+        #[inline(always)]
+        unsafe fn store(self, _: Avx512, row: *mut f32, at: usize, v: __m512) {
+            // SAFETY: the value exists only where the instruction does; the memory is the caller's duty.
+            unsafe {
+                let numbers = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+                _mm256_storeu_si256(row.cast::<u16>().add(at).cast(), numbers);
+            }
+        }
+    }
+}
+
+/// Up to 16 words of a row that lies in memory as it is in words; the numbers beyond the `n` are zero.
+///
+/// # Safety
+///
+/// `n` numbers must be readable at `p`.
+#[inline(always)]
+pub(super) unsafe fn load<S: Simd, E: Element>(s: S, p: *const E, n: usize) -> S::V {
+    // SAFETY: the caller's duty; 16 words hold any `n` of at most 16 words' numbers.
+    unsafe {
+        if n == LANES * E::GROUP {
+            s.load_ptr(p.cast())
+        } else if n.is_multiple_of(E::GROUP) {
+            s.load_ptr_n(p.cast(), n / E::GROUP)
+        } else {
+            let mut words = [0.0_f32; LANES];
+            std::ptr::copy_nonoverlapping(p, words.as_mut_ptr().cast(), n);
+            s.load(&words)
+        }
+    }
+}
+
+/// Makes `unsafe fn name::<E, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is the
+/// arithmetic of the format E, by the processor's instruction where it has one.
+macro_rules! products {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$gen:ident: $bound:path])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
+        $(#[$meta])*
+        $vis unsafe fn $name<Format: $crate::Element $(, $gen: $bound)?>(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            unsafe fn singles_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the caller's duty is this function's, word for word; so it is below.
+                unsafe { $generic(s, $crate::gemm_tile::Singles, $($arg),*) }
+            }
+            #[inline(always)]
+            unsafe fn pairs_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $generic(s, $crate::gemm_tile::Pairs, $($arg),*) }
+            }
+            $crate::simd::dispatch! {
+                unsafe fn singles $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = singles_generic;
+            }
+            $crate::simd::dispatch! {
+                unsafe fn pairs $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = pairs_generic;
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+            unsafe fn native$(<$gen: $bound>)?($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above; called only for levels whose processor has the instructions.
+                unsafe {
+                    let (s, m) = ($crate::simd_x86::Avx512::detected($crate::Isa::Avx512Bf16), $crate::gemm_tile::NativePairs::detected());
+                    $generic(s, m, $($arg),*)
+                }
+            }
+            // SAFETY: as above; a level exists only for an instruction set that was detected, and tiles come with the
+            // instructions for pairs.
+            unsafe {
+                match level.isa() {
+                    _ if Format::GROUP == 1 => singles(level, $($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => native($($arg),*),
+                    _ => pairs(level, $($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(super) use products;
