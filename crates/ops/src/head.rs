@@ -7,8 +7,11 @@
 //! Logits exist in tiles of some rows × [`BLOCK`] columns. The backward pass computes them again rather than keep them:
 //! that is a third more multiplications for the head instead of `[t, v]` floats of memory.
 
+use std::ops::Range;
+
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
+use crate::lanes::narrow;
 use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
 use crate::numbers::{Numbers, Typed};
@@ -17,9 +20,19 @@ use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element};
 
 /// Rows of a tile of logits: with [`BLOCK`] columns it fills an eighth of a megabyte.
-const TILE_ROWS: usize = 64;
-/// Rows whose logit derivatives the backward pass holds at a time, for one block of columns.
+pub(crate) const TILE_ROWS: usize = 64;
+/// Rows of a piece of the backward pass, for all of which a block of the weight is brought into another format once.
+const ROWS_BACK: usize = 128;
+/// Rows below which such a piece is not cut further.
+const LEAST_ROWS_BACK: usize = 32;
+/// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that the
+/// blocks of rows that products sum up stay together. The more there are, the fewer times is the weight's gradient read and
+/// written; where that lies in the cache, the derivatives should too.
 const CHUNK_ROWS: usize = 2048;
+/// As [`CHUNK_ROWS`], of a weight of at most [`SMALL`] elements.
+const CHUNK_ROWS_SMALL: usize = 512;
+/// Elements of a weight whose gradient lies in the cache.
+const SMALL: usize = 1 << 18;
 
 /// What the head says of each row's target token.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,7 +45,7 @@ pub struct HeadScores {
     pub lse: Vec<f32>,
 }
 
-/// Plain logits `h_rd · Wᵀ`, for the few rows of a decode step; bit-equal to the logits inside [`head_forward`].
+/// Plain logits `h_rd · Wᵀ`, to look at; bit-equal to the logits inside [`head_forward`].
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -40,29 +53,32 @@ pub fn head_logits<E: Element>(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf<E>, ro
     linear(ctx, logits_rv, h_rd, rows, w, None);
 }
 
-/// Logits of the rows from `first` on and the columns of block `b`, into a tile of `columns` columns.
-fn logits_tile<E: Element>(
+/// Logits of some rows in some columns, of which the first is the first of a panel, into a tile of that shape.
+pub(crate) fn logits_tile<E: Element>(
     ctx: &Ctx,
     tile: &mut [f32],
     h: &[E],
-    first: usize,
-    rows: usize,
+    rows: Range<usize>,
     w: &Packed<E>,
-    b: usize,
+    columns: Range<usize>,
 ) {
     let d = w.k();
-    let columns = BLOCK.min(w.n() - b * BLOCK);
     let product = Product {
-        m: rows,
-        n: columns,
+        m: rows.len(),
+        n: columns.len(),
         k: d,
         group: E::GROUP,
-        a: Left { data: E::numbers(&h[first * d..][..rows * d]), row: d, step: 1 },
-        b: Right::Panels(w.panels(b * BLOCK / LANES)),
-        c_row: columns,
+        a: Left { data: E::numbers(&h[rows.start * d..rows.end * d]), row: d, step: 1 },
+        b: Right::Panels(w.panels(columns.start / LANES)),
+        c_row: columns.len(),
         output: Output::Store,
     };
     product.run_inline(ctx, f32::place(tile));
+}
+
+/// The columns of block `b` of `v`.
+pub(crate) fn block_columns(b: usize, v: usize) -> Range<usize> {
+    b * BLOCK..v.min((b + 1) * BLOCK)
 }
 
 fn check_targets<E: Element>(rows: usize, w: &Packed<E>, targets: &[u32], inv_temperature: &[f32]) {
@@ -95,15 +111,15 @@ pub fn head_forward<E: Element>(
         ctx.parallel_for(tiles * blocks, |i| {
             let (b, tile) = (i / tiles, i % tiles);
             let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
-            let columns = BLOCK.min(w.n() - b * BLOCK);
-            ctx.with_scratch((end - first) * columns, |scratch| {
-                logits_tile(ctx, scratch.as_mut_slice(), h, first, end - first, w, b);
-                for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns)) {
+            let columns = block_columns(b, w.n());
+            ctx.with_scratch((end - first) * columns.len(), |scratch| {
+                logits_tile(ctx, scratch.as_mut_slice(), h, first..end, w, columns.clone());
+                for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns.len())) {
                     // SAFETY: a row and block belong to one piece.
                     let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
                     stats[0] = block(ctx.level(), logits, inv_temperature[t]);
                     if let Some(&logit) =
-                        (targets[t] as usize).checked_sub(b * BLOCK).and_then(|j| logits.get(j))
+                        (targets[t] as usize).checked_sub(columns.start).and_then(|j| logits.get(j))
                     {
                         // SAFETY: a row's target lies in one block, which belongs to one piece.
                         unsafe { target_logits.slice(t..t + 1)[0] = logit }
@@ -195,71 +211,112 @@ pub fn head_backward<E: Element>(
     let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
     assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
 
-    let (h, dh) = (h_td.as_slice(), Disjoint::new(dh_td.as_mut_slice()));
-    let dw = Disjoint::new(dw_vd.as_mut_slice());
-    let chunk = rows.min(CHUNK_ROWS);
-    ctx.with_scratch(chunk * BLOCK.min(v), |scratch| {
+    let of = Backward {
+        h: h_td.as_slice(),
+        w_vd: w_vd.as_slice(),
+        w,
+        targets,
+        inv_temperature,
+        scores,
+        d_logprob,
+        d_entropy,
+    };
+    let dh = Disjoint::new(dh_td.as_mut_slice());
+    let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
+    ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
         // Rows ascend outside, so that each element of dw is one chain over them; columns ascend inside, for dh.
-        for first in (0..rows).step_by(CHUNK_ROWS) {
-            let count = CHUNK_ROWS.min(rows - first);
+        for first in (0..rows).step_by(chunk) {
+            let count = chunk.min(rows - first);
             for b in 0..v.div_ceil(BLOCK) {
-                let columns = BLOCK.min(v - b * BLOCK);
-                let tile = &mut scratch.as_mut_slice()[..count * columns];
-                let pieces = count.div_ceil(TILE_ROWS);
-                let parts = Disjoint::new(tile);
+                let columns = block_columns(b, v);
+                let pieces =
+                    count.div_ceil(ROWS_BACK).max((2 * ctx.threads()).min(count.div_ceil(LEAST_ROWS_BACK)));
+                let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * columns.len()]);
                 ctx.parallel_for(pieces, |i| {
-                    let (from, end) = (count * i / pieces, count * (i + 1) / pieces);
-                    // SAFETY: a row of the tile belongs to one piece.
-                    let part = unsafe { parts.slice(from * columns..end * columns) };
-                    logits_tile(ctx, part, h, first + from, end - from, w, b);
-                    for (t, logits) in (first + from..first + end).zip(part.chunks_exact_mut(columns)) {
-                        let row = RowGrad {
-                            inv_temperature: inv_temperature[t],
-                            lse: scores.lse[t],
-                            entropy: scores.entropy[t],
-                            d_logprob: d_logprob[t],
-                            d_entropy: d_entropy[t],
-                        };
-                        d_logits(ctx.level(), logits, row);
-                        let target = (targets[t] as usize).checked_sub(b * BLOCK);
-                        if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
-                            *x = d_logprob[t].mul_add(inv_temperature[t], *x);
-                        }
-                    }
+                    let part = count * i / pieces..count * (i + 1) / pieces;
+                    let rows = first + part.start..first + part.end;
+                    // SAFETY: a row belongs to one piece.
+                    let (part, dh) = unsafe {
+                        (
+                            parts.slice(part.start * columns.len()..part.end * columns.len()),
+                            dh.slice(rows.start * d..rows.end * d),
+                        )
+                    };
+                    of.rows(ctx, part, dh, rows, b);
                 });
-                let tile = &scratch.as_slice()[..count * columns];
-                let by_h = Product {
-                    m: count,
-                    n: d,
-                    k: columns,
-                    group: E::GROUP,
-                    a: Left { data: Numbers::F32(tile), row: columns, step: 1 },
-                    b: Right::Rows {
-                        data: Numbers::F32(&w_vd.as_slice()[b * BLOCK * d..][..columns * d]),
-                        width: d,
-                    },
-                    c_row: d,
-                    output: if b == 0 { Output::Store } else { Output::Chain },
-                };
                 let by_w = Product {
-                    m: columns,
+                    m: columns.len(),
                     n: d,
                     k: count,
                     group: E::GROUP,
-                    a: Left { data: Numbers::F32(tile), row: 1, step: columns },
-                    b: Right::Rows { data: E::numbers(&h[first * d..][..count * d]), width: d },
+                    a: Left {
+                        data: E::numbers(&d_logits.as_slice()[..count * columns.len()]),
+                        row: 1,
+                        step: columns.len(),
+                    },
+                    b: Right::Rows { data: E::numbers(&of.h[first * d..][..count * d]), width: d },
                     c_row: d,
                     output: Output::Chain,
                 };
-                // SAFETY: these are the only borrows of the two ranges while they live.
-                let (dh, dw) = unsafe {
-                    (
-                        dh.slice(first * d..(first + count) * d),
-                        dw.slice(b * BLOCK * d..(b * BLOCK + columns) * d),
-                    )
-                };
-                Product::run_both(ctx, &by_h, f32::place(dh), &by_w, f32::place(dw));
+                by_w.run(ctx, f32::place(&mut dw_vd.as_mut_slice()[columns.start * d..columns.end * d]));
             }
         }
     });
+}
+
+/// What the backward pass reads.
+struct Backward<'a, E: Element> {
+    h: &'a [E],
+    w_vd: &'a [f32],
+    w: &'a Packed<E>,
+    targets: &'a [u32],
+    inv_temperature: &'a [f32],
+    scores: &'a HeadScores,
+    d_logprob: &'a [f32],
+    d_entropy: &'a [f32],
+}
+
+impl<E: Element> Backward<'_, E> {
+    /// The derivatives by the logits of some rows and the columns of block `b`, rounded, and what they add to `dh`, which
+    /// begins with the first block.
+    fn rows(&self, ctx: &Ctx, d_logits: &mut [E], dh: &mut [f32], rows: Range<usize>, b: usize) {
+        let d = self.w.k();
+        let columns = block_columns(b, self.w.n());
+        let width = columns.len();
+        ctx.with_scratch(rows.len() * width, |logits| {
+            logits_tile(ctx, logits.as_mut_slice(), self.h, rows.clone(), self.w, columns.clone());
+            let lines = logits.as_mut_slice().chunks_exact_mut(width).zip(d_logits.chunks_exact_mut(width));
+            for (t, (line, to)) in rows.clone().zip(lines) {
+                self.d_logits(ctx, line, t, b);
+                narrow(ctx.level(), to, line);
+            }
+        });
+        let by_h = Product {
+            m: rows.len(),
+            n: d,
+            k: width,
+            group: E::GROUP,
+            a: Left { data: E::numbers(d_logits), row: width, step: 1 },
+            b: Right::Rows { data: Numbers::F32(&self.w_vd[columns.start * d..columns.end * d]), width: d },
+            c_row: d,
+            output: if b == 0 { Output::Store } else { Output::Chain },
+        };
+        by_h.run_inline(ctx, f32::place(dh));
+    }
+
+    /// The derivatives by one row's logits of block `b`, written over them.
+    fn d_logits(&self, ctx: &Ctx, logits: &mut [f32], t: usize, b: usize) {
+        let row = RowGrad {
+            inv_temperature: self.inv_temperature[t],
+            lse: self.scores.lse[t],
+            entropy: self.scores.entropy[t],
+            d_logprob: self.d_logprob[t],
+            d_entropy: self.d_entropy[t],
+        };
+        d_logits(ctx.level(), logits, row);
+        let target = (self.targets[t] as usize).checked_sub(b * BLOCK);
+        if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
+            *x = row.d_logprob.mul_add(row.inv_temperature, *x);
+        }
+    }
 }

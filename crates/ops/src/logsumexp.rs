@@ -9,6 +9,8 @@ use crate::simd::{LANES, Simd, dispatch};
 
 /// Columns of one block. Part of the definition of the result, not a tuning knob.
 pub(crate) const BLOCK: usize = 512;
+/// Groups of [`LANES`] columns in a block.
+pub(crate) const GROUPS: usize = BLOCK / LANES;
 
 /// What one row of logits amounts to. The log-probability of token `j` is `logits[j] * inv_temperature - lse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +44,12 @@ pub(crate) struct Block {
 }
 
 #[inline(always)]
-fn block_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32) -> Block {
+fn block_generic<S: Simd, const GROUPS: bool>(
+    s: S,
+    logits: &[f32],
+    inv_temperature: f32,
+    groups: &mut [f32],
+) -> Block {
     let scale = s.splat(inv_temperature);
     let (full, tail) = logits.as_chunks::<LANES>();
     let mut max = s.splat(f32::NEG_INFINITY);
@@ -57,11 +64,22 @@ fn block_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32) -> Block {
 
     let m = s.splat(max);
     let (mut sum, mut moment) = (s.zero(), s.zero());
-    for x in full {
-        let z = s.sub(s.mul(s.load(x), scale), m);
-        let e = s.exp(z);
-        sum = s.add(sum, e);
-        moment = s.fma(e, z, moment);
+    let mut weights = [s.zero(); LANES];
+    for (c, chunk) in full.chunks(LANES).enumerate() {
+        for (x, weight) in chunk.iter().zip(&mut weights) {
+            let z = s.sub(s.mul(s.load(x), scale), m);
+            let e = s.exp(z);
+            sum = s.add(sum, e);
+            moment = s.fma(e, z, moment);
+            if GROUPS {
+                *weight = e;
+            }
+        }
+        if GROUPS {
+            // Groups that are not there weigh nothing.
+            weights[chunk.len()..].fill(s.zero());
+            s.store(&mut groups[c * LANES..], s.sums(&weights));
+        }
     }
     if !tail.is_empty() {
         let z = s.sub(s.mul(s.load_tail(tail), scale), m);
@@ -73,13 +91,36 @@ fn block_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32) -> Block {
         let (e, z) = (s.load(&e), s.load(&z));
         sum = s.add(sum, e);
         moment = s.fma(e, z, moment);
+        if GROUPS {
+            groups[full.len()] = s.sum(e);
+        }
     }
     Block { max, sum: s.sum(sum), moment: s.sum(moment) }
 }
 
+#[inline(always)]
+fn block_alone_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32) -> Block {
+    block_generic::<S, false>(s, logits, inv_temperature, &mut [])
+}
+
+#[inline(always)]
+fn block_and_groups_generic<S: Simd>(
+    s: S,
+    logits: &[f32],
+    inv_temperature: f32,
+    groups: &mut [f32; GROUPS],
+) -> Block {
+    block_generic::<S, true>(s, logits, inv_temperature, groups)
+}
+
 dispatch! {
     /// Statistics of one block of logits.
-    pub(crate) fn block(logits: &[f32], inv_temperature: f32) -> Block = block_generic;
+    pub(crate) fn block(logits: &[f32], inv_temperature: f32) -> Block = block_alone_generic;
+}
+
+dispatch! {
+    /// As [`block`], and Σ e^(z−m) of each group of its columns. Groups that it has not may be left as they are.
+    pub(crate) fn block_and_groups(logits: &[f32], inv_temperature: f32, groups: &mut [f32; GROUPS]) -> Block = block_and_groups_generic;
 }
 
 #[inline(always)]
@@ -93,7 +134,9 @@ fn join_generic<S: Simd>(s: S, blocks: &[Block]) -> RowScores {
     for next in &blocks[1..] {
         let max = if all.max > next.max { all.max } else { next.max };
         let (a, b) = (all.max - max, next.max - max);
-        let (ea, eb) = (exp_one(s, a), exp_one(s, b));
+        // Mostly the maximum stays, and e^0 is 1: no exponential is then waited for from block to block.
+        let ea = if a == 0.0 { 1.0 } else { exp_one(s, a) };
+        let eb = exp_one(s, b);
         all = Block {
             max,
             moment: all.sum.mul_add(a, all.moment) * ea + next.sum.mul_add(b, next.moment) * eb,
@@ -163,6 +206,13 @@ mod tests {
         z[1700] = 50.0;
         let row = row_scores(&z, 1.0);
         assert_eq!((row.max, row.lse, row.entropy), (50.0, 50.0, 0.0));
+    }
+
+    /// Which joining blocks relies on.
+    #[test]
+    fn the_exponential_of_zero_is_one() {
+        let sums = Isa::available().into_iter().map(|isa| block(Level::of(isa).unwrap(), &[3.0], 0.7).sum);
+        assert!(sums.into_iter().all(|sum| sum == 1.0));
     }
 
     #[test]

@@ -46,7 +46,12 @@ impl Case {
     }
 
     fn backward(&self, ctx: &Ctx, w: &Packed<Bf16>, scores: &HeadScores) -> (Buf, Buf) {
-        let (mut dh, mut dw) = (Buf::zeros(self.rows * self.d), Buf::zeros(self.v * self.d));
+        self.add_backward(ctx, w, scores, Buf::zeros(self.v * self.d))
+    }
+
+    /// As [`backward`](Self::backward), adding to `dw`.
+    fn add_backward(&self, ctx: &Ctx, w: &Packed<Bf16>, scores: &HeadScores, mut dw: Buf) -> (Buf, Buf) {
+        let mut dh = Buf::zeros(self.rows * self.d);
         let (h, w_vd) = (Buf::from_slice(&self.h), Buf::from_slice(&self.w));
         let ones = vec![INV_TEMPERATURE; self.rows];
         let (lp, ent) = (&self.d_logprob, &self.d_entropy);
@@ -120,6 +125,36 @@ fn each_kind_of_product_has_one_result() {
             assert_eq!(&scores, want, "{ctx:?}");
             assert_same(&dh, want_dh.as_slice(), &format!("dh, {ctx:?}"));
             assert_same(&dw, want_dw.as_slice(), &format!("dw, {ctx:?}"));
+        }
+    }
+}
+
+/// More rows than the backward pass holds at a time, and the same rows in two calls: whole blocks of the order of sums.
+#[test]
+fn the_weight_gradient_is_one_chain_over_all_rows() {
+    let whole = Case::new(1100, 20, 6);
+    let rows = |from: usize, to: usize| Case {
+        rows: to - from,
+        h: whole.h[from * 6..to * 6].to_vec(),
+        w: whole.w.clone(),
+        targets: whole.targets[from..to].to_vec(),
+        d_logprob: whole.d_logprob[from..to].to_vec(),
+        d_entropy: whole.d_entropy[from..to].to_vec(),
+        ..whole
+    };
+    for ctx in kinds().into_iter().flatten() {
+        let run = |case: &Case, dw: Buf| {
+            let packed = case.pack(&ctx);
+            let scores = case.forward(&ctx, &packed, 0..case.rows);
+            case.add_backward(&ctx, &packed, &scores, dw)
+        };
+        let (dh, dw) = run(&whole, Buf::zeros(20 * 6));
+        for cut in [32, 512, 704] {
+            let (first, so_far) = run(&rows(0, cut), Buf::zeros(20 * 6));
+            let (second, both) = run(&rows(cut, 1100), so_far);
+            assert_same(&dw, both.as_slice(), &format!("dw, cut at {cut}, {ctx:?}"));
+            let parts = [first.as_slice(), second.as_slice()].concat();
+            assert_same(&dh, &parts, &format!("dh, cut at {cut}, {ctx:?}"));
         }
     }
 }
