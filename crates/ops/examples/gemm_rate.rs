@@ -12,8 +12,8 @@
 use std::time::Instant;
 
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, HeadScores, Isa, head_backward, head_forward, linear, linear_backward_input,
-    linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
+    Bf16, Buf, Ctx, Element, HeadScores, Isa, Norm, head_backward, head_forward, linear,
+    linear_backward_input, linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
 
 const SHAPES: [(usize, usize, usize); 14] = [
@@ -97,15 +97,17 @@ fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) {
 }
 
 fn feed_forward<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) {
-    let (x, w, w_down) = (noise::<E>(rows * d), noise::<f32>(2 * f * d), noise::<f32>(d * f));
+    let (x, w, w_down) = (noise::<f32>(rows * d), noise::<f32>(2 * f * d), noise::<f32>(d * f));
+    let ones = Buf::from_vec(vec![1.0; d]);
+    let norm = Norm { weight: &ones, eps: 1e-6 };
     let (mut hidden, mut gate_up) = (Buf::<E>::zeros(rows * f), Buf::<E>::zeros(rows * 2 * f));
-    let (mut d_gate_up, dy) = (Buf::<E>::zeros(rows * 2 * f), noise::<f32>(rows * d));
+    let dy = noise::<f32>(rows * d);
     let packed = pack::<E>(ctx, &w, 2 * f, d);
     let (flop, threads) = (4 * rows * f * d, ctx.threads());
     let rates = [
-        rate(threads, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, rows, &packed)),
+        rate(threads, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, norm, rows, &packed)),
         rate(threads, flop / 2, || {
-            linear_backward_swiglu(ctx, &mut d_gate_up, &dy, rows, &w_down, &gate_up, d, f);
+            linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, &dy, rows, &w_down, d, f);
         }),
     ];
     report(&format!("{rows} x {f} x {d}"), &rates);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
 use crate::parallel::share;
-use crate::{Buf, Isa, OpsError};
+use crate::{Buf, Element, Isa, OpsError};
 
 /// What every operation needs to run: a pool of threads of its own, the instruction set, and scratch memory that is
 /// kept from call to call. Clones share all of it.
@@ -104,13 +104,18 @@ impl Ctx {
         }
     }
 
-    /// Lends a scratch buffer of at least `len` elements with unspecified content.
+    /// Lends a scratch buffer of `len` numbers with unspecified content.
     pub(crate) fn with_scratch<R>(&self, len: usize, f: impl FnOnce(&mut Buf) -> R) -> R {
+        self.with_scratch_in(len, f)
+    }
+
+    /// As [`Ctx::with_scratch`], in either format.
+    pub(crate) fn with_scratch_in<E: Element, R>(&self, len: usize, f: impl FnOnce(&mut Buf<E>) -> R) -> R {
         let stack = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buf = stack().pop().unwrap_or_default();
+        let mut buf = stack().pop().unwrap_or_default().into_format();
         buf.resize(len);
         let result = f(&mut buf);
-        stack().push(buf);
+        stack().push(buf.into_format());
         result
     }
 }

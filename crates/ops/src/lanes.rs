@@ -1,7 +1,7 @@
 //! Chunks of a row as vectors: whole ones, and the shorter one at the end.
 
 use crate::Element;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, dispatch};
 
 /// A chunk of at most [`LANES`] elements; lanes beyond it are zero.
 #[inline(always)]
@@ -22,5 +22,17 @@ pub(crate) fn store<S: Simd, E: Element>(s: S, y: &mut [E], v: S::V) {
         } else {
             E::store_n(s, y.as_mut_ptr(), y.len(), v);
         }
+    }
+}
+
+dispatch! {
+    /// Rounds a row.
+    pub(crate) fn narrow[E: Element](to: &mut [E], from: &[f32]) = narrow_generic;
+}
+
+#[inline(always)]
+fn narrow_generic<S: Simd, E: Element>(s: S, to: &mut [E], from: &[f32]) {
+    for (to, from) in to.chunks_mut(LANES).zip(from.chunks(LANES)) {
+        store(s, to, load(s, from));
     }
 }

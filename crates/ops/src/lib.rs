@@ -23,7 +23,7 @@
 //!   first, as the processors' dot-product instruction has it; numbers below the smallest normal one are zero. (A sum
 //!   within 2⁻¹⁵⁰ of that number may be zero by the instruction and the number itself elsewhere.) Where
 //!   they are computed by tiles ([`Isa::Amx`]), the sum is instead over blocks of 32 indices, each of them two chains,
-//!   of the even and of the odd indices. [`Ctx::products`] says which.
+//!   of the even and of the odd indices. [`Ctx::products`] says which. Attention's products go by pairs everywhere.
 //! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo
 //!   16, then in one fixed tree over the lanes.
 //! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
@@ -48,14 +48,17 @@ mod element;
 mod embedding;
 mod error;
 mod gemm;
+mod gemm_ahead;
 mod gemm_amx;
 mod gemm_copy;
 mod gemm_kernel;
 mod gemm_tile;
 mod head;
+mod head_draw;
 mod isa;
 mod lanes;
 mod linear;
+mod linear_heads;
 mod linear_swiglu;
 mod logsumexp;
 mod mapped;
@@ -72,7 +75,6 @@ mod simd_neon;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
 
-pub use activation::{swiglu_fused, swiglu_fused_backward};
 pub use adamw::{AdamW, adamw};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
 pub use buf::Buf;
@@ -82,18 +84,20 @@ pub use convert::{
     f32_from_f32_bytes,
 };
 pub use ctx::Ctx;
-pub use draw::RowDraw;
+pub use draw::{Draw, Pick, RowDraw};
 pub use element::Element;
 pub use embedding::{embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
 pub use half::bf16 as Bf16;
 pub use head::{HeadScores, head_backward, head_forward, head_logits};
+pub use head_draw::{HeadAnswer, HeadAsk, HeadOutput, head_draw};
 pub use isa::Isa;
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual};
+pub use linear_heads::{HeadNorms, Heads, Turn, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
 pub use mapped::MappedFile;
-pub use norm::{rms_norm, rms_norm_backward};
+pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};
 pub use rope::{RopeTable, rope, rope_backward};

@@ -38,6 +38,27 @@ pub fn rms_norm<I: Element, O: Element>(
     });
 }
 
+/// The RMSNorm of the rows that a product reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// `[d]`
+    pub weight: &'a Buf,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Norm<'_> {
+    /// [`rms_norm`] of some rows `x`, on the calling thread.
+    pub(crate) fn rows<E: Element>(self, ctx: &Ctx, y: &mut [E], x: &[f32]) {
+        const ROWS: usize = 32;
+        let at_once = ROWS * self.weight.len();
+        let mut rstd = [0.0; ROWS];
+        for (y, x) in y.chunks_mut(at_once).zip(x.chunks(at_once)) {
+            norm_rows(ctx.level(), y, &mut rstd, x, self.weight.as_slice(), self.eps);
+        }
+    }
+}
+
 /// Gradients of [`rms_norm`]: `dx = rstd · (g − x̂ · mean(g · x̂))` with `g = dy · w` and `x̂ = x · rstd`,
 /// written to `dx` or added to it (`accumulate`); `dw += Σ_t dy · x̂`, tokens in fixed chunks, ascending.
 ///
@@ -100,17 +121,23 @@ fn norm_rows_generic<S: Simd, I: Element, O: Element>(
 ) {
     let d = w.len();
     for ((y, x), rstd) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).zip(rstd) {
-        let mut squares = s.zero();
-        for x in x.chunks(LANES) {
-            let x = lanes::load(s, x);
-            squares = s.fma(x, x, squares);
-        }
-        *rstd = 1.0 / (s.sum(squares) / d as f32 + eps).sqrt();
+        *rstd = reciprocal_root(s, x, eps);
         let r = s.splat(*rstd);
         for ((y, x), w) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(w.chunks(LANES)) {
             lanes::store(s, y, s.mul(s.mul(lanes::load(s, x), r), lanes::load(s, w)));
         }
     }
+}
+
+/// What a row is multiplied with: 1 over the root of its mean square.
+#[inline(always)]
+pub(crate) fn reciprocal_root<S: Simd, E: Element>(s: S, x: &[E], eps: f32) -> f32 {
+    let mut squares = s.zero();
+    for x in x.chunks(LANES) {
+        let x = lanes::load(s, x);
+        squares = s.fma(x, x, squares);
+    }
+    1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
 }
 
 dispatch! {

@@ -1,6 +1,9 @@
 //! Cutting outputs into pieces that threads write at the same time.
 
+use std::ops::Range;
+
 use crate::disjoint::Disjoint;
+use crate::gemm::piece;
 use crate::{Ctx, Element};
 
 /// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` elements
@@ -54,6 +57,40 @@ const SMALLEST_PIECE: usize = 8 * 1024;
 pub(crate) fn rows_per_piece(ctx: &Ctx, rows: usize, width: usize) -> usize {
     let smallest = SMALLEST_PIECE.div_ceil(width.max(1));
     if ctx.threads() == 1 { rows.max(1) } else { rows.div_ceil(4 * ctx.threads()).max(smallest).max(1) }
+}
+
+/// Rows below which a block is not cut further.
+const LEAST_ROWS: usize = 32;
+/// Blocks per thread that even out threads of unequal speed.
+const BLOCKS_PER_THREAD: usize = 4;
+
+/// Calls `f(rows, units)` for blocks of an output that is `units` wide: of at most `most_rows` rows and, as far as there is
+/// work for all threads, of all units, since what a block does with its rows first it does once; of `wide` units where it
+/// must be cut anyway, of fewer where there are few rows. On the calling thread alone if the output is `small`.
+pub(crate) fn for_blocks(
+    ctx: &Ctx,
+    small: bool,
+    (rows, most_rows): (usize, usize),
+    (units, wide): (usize, usize),
+    f: impl Fn(Range<usize>, Range<usize>) + Sync,
+) {
+    let wanted = if small || ctx.threads() == 1 { 1 } else { BLOCKS_PER_THREAD * ctx.threads() };
+    if rows == 0 || units == 0 {
+        return;
+    }
+    let (mut across, mut down) = (1, rows.div_ceil(most_rows));
+    while across * down < wanted && units >= 2 * across * wide {
+        across *= 2;
+    }
+    while across * down < wanted && rows >= 2 * down * LEAST_ROWS {
+        down *= 2;
+    }
+    while across * down < wanted && units >= 2 * across {
+        across *= 2;
+    }
+    // Neighbouring blocks share units, and with them what is multiplied.
+    let run = |i: usize| f(piece(rows, down, i % down), piece(units, across, i / down));
+    if small { (0..across * down).for_each(run) } else { ctx.parallel_for(across * down, run) }
 }
 
 /// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where

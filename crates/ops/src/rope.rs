@@ -1,5 +1,5 @@
 //! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-split convention of Hugging Face
-//! models: element `i` of a head turns with element `i + E/2`. Arithmetic is f32 whatever the format.
+//! models: element `i` of a head turns with element `i + E/2`.
 
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, lanes, partition};
@@ -39,14 +39,35 @@ impl RopeTable {
     pub fn max_positions(&self) -> usize {
         self.max_positions
     }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Cosines and sines of a position, half a head of each.
+    pub(crate) fn angles(&self, position: u32) -> (&[f32], &[f32]) {
+        let half = self.head_dim / 2;
+        let at = position as usize * half;
+        (&self.cos[at..][..half], &self.sin[at..][..half])
+    }
+
+    /// Panics unless all positions are in the table.
+    pub(crate) fn check(&self, positions: &[u32]) {
+        assert!(
+            positions.iter().all(|&p| (p as usize) < self.max_positions),
+            "rope: a position is not below the table's {}",
+            self.max_positions
+        );
+    }
 }
 
-/// Turns every head of every token of `x` `[T, heads, E]` by its position, in place.
+/// Turns every head of every token of `x` `[T, heads, E]` by its position, in place: the definition of what
+/// [`linear_heads`](crate::linear_heads) does at the end of its product.
 ///
 /// # Panics
 ///
 /// If the length of `x` does not fit, or a position is not in the table.
-pub fn rope<E: Element>(ctx: &Ctx, x_the: &mut Buf<E>, positions: &[u32], heads: usize, table: &RopeTable) {
+pub fn rope(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable) {
     turn(ctx, x_the, positions, heads, table, 1.0);
 }
 
@@ -55,35 +76,17 @@ pub fn rope<E: Element>(ctx: &Ctx, x_the: &mut Buf<E>, positions: &[u32], heads:
 /// # Panics
 ///
 /// As [`rope`].
-pub fn rope_backward<E: Element>(
-    ctx: &Ctx,
-    dx_the: &mut Buf<E>,
-    positions: &[u32],
-    heads: usize,
-    table: &RopeTable,
-) {
+pub fn rope_backward(ctx: &Ctx, dx_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable) {
     turn(ctx, dx_the, positions, heads, table, -1.0);
 }
 
-fn turn<E: Element>(
-    ctx: &Ctx,
-    x_the: &mut Buf<E>,
-    positions: &[u32],
-    heads: usize,
-    table: &RopeTable,
-    sign: f32,
-) {
-    let (e, half) = (table.head_dim, table.head_dim / 2);
+fn turn(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: &RopeTable, sign: f32) {
+    let e = table.head_dim;
     assert_eq!(x_the.len(), positions.len() * heads * e, "rope: x must be [positions, heads, head_dim]");
-    assert!(
-        positions.iter().all(|&p| (p as usize) < table.max_positions),
-        "rope: a position is not below the table's {}",
-        table.max_positions
-    );
+    table.check(positions);
     partition::for_rows(ctx, x_the.as_mut_slice(), heads * e, |first, count, x| {
         for row in 0..count {
-            let at = positions[first + row] as usize * half;
-            let (cos, sin) = (&table.cos[at..][..half], &table.sin[at..][..half]);
+            let (cos, sin) = table.angles(positions[first + row]);
             turn_heads(ctx.level(), &mut x[row * heads * e..][..heads * e], cos, sin, sign);
         }
     });
@@ -91,20 +94,57 @@ fn turn<E: Element>(
 
 dispatch! {
     /// All heads of one token: `(a, b) ← (a·cos − b·sin, b·cos + a·sin)` with `a`, `b` the halves of a head.
-    fn turn_heads[E: Element](x: &mut [E], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_generic;
+    fn turn_heads(x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) = turn_heads_generic;
 }
 
 #[inline(always)]
-fn turn_heads_generic<S: Simd, E: Element>(s: S, x: &mut [E], cos: &[f32], sin: &[f32], sign: f32) {
+fn turn_heads_generic<S: Simd>(s: S, x: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
     let sign = s.splat(sign);
     for head in x.chunks_exact_mut(2 * cos.len()) {
         let (low, high) = head.split_at_mut(cos.len());
         let halves = low.chunks_mut(LANES).zip(high.chunks_mut(LANES));
         for ((low, high), (cos, sin)) in halves.zip(cos.chunks(LANES).zip(sin.chunks(LANES))) {
-            let (a, b) = (lanes::load(s, low), lanes::load(s, high));
-            let (cos, sin) = (lanes::load(s, cos), s.mul(sign, lanes::load(s, sin)));
-            lanes::store(s, low, s.fma(s.neg(b), sin, s.mul(a, cos)));
-            lanes::store(s, high, s.fma(a, sin, s.mul(b, cos)));
+            let halves = (lanes::load(s, low), lanes::load(s, high));
+            let (a, b) = turned(s, halves, (lanes::load(s, cos), s.mul(sign, lanes::load(s, sin))));
+            lanes::store(s, low, a);
+            lanes::store(s, high, b);
+        }
+    }
+}
+
+/// The halves of a head, turned.
+#[inline(always)]
+pub(crate) fn turned<S: Simd>(s: S, (a, b): (S::V, S::V), (cos, sin): (S::V, S::V)) -> (S::V, S::V) {
+    (s.fma(s.neg(b), sin, s.mul(a, cos)), s.fma(a, sin, s.mul(b, cos)))
+}
+
+dispatch! {
+    /// As [`turn_heads`], to another place, where the numbers are rounded.
+    pub(crate) fn turn_heads_to[E: Element](y: &mut [E], x: &[f32], cos: &[f32], sin: &[f32], sign: f32)
+        = turn_heads_to_generic;
+}
+
+#[inline(always)]
+fn turn_heads_to_generic<S: Simd, E: Element>(
+    s: S,
+    y: &mut [E],
+    x: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    sign: f32,
+) {
+    let (half, sign) = (cos.len(), s.splat(sign));
+    for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
+        let ((to_low, to_high), (low, high)) = (y.split_at_mut(half), x.split_at(half));
+        let to = to_low.chunks_mut(LANES).zip(to_high.chunks_mut(LANES));
+        let from = low.chunks(LANES).zip(high.chunks(LANES));
+        for (((to_low, to_high), (low, high)), (cos, sin)) in
+            to.zip(from).zip(cos.chunks(LANES).zip(sin.chunks(LANES)))
+        {
+            let halves = (lanes::load(s, low), lanes::load(s, high));
+            let (a, b) = turned(s, halves, (lanes::load(s, cos), s.mul(sign, lanes::load(s, sin))));
+            lanes::store(s, to_low, a);
+            lanes::store(s, to_high, b);
         }
     }
 }

@@ -135,6 +135,12 @@ pub trait Simd: Copy + Send + Sync {
     /// Lane sums by the tree of [`tree_sum`].
     fn sum(self, v: Self::V) -> f32;
 
+    /// In lane `i` the [`sum`](Self::sum) of vector `i`.
+    #[inline(always)]
+    fn sums(self, square: &[Self::V; LANES]) -> Self::V {
+        self.load(&square.map(|v| self.sum(v)))
+    }
+
     #[inline(always)]
     fn zero(self) -> Self::V {
         self.splat(0.0)
@@ -215,11 +221,33 @@ pub trait Simd: Copy + Send + Sync {
     /// multiplications by powers of two, so that results below the normal range round gradually.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        /// 1.5 · 2²³: added to a small number, leaves its nearest integer in the low bits.
-        const ROUND: f32 = 12_582_912.0;
         // The constant comes first: `max` and `min` give their second argument when one is NaN.
         let x = self.max(self.splat(-104.0), x);
         let x = self.min(self.splat(89.0), x);
+        let (p, rounded) = self.exp_parts(x);
+        let n = self.sub_i32(rounded, self.splat(ROUND));
+        let half = self.half_i32(n);
+        let rest = self.sub_i32(n, half);
+        let bias = self.splat_bits(127);
+        let p = self.mul(p, self.to_exponent(self.add_i32(half, bias)));
+        self.mul(p, self.to_exponent(self.add_i32(rest, bias)))
+    }
+
+    /// The logistic function `1 / (1 + e^−x)`; −87 and 87 stand for all that is beyond, where it is 0 and 1 but for
+    /// 2e-38. NaN at NaN.
+    #[inline(always)]
+    fn sigmoid(self, x: Self::V) -> Self::V {
+        // In this range one power of two is enough.
+        let x = self.max(self.splat(-87.0), self.neg(x));
+        let (p, rounded) = self.exp_parts(self.min(self.splat(87.0), x));
+        let exponent = self.sub_i32(rounded, self.splat_bits(ROUND.to_bits() - 127));
+        let one = self.splat(1.0);
+        self.div(one, self.fma(p, self.to_exponent(exponent), one))
+    }
+
+    /// e^r, and n in the low bits of a float that is [`ROUND`] with n = 0, of [`Simd::exp`]'s `x = n·ln 2 + r`.
+    #[inline(always)]
+    fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
         let rounded = self.fma(x, self.splat(std::f32::consts::LOG2_E), self.splat(ROUND));
         let n = self.sub(rounded, self.splat(ROUND));
         // ln 2 in two parts; the first has few enough bits that n times it is exact.
@@ -230,16 +258,12 @@ pub trait Simd: Copy + Send + Sync {
             p = self.fma(p, r, self.splat(c));
         }
         let p = self.fma(p, self.mul(r, r), r);
-        let p = self.add(p, self.splat(1.0));
-
-        let n = self.sub_i32(rounded, self.splat(ROUND));
-        let half = self.half_i32(n);
-        let rest = self.sub_i32(n, half);
-        let bias = self.splat_bits(127);
-        let p = self.mul(p, self.to_exponent(self.add_i32(half, bias)));
-        self.mul(p, self.to_exponent(self.add_i32(rest, bias)))
+        (self.add(p, self.splat(1.0)), rounded)
     }
 }
+
+/// 1.5 · 2²³: added to a small number, leaves its nearest integer in the low bits.
+const ROUND: f32 = 12_582_912.0;
 
 /// The one tree over lanes: halves are added until one lane is left.
 #[inline(always)]
@@ -391,7 +415,7 @@ macro_rules! dispatch {
             match level.isa() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: a level exists only for an instruction set that was detected.
-                $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => unsafe { avx512($crate::simd_x86::Avx512::detected(), $($arg),*) },
+                isa @ ($crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx) => unsafe { avx512($crate::simd_x86::Avx512::detected(isa), $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::Isa::Avx2 => unsafe { avx2($crate::simd_x86::Avx2::detected(), $($arg),*) },
@@ -420,7 +444,7 @@ macro_rules! dispatch {
             unsafe {
                 match level.isa() {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => avx512($crate::simd_x86::Avx512::detected(), $($arg),*),
+                    isa @ ($crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx) => avx512($crate::simd_x86::Avx512::detected(isa), $($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Isa::Avx2 => avx2($crate::simd_x86::Avx2::detected(), $($arg),*),
                     #[cfg(target_arch = "aarch64")]

@@ -78,6 +78,8 @@ fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
         s.to_exponent(x),
         s.neg(x),
         s.zero(),
+        s.sigmoid(x),
+        s.sigmoid(s.mul(x, s.splat(0.01))),
     ];
     for v in results {
         out.extend(s.to_array(v));
@@ -90,6 +92,9 @@ fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
         out.extend(stored);
     }
     out.push(s.sum(x));
+    out.push(s.max_lane(x));
+    let square: [S::V; LANES] = std::array::from_fn(|i| s.mul(x, s.splat(1.0 + i as f32)));
+    out.extend(s.to_array(s.sums(&square)));
 }
 
 dispatch! {

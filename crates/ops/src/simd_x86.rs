@@ -5,20 +5,25 @@
 //! to the caller of the method, in the words of [`Simd`].
 #![expect(clippy::undocumented_unsafe_blocks, reason = "one argument for all blocks, given above")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
+use crate::Isa;
 use crate::simd::{LANES, Simd};
 
 /// AVX-512: one register.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    /// Whether there is an instruction that rounds to bf16.
+    rounds: bool,
+}
 
 impl Avx512 {
     /// # Safety
-    /// The processor must have AVX-512 F, BW, DQ and VL, AVX2 and FMA.
+    /// The processor must have the instruction set, which must be one of those with AVX-512.
     #[inline(always)]
-    pub(crate) unsafe fn detected() -> Self {
-        Self(())
+    pub(crate) unsafe fn detected(isa: Isa) -> Self {
+        Self { rounds: isa != Isa::Avx512 }
     }
 }
 
@@ -40,6 +45,18 @@ unsafe fn rounded(v: __m512) -> __m512i {
         // Infinity rounds to itself; a NaN must not round to infinity.
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
         _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000))
+    }
+}
+
+/// As [`rounded`], by the instruction of AVX-512 BF16: in assembly, because a function that the intrinsic could be inlined
+/// into would have to be compiled for that instruction set alone.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn narrowed(v: __m512) -> __m256i {
+    unsafe {
+        let numbers: __m256i;
+        asm!("vcvtneps2bf16 {0:y}, {1}", out(zmm_reg) numbers, in(zmm_reg) v, options(pure, nomem, nostack, preserves_flags));
+        numbers
     }
 }
 
@@ -70,6 +87,34 @@ unsafe fn transpose(square: &mut [__m512; LANES]) {
             square[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
             square[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
         }
+    }
+}
+
+/// The tree sums of 16 vectors, two of which share each addition of the first level, four of the second, and so on.
+#[inline(always)]
+unsafe fn tree_sums(square: &[__m512; LANES]) -> __m512 {
+    unsafe {
+        let mut eights = [_mm512_setzero_ps(); 8];
+        let mut fours = [_mm512_setzero_ps(); 4];
+        // Vectors j, 4 + j, 8 + j and 12 + j end up in lane j of the four 128-bit parts.
+        for j in 0..4 {
+            for half in 0..2 {
+                let (a, b) = (square[8 * half + j], square[8 * half + 4 + j]);
+                let (low, high) = (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+                eights[2 * j + half] = _mm512_add_ps(low, high);
+            }
+            let (a, b) = (eights[2 * j], eights[2 * j + 1]);
+            let (low, high) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            fours[j] = _mm512_add_ps(low, high);
+        }
+        let mut twos = [_mm512_setzero_ps(); 2];
+        for (i, two) in twos.iter_mut().enumerate() {
+            let (a, b) = (_mm512_castps_pd(fours[2 * i]), _mm512_castps_pd(fours[2 * i + 1]));
+            let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+            *two = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+        }
+        let (a, b) = (twos[0], twos[1]);
+        _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
     }
 }
 
@@ -110,7 +155,12 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
         unsafe {
-            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(v))));
+            let numbers = if self.rounds {
+                narrowed(v)
+            } else {
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(v)))
+            };
+            _mm256_storeu_si256(p.cast(), numbers);
         }
     }
     #[inline(always)]
@@ -203,6 +253,14 @@ impl Simd for Avx512 {
     fn sum(self, v: __m512) -> f32 {
         unsafe { tree_sum_256(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))) }
     }
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        unsafe { tree_max_256(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))) }
+    }
+    #[inline(always)]
+    fn sums(self, square: &[__m512; LANES]) -> __m512 {
+        unsafe { tree_sums(square) }
+    }
 }
 
 /// The lower three levels of the tree: 8 lanes to 1.
@@ -212,6 +270,16 @@ unsafe fn tree_sum_256(v: __m256) -> f32 {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    }
+}
+
+/// As [`tree_sum_256`], for the largest.
+#[inline(always)]
+unsafe fn tree_max_256(v: __m256) -> f32 {
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
     }
 }
 
@@ -388,5 +456,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn sum(self, v: Pair) -> f32 {
         unsafe { tree_sum_256(_mm256_add_ps(v.0, v.1)) }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: Pair) -> f32 {
+        unsafe { tree_max_256(_mm256_max_ps(v.0, v.1)) }
     }
 }

@@ -5,8 +5,8 @@ mod support;
 
 use proptest::prelude::*;
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, Isa, bias_backward, linear, linear_backward_input, linear_backward_swiglu,
-    linear_backward_weight, linear_residual, linear_swiglu, pack, swiglu_fused, swiglu_fused_backward,
+    Bf16, Buf, Ctx, Element, Isa, bias_backward, linear, linear_backward_input, linear_backward_weight,
+    linear_residual, pack,
 };
 use support::{assert_same, contexts, noise};
 
@@ -241,45 +241,6 @@ fn tiny_numbers_are_zero_alike_everywhere() {
     }
 }
 
-fn check_swiglu<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) {
-    let what = |name: &str| format!("{name} {}, {ctx:?}, rows {rows}, d {d}, f {f}", E::NAME);
-    let to = |x: Vec<f32>| Buf::<E>::from_vec(x.into_iter().map(E::narrow).collect());
-    let same = |got: &Buf<E>, want: &Buf<E>, name: &str| {
-        let [got, want] = [got, want].map(|x| x.as_slice().iter().map(|x| x.widen()).collect::<Vec<f32>>());
-        assert_same(&Buf::from_vec(got), &want, &what(name));
-    };
-    let (x, w) = (to(noise(1, rows * d)), Buf::from_vec(noise(2, 2 * f * d)));
-    let packed = pack::<E>(ctx, &w, 2 * f, d);
-    let (mut gate_up, mut hidden) = (Buf::<E>::zeros(rows * 2 * f), Buf::<E>::zeros(rows * f));
-    linear(ctx, &mut gate_up, &x, rows, &packed, None);
-    swiglu_fused(ctx, &mut hidden, &gate_up, rows, f);
-    let (mut got_gate_up, mut got) = (Buf::<E>::zeros(rows * 2 * f), Buf::<E>::zeros(rows * f));
-    linear_swiglu(ctx, &mut got, Some(&mut got_gate_up), &x, rows, &packed);
-    same(&got_gate_up, &gate_up, "gate and up");
-    same(&got, &hidden, "hidden");
-    got.fill(E::narrow(9.0));
-    linear_swiglu(ctx, &mut got, None, &x, rows, &packed);
-    same(&got, &hidden, "hidden alone");
-
-    let (dy, w_down) = (Buf::from_vec(noise(3, rows * d)), Buf::from_vec(noise(4, d * f)));
-    let (mut d_hidden, mut want) = (Buf::<f32>::zeros(rows * f), Buf::<E>::zeros(rows * 2 * f));
-    linear_backward_input::<E, f32, f32>(ctx, &mut d_hidden, &dy, rows, &w_down, d, f, false);
-    swiglu_fused_backward(ctx, &mut want, &d_hidden, &gate_up, rows, f);
-    let mut got = Buf::<E>::zeros(rows * 2 * f);
-    linear_backward_swiglu(ctx, &mut got, &dy, rows, &w_down, &gate_up, d, f);
-    same(&got, &want, "derivative by gate and up");
-}
-
-#[test]
-fn fused_forms_give_the_bits_of_their_parts() {
-    for ctx in all_contexts() {
-        for (rows, d, f) in [(1, 5, 3), (7, 40, 37), (33, 33, 300), (300, 70, 48), (0, 4, 4)] {
-            check_swiglu::<Bf16>(&ctx, rows, d, f);
-            check_swiglu::<f32>(&ctx, rows, d, f);
-        }
-    }
-}
-
 #[test]
 fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
     let (rows, n) = (37, 21);
@@ -296,18 +257,4 @@ fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
 fn products_are_named() {
     let names: Vec<&str> = all_contexts().iter().map(Ctx::products).collect();
     assert!(names.contains(&"dot pairs (portable)") && names.contains(&"tiles (software)"), "{names:?}");
-}
-
-/// No rows, and a weight that is large enough for several threads.
-#[test]
-fn no_rows_end_at_once() {
-    let ctx = Ctx::new(2).unwrap();
-    let (f, d) = (2048, 512);
-    let weight = Buf::from_vec(noise(1, 2 * f * d));
-    let packed = pack::<Bf16>(&ctx, &weight, 2 * f, d);
-    let (mut hidden, mut gate_up) = (Buf::<Bf16>::zeros(0), Buf::<Bf16>::zeros(0));
-    linear_swiglu(&ctx, &mut hidden, Some(&mut gate_up), &Buf::zeros(0), 0, &packed);
-    let down = Buf::from_vec(noise(2, d * f));
-    linear_backward_swiglu(&ctx, &mut gate_up, &Buf::zeros(0), 0, &down, &Buf::<Bf16>::zeros(0), d, f);
-    linear(&ctx, &mut hidden, &Buf::zeros(0), 0, &packed, None);
 }

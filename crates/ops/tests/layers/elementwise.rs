@@ -2,11 +2,10 @@
 
 use rloom_ops::{
     Buf, Ctx, all_finite, embedding, embedding_backward, gather_rows, scale, scatter_rows, sum_squares,
-    swiglu_fused, swiglu_fused_backward,
 };
 
 use crate::support::{
-    assert_close, assert_same_bits_everywhere, buf, finite_differences, inner, numbers, wide,
+    assert_close, assert_same_bits_everywhere, buf, finite_differences, inner, numbers, swiglu, wide,
 };
 
 fn swiglu_reference(gate: &[f64], up: &[f64]) -> Vec<f64> {
@@ -27,10 +26,8 @@ fn swiglu_and_its_gradients_agree_with_the_reference() {
         let (g, u, d) = (wide(gate.as_slice()), wide(up.as_slice()), wide(dy.as_slice()));
         let gate_up = Buf::from_vec(fuse(gate.as_slice(), up.as_slice(), f));
         let ctx = Ctx::new(2).unwrap();
-        let (mut y, mut d_gate_up) = (buf(4, rows * f), buf(5, rows * 2 * f));
-        swiglu_fused(&ctx, &mut y, &gate_up, rows, f);
+        let (y, d_gate_up) = swiglu(&ctx, &gate_up, &dy, rows, f);
         assert_close("y", y.as_slice(), &swiglu_reference(&g, &u), 5e-7);
-        swiglu_fused_backward(&ctx, &mut d_gate_up, &dy, &gate_up, rows, f);
         let dgate = finite_differences(&g, |g| inner(&swiglu_reference(g, &u), &d));
         let dup = finite_differences(&u, |u| inner(&swiglu_reference(&g, u), &d));
         assert_close("d_gate_up", d_gate_up.as_slice(), &fuse(&dgate, &dup, f), 1e-6);
@@ -41,11 +38,9 @@ fn swiglu_and_its_gradients_agree_with_the_reference() {
 fn swiglu_survives_the_ends_of_the_exponential() {
     let gate = [-1e4, -100.0, -88.0, 88.0, 100.0, 1e4];
     let gate_up = Buf::from_vec(fuse(&gate, &[1.0; 6], 6));
-    let (mut y, mut d) = (Buf::zeros(6), Buf::zeros(12));
-    swiglu_fused(&Ctx::serial(), &mut y, &gate_up, 1, 6);
+    let (y, d) = swiglu(&Ctx::serial(), &gate_up, &Buf::from_slice(&[1.0; 6]), 1, 6);
     let expected = swiglu_reference(&wide(&gate), &[1.0; 6]);
     assert_close("y", y.as_slice(), &expected, 1e-6);
-    swiglu_fused_backward(&Ctx::serial(), &mut d, &Buf::from_slice(&[1.0; 6]), &gate_up, 1, 6);
     assert_close("dgate", &d.as_slice()[..6], &[0.0, 0.0, 0.0, 1.0, 1.0, 1.0], 1e-6);
 }
 
@@ -54,9 +49,7 @@ fn swiglu_has_the_same_bits_everywhere() {
     let (rows, f) = (130, 77);
     let (gate_up, dy) = (buf(1, rows * 2 * f), buf(2, rows * f));
     assert_same_bits_everywhere("swiglu", |ctx| {
-        let (mut y, mut d) = (Buf::zeros(rows * f), Buf::zeros(rows * 2 * f));
-        swiglu_fused(ctx, &mut y, &gate_up, rows, f);
-        swiglu_fused_backward(ctx, &mut d, &dy, &gate_up, rows, f);
+        let (y, d) = swiglu(ctx, &gate_up, &dy, rows, f);
         vec![y, d]
     });
 }

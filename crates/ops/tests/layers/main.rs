@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 mod attention;
+mod attention_bf16;
 mod attention_cached;
 mod attention_reference;
 mod attention_shared;

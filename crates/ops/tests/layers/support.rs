@@ -1,6 +1,6 @@
 //! Numbers, contexts and comparisons for the tests.
 
-use rloom_ops::{Buf, Ctx, Isa};
+use rloom_ops::{Buf, Ctx, Element, Isa, linear_backward_swiglu};
 
 /// `n` numbers around zero, the same for the same seed.
 pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f32> {
@@ -18,6 +18,31 @@ pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f32> {
 
 pub(crate) fn buf(seed: u64, n: usize) -> Buf {
     Buf::from_vec(numbers(seed, n))
+}
+
+/// SwiGLU of rows `[gate | up]`, and its gradient by them for `dy`: the feed-forward layer's fused backward with a last
+/// product that changes nothing.
+pub(crate) fn swiglu<E: Element>(
+    ctx: &Ctx,
+    gate_up: &Buf<E>,
+    dy: &Buf,
+    rows: usize,
+    f: usize,
+) -> (Buf<E>, Buf<E>) {
+    let mut identity = Buf::zeros(f * f);
+    identity.as_mut_slice().iter_mut().step_by(f + 1).for_each(|x| *x = 1.0);
+    let (mut y, mut d_gate_up) = (Buf::zeros(rows * f), gate_up.clone());
+    linear_backward_swiglu(ctx, &mut d_gate_up, &mut y, dy, rows, &identity, f, f);
+    (y, d_gate_up)
+}
+
+/// The nearest numbers of a format.
+pub(crate) fn narrow<E: Element>(x: &Buf) -> Buf<E> {
+    Buf::from_vec(x.as_slice().iter().map(|&x| E::narrow(x)).collect())
+}
+
+pub(crate) fn widen<E: Element>(x: &Buf<E>) -> Buf {
+    Buf::from_vec(x.as_slice().iter().map(|x| x.widen()).collect())
 }
 
 pub(crate) fn wide(x: &[f32]) -> Vec<f64> {
