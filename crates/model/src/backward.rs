@@ -4,7 +4,7 @@
 //! of its input, in place in `dx` (the residual connections pass it on unchanged), and adds to the weights' gradients.
 //! What the forward pass did not keep is computed again by the same operations, so that the bits are the same.
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, Segments};
+use rloom_ops::{self as ops, Buf, Ctx, Element, Segments, Turn};
 
 use crate::forward::{Activations, Forward, Kept, LayerActivations};
 use crate::layer::Layer;
@@ -114,21 +114,19 @@ impl<E: Element> Pass<'_, E> {
         let (ctx, t) = (self.ctx, self.tokens());
         let (d, f) = (layer.config.hidden_size, layer.config.intermediate_size);
         let weights = layer.weights;
-        let MlpActivations { mid, gate_up } = kept;
+        let MlpActivations { mid, mut gate_up } = kept;
 
         let mut hidden = self.lend(f);
-        ops::swiglu_fused(ctx, &mut hidden, &gate_up, t, f);
+        ops::linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, dx, t, &weights.down, d, f);
+        let d_gate_up = gate_up;
         ops::linear_backward_weight::<E, _>(ctx, &mut grads.down, dx, &hidden, t, d, f);
         drop(hidden);
-        let mut d_gate_up = self.lend_gate_up(layer);
-        ops::linear_backward_swiglu(ctx, &mut d_gate_up, dx, t, &weights.down, &gate_up, d, f);
-        drop(gate_up);
 
         let (normed, rstd) = self.mlp_norm(layer, &mid);
         ops::linear_backward_weight::<E, _>(ctx, &mut grads.gate_up, &d_gate_up, &normed, t, 2 * f, d);
         drop(normed);
         let mut d_normed = self.lend(d);
-        self.input_backward(&mut d_normed, &d_gate_up, &weights.gate_up, [2 * f, d], false);
+        self.input_backward(&mut d_normed, &d_gate_up, &weights.gate_up, [2 * f, d]);
         let (w, dw) = (&weights.mlp_norm, &mut grads.mlp_norm);
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, &mid, w, &rstd, t, d, true);
     }
@@ -151,40 +149,35 @@ impl<E: Element> Pass<'_, E> {
             ops::bias_backward(ctx, d_bias, dx, t, d);
         }
         let mut d_attended = self.lend(he);
-        self.input_backward(&mut d_attended, dx, &weights.o, [d, he], false);
+        self.input_backward(&mut d_attended, dx, &weights.o, [d, he]);
 
-        let [dq, dk, dv] = self.attention_inner(layer, kept, d_attended, grads);
-        if let Some([bq, bk, bv]) = &mut grads.qkv_bias {
-            ops::bias_backward::<f32>(ctx, bq, &dq, t, he);
-            ops::bias_backward::<f32>(ctx, bk, &dk, t, ge);
-            ops::bias_backward::<f32>(ctx, bv, &dv, t, ge);
+        let d_qkv = self.attention_inner(layer, kept, d_attended, grads);
+        let n = he + 2 * ge;
+        if let Some(d_bias) = &mut grads.qkv_bias {
+            ops::bias_backward(ctx, d_bias, &d_qkv, t, n);
         }
         let (normed, rstd) = self.attention_norm(layer, x);
-        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.q, &dq, &normed, t, he, d);
-        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.k, &dk, &normed, t, ge, d);
-        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.v, &dv, &normed, t, ge, d);
+        ops::linear_backward_weight::<E, _>(ctx, &mut grads.qkv, &d_qkv, &normed, t, n, d);
         drop(normed);
         let mut d_normed = self.lend(d);
-        self.input_backward(&mut d_normed, &dq, &weights.q, [he, d], false);
-        self.input_backward(&mut d_normed, &dk, &weights.k, [ge, d], true);
-        self.input_backward(&mut d_normed, &dv, &weights.v, [ge, d], true);
+        self.input_backward(&mut d_normed, &d_qkv, &weights.qkv, [n, d]);
         let (w, dw) = (&weights.attention_norm, &mut grads.attention_norm);
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, x, w, &rstd, t, d, true);
     }
 
-    /// `dx = dy · W` of a weight `[n, k]`, or `dx += dy · W`.
-    fn input_backward<A: Element>(&self, dx: &mut Buf, dy: &Buf<A>, w: &Buf, [n, k]: [usize; 2], add: bool) {
-        ops::linear_backward_input::<E, A, f32>(self.ctx, dx, dy, self.tokens(), w, n, k, add);
+    /// `dx = dy · W` of a weight `[n, k]`.
+    fn input_backward<A: Element>(&self, dx: &mut Buf, dy: &Buf<A>, w: &Buf, [n, k]: [usize; 2]) {
+        ops::linear_backward_input::<E, A, f32>(self.ctx, dx, dy, self.tokens(), w, n, k, false);
     }
 
-    /// Through attention, the rotary embedding and the norms per head: derivatives of the projections' outputs.
+    /// Through attention, the rotary embedding and the norms per head: the derivative of the projection's output.
     fn attention_inner(
         &self,
         layer: Layer<'_, E>,
         kept: AttentionActivations<E>,
         d_attended: Lent,
         grads: &mut LayerTensors,
-    ) -> [Lent; 3] {
+    ) -> Lent<E> {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (heads, kv_heads, e) = (c.heads, c.kv_heads, c.head_dim);
         let (he, ge) = (heads * e, kv_heads * e);
@@ -207,15 +200,24 @@ impl<E: Element> Pass<'_, E> {
             shape,
             self.segments,
         );
-        self.turn_back(layer, &mut dq, &mut dk);
+        drop((attended, lse));
         let norms = layer.weights.qk_norm.as_ref().zip(grads.qk_norm.as_mut());
-        if let (Some(([wq, wk], [dwq, dwk])), Some(turned)) = (norms, &turned) {
-            let (mut dq_in, mut dk_in) = (d_attended, self.lend(ge));
-            let (rows_q, rows_k) = (t * heads, t * kv_heads);
-            ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &turned.q_rstd, rows_q, e, false);
-            ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &turned.k_rstd, rows_k, e, false);
-            return [dq_in, dk_in, dv];
-        }
-        [dq, dk, dv]
+        let Some((([wq, wk], [dwq, dwk]), turned)) = norms.zip(turned) else {
+            drop((q, k, v, d_attended));
+            let mut d_qkv = self.lend(he + 2 * ge);
+            ops::heads_backward(ctx, &mut d_qkv, [&dq, &dk, &dv], t, shape, Some(self.turn()));
+            return d_qkv;
+        };
+        let Turn { positions, table } = self.turn();
+        ops::rope_backward(ctx, &mut dq, positions, heads, table);
+        ops::rope_backward(ctx, &mut dk, positions, kv_heads, table);
+        let (mut dq_in, mut dk_in) = (d_attended, self.lend(ge));
+        let (rows_q, rows_k) = (t * heads, t * kv_heads);
+        ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &turned.q_rstd, rows_q, e, false);
+        ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &turned.k_rstd, rows_k, e, false);
+        drop((q, k, v, turned));
+        let mut d_qkv = self.lend(he + 2 * ge);
+        ops::heads_backward(ctx, &mut d_qkv, [&dq_in, &dk_in, &dv], t, shape, None);
+        d_qkv
     }
 }

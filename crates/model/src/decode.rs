@@ -1,6 +1,8 @@
 //! Decoding: rows of many sequences at once, prompts and single tokens mixed, over a cache of keys and values.
 
-use rloom_ops::{self as ops, Bf16, Buf, CachedRow, Ctx, Element, KV_BLOCK, KvLayer};
+use rloom_ops::{
+    self as ops, Bf16, Buf, CachedRow, Ctx, Element, HeadAsk, HeadOutput, KV_BLOCK, KvLayer, Turn,
+};
 
 use crate::model::attention_shape;
 use crate::packed::{PackedSet, PackedWeights};
@@ -100,6 +102,15 @@ pub struct StepRow<'a> {
     pub blocks: &'a [u32],
 }
 
+/// What a step is to say of one of its rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wanted {
+    /// The row.
+    pub row: u32,
+    /// The logits after it, or a token drawn by them.
+    pub ask: HeadAsk,
+}
+
 /// Memory of a step, kept from one to the next. It serves models of either format.
 #[derive(Debug, Default)]
 pub struct StepScratch {
@@ -124,8 +135,6 @@ struct Rows<E: Element> {
     q: Buf<E>,
     k: Buf<E>,
     v: Buf<E>,
-    q_normed: Buf<E>,
-    k_normed: Buf<E>,
     attended: Buf<E>,
     hidden: Buf<E>,
 }
@@ -170,8 +179,8 @@ pub enum StepError {
         /// Blocks of the cache.
         cache_blocks: usize,
     },
-    /// Logits are wanted of a row that is not there.
-    #[error("logits of row {row} are wanted, the step has {rows} rows")]
+    /// An answer is wanted of a row that is not there.
+    #[error("an answer for row {row} is wanted, the step has {rows} rows")]
     Wanted {
         /// The row.
         row: u32,
@@ -200,9 +209,9 @@ pub enum StepError {
 }
 
 impl Model {
-    /// Computes R rows: writes their keys and values to the cache, attends, and gives the logits after each of the
-    /// `wanted` rows, `[wanted, V]` (resized to fit). The bits of a row depend on its own sequence alone and equal
-    /// those of [`Model::forward`].
+    /// Computes R rows: writes their keys and values to the cache, attends, and leaves in `answers` one answer for each
+    /// of the `wanted` rows: the logits after it, or a token drawn by them, for which none are kept. The bits of a row
+    /// depend on its own sequence alone and equal those of [`Model::forward`].
     ///
     /// # Panics
     ///
@@ -212,22 +221,22 @@ impl Model {
         ctx: &Ctx,
         cache: &mut KvCache,
         rows: &[StepRow<'_>],
-        wanted: &[u32],
+        wanted: &[Wanted],
         scratch: &mut StepScratch,
-        logits: &mut Buf,
+        answers: &mut HeadOutput,
     ) -> Result<(), StepError> {
         self.check_step(cache, rows, wanted)?;
-        logits.resize(wanted.len() * self.config().vocab_size);
+        answers.reset(&[], self.config().vocab_size);
         if rows.is_empty() {
             return Ok(());
         }
         let StepScratch { stream, f32, bf16 } = scratch;
         match (self.packed(ctx), &mut cache.layers) {
             (PackedWeights::F32(packed), KvLayers::F32(cache)) => {
-                self.step_in(ctx, packed, cache, rows, wanted, (stream, f32), logits)
+                self.step_in(ctx, packed, cache, rows, wanted, (stream, f32), answers)
             }
             (PackedWeights::Bf16(packed), KvLayers::Bf16(cache)) => {
-                self.step_in(ctx, packed, cache, rows, wanted, (stream, bf16), logits)
+                self.step_in(ctx, packed, cache, rows, wanted, (stream, bf16), answers)
             }
             _ => {
                 Err(StepError::Compute { cache: cache.shape().1.name(), model: self.config().compute.name() })
@@ -241,9 +250,9 @@ impl Model {
         packed: &PackedSet<E>,
         cache: &mut [KvLayer<E>],
         rows: &[StepRow<'_>],
-        wanted: &[u32],
+        wanted: &[Wanted],
         (stream, s): (&mut Stream, &mut Rows<E>),
-        logits: &mut Buf,
+        answers: &mut HeadOutput,
     ) -> Result<(), StepError> {
         let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
         let c = self.config();
@@ -255,6 +264,7 @@ impl Model {
             rows.iter().map(|row| CachedRow { blocks: row.blocks, len: row.position as usize + 1 }).collect();
         let furthest = positions.iter().max().map_or(0, |&position| position as usize + 1);
         let table = self.rope().at_least(c, furthest);
+        let turn = Turn { positions: &positions, table: &table };
         stream.resize(c, r);
         s.resize(c, r);
         let Stream { x, mid, rstd } = stream;
@@ -262,39 +272,28 @@ impl Model {
         ops::embedding(ctx, x, &self.weights().embedding, &tokens, d);
         for (index, kv) in cache.iter_mut().enumerate() {
             let layer = self.layer(packed, index);
-            layer.attention_norm(ctx, &mut s.normed, rstd, x, r);
-            layer.project(ctx, &s.normed, r, &mut s.q, &mut s.k, &mut s.v);
-            if let Some([wq, wk]) = &layer.weights.qk_norm {
-                rstd.resize(r * c.heads);
-                layer.q_norm(ctx, &mut s.q_normed, rstd, &s.q, r, wq);
-                rstd.resize(r * c.kv_heads);
-                layer.k_norm(ctx, &mut s.k_normed, rstd, &s.k, r, wk);
-                rstd.resize(r);
-                std::mem::swap(&mut s.q, &mut s.q_normed);
-                std::mem::swap(&mut s.k, &mut s.k_normed);
-            }
-            layer.rope(ctx, &mut s.q, &mut s.k, &positions, &table);
+            layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, x, turn);
             ops::kv_write(ctx, kv, &s.k, &s.v, &slots);
             ops::attention_cached(ctx, &mut s.attended, &s.q, kv, &reach);
             layer.output(ctx, mid, x, &s.attended, r);
-            layer.mlp_norm(ctx, &mut s.normed, rstd, mid, r);
-            layer.gate_up(ctx, &mut s.hidden, None, &s.normed, r);
+            layer.gate_up(ctx, &mut s.hidden, None, mid, r);
             layer.down(ctx, x, mid, &s.hidden, r);
         }
         let w = wanted.len();
         if w > 0 {
+            let (wanted, asks): (Vec<u32>, Vec<HeadAsk>) = wanted.iter().map(|w| (w.row, w.ask)).unzip();
             mid.resize(w * d);
             s.normed.resize(w * d);
             rstd.resize(w);
-            ops::gather_rows(ctx, mid, x, wanted, d);
+            ops::gather_rows(ctx, mid, x, &wanted, d);
             let (norm, eps) = (&self.weights().norm, c.rms_norm_eps as f32);
             ops::rms_norm(ctx, &mut s.normed, rstd, mid, norm, w, d, eps);
-            ops::head_logits(ctx, logits, &s.normed, w, head);
+            ops::head_draw(ctx, answers, &s.normed, head, &asks);
         }
         Ok(())
     }
 
-    fn check_step(&self, cache: &KvCache, rows: &[StepRow<'_>], wanted: &[u32]) -> Result<(), StepError> {
+    fn check_step(&self, cache: &KvCache, rows: &[StepRow<'_>], wanted: &[Wanted]) -> Result<(), StepError> {
         let c = self.config();
         let layers = cache.shape().0;
         if layers != c.layers {
@@ -318,8 +317,8 @@ impl Model {
                 });
             }
         }
-        match wanted.iter().find(|&&row| row as usize >= rows.len()) {
-            Some(&row) => Err(StepError::Wanted { row, rows: rows.len() }),
+        match wanted.iter().find(|wanted| wanted.row as usize >= rows.len()) {
+            Some(wanted) => Err(StepError::Wanted { row: wanted.row, rows: rows.len() }),
             None => Ok(()),
         }
     }
@@ -337,21 +336,15 @@ impl Stream {
     fn resize(&mut self, c: &ModelConfig, r: usize) {
         self.x.resize(r * c.hidden_size);
         self.mid.resize(r * c.hidden_size);
-        self.rstd.resize(r);
     }
 }
 
 impl<E: Element> Rows<E> {
     fn resize(&mut self, c: &ModelConfig, r: usize) {
         let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        self.normed.resize(r * c.hidden_size);
         self.q.resize(r * he);
         self.k.resize(r * ge);
         self.v.resize(r * ge);
-        if c.qk_norm() {
-            self.q_normed.resize(r * he);
-            self.k_normed.resize(r * ge);
-        }
         self.attended.resize(r * he);
         self.hidden.resize(r * c.intermediate_size);
     }

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable};
+use rloom_ops::{self as ops, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Turn};
 
 use crate::ModelConfig;
+use crate::model::attention_shape;
 use crate::packed::PackedLayer;
 use crate::tensors::LayerTensors;
 
@@ -22,24 +23,32 @@ impl<E: Element> Layer<'_, E> {
         self.config.rms_norm_eps as f32
     }
 
-    /// Queries `[rows, H, E]`, keys and values `[rows, G, E]` of normalised inputs; not yet normalised per head, not
-    /// yet turned.
+    /// Queries `[rows, H, E]`, keys and values `[rows, G, E]` of the layer's input as attention reads them; with norms per
+    /// head, `raw` has queries and keys before them, if it is given.
     pub(crate) fn project(
         &self,
         ctx: &Ctx,
-        normed: &Buf<E>,
-        rows: usize,
-        q: &mut Buf<E>,
-        k: &mut Buf<E>,
-        v: &mut Buf<E>,
+        qkv: [&mut Buf<E>; 3],
+        raw: Option<[&mut Buf<E>; 2]>,
+        x: &Buf,
+        turn: Turn<'_>,
     ) {
-        let bias = |i: usize| self.weights.qkv_bias.as_ref().map(|bias| &bias[i]);
-        ops::linear(ctx, q, normed, rows, &self.packed.q, bias(0));
-        ops::linear(ctx, k, normed, rows, &self.packed.k, bias(1));
-        ops::linear(ctx, v, normed, rows, &self.packed.v, bias(2));
+        let (norm, bias) = (self.norm(&self.weights.attention_norm), self.weights.qkv_bias.as_ref());
+        ops::linear_heads(ctx, qkv, raw, x, norm, &self.packed.qkv, bias, self.heads(turn));
     }
 
-    /// RMSNorm of the layer's input.
+    /// What becomes of the projection's rows.
+    pub(crate) fn heads<'a>(&'a self, turn: Turn<'a>) -> Heads<'a> {
+        let norms = self.weights.qk_norm.as_ref();
+        let norms = norms.map(|weights| HeadNorms { weights: weights.each_ref(), eps: self.eps() });
+        Heads { shape: attention_shape(self.config), turn, norms }
+    }
+
+    fn norm<'a>(&self, weight: &'a Buf) -> Norm<'a> {
+        Norm { weight, eps: self.eps() }
+    }
+
+    /// RMSNorm of the layer's input, once more.
     pub(crate) fn attention_norm(
         &self,
         ctx: &Ctx,
@@ -52,51 +61,10 @@ impl<E: Element> Layer<'_, E> {
         ops::rms_norm(ctx, normed, rstd, x, &self.weights.attention_norm, rows, d, self.eps());
     }
 
-    /// RMSNorm of what the feed-forward layer reads.
+    /// RMSNorm of what the feed-forward layer reads, once more.
     pub(crate) fn mlp_norm(&self, ctx: &Ctx, normed: &mut Buf<E>, rstd: &mut Buf, mid: &Buf, rows: usize) {
         let d = self.config.hidden_size;
         ops::rms_norm(ctx, normed, rstd, mid, &self.weights.mlp_norm, rows, d, self.eps());
-    }
-
-    /// RMSNorm per head of the queries; only for models that have it.
-    pub(crate) fn q_norm(
-        &self,
-        ctx: &Ctx,
-        normed: &mut Buf<E>,
-        rstd: &mut Buf,
-        q: &Buf<E>,
-        rows: usize,
-        w: &Buf,
-    ) {
-        let (heads, e) = (self.config.heads, self.config.head_dim);
-        ops::rms_norm(ctx, normed, rstd, q, w, rows * heads, e, self.eps());
-    }
-
-    /// RMSNorm per head of the keys; only for models that have it.
-    pub(crate) fn k_norm(
-        &self,
-        ctx: &Ctx,
-        normed: &mut Buf<E>,
-        rstd: &mut Buf,
-        k: &Buf<E>,
-        rows: usize,
-        w: &Buf,
-    ) {
-        let (heads, e) = (self.config.kv_heads, self.config.head_dim);
-        ops::rms_norm(ctx, normed, rstd, k, w, rows * heads, e, self.eps());
-    }
-
-    /// Turns queries and keys by their positions.
-    pub(crate) fn rope(
-        &self,
-        ctx: &Ctx,
-        q: &mut Buf<E>,
-        k: &mut Buf<E>,
-        positions: &[u32],
-        table: &RopeTable,
-    ) {
-        ops::rope(ctx, q, positions, self.config.heads, table);
-        ops::rope(ctx, k, positions, self.config.kv_heads, table);
     }
 
     /// The stream after attention: `mid = x + attended · Woᵀ`.
@@ -105,16 +73,17 @@ impl<E: Element> Layer<'_, E> {
         ops::linear_residual(ctx, mid, x, attended, rows, &self.packed.o, bias);
     }
 
-    /// `hidden = silu(gate) · up` with `gate_up = normed · Wᵀ`, which the backward pass needs.
+    /// `hidden = silu(gate) · up` with `gate_up = rms_norm(mid) · Wᵀ`, which the backward pass needs.
     pub(crate) fn gate_up(
         &self,
         ctx: &Ctx,
         hidden: &mut Buf<E>,
         gate_up: Option<&mut Buf<E>>,
-        normed: &Buf<E>,
+        mid: &Buf,
         rows: usize,
     ) {
-        ops::linear_swiglu(ctx, hidden, gate_up, normed, rows, &self.packed.gate_up);
+        let norm = self.norm(&self.weights.mlp_norm);
+        ops::linear_swiglu(ctx, hidden, gate_up, mid, norm, rows, &self.packed.gate_up);
     }
 
     /// The layer's result: `next = mid + hidden · Wdᵀ`.

@@ -36,7 +36,7 @@ pub use batch::{BatchError, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::CheckpointError;
 pub use compute::{Compute, Recompute};
 pub use config::{ConfigError, Family, ModelConfig, NewModel, OutputHeads, RopeScaling};
-pub use decode::{KvCache, StepError, StepRow, StepScratch};
+pub use decode::{KvCache, StepError, StepRow, StepScratch, Wanted};
 pub use forward::Forward;
 pub use generation::GenerationConfig;
 pub use gradients::Gradients;

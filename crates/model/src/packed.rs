@@ -8,9 +8,7 @@ use crate::{Compute, ModelConfig};
 /// The matrices of one layer.
 #[derive(Debug)]
 pub(crate) struct PackedLayer<E: Element> {
-    pub(crate) q: Packed<E>,
-    pub(crate) k: Packed<E>,
-    pub(crate) v: Packed<E>,
+    pub(crate) qkv: Packed<E>,
     pub(crate) o: Packed<E>,
     pub(crate) gate_up: Packed<E>,
     pub(crate) down: Packed<E>,
@@ -55,9 +53,7 @@ impl<E: Element> PackedSet<E> {
         let (d, f) = (c.hidden_size, c.intermediate_size);
         let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let layer = |layer: &LayerTensors| PackedLayer {
-            q: ops::pack(ctx, &layer.q, he, d),
-            k: ops::pack(ctx, &layer.k, ge, d),
-            v: ops::pack(ctx, &layer.v, ge, d),
+            qkv: ops::pack(ctx, &layer.qkv, he + 2 * ge, d),
             o: ops::pack(ctx, &layer.o, d, he),
             gate_up: ops::pack(ctx, &layer.gate_up, 2 * f, d),
             down: ops::pack(ctx, &layer.down, d, f),
@@ -72,9 +68,7 @@ impl<E: Element> PackedSet<E> {
 
     fn renew(&mut self, ctx: &Ctx, weights: &TensorSet) {
         for (packed, layer) in self.layers.iter_mut().zip(&weights.layers) {
-            ops::repack(ctx, &mut packed.q, &layer.q);
-            ops::repack(ctx, &mut packed.k, &layer.k);
-            ops::repack(ctx, &mut packed.v, &layer.v);
+            ops::repack(ctx, &mut packed.qkv, &layer.qkv);
             ops::repack(ctx, &mut packed.o, &layer.o);
             ops::repack(ctx, &mut packed.gate_up, &layer.gate_up);
             ops::repack(ctx, &mut packed.down, &layer.down);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable, Segments};
+use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable, Segments, Turn};
 
 use crate::Model;
 use crate::layer::Layer;
@@ -95,37 +95,32 @@ impl<'a, E: Element> Pass<'a, E> {
 
     /// The attention over the layer's input.
     pub(crate) fn attend(&self, layer: Layer<'_, E>, x: &Buf) -> AttentionActivations<E> {
-        let (ctx, c, t) = (self.ctx, layer.config, self.tokens());
+        let (ctx, c) = (self.ctx, layer.config);
         let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let (mut q, mut k, mut v) = (self.lend(he), self.lend(ge), self.lend(ge));
-        let normed = self.attention_norm(layer, x).0;
-        layer.project(ctx, &normed, t, &mut q, &mut k, &mut v);
-        drop(normed);
+        let mut raw = layer.weights.qk_norm.is_some().then(|| [self.lend(he), self.lend(ge)]);
+        let to_raw = raw.as_mut().map(|raw| raw.each_mut().map(|buf| &mut **buf));
+        layer.project(ctx, [&mut q, &mut k, &mut v], to_raw, x, self.turn());
         let (mut attended, mut lse) = (self.lend(he), self.lend(c.heads));
         let shape = self.model.attention_shape();
-        if let Some(turned) = self.normed_and_turned(layer, &q, &k) {
-            let Turned { q, k, .. } = turned;
-            ops::attention(ctx, &mut attended, &mut lse, &q, &k, &v, shape, self.segments);
-        } else {
-            layer.rope(ctx, &mut q, &mut k, self.positions, &self.table);
-            ops::attention(ctx, &mut attended, &mut lse, &q, &k, &v, shape, self.segments);
-        }
+        ops::attention(ctx, &mut attended, &mut lse, &q, &k, &v, shape, self.segments);
+        let [q, k] = raw.unwrap_or([q, k]);
         AttentionActivations { q, k, v, attended, lse }
     }
 
     /// For models that normalise queries and keys per head: both afterwards, turned by their positions.
     pub(crate) fn normed_and_turned(&self, layer: Layer<'_, E>, q: &Buf<E>, k: &Buf<E>) -> Option<Turned<E>> {
-        let [wq, wk] = layer.weights.qk_norm.as_ref()?;
-        let (c, t) = (layer.config, self.tokens());
+        layer.weights.qk_norm.as_ref()?;
+        let c = layer.config;
         let mut turned = Turned {
             q: self.lend(c.heads * c.head_dim),
             k: self.lend(c.kv_heads * c.head_dim),
             q_rstd: self.lend(c.heads),
             k_rstd: self.lend(c.kv_heads),
         };
-        layer.q_norm(self.ctx, &mut turned.q, &mut turned.q_rstd, q, t, wq);
-        layer.k_norm(self.ctx, &mut turned.k, &mut turned.k_rstd, k, t, wk);
-        layer.rope(self.ctx, &mut turned.q, &mut turned.k, self.positions, &self.table);
+        let to = [&mut *turned.q, &mut *turned.k];
+        let rstd = [&mut *turned.q_rstd, &mut *turned.k_rstd];
+        ops::heads_norm(self.ctx, to, rstd, [q, k], layer.heads(self.turn()));
         Some(turned)
     }
 
@@ -139,8 +134,7 @@ impl<'a, E: Element> Pass<'a, E> {
     /// SwiGLU's product, `[T, F]`, and its factors where there is a place for them.
     pub(crate) fn hidden(&self, layer: Layer<'_, E>, mid: &Buf, gate_up: Option<&mut Buf<E>>) -> Lent<E> {
         let mut hidden = self.lend(layer.config.intermediate_size);
-        let normed = self.mlp_norm(layer, mid).0;
-        layer.gate_up(self.ctx, &mut hidden, gate_up, &normed, self.tokens());
+        layer.gate_up(self.ctx, &mut hidden, gate_up, mid, self.tokens());
         hidden
     }
 
@@ -149,9 +143,8 @@ impl<'a, E: Element> Pass<'a, E> {
         self.lend(2 * layer.config.intermediate_size)
     }
 
-    /// Back through the rotary embedding of queries and keys, in place.
-    pub(crate) fn turn_back(&self, layer: Layer<'_, E>, dq: &mut Buf, dk: &mut Buf) {
-        ops::rope_backward(self.ctx, dq, self.positions, layer.config.heads, &self.table);
-        ops::rope_backward(self.ctx, dk, self.positions, layer.config.kv_heads, &self.table);
+    /// By which queries and keys turn.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        Turn { positions: self.positions, table: &self.table }
     }
 }

@@ -1,6 +1,6 @@
 //! The tensors of a model, as one structure that serves weights, gradients and optimiser moments alike.
 //!
-//! Buffers are laid out for the kernels: `gate_up` holds the gate's rows, then the up projection's. Files have them
+//! Buffers are laid out for the kernels: `qkv` holds the rows of three projections, `gate_up` those of two. Files have them
 //! apart; [`specs`] says which file tensor lives where.
 
 use rloom_ops::Buf;
@@ -12,14 +12,10 @@ use crate::ModelConfig;
 pub(crate) struct LayerTensors {
     /// `[D]`
     pub(crate) attention_norm: Buf,
-    /// `[H·E, D]`
-    pub(crate) q: Buf,
-    /// `[G·E, D]`
-    pub(crate) k: Buf,
-    /// `[G·E, D]`
-    pub(crate) v: Buf,
-    /// `[H·E]`, `[G·E]`, `[G·E]`
-    pub(crate) qkv_bias: Option<[Buf; 3]>,
+    /// `[(H + 2G)·E, D]`: the rows of the queries, of the keys, of the values.
+    pub(crate) qkv: Buf,
+    /// `[(H + 2G)·E]`
+    pub(crate) qkv_bias: Option<Buf>,
     /// `[E]` each
     pub(crate) qk_norm: Option<[Buf; 2]>,
     /// `[D, H·E]`
@@ -55,10 +51,8 @@ impl LayerTensors {
         let zeros = Buf::zeros;
         Self {
             attention_norm: zeros(d),
-            q: zeros(he * d),
-            k: zeros(ge * d),
-            v: zeros(ge * d),
-            qkv_bias: c.qkv_bias.then(|| [zeros(he), zeros(ge), zeros(ge)]),
+            qkv: zeros((he + 2 * ge) * d),
+            qkv_bias: c.qkv_bias.then(|| zeros(he + 2 * ge)),
             qk_norm: c.qk_norm().then(|| [zeros(e), zeros(e)]),
             o: zeros(d * he),
             o_bias: c.output_bias.then(|| zeros(d)),
@@ -69,9 +63,9 @@ impl LayerTensors {
     }
 
     fn bufs(&self) -> impl Iterator<Item = &Buf> {
-        [&self.attention_norm, &self.q, &self.k, &self.v]
+        [&self.attention_norm, &self.qkv]
             .into_iter()
-            .chain(self.qkv_bias.iter().flatten())
+            .chain(&self.qkv_bias)
             .chain(self.qk_norm.iter().flatten())
             .chain([&self.o])
             .chain(&self.o_bias)
@@ -79,9 +73,9 @@ impl LayerTensors {
     }
 
     fn bufs_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
-        [&mut self.attention_norm, &mut self.q, &mut self.k, &mut self.v]
+        [&mut self.attention_norm, &mut self.qkv]
             .into_iter()
-            .chain(self.qkv_bias.iter_mut().flatten())
+            .chain(&mut self.qkv_bias)
             .chain(self.qk_norm.iter_mut().flatten())
             .chain([&mut self.o])
             .chain(&mut self.o_bias)
@@ -189,12 +183,12 @@ pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
         let name = |tensor: &str| format!("model.layers.{l}.{tensor}");
         list.add(name("input_layernorm.weight"), vec![d]);
         list.add(name("self_attn.q_proj.weight"), vec![he, d]);
-        list.add(name("self_attn.k_proj.weight"), vec![ge, d]);
-        list.add(name("self_attn.v_proj.weight"), vec![ge, d]);
+        list.add_behind(name("self_attn.k_proj.weight"), vec![ge, d]);
+        list.add_behind(name("self_attn.v_proj.weight"), vec![ge, d]);
         if c.qkv_bias {
             list.add(name("self_attn.q_proj.bias"), vec![he]);
-            list.add(name("self_attn.k_proj.bias"), vec![ge]);
-            list.add(name("self_attn.v_proj.bias"), vec![ge]);
+            list.add_behind(name("self_attn.k_proj.bias"), vec![ge]);
+            list.add_behind(name("self_attn.v_proj.bias"), vec![ge]);
         }
         if c.qk_norm() {
             list.add(name("self_attn.q_norm.weight"), vec![e]);

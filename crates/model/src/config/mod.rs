@@ -153,10 +153,12 @@ impl ModelConfig {
             Recompute::Attention => (input + mlp, attention),
             Recompute::Block => (input, attention + mlp),
         };
-        // The derivative by the stream; then those by the queries, keys, values and what was attended to, or those by
-        // the gate, up and their product; in both a normalised input and the derivative by it.
+        // The derivative by the stream; then those by the queries, keys, values, what was attended to and the projection's
+        // output, or the product of gate and up, whose derivatives take their place; in both a normalised input and the
+        // derivative by it.
         let norm = d * (wide + narrow);
-        let beside = d * wide + norm + ((2 * he + 2 * ge) * wide).max(3 * f * narrow);
+        let heads = (2 * he + 2 * ge) * wide + (he + 2 * ge) * narrow;
+        let beside = d * wide + norm + heads.max(f * narrow);
         (self.layers * kept + again + beside) as u64
     }
 

@@ -1,7 +1,7 @@
 //! Decoding against the packed forward pass: equal to the last bit, however rows are cut into steps.
 
-use rloom_model::{Compute, KvCache, Model, PackedTokens, StepError, StepRow, StepScratch};
-use rloom_ops::{Buf, Ctx, KV_BLOCK};
+use rloom_model::{Compute, KvCache, Model, NewModel, PackedTokens, StepError, StepRow, StepScratch, Wanted};
+use rloom_ops::{Ctx, Draw, HeadAnswer, HeadAsk, HeadOutput, KV_BLOCK, RowDraw};
 
 use crate::reference::{FORMATS, NAMES, model};
 
@@ -21,6 +21,11 @@ fn sequences() -> Vec<Vec<u32>> {
                 .collect()
         })
         .collect()
+}
+
+/// The logits after these rows.
+fn logits_of(rows: impl IntoIterator<Item = u32>) -> Vec<Wanted> {
+    rows.into_iter().map(|row| Wanted { row, ask: HeadAsk::Logits }).collect()
 }
 
 /// Logits after every token, by packed forward passes of one sequence each.
@@ -57,7 +62,7 @@ fn decoded(
     let mut scratch = StepScratch::default();
     let mut done = vec![0; sequences.len()];
     let mut logits: Vec<Vec<f32>> = vec![Vec::new(); sequences.len()];
-    let mut out = Buf::default();
+    let mut out = HeadOutput::default();
     loop {
         let mut rows = Vec::new();
         let mut owner = Vec::new();
@@ -72,10 +77,10 @@ fn decoded(
         if rows.is_empty() {
             return logits;
         }
-        let wanted: Vec<u32> = (0..rows.len() as u32).collect();
+        let wanted = logits_of(0..rows.len() as u32);
         model.step(ctx, &mut cache, &rows, &wanted, &mut scratch, &mut out).unwrap();
         for (row, &i) in owner.iter().enumerate() {
-            logits[i].extend(&out.as_slice()[row * VOCAB..][..VOCAB]);
+            logits[i].extend(&out.logits.as_slice()[row * VOCAB..][..VOCAB]);
         }
     }
 }
@@ -98,6 +103,53 @@ fn steps_equal_the_packed_forward() {
     }
 }
 
+/// Rows that want a token beside rows that want their logits, in an order of no meaning.
+#[test]
+fn tokens_are_drawn_by_the_logits_that_others_get() {
+    // The vocabulary is one block of columns, and two with a third that is short of a panel.
+    let new: NewModel = serde_json::from_value(serde_json::json!({
+        "family": "qwen2", "layers": 1, "hidden_size": 32, "heads": 4, "kv_heads": 2, "intermediate_size": 48,
+        "max_positions": 64,
+    }))
+    .unwrap();
+    for model in [model("tiny-qwen3"), Model::init(&new.config(1030).unwrap(), 3)] {
+        for (compute, threads) in [(Compute::F32, 1), (Compute::Bf16, 1), (Compute::Bf16, 2)] {
+            check_draws(&model.clone().with_compute(compute), &Ctx::new(threads).unwrap());
+        }
+    }
+}
+
+fn check_draws(model: &Model, ctx: &Ctx) {
+    let (tokens, vocab) = (&sequences()[0], model.config().vocab_size);
+    let expected = &expected(model, ctx, std::slice::from_ref(tokens))[0];
+    let rows: Vec<StepRow<'_>> =
+        (0..20).map(|i| StepRow { token: tokens[i], position: i as u32, blocks: &[2, 5] }).collect();
+    let ask = |row: u32| match row % 3 {
+        0 => HeadAsk::Logits,
+        _ => HeadAsk::Token(Draw {
+            inv_temperature: 0.7,
+            uniform: (row % 3 == 1).then_some(f64::from(row) / 20.0),
+        }),
+    };
+    let wanted: Vec<Wanted> = (0..20).map(|i| i * 7 % 20).map(|row| Wanted { row, ask: ask(row) }).collect();
+    let mut out = HeadOutput::default();
+    let mut cache = KvCache::new(model.config(), 8);
+    model.step(ctx, &mut cache, &rows, &wanted, &mut StepScratch::default(), &mut out).unwrap();
+    for (wanted, answer) in wanted.iter().zip(&out.answers) {
+        let logits = &expected[wanted.row as usize * vocab..][..vocab];
+        match (wanted.ask, answer) {
+            (HeadAsk::Logits, HeadAnswer::Logits(at)) => {
+                assert_eq!(&out.logits.as_slice()[at.clone()], logits);
+            }
+            (HeadAsk::Token(draw), HeadAnswer::Token(pick)) => {
+                assert_eq!(*pick, RowDraw::default().draw(logits, draw));
+                assert!(pick.is_some());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// A copied block serves as the original does.
 #[test]
 fn a_shared_prompt_is_continued_from_a_copy() {
@@ -107,20 +159,20 @@ fn a_shared_prompt_is_continued_from_a_copy() {
     let expected = &expected(&model, &ctx, std::slice::from_ref(tokens))[0];
     let mut cache = KvCache::new(model.config(), 8);
     let mut scratch = StepScratch::default();
-    let mut out = Buf::default();
+    let mut out = HeadOutput::default();
     let first = [3, 1];
     let rows: Vec<StepRow<'_>> =
         (0..20).map(|i| StepRow { token: tokens[i], position: i as u32, blocks: &first }).collect();
     model.step(&ctx, &mut cache, &rows, &[], &mut scratch, &mut out).unwrap();
-    assert_eq!(out.len(), 0);
+    assert!(out.answers.is_empty() && out.logits.is_empty());
     cache.copy_block(1, 6);
     // The original goes on with another token, the copy with the right one.
     let rows = [
         StepRow { token: 5, position: 20, blocks: &first },
         StepRow { token: tokens[20], position: 20, blocks: &[3, 6] },
     ];
-    model.step(&ctx, &mut cache, &rows, &[1], &mut scratch, &mut out).unwrap();
-    assert_eq!(out.as_slice(), &expected[20 * VOCAB..21 * VOCAB]);
+    model.step(&ctx, &mut cache, &rows, &logits_of([1]), &mut scratch, &mut out).unwrap();
+    assert_eq!(out.logits.as_slice(), &expected[20 * VOCAB..21 * VOCAB]);
 }
 
 #[test]
@@ -130,7 +182,8 @@ fn bad_rows_are_errors() {
     let mut cache = KvCache::new(model.config(), 2);
     assert_eq!(cache.bytes_per_block(), KV_BLOCK * model.config().kv_bytes_per_token() as usize);
     let mut step = |row: StepRow<'_>, wanted: &[u32]| {
-        model.step(&ctx, &mut cache, &[row], wanted, &mut StepScratch::default(), &mut Buf::default())
+        let wanted = logits_of(wanted.iter().copied());
+        model.step(&ctx, &mut cache, &[row], &wanted, &mut StepScratch::default(), &mut HeadOutput::default())
     };
     let good = StepRow { token: 1, position: 0, blocks: &[1] };
     assert_eq!(step(good, &[0]), Ok(()));
@@ -142,7 +195,8 @@ fn bad_rows_are_errors() {
 
     let model = model.with_compute(Compute::Bf16);
     let step = |cache: &mut KvCache| {
-        model.step(&ctx, cache, &[good], &[0], &mut StepScratch::default(), &mut Buf::default())
+        let wanted = logits_of([0]);
+        model.step(&ctx, cache, &[good], &wanted, &mut StepScratch::default(), &mut HeadOutput::default())
     };
     assert_eq!(step(&mut cache), Err(StepError::Compute { cache: "f32", model: "bf16" }));
     let mut halved = KvCache::new(model.config(), 2);

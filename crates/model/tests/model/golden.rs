@@ -51,27 +51,38 @@ fn gradients_equal_pytorch() {
     }
 }
 
-/// In bf16 the gradients are no further from the exact ones than those of PyTorch's bf16 autocast, by their worst tensor
-/// and by their median one. Of these weights, which are made to be hard, PyTorch's are 14 %, 8 % and 3 % away at worst and
-/// 6 %, 3 % and 2 % in the median; ours 12 %, 6 % and 2 %, and 5 %, 3 % and 1 %. A few of the differences are luck:
-/// one part in ten is allowed for that.
+/// In bf16 the gradients are no further from the exact ones than those of PyTorch's bf16 autocast, on the average of many
+/// batches: the root mean square over the tensors and the median one. For these weights, which are made to be hard,
+/// PyTorch's are 5 %, 5 % and 2 %. What is exact here is f32, which is within 1e-5 of PyTorch's f64.
 #[test]
 fn bf16_gradients_are_as_close_as_pytorchs() {
     let ctx = Ctx::new(2).unwrap();
     for name in NAMES {
-        let golden = Golden::open(&format!("{name}.safetensors"));
-        let (batch, model) = (Batch::of(&golden), model(name).with_compute(Compute::Bf16));
-        let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
-        let by = by(&d_logprob, &d_entropy);
-        let (_, gradients) = trained(&model, &ctx, &batch.tokens(), &batch.rows(), &by, Recompute::None);
-        let exact = |name: &str| golden.floats(&format!("grad.{name}"));
-        let mut errors: Vec<f64> =
-            gradients.named().map(|(spec, values)| relative(values, &exact(&spec.name))).collect();
-        errors.sort_by(f64::total_cmp);
-        let ours = [errors[errors.len() - 1], errors[errors.len() / 2]];
-        let theirs = golden.floats("autocast_error");
-        for (ours, theirs) in ours.into_iter().zip(theirs) {
-            assert!(ours <= 1.1 * f64::from(theirs), "{name}: {ours} against {theirs}");
+        let golden = Golden::open(&format!("{name}-bf16.safetensors"));
+        let (mut batch, single) = (Batch::of(&Golden::open(&format!("{name}.safetensors"))), model(name));
+        let close = model(name).with_compute(Compute::Bf16);
+        let (tokens, scored) = (golden.ids("tokens"), batch.rows.len());
+        let [d_logprob, d_entropy] = ["d_logprob", "d_entropy"].map(|name| golden.floats(name));
+        let coefficients = d_logprob.chunks_exact(scored).zip(d_entropy.chunks_exact(scored));
+        let (mut ours, share) = ([0.0; 2], scored as f64 / d_logprob.len() as f64);
+        for (tokens, (d_logprob, d_entropy)) in tokens.chunks_exact(batch.tokens.len()).zip(coefficients) {
+            batch.tokens = tokens.to_vec();
+            let by = by(d_logprob, d_entropy);
+            let gradients =
+                |model: &Model| trained(model, &ctx, &batch.tokens(), &batch.rows(), &by, Recompute::None).1;
+            let (exact, close) = (gradients(&single), gradients(&close));
+            let mut errors: Vec<f64> = close
+                .named()
+                .zip(exact.named())
+                .map(|((_, close), (_, exact))| relative(close, exact))
+                .collect();
+            errors.sort_by(f64::total_cmp);
+            let mean_square = errors.iter().map(|error| error * error).sum::<f64>() / errors.len() as f64;
+            ours[0] += share * mean_square.sqrt();
+            ours[1] += share * errors[errors.len() / 2];
+        }
+        for (ours, theirs) in ours.into_iter().zip(golden.floats("autocast_error")) {
+            assert!(ours <= f64::from(theirs), "{name}: {ours} against {theirs}");
         }
     }
 }

@@ -7,7 +7,7 @@ use rloom_model::{
     BatchError, CheckpointError, ConfigError, GenerationConfig, Gradients, KvCache, LoadError, Model,
     OutputHeads, Recompute, ScoreGrads, Scores, StepError, StepRow, StepScratch,
 };
-use rloom_ops::{Buf, Ctx};
+use rloom_ops::{Ctx, HeadOutput};
 use serde_json::{Value, json};
 
 use crate::reference::{Batch, CRITICS, Golden, VALUED, fixture, max_abs, model, relative, valued};
@@ -217,7 +217,8 @@ fn what_a_model_lacks_is_an_error() {
     );
     let mut cache = KvCache::new(critic.config(), 1);
     let row = StepRow { token: 1, position: 0, blocks: &[0] };
-    let step = critic.step(&ctx, &mut cache, &[row], &[], &mut StepScratch::default(), &mut Buf::default());
+    let step =
+        critic.step(&ctx, &mut cache, &[row], &[], &mut StepScratch::default(), &mut HeadOutput::default());
     assert_eq!(step, Err(StepError::NoLanguageHead));
 
     let backward = |model: &Model, sizes: [usize; 3]| {
