@@ -132,6 +132,11 @@ pub const OVERLAP: &str = "overlap";
 pub const QUEUE_READY: &str = "queue/ready";
 /// Groups that were being generated when the batch was cut.
 pub const QUEUE_RUNNING: &str = "queue/running";
+/// Tokens that the engine computed before they were chosen, since the step before, in evaluation too; told where
+/// rollouts speculate.
+pub const ROLLOUT_DRAFTED_TOKENS: &str = "rollout/drafted_tokens";
+/// Those of the [drafted tokens](ROLLOUT_DRAFTED_TOKENS) that were chosen then.
+pub const ROLLOUT_ACCEPTED_TOKENS: &str = "rollout/accepted_tokens";
 /// Generated tokens per second of rollout.
 pub const ROLLOUT_TOKENS_PER_SECOND: &str = "tokens_per_second/rollout";
 /// Tokens through forward and backward ([`TOKENS_TRAINED`]) per second of training.

@@ -18,17 +18,18 @@
 //!    since no kernel's result for a row depends on the rows that share the call.
 
 use std::collections::BTreeMap;
-use std::ops::{Add, Range};
+use std::ops::Add;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, StopReason};
-use rloom_model::StepRow;
-use rloom_ops::{Buf, KV_BLOCK};
+use rloom_model::{StepRow, Wanted};
+use rloom_ops::{HeadAsk, HeadOutput, KV_BLOCK};
 
 use self::choice::{Choice, Source};
 use crate::blocks::BlockPool;
 use crate::decoder::Decoder;
+use crate::sampling::Given;
 use crate::sequence::{Rank, Sequence};
 use crate::speculation::Drafter;
 use crate::{Abort, Speculation};
@@ -130,7 +131,8 @@ pub(crate) struct Batch {
     /// Groups of the sequences that have left since the last [`Batch::take_left`].
     left: Vec<Option<u64>>,
     statistics: Statistics,
-    logits: Buf,
+    /// What the head gave for the wanted rows of the last step.
+    answers: HeadOutput,
     /// Where there is none, nothing is drafted.
     drafter: Option<Drafter>,
     choice: Choice,
@@ -148,7 +150,7 @@ impl Batch {
             members: BTreeMap::new(),
             left: Vec::new(),
             statistics: Statistics::default(),
-            logits: Buf::zeros(0),
+            answers: HeadOutput::default(),
             drafter: match limits.speculation {
                 Speculation::Off => None,
                 Speculation::Ngram => Some(Drafter::default()),
@@ -239,6 +241,7 @@ impl Batch {
         let mut chunks = self.plan();
         self.draft(&mut chunks);
         let began = self.drafter.is_some().then(Instant::now);
+        let vocabulary = decoder.vocabulary();
         let mut rows = Vec::with_capacity(chunks.iter().map(Chunk::rows).sum());
         let mut wanted = Vec::with_capacity(rows.capacity());
         let mut prompt_ends = Vec::new();
@@ -266,13 +269,21 @@ impl Batch {
                 prompt_ends.push((chunk.sequence, wanted.len()));
             }
             if ends || ends_prompt {
-                let last = rows.len() - 1;
-                wanted.extend((last - chunk.drafted..=last).map(|row| row as u32));
+                let first = rows.len() - 1 - chunk.drafted;
+                wanted.extend((0..=chunk.drafted).map(|nth| Wanted {
+                    row: (first + nth) as u32,
+                    // The rest of the group will choose by the logits after its prompt.
+                    ask: if ends_prompt {
+                        HeadAsk::Logits
+                    } else {
+                        sequence.ask(sequence.tokens.len() + nth, vocabulary)
+                    },
+                }));
             }
         }
         let computed = rows.len();
         if computed > 0 {
-            decoder.step(&rows, &wanted, &mut self.logits)?;
+            decoder.step(&rows, &wanted, &mut self.answers)?;
             self.statistics.steps += 1;
             self.statistics.computed_tokens += computed as u64;
         }
@@ -281,9 +292,8 @@ impl Batch {
             self.running[chunk.sequence].cached = chunk.to;
             self.statistics.drafted_tokens += chunk.drafted as u64;
         }
-        let vocabulary = decoder.vocabulary();
-        for (sequence, row) in prompt_ends {
-            self.publish_prompt(sequence, row * vocabulary..(row + 1) * vocabulary);
+        for (sequence, answer) in prompt_ends {
+            self.publish_prompt(sequence, answer);
         }
         self.choice.next = next;
         self.choose(decoder);
@@ -300,12 +310,14 @@ impl Batch {
     }
 
     /// Keeps the prompt that a leader has just computed for the rest of its group.
-    fn publish_prompt(&mut self, leader: usize, logits: Range<usize>) {
+    fn publish_prompt(&mut self, leader: usize, answer: usize) {
         let leader = &mut self.running[leader];
         leader.leads = false;
         let Some(prompt) = leader.group.and_then(|group| self.prompts.get_mut(&group)) else { return };
         prompt.leader = None;
-        prompt.logits_v = self.logits.as_slice()[logits].to_vec();
+        if let Some(Given::Logits(logits_v)) = Given::of(&self.answers, answer) {
+            prompt.logits_v = logits_v.to_vec();
+        }
         prompt.blocks = leader.blocks[..blocks_for(prompt.tokens.len())].to_vec();
         for &block in &prompt.blocks {
             self.pool.share(block);

@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Weights};
-use rloom_ops::{Buf, Ctx};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput};
+#[cfg(test)]
+use rloom_ops::{HeadAnswer, HeadAsk, RowDraw};
 
 /// The part of a lane that computes. The real one is [`ModelDecoder`]; tests put others in its place.
 pub(crate) trait Decoder: Send + Sized {
@@ -27,9 +29,14 @@ pub(crate) trait Decoder: Send + Sized {
     /// Copies all blocks of a cache that [`copy_out`](Self::copy_out) made to these.
     fn copy_in(&mut self, from: &KvCache, blocks: &[u32]);
 
-    /// Computes keys and values of all rows, and the logits `[wanted, vocabulary]` of the wanted ones. An error leaves
-    /// the decoder in a state unknown.
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String>;
+    /// Computes keys and values of all rows, and an answer for each of the wanted ones. An error leaves the decoder in a
+    /// state unknown.
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String>;
 }
 
 /// A model with a cache.
@@ -95,11 +102,42 @@ impl Decoder for ModelDecoder {
         }
     }
 
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
         let model = self.model.as_ref().ok_or("asked to decode without weights")?;
         let cache = self.cache.get_or_insert_with(|| KvCache::new(&self.config, self.blocks));
         model
-            .step(&self.ctx, cache, rows, wanted, &mut self.scratch, logits)
+            .step(&self.ctx, cache, rows, wanted, &mut self.scratch, answers)
             .map_err(|error| error.to_string())
     }
+}
+
+/// What a head answers where `logits_after` writes the logits after a row over zeros.
+#[cfg(test)]
+pub(crate) fn answer_by(
+    answers: &mut HeadOutput,
+    wanted: &[Wanted],
+    vocabulary: usize,
+    mut logits_after: impl FnMut(usize, &mut [f32]) -> Result<(), String>,
+) -> Result<(), String> {
+    let asks: Vec<HeadAsk> = wanted.iter().map(|wanted| wanted.ask).collect();
+    answers.reset(&asks, vocabulary);
+    for (wanted, answer) in wanted.iter().zip(&mut answers.answers) {
+        let mut logits = vec![0.0; vocabulary];
+        logits_after(wanted.row as usize, &mut logits)?;
+        match (wanted.ask, answer) {
+            (HeadAsk::Token(draw), answer) => {
+                *answer = HeadAnswer::Token(RowDraw::default().draw(&logits, draw));
+            }
+            (HeadAsk::Logits, HeadAnswer::Logits(range)) => {
+                answers.logits.as_mut_slice()[range.clone()].copy_from_slice(&logits);
+            }
+            (HeadAsk::Logits, HeadAnswer::Token(_)) => return Err("no room was made for logits".to_owned()),
+        }
+    }
+    Ok(())
 }

@@ -21,7 +21,7 @@ use crate::sequence::{Progress, Sequence};
 use crate::stop::StopWatch;
 use crate::{
     Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, LaneReport, RolloutEngine,
-    RolloutError, RolloutSettings,
+    RolloutError, RolloutSettings, Speculation,
 };
 
 /// Weights of more bytes than this (in f32) do not stay in the processor's caches, so that a step is bound by reading
@@ -61,6 +61,7 @@ pub struct EmbeddedEngine {
     config: ModelConfig,
     lane_blocks: usize,
     deadline: Duration,
+    speculation: Speculation,
     tokenizer: Option<Tokenizer>,
 }
 
@@ -110,6 +111,7 @@ impl EmbeddedEngine {
             config: config.clone(),
             lane_blocks,
             deadline: Duration::from_secs_f64(settings.deadline_seconds),
+            speculation: settings.speculation,
             tokenizer,
         };
         let limits = Limits {
@@ -141,6 +143,11 @@ impl EmbeddedEngine {
     pub fn statistics(&self) -> Statistics {
         let board = self.shared.board();
         board.desks.iter().fold(Statistics::default(), |sum, desk| sum + desk.notes.statistics)
+    }
+
+    /// Whether and how its lanes draft tokens.
+    pub fn speculation(&self) -> Speculation {
+        self.speculation
     }
 
     /// Has a lane's thread panic before its next step, with whatever it has in its batch: for tests of what becomes of a

@@ -10,11 +10,12 @@
 //! ```
 //!
 //! A lane is a thread with its own blocks and its own batch. Each of its steps computes one token for every sequence
-//! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), then chooses the
-//! next tokens ([`Sampler`]); with [`Speculation`], the rows of drafted tokens are among them. A lane that runs dry takes
-//! requests that wait for another one, or sequences out of its batch with their keys and values. Since all kernels are batch-invariant and random numbers are counted by position, none of
-//! the scheduling can change a result. Every token carries the version of its weights: [`InFlight`] says what becomes of
-//! sequences under way when new ones are loaded.
+//! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), and chooses the
+//! next tokens as each request's [`Sampler`] says: where nothing is filtered, the model's head draws them itself. With
+//! [`Speculation`], the rows of drafted tokens are among them. A lane that runs dry takes requests that wait for another
+//! one, or sequences out of its batch with their keys and values. Since all kernels are batch-invariant and random numbers
+//! are counted by position, none of the scheduling can change a result. Every token carries the version of its weights:
+//! [`InFlight`] says what becomes of sequences under way when new ones are loaded.
 
 mod batch;
 mod blocks;
@@ -38,7 +39,7 @@ pub use engine::{Abort, Capabilities, Health, InFlight, RolloutEngine};
 pub use error::{RequestName, RolloutError};
 pub use report::{Doing, LaneReport};
 pub use request::{GenerateRequest, Generation};
-pub use sampling::{Pick, SampleScratch, Sampler};
+pub use sampling::{Given, SampleScratch, Sampler};
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
 
 /// Completes all requests together, in their order. The first error cancels the others.

@@ -3,12 +3,13 @@
 //! `z` is a logit times the inverse temperature. A draw is made by inverting the cumulative distribution in ascending
 //! token id at one uniform number `u` of the request's stream: the first token whose cumulative weight exceeds `u` times
 //! the total. Without filters that takes no more than the passes of the log-sum-exp, whose blocks' sums are the weights
-//! ([`RowDraw`]). With filters, weights are `exp(z - max)`; they are summed in f64, over blocks of [`BLOCK`] tokens
+//! ([`RowDraw`]); the head of a decode step then draws by itself and keeps no logits ([`Sampler::ask`]). With filters,
+//! weights are `exp(z - max)`; they are summed in f64, over blocks of [`BLOCK`] tokens
 //! first. Nothing is sorted unless top-k or top-p ask for it, and then only as far as they reach.
 //!
 //! Every filter keeps an upper set of the order (z descending, token id ascending).
 
-use rloom_ops::{RowDraw, RowScores};
+use rloom_ops::{Draw, HeadAnswer, HeadAsk, HeadOutput, Pick, RowDraw, RowScores, row_scores};
 
 use crate::SamplingSettings;
 use crate::settings::inverse_temperature;
@@ -18,14 +19,23 @@ const BLOCK: usize = 256;
 /// How far top-p sorts at first; each further attempt takes sixteen times as many.
 const FIRST_SORT: usize = 256;
 
-/// A chosen token.
+/// What the head gave for a row that a token is wanted after.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pick {
-    /// Its id.
-    pub token: u32,
-    /// Its log-probability under the full softmax at the reported temperature (nats): the bits that the trainer gets
-    /// for the same logits.
-    pub logprob: f32,
+pub enum Given<'a> {
+    /// Logits, `[vocabulary]`, for the [`Sampler`] to choose by.
+    Logits(&'a [f32]),
+    /// The token itself; `None` when the logits are not finite.
+    Token(Option<Pick>),
+}
+
+impl<'a> Given<'a> {
+    /// What one of the answers of a step says; `None` where there is none.
+    pub fn of(output: &'a HeadOutput, answer: usize) -> Option<Self> {
+        Some(match output.answers.get(answer)? {
+            HeadAnswer::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
+            HeadAnswer::Token(pick) => Self::Token(*pick),
+        })
+    }
 }
 
 /// Memory that picks reuse.
@@ -61,6 +71,30 @@ impl Sampler {
         }
     }
 
+    /// What to ask of the head for a row: a token where neither filters nor `forbidden` tokens restrict the choice, or
+    /// else its logits.
+    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadAsk {
+        if forbidden.is_empty() && self.is_plain(vocabulary) {
+            HeadAsk::Token(self.draw(uniform))
+        } else {
+            HeadAsk::Logits
+        }
+    }
+
+    /// The token after a row of which the head gave what it was [asked](Self::ask). `None` as in [`pick`](Self::pick).
+    pub fn choose(
+        &self,
+        given: Given<'_>,
+        forbidden: &[u32],
+        uniform: f64,
+        scratch: &mut SampleScratch,
+    ) -> Option<Pick> {
+        match given {
+            Given::Logits(logits_v) => self.pick(logits_v, forbidden, uniform, scratch),
+            Given::Token(pick) => pick,
+        }
+    }
+
     /// Chooses a token by `logits_v` (`[vocabulary]`) and a number `uniform` in [0, 1). Tokens in `forbidden` are not
     /// chosen, but stay in the softmax that the log-probability is of.
     ///
@@ -72,24 +106,27 @@ impl Sampler {
         uniform: f64,
         scratch: &mut SampleScratch,
     ) -> Option<Pick> {
-        let scores = scratch.row.scan(logits_v, self.inverse_temperature);
+        if forbidden.is_empty() && self.is_plain(logits_v.len()) {
+            return scratch.row.draw(logits_v, self.draw(uniform));
+        }
+        let scores = row_scores(logits_v, self.inverse_temperature);
         if !scores.lse.is_finite() {
             return None;
         }
-        let token = if forbidden.is_empty() && self.greedy {
-            scratch.row.argmax(logits_v, self.inverse_temperature, &scores)
-        } else if forbidden.is_empty() && self.is_plain(logits_v.len()) {
-            scratch.row.draw(logits_v, self.inverse_temperature, &scores, uniform)
-        } else {
-            self.pick_filtered(logits_v, forbidden, uniform, &scores, scratch)
-        }?;
+        let token = self.pick_filtered(logits_v, forbidden, uniform, &scores, scratch)?;
         let logprob = logits_v[token as usize] * self.inverse_temperature - scores.lse;
         Some(Pick { token, logprob })
     }
 
-    /// Whether every token of a vocabulary may be drawn.
+    /// How a token is drawn where nothing is filtered.
+    fn draw(&self, uniform: f64) -> Draw {
+        Draw { inv_temperature: self.inverse_temperature, uniform: (!self.greedy).then_some(uniform) }
+    }
+
+    /// Whether every token of a vocabulary may be drawn, or the most probable one is taken, which no filter removes.
     fn is_plain(&self, vocabulary: usize) -> bool {
-        (self.top_k == 0 || self.top_k >= vocabulary) && self.top_p >= 1.0 && self.min_p <= 0.0
+        let all = (self.top_k == 0 || self.top_k >= vocabulary) && self.top_p >= 1.0 && self.min_p <= 0.0;
+        self.greedy || all
     }
 
     /// The token, where some may not be chosen.

@@ -3,10 +3,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rloom_core::{PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
 use rloom_model::KvCache;
+use rloom_ops::{HeadAsk, Pick};
 use tokio::sync::oneshot;
 
 use crate::error::RequestName;
-use crate::sampling::{Pick, Sampler};
+use crate::sampling::Sampler;
 use crate::speculation::Lookup;
 use crate::stop::StopWatch;
 use crate::{GenerateRequest, Generation, RolloutError};
@@ -137,6 +138,11 @@ impl Sequence {
     /// Tokens that may not be chosen at a position.
     pub(crate) fn forbidden(&self, position: usize) -> &[u32] {
         if position < self.min_tokens { &self.stop_tokens } else { &[] }
+    }
+
+    /// What to ask of the head to choose the token at a position.
+    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadAsk {
+        self.sampler.ask(vocabulary, self.forbidden(position), self.uniform(position))
     }
 
     /// Looks up what the tokens that it has went on with before.

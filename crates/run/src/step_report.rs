@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
+use rloom_rollout::Speculation;
 
 use crate::batch::BatchReport;
 use crate::batch_metrics::batch_metrics;
@@ -18,6 +19,8 @@ impl Stage<'_, '_> {
         let step = self.scheduler.version().0 + 1;
         let sampled = matches!(self.parts.source, Source::Rollouts(_));
         let clock = self.watch.end_step();
+        let done = self.engine_statistics();
+        let before = std::mem::replace(&mut self.watch.engine, done);
         let mut metrics =
             if sampled { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
         metrics.extend(report.metrics.clone());
@@ -53,6 +56,14 @@ impl Stage<'_, '_> {
             put(metric::QUEUE_RUNNING, clock.queue.running as f64);
             if clock.sampled_tokens > 0 {
                 put(metric::ROLLOUT_TOKENS_PER_SECOND, clock.sampled_tokens as f64 / rollout.max(1e-9));
+            }
+        }
+        if self.parts.engine.as_ref().is_some_and(|engine| engine.speculation() != Speculation::Off) {
+            for (name, done, before) in [
+                (metric::ROLLOUT_DRAFTED_TOKENS, done.drafted_tokens, before.drafted_tokens),
+                (metric::ROLLOUT_ACCEPTED_TOKENS, done.accepted_tokens, before.accepted_tokens),
+            ] {
+                metrics.insert(name.to_owned(), done.saturating_sub(before) as f64);
             }
         }
         if let Source::Rollouts(source) = &self.parts.source {

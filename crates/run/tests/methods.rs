@@ -222,6 +222,35 @@ fn the_baseline_episode_is_greedy() {
     assert_eq!(roles["train"], 4 * roles["baseline"], "four samples and one greedy episode a group");
 }
 
+/// What speculation does is told with each step, and only where there is any; what is sampled does not change by it.
+#[test]
+fn drafted_tokens_are_told_where_rollouts_speculate() {
+    let directory = tempfile::tempdir().unwrap();
+    let [without, with] = ["off", "ngram"].map(|speculation| {
+        let chosen = format!("rollout.speculation={speculation}");
+        // So cold and so long that it repeats itself.
+        let more = [
+            &chosen,
+            "sampling.temperature=0.02",
+            "sampling.max_new_tokens=80",
+            "model.new.max_positions=128",
+        ];
+        let config = config(&directory.path().join(speculation), Method::Grpo, &more);
+        rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        (steps(&config), files(&config))
+    });
+    assert_eq!(without.1, with.1);
+    let names = ["rollout/drafted_tokens", "rollout/accepted_tokens"];
+    assert!(without.0.iter().all(|metrics| names.iter().all(|&name| !metrics.contains_key(name))));
+    let mut came = 0.0;
+    for metrics in &with.0 {
+        let [drafted, accepted] = names.map(|name| metrics[name]);
+        assert!((0.0..=drafted).contains(&accepted), "{drafted} drafted, {accepted} accepted");
+        came += accepted;
+    }
+    assert!(came > 0.0);
+}
+
 /// The same state comes again within a group: at least each game's first.
 #[test]
 fn steps_from_the_same_state_are_compared() {

@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use rloom_core::{PolicyVersion, StopReason};
+use rloom_ops::Pick;
 
 use super::Batch;
 use crate::RolloutError;
 use crate::decoder::Decoder;
 use crate::error::RequestName;
-use crate::sampling::{Pick, SampleScratch};
+use crate::sampling::{Given, SampleScratch};
 use crate::sequence::{Rank, Sequence};
 
-/// Where the logits of a running sequence's next tokens are.
+/// What a running sequence's next tokens are chosen by.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source {
-    /// The rows of this step's logits from this one on: one for the next token, and one more after each drafted one.
+    /// The answers of this step from this one on: one for the next token, and one more after each drafted one.
     Rows(usize),
     /// The logits kept with its group's prompt.
     Prompt(u64),
@@ -50,25 +51,26 @@ impl Choice {
 impl Batch {
     /// Chooses the next tokens of each sequence in `choice.next`: one, and another one as long as it is what was drafted.
     pub(super) fn choose(&self, decoder: &impl Decoder) {
-        let vocabulary = decoder.vocabulary();
         let Choice { next, workers } = &self.choice;
-        let pieces = workers.len();
-        let logits = self.logits.as_slice();
+        let by_logits = |&(_, source): &(usize, Source)| match source {
+            Source::Rows(first) => matches!(Given::of(&self.answers, first), Some(Given::Logits(_))),
+            Source::Prompt(_) => true,
+        };
+        // What the head has drawn need only be taken.
+        let pieces = if next.iter().any(by_logits) { workers.len() } else { 1 };
         decoder.ctx().parallel_for(pieces, |piece| {
             let mut worker = workers[piece].lock().unwrap_or_else(PoisonError::into_inner);
             let Worker { scratch, picks } = &mut *worker;
-            picks.clear();
             for i in (piece..next.len()).step_by(pieces) {
                 let (index, source) = next[i];
                 let sequence = &self.running[index];
                 match source {
                     Source::Rows(first) => {
-                        let rows = logits[first * vocabulary..].chunks_exact(vocabulary);
-                        let chain = verify(sequence, rows, scratch);
-                        picks.extend(chain.map(|pick| (i, pick)));
+                        let rows = (first..).map_while(|answer| Given::of(&self.answers, answer));
+                        picks.extend(verify(sequence, rows, scratch).map(|pick| (i, pick)));
                     }
                     Source::Prompt(group) => {
-                        let prompt = self.prompts.get(&group).map(|prompt| prompt.logits_v.as_slice());
+                        let prompt = self.prompts.get(&group).map(|prompt| Given::Logits(&prompt.logits_v));
                         picks.extend(verify(sequence, prompt.into_iter(), scratch).map(|pick| (i, pick)));
                     }
                 }
@@ -127,12 +129,12 @@ impl Batch {
     }
 }
 
-/// Chooses a sequence's next tokens from the rows of logits after its last token and after each drafted one, in order and
+/// Chooses a sequence's next tokens by what the head gave after its last token and after each drafted one, in order and
 /// each by its position's own number, up to the first that is not what was drafted. That one is chosen from the right
 /// logits too: everything before it is.
 fn verify<'a>(
     sequence: &'a Sequence,
-    mut rows: impl Iterator<Item = &'a [f32]>,
+    mut rows: impl Iterator<Item = Given<'a>>,
     scratch: &'a mut SampleScratch,
 ) -> impl Iterator<Item = Option<Pick>> {
     let mut drafted = sequence.lookup.draft().iter();
@@ -143,7 +145,7 @@ fn verify<'a>(
             return None;
         }
         let forbidden = sequence.forbidden(position);
-        let pick = sequence.sampler.pick(rows.next()?, forbidden, sequence.uniform(position), scratch);
+        let pick = sequence.sampler.choose(rows.next()?, forbidden, sequence.uniform(position), scratch);
         position += 1;
         goes_on = matches!((pick, drafted.next()), (Some(pick), Some(&draft)) if pick.token == draft);
         Some(pick)

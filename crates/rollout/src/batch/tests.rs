@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{KvCache, StepRow, Weights};
-use rloom_ops::{Buf, Ctx, KV_BLOCK};
+use rloom_model::{KvCache, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
 use super::{Batch, Limits, Statistics, blocks_for};
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, answer_by};
 use crate::sampling::{SampleScratch, Sampler};
 use crate::sequence::{Rank, Sequence};
 use crate::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings, Speculation};
@@ -89,7 +89,12 @@ impl Decoder for Recorder {
         self.cells.copy_within(from..from + KV_BLOCK, to as usize * KV_BLOCK);
     }
 
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
         self.steps.push(rows.len());
         let mut written = Vec::new();
         for row in rows {
@@ -98,15 +103,14 @@ impl Decoder for Recorder {
             written.push(slot);
             self.cells[slot] = Some(row.token);
         }
-        logits.resize(wanted.len() * VOCABULARY);
-        for (out, &row) in logits.as_mut_slice().chunks_mut(VOCABULARY).zip(wanted) {
-            let row = &rows[row as usize];
+        answer_by(answers, wanted, VOCABULARY, |row, logits| {
+            let row = &rows[row];
             let context: Option<Vec<u32>> =
                 (0..=row.position as usize).map(|p| self.cells[slot(row.blocks, p)]).collect();
             let context = context.ok_or("a slot was read before it was written")?;
-            out.copy_from_slice(&(self.rule)(&context));
-        }
-        Ok(())
+            logits.copy_from_slice(&(self.rule)(&context));
+            Ok(())
+        })
     }
 }
 

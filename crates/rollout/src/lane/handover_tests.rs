@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Weights};
-use rloom_ops::{Buf, Ctx, KV_BLOCK};
+use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
 use super::Lane;
 use super::bench::{Answer, config};
 use crate::batch::Limits;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, answer_by};
 use crate::{GenerateRequest, InFlight, SamplingSettings, Speculation};
 
 const VOCABULARY: usize = 32;
@@ -59,20 +59,23 @@ impl Decoder for Witness {
         self.cells.copy_within(from..from + KV_BLOCK, to as usize * KV_BLOCK);
     }
 
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
         let slot = |row: &StepRow<'_>, p: usize| row.blocks[p / KV_BLOCK] as usize * KV_BLOCK + p % KV_BLOCK;
         for row in rows {
             self.cells[slot(row, row.position as usize)] = (row.token, self.version);
         }
-        for &row in wanted {
-            let row = &rows[row as usize];
+        answer_by(answers, wanted, VOCABULARY, |row, _| {
+            let row = &rows[row];
             let name = self.cells[slot(row, 0)].0;
             let versions = (0..=row.position as usize).map(|p| self.cells[slot(row, p)].1);
             self.seen.entry(name).or_default().extend(versions);
-        }
-        logits.resize(wanted.len() * VOCABULARY);
-        logits.fill(0.0);
-        Ok(())
+            Ok(())
+        })
     }
 }
 

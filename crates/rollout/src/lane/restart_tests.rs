@@ -6,12 +6,12 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Weights};
-use rloom_ops::{Buf, Ctx};
+use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
 use super::bench::config;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, answer_by};
 use crate::{
     Abort, Doing, EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError,
     RolloutSettings, SamplingSettings,
@@ -96,7 +96,12 @@ impl Decoder for Moody {
         assert!(!take_one(&self.gate.bad_copies), "cannot copy");
     }
 
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
         assert!(self.loaded, "the weights are gone");
         for row in rows {
             match row.token {
@@ -110,12 +115,10 @@ impl Decoder for Moody {
                 _ => {}
             }
         }
-        logits.resize(wanted.len() * VOCABULARY);
-        logits.fill(0.0);
-        for out in logits.as_mut_slice().chunks_mut(VOCABULARY) {
-            out[PANICS as usize..].fill(f32::NEG_INFINITY);
-        }
-        Ok(())
+        answer_by(answers, wanted, VOCABULARY, |_, logits| {
+            logits[PANICS as usize..].fill(f32::NEG_INFINITY);
+            Ok(())
+        })
     }
 }
 

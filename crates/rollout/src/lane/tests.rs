@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, Weights};
-use rloom_ops::{Buf, Ctx};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, answer_by};
 use crate::{
     Abort, EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutError, RolloutSettings,
     SamplingSettings,
@@ -55,21 +55,24 @@ impl Decoder for Faulty {
 
     fn copy_block(&mut self, _: u32, _: u32) {}
 
-    fn step(&mut self, rows: &[StepRow<'_>], wanted: &[u32], logits: &mut Buf) -> Result<(), String> {
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
         std::thread::sleep(Duration::from_micros(200));
-        logits.resize(wanted.len() * VOCABULARY);
-        logits.fill(0.0);
-        for (row, out) in wanted.iter().zip(logits.as_mut_slice().chunks_mut(VOCABULARY)) {
-            out[DISLIKED as usize] = f32::NEG_INFINITY;
-            if rows[*row as usize].token == DISLIKED {
+        answer_by(answers, wanted, VOCABULARY, |row, logits| {
+            logits[DISLIKED as usize] = f32::NEG_INFINITY;
+            if rows[row].token == DISLIKED {
                 match self.fault {
                     Fault::Panic => panic!("token {DISLIKED} is bad luck"),
                     Fault::Error => return Err("no luck".to_owned()),
-                    Fault::NotANumber => out[3] = f32::NAN,
+                    Fault::NotANumber => logits[3] = f32::NAN,
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_core::{StopReason, VersionSpan};
-use rloom_model::{GenerationConfig, Model};
+use rloom_model::{Compute, GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_rollout::{GenerateRequest, Generation, RolloutSettings, Speculation};
 
@@ -29,12 +29,19 @@ fn pairs(requests: &[GenerateRequest], generations: &[Generation]) -> Vec<(Gener
     requests.iter().cloned().zip(generations.iter().cloned()).collect()
 }
 
+const FORMATS: [Compute; 2] = [Compute::F32, Compute::Bf16];
+
 #[test]
 fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
-    let model = model(1);
+    for compute in FORMATS {
+        scheduling_changes_no_bit(&Arc::new(Model::init(&config(), 1).with_compute(compute)));
+    }
+}
+
+fn scheduling_changes_no_bit(model: &Arc<Model>) {
     let requests = mixed_requests(67);
     let alone = RolloutSettings { lanes: 1, max_batch: 1, prefill_chunk: 1, ..RolloutSettings::default() };
-    let (expected, _) = complete(&model, &alone, 1, &requests);
+    let (expected, _) = complete(model, &alone, 1, &requests);
     assert!(expected.iter().any(|g| g.tokens.len() > 40), "long completions are among them");
     let worlds = [
         (1, RolloutSettings { lanes: 1, ..RolloutSettings::default() }),
@@ -49,14 +56,14 @@ fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
         (3, RolloutSettings { speculation: Speculation::Ngram, lanes: 1, ..RolloutSettings::default() }),
     ];
     for (threads, settings) in worlds {
-        let (generations, _) = complete(&model, &settings, threads, &requests);
-        assert_eq!(generations, expected, "{threads} threads, {settings:?}");
+        let (generations, _) = complete(model, &settings, threads, &requests);
+        assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().compute);
     }
     // Without groups nothing is shared; in another order the batches are others.
     let mut unshared: Vec<_> =
         requests.iter().map(|r| GenerateRequest { group: None, ..r.clone() }).collect();
     unshared.reverse();
-    let (mut generations, engine) = complete(&model, &RolloutSettings::default(), 2, &unshared);
+    let (mut generations, engine) = complete(model, &RolloutSettings::default(), 2, &unshared);
     assert_eq!(engine.statistics().shared_tokens, 0);
     generations.reverse();
     assert_eq!(generations, expected);
@@ -101,24 +108,28 @@ fn priorities_change_no_bit() {
 }
 
 /// The largest |sampling − training| difference is exactly 0, recomputed from token ids alone by packed forward passes
-/// of several packings and thread counts, for each family.
+/// of several packings and thread counts, for each family and in both formats.
 #[test]
 fn sampled_log_probabilities_are_the_trainers() {
-    let mut models = vec![model(1)];
-    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"] {
-        models.push(Arc::new(Model::load(&crate::support::fixture(name)).unwrap()));
+    for compute in FORMATS {
+        let named = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
+        let named = named.map(|name| Model::load(&crate::support::fixture(name)).unwrap());
+        for model in named.into_iter().chain([Model::init(&config(), 1)]) {
+            is_sampled_as_trained(&Arc::new(model.with_compute(compute)));
+        }
     }
-    for model in models {
-        let requests = mixed_requests(model.config().vocab_size as u32);
-        let settings = RolloutSettings { prefill_chunk: 11, ..RolloutSettings::default() };
-        let (generations, _) = complete(&model, &settings, 2, &requests);
-        let pairs = pairs(&requests, &generations);
-        for threads in [2, 3] {
-            let ctx = Ctx::new(threads).unwrap();
-            assert_eq!(mismatch(&model, &ctx, &pairs), 0.0);
-            for some in pairs.chunks(4) {
-                assert_eq!(mismatch(&model, &ctx, some), 0.0);
-            }
+}
+
+fn is_sampled_as_trained(model: &Arc<Model>) {
+    let requests = mixed_requests(model.config().vocab_size as u32);
+    let settings = RolloutSettings { prefill_chunk: 11, ..RolloutSettings::default() };
+    let (generations, _) = complete(model, &settings, 2, &requests);
+    let pairs = pairs(&requests, &generations);
+    for threads in [2, 3] {
+        let ctx = Ctx::new(threads).unwrap();
+        assert_eq!(mismatch(model, &ctx, &pairs), 0.0);
+        for some in pairs.chunks(4) {
+            assert_eq!(mismatch(model, &ctx, some), 0.0);
         }
     }
 }

@@ -159,7 +159,7 @@ impl Stage<'_, '_> {
     /// Runs the stage to its end, or to where it is asked to stop.
     pub(crate) async fn run(&mut self) -> Result<Ended, RunError> {
         self.publish_first().await?;
-        self.watch.begin();
+        self.watch.begin(self.engine_statistics());
         let mut told_to_stop = false;
         let mut happened = Told::from(Happened::Begin);
         loop {

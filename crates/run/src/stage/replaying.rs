@@ -245,7 +245,7 @@ impl Stage<'_, '_> {
         self.load_pinned().await?;
         self.begin_evaluation();
         self.launch_waiting()?;
-        self.watch.begin();
+        self.watch.begin(self.engine_statistics());
         self.watch_rollouts();
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rloom_rollout::Statistics;
 use rloom_sched::Counts;
 use tokio::task::JoinError;
 
@@ -31,6 +32,8 @@ pub(crate) struct Watch {
     /// Up to when the step's times are counted.
     counted: Instant,
     pub(crate) step: StepClock,
+    /// What the engine had done when the step began.
+    pub(crate) engine: Statistics,
 }
 
 /// Times of the step under way.
@@ -65,6 +68,7 @@ impl Default for Watch {
             next_tick: tokio::time::Instant::from_std(now) + TICK,
             counted: now,
             step: StepClock::default(),
+            engine: Statistics::default(),
         }
     }
 }
@@ -75,12 +79,12 @@ impl Watch {
         self.heard = Instant::now();
     }
 
-    /// Everything begins now.
-    pub(super) fn begin(&mut self) {
+    /// Everything begins now, with an engine that has done this much.
+    pub(super) fn begin(&mut self, engine: Statistics) {
         let step = std::mem::take(&mut self.step);
         // A history that was replayed may end in a batch that is being trained.
         let trainer_idle = self.trainer_idle.map(|_| Instant::now());
-        *self = Self { trainer_idle, step, ..Self::default() };
+        *self = Self { trainer_idle, step, engine, ..Self::default() };
     }
 
     pub(super) fn scored(&mut self, tokens: usize, reward: Duration) {
@@ -215,9 +219,14 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
+    /// What the engine has done; nothing where there is none.
+    pub(crate) fn engine_statistics(&self) -> Statistics {
+        self.parts.engine.as_ref().map(|engine| engine.statistics()).unwrap_or_default()
+    }
+
     /// Grows while anybody works.
     fn signs(&self) -> u64 {
-        let tokens = self.parts.engine.as_ref().map_or(0, |e| e.statistics().computed_tokens);
+        let tokens = self.engine_statistics().computed_tokens;
         let trained = self.trainer.as_ref().map_or(0, |t| t.progress().0);
         let judged = self.parts.evaluator.as_ref().map_or(0, |e| e.counters.scored.load(Ordering::Relaxed));
         tokens.wrapping_add(trained).wrapping_add(judged)

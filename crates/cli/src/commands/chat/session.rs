@@ -1,9 +1,9 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch};
-use rloom_ops::{Buf, Ctx, KV_BLOCK};
-use rloom_rollout::{SampleScratch, Sampler, SamplingSettings};
+use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch, Wanted};
+use rloom_ops::{Ctx, HeadAsk, HeadOutput, KV_BLOCK};
+use rloom_rollout::{Given, SampleScratch, Sampler, SamplingSettings};
 use rloom_run::Policy;
 
 /// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.
@@ -39,7 +39,7 @@ pub(super) struct Session<'p> {
     blocks: Vec<u32>,
     scratch: StepScratch,
     picks: SampleScratch,
-    logits: Buf,
+    answers: HeadOutput,
     /// Tokens whose keys and values are in the cache.
     cached: usize,
     /// Tokens that are not.
@@ -67,7 +67,7 @@ impl<'p> Session<'p> {
             blocks: (0..blocks as u32).collect(),
             scratch: StepScratch::default(),
             picks: SampleScratch::default(),
-            logits: Buf::zeros(0),
+            answers: HeadOutput::default(),
             cached: 0,
             pending: Vec::new(),
             answered: 0,
@@ -106,9 +106,10 @@ impl<'p> Session<'p> {
         if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.room {
             return Ok(None);
         }
-        self.compute()?;
         let uniform = self.stream.uniform(length as u64);
-        let pick = self.sampler.pick(self.logits.as_slice(), &[], uniform, &mut self.picks);
+        self.compute(self.sampler.ask(self.policy.model.config().vocab_size, &[], uniform))?;
+        let given = Given::of(&self.answers, 0);
+        let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;
         self.pending.push(token);
         self.answered += 1;
@@ -119,8 +120,8 @@ impl<'p> Session<'p> {
         Ok(Some(token))
     }
 
-    /// Puts the pending tokens into the cache; the logits after the last of them are left in `logits`.
-    fn compute(&mut self) -> Result<(), StepError> {
+    /// Puts the pending tokens into the cache; what is asked of the last of them is left in `answers`.
+    fn compute(&mut self, ask: HeadAsk) -> Result<(), StepError> {
         let pending = std::mem::take(&mut self.pending);
         let chunks = pending.chunks(CHUNK).count();
         for (i, chunk) in pending.chunks(CHUNK).enumerate() {
@@ -130,10 +131,10 @@ impl<'p> Session<'p> {
                 blocks: &self.blocks,
             };
             let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
-            let last = [chunk.len() as u32 - 1];
-            let wanted: &[u32] = if i + 1 == chunks { &last } else { &[] };
+            let last = [Wanted { row: chunk.len() as u32 - 1, ask }];
+            let wanted: &[Wanted] = if i + 1 == chunks { &last } else { &[] };
             let model = &self.policy.model;
-            model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.logits)?;
+            model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.answers)?;
             self.cached += chunk.len();
         }
         Ok(())
