@@ -43,10 +43,10 @@ def peer(work: str, name: str, environment: str, script: str, *options: str, **m
 
 
 def layers(shape: str) -> str:
-    """The linear layers of a shape as `m,n,k` (keys stand for values too), with the tokens of a training step."""
+    """The linear layers of a shape as `m,n,k`, with the tokens of a training step."""
     s = SHAPES[shape]
     tokens, kv = s.train[0] * s.train[1], s.hidden * s.kv_heads // s.heads
-    sizes = [(s.hidden, s.hidden), (kv, s.hidden), (s.hidden, s.hidden), (2 * s.ffn, s.hidden), (s.hidden, s.ffn)]
+    sizes = [(s.hidden + 2 * kv, s.hidden), (s.hidden, s.hidden), (2 * s.ffn, s.hidden), (s.hidden, s.ffn)]
     return " ".join(f"{tokens},{n},{k}" for n, k in sizes)
 
 

@@ -76,22 +76,16 @@ pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch) -> u64 {
     new as u64 * weights + (sequences * seen) as u64 * config.kv_bytes_per_token()
 }
 
-/// The linear layers of a decoder layer: name, outputs, inputs, how many there are of this shape (values have keys').
-pub(super) fn linears(config: &ModelConfig) -> [(&'static str, usize, usize, usize); 5] {
+/// The linear layers of a decoder layer: name, outputs, inputs.
+pub(super) fn linears(config: &ModelConfig) -> [(&'static str, usize, usize); 4] {
     let (d, f) = (config.hidden_size, config.intermediate_size);
     let (wide, narrow) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    [
-        ("query", wide, d, 1),
-        ("key", narrow, d, 2),
-        ("output", d, wide, 1),
-        ("gate_up", 2 * f, d, 1),
-        ("down", d, f, 1),
-    ]
+    [("qkv", wide + 2 * narrow, d), ("output", d, wide), ("gate_up", 2 * f, d), ("down", d, f)]
 }
 
 /// Numbers in the matrices of all decoder layers.
 fn layer_weights(config: &ModelConfig) -> u64 {
-    let layer: usize = linears(config).iter().map(|(_, n, k, count)| n * k * count).sum();
+    let layer: usize = linears(config).iter().map(|(_, n, k)| n * k).sum();
     (layer * config.layers) as u64
 }
 

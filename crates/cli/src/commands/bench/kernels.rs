@@ -47,10 +47,10 @@ impl Stand<'_> {
 
     fn all<E: Element>(&mut self, config: &ModelConfig, batch: TrainBatch) {
         let tokens = batch.sequences * batch.length;
-        for (name, n, k, _) in linears(config) {
-            // As the model keeps the derivatives: between the feed-forward products in the format of the products.
+        for (name, n, k) in linears(config) {
+            // As the model keeps the derivatives: those by the residual stream in f32.
             match name {
-                "gate_up" => self.linear::<E, E>(name, tokens, n, k),
+                "qkv" | "gate_up" => self.linear::<E, E>(name, tokens, n, k),
                 _ => self.linear::<E, f32>(name, tokens, n, k),
             }
         }
