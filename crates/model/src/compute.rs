@@ -3,8 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The format of the weights and inputs of matrix products, attention's probabilities and derivatives among them. Their sums, the residual stream, norms, softmax, logits,
-/// losses and all gradients of weights are `f32` in both, and so are the weights that the optimiser changes.
+/// The format of the weights and inputs of matrix products, attention's probabilities and derivatives among them. Their
+/// sums, the residual stream, norms, softmax, logits, losses and all gradients of weights are `f32` in both, and so are the
+/// weights that the optimiser changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {

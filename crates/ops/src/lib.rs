@@ -13,8 +13,9 @@
 //!
 //! # One definition of every sum
 //!
-//! The same inputs give the same bits on every instruction set (but for bf16 products by tiles), for any number of threads, and for a row alone as for
-//! a row among many. That holds because the order of each sum is part of the operation's definition:
+//! The same inputs give the same bits on every instruction set (but for bf16 products by tiles), for any number of
+//! threads, and for a row alone as for a row among many. That holds because the order of each sum is part of the
+//! operation's definition:
 //!
 //! * A sum of products (linear layers, attention, weight gradients) is one chain of fused multiply-adds per output
 //!   element, in ascending index of the reduced dimension. It starts from zero, or from what the output holds where
