@@ -17,6 +17,9 @@ pub(crate) const LINE: usize = 64;
 pub(crate) const CHUNK: usize = 32;
 /// Steps of a tile below which nothing is asked for: finding out what would take longer than it saves.
 pub(crate) const FEW_STEPS: usize = 32;
+/// Steps after which a tile that is alone with B uses what it asks for: more lines than these, of three panels, a core
+/// does not wait for at a time.
+const FAR: usize = 4;
 
 /// Rows of some cache lines each.
 #[derive(Clone, Copy)]
@@ -47,6 +50,15 @@ impl Ahead {
     }
 }
 
+/// How a tile asks for B that nothing else will use again, line by line.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream {
+    /// Steps after which a line is used.
+    pub(crate) far: usize,
+    /// Where B goes on after the tile's last step.
+    pub(crate) next: *const f32,
+}
+
 /// An operand as memory, bytes of its elements, and elements of a step.
 fn memory(operand: Source) -> (*const u8, usize, usize) {
     match operand {
@@ -73,17 +85,42 @@ pub(crate) fn operands(
     if group == 0 && (pass.copies_left || pass.block.a_step == 1) {
         ahead[2] = left(pass, rows);
     }
+    let panels = pass.block.n.div_ceil(LANES);
+    let part = piece(pass.steps, pass.tiles, i);
     if pass.copies_right {
-        let panels = pass.block.n.div_ceil(LANES);
         let (next, start) = if group + 1 < groups {
             (piece(panels, groups, group + 1), pass.start)
         } else {
             (piece(panels, groups, 0), pass.start + pass.steps)
         };
-        let part = piece(pass.steps, pass.tiles, i);
         ahead[3] = right(pass, &next, &(start + part.start..start + part.end));
+    } else if let Some(b) = in_place(pass)
+        && group + 1 < groups
+    {
+        let next = piece(panels, groups, group + 1);
+        let (at, row) = (b.wrapping_add(next.start * pass.block.b_panel), pass.block.b_panel);
+        let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
+        ahead[3] = Ahead::new(at.cast(), size_of::<f32>(), row, next.len(), width);
     }
     ahead
+}
+
+/// Where the pass begins in B, if that is in panels and read in place.
+fn in_place(pass: &Pass<'_>) -> Option<*const f32> {
+    let block = pass.block;
+    match block.b {
+        Source::Words(b) if !pass.copies_right && block.b_step == LANES => {
+            Some(b.wrapping_add(pass.start * LANES))
+        }
+        _ => None,
+    }
+}
+
+/// How B is asked for by a pass's only tile of the panels before `panel`.
+#[inline(always)]
+pub(crate) fn stream(pass: &Pass<'_>, panel: usize) -> Option<Stream> {
+    let b = in_place(pass).filter(|_| pass.tiles == 1)?;
+    Some(Stream { far: FAR.min(pass.steps), next: b.wrapping_add(panel * pass.block.b_panel) })
 }
 
 /// Part of what of A is used a chunk after `rows`: all of it, once all rows of a chunk have had their turn.
@@ -188,6 +225,32 @@ mod tests {
         lines
     }
 
+    /// A product of `rows` rows, and as many steps and panels as [`block`]'s, with a packed B, read in place: a panel has the
+    /// words of 256 steps.
+    fn packed(rows: usize) -> Block {
+        Block {
+            m: rows,
+            b: Source::Words(std::ptr::without_provenance(BASE)),
+            b_panel: 256 * LANES,
+            b_step: LANES,
+            ..block(512, 1)
+        }
+    }
+
+    /// A pass over the second half of the steps.
+    fn second(block: &Block, tiles: usize) -> Pass<'_> {
+        Pass {
+            block,
+            index: 1,
+            count: 2,
+            start: 128,
+            steps: 128,
+            tiles,
+            copies_left: true,
+            copies_right: false,
+        }
+    }
+
     /// Lines of rows of `bytes` bytes, of which a part from `first` on is `width` bytes long.
     fn lines(rows: Range<usize>, bytes: usize, first: usize, width: usize) -> BTreeSet<usize> {
         rows.flat_map(|row| {
@@ -213,5 +276,34 @@ mod tests {
         assert_eq!(asked(&block, 3, 0, 0..8), lines(0..256, 96 * 2, 48 * 2, 48 * 2));
         // After the last group come the first panels of the next pass.
         assert_eq!(asked(&block, 3, 1, 0..8), lines(256..512, 96 * 2, 0, 48 * 2));
+    }
+
+    #[test]
+    fn the_tiles_of_a_group_ask_for_the_next_panels_of_a_packed_b() {
+        let block = packed(32);
+        let pass = second(&block, 4);
+        let mut asked = BTreeSet::new();
+        for i in 0..4 {
+            let ahead = operands(&pass, (0, 2), i, &(8 * i..8 * i + 8))[3];
+            for row in 0..ahead.rows {
+                let first = (ahead.at.addr() + row * ahead.row) / LINE;
+                asked.extend(first..first + ahead.lines);
+            }
+        }
+        // Panels 3 to 5 of six, a line for each step.
+        assert_eq!(asked, lines(3..6, 256 * LINE, 128 * LINE, 128 * LINE));
+        assert_eq!(operands(&pass, (1, 2), 0, &(0..8))[3].rows, 0);
+    }
+
+    #[test]
+    fn a_tile_alone_with_b_asks_for_b_as_it_goes() {
+        let block = packed(8);
+        let stream_of = stream(&second(&block, 1), 3).unwrap();
+        assert_eq!((stream_of.far, stream_of.next.addr()), (FAR, BASE + (3 * 256 + 128) * LINE));
+        let short = Pass { steps: 2, ..second(&block, 1) };
+        assert_eq!(stream(&short, 3).unwrap().far, 2);
+        // Not where others use it again, and not where it was copied.
+        assert!(stream(&second(&block, 2), 3).is_none());
+        assert!(stream(&Pass { copies_right: true, ..second(&block, 1) }, 3).is_none());
     }
 }

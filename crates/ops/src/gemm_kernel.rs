@@ -9,7 +9,7 @@
 use std::mem::MaybeUninit;
 
 use crate::gemm::piece;
-use crate::gemm_ahead::{CHUNK, FEW_STEPS, cells, operands};
+use crate::gemm_ahead::{CHUNK, FEW_STEPS, cells, operands, stream};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_tile::{Arithmetic, Pairs, Singles, TILE, Tile};
@@ -335,6 +335,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                     to: std::ptr::null_mut(),
                     to_row: 0,
                     ahead,
+                    stream: stream(pass, panels.end),
                 };
                 place(
                     s,

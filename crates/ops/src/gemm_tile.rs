@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use crate::gemm_ahead::{Ahead, LINE};
+use crate::gemm_ahead::{Ahead, LINE, Stream};
 use crate::simd::{LANES, Simd};
 
 /// Floats of the largest tile of any arithmetic.
@@ -30,6 +30,8 @@ pub(crate) struct Tile {
     pub(crate) to_row: usize,
     /// What is asked for meanwhile.
     pub(crate) ahead: [Ahead; 4],
+    /// Or, instead of it, B.
+    pub(crate) stream: Option<Stream>,
 }
 
 /// How words are multiplied and added up.
@@ -286,55 +288,159 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
     }
 }
 
-/// The kernel: `ROWS × PANELS` chains in registers.
+/// `ROWS × PANELS` chains.
+type Chains<V, const ROWS: usize, const PANELS: usize> = [[V; PANELS]; ROWS];
+
+/// The kernel: chains in registers.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
 unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s: S, m: M, t: &Tile) {
-    let mut acc = [[s.zero(); PANELS]; ROWS];
-    // SAFETY: rows, panels and steps stay within the tile. Only the pointers' last step leaves it, unread.
+    // SAFETY: the caller's duty.
     unsafe {
-        if !t.from.is_null() {
-            for i in 0..ROWS {
-                for j in 0..PANELS {
-                    acc[i][j] = m.start(s, s.load_ptr(t.from.add(i * t.from_row + j * LANES)));
-                }
-            }
+        // Two loops apart from each other, from first to last: the compiler keeps each one's chains in registers.
+        if let Some(stream) = t.stream {
+            let chains = start::<S, M, ROWS, PANELS>(s, m, t);
+            let chains = steps_in_stream(s, m, t, stream, chains);
+            finish(s, t, chains);
+        } else {
+            let chains = start::<S, M, ROWS, PANELS>(s, m, t);
+            let chains = steps(s, m, t, chains);
+            finish(s, t, chains);
         }
-        let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
-        // A tile of few rows is bound by its loads, to which asking would add.
-        let asks = ROWS > 2;
-        let streams = if asks { &t.ahead[..] } else { &[] };
-        // The rest of the steps asks for what is there.
-        let rest = Ahead { at: t.a.cast(), row: 0, rows: 1, lines: usize::MAX };
-        for (ahead, line) in streams.iter().map(|ahead| (ahead, LINE)).chain([(&rest, 0)]) {
-            for row in 0..ahead.rows {
-                let mut fetched = ahead.at.wrapping_add(row * ahead.row);
-                let steps = ahead.lines.min(left);
-                left -= steps;
-                for _ in 0..steps {
-                    if asks {
-                        s.prefetch(fetched.cast());
-                        fetched = fetched.wrapping_add(line);
-                    }
-                    let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
-                    for i in 0..ROWS {
-                        let left = s.splat(*a.add(i * t.a_row));
-                        for j in 0..PANELS {
-                            acc[i][j] = m.mul_add(s, left, right[j], acc[i][j]);
-                        }
-                    }
-                    a = a.wrapping_add(t.a_step);
-                    b = b.wrapping_add(t.b_step);
-                }
-            }
-        }
-        for i in 0..ROWS {
-            for j in 0..PANELS {
-                s.store_ptr(t.to.add(i * t.to_row + j * LANES), acc[i][j]);
+    }
+}
+
+/// What the chains start from.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn start<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    m: M,
+    t: &Tile,
+) -> Chains<S::V, ROWS, PANELS> {
+    let mut chains = [[s.zero(); PANELS]; ROWS];
+    if !t.from.is_null() {
+        for (i, row) in chains.iter_mut().enumerate() {
+            for (j, chain) in row.iter_mut().enumerate() {
+                // SAFETY: the caller's duty.
+                *chain = m.start(s, unsafe { s.load_ptr(t.from.add(i * t.from_row + j * LANES)) });
             }
         }
     }
+    chains
+}
+
+/// Stores the chains.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    t: &Tile,
+    chains: Chains<S::V, ROWS, PANELS>,
+) {
+    for (i, row) in chains.into_iter().enumerate() {
+        for (j, chain) in row.into_iter().enumerate() {
+            // SAFETY: the caller's duty.
+            unsafe { s.store_ptr(t.to.add(i * t.to_row + j * LANES), chain) }
+        }
+    }
+}
+
+/// All steps, while the tile's [`Ahead`]s are asked for.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    m: M,
+    t: &Tile,
+    mut chains: Chains<S::V, ROWS, PANELS>,
+) -> Chains<S::V, ROWS, PANELS> {
+    let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
+    // A tile of few rows is bound by its loads, to which asking would add.
+    let asks = ROWS > 2;
+    let streams = if asks { &t.ahead[..] } else { &[] };
+    // The rest of the steps asks for what is there.
+    let rest = Ahead { at: t.a.cast(), row: 0, rows: 1, lines: usize::MAX };
+    for (ahead, line) in streams.iter().map(|ahead| (ahead, LINE)).chain([(&rest, 0)]) {
+        for row in 0..ahead.rows {
+            let mut fetched = ahead.at.wrapping_add(row * ahead.row);
+            let steps = ahead.lines.min(left);
+            left -= steps;
+            for _ in 0..steps {
+                if asks {
+                    s.prefetch(fetched.cast());
+                    fetched = fetched.wrapping_add(line);
+                }
+                // SAFETY: rows, panels and steps stay within the tile; only the pointers' last step leaves it, unread.
+                chains = unsafe { step(s, m, t, a, b, chains) };
+                a = a.wrapping_add(t.a_step);
+                b = b.wrapping_add(t.b_step);
+            }
+        }
+    }
+    chains
+}
+
+/// All steps, while B is asked for.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    m: M,
+    t: &Tile,
+    stream: Stream,
+    mut chains: Chains<S::V, ROWS, PANELS>,
+) -> Chains<S::V, ROWS, PANELS> {
+    let (mut a, mut b) = (t.a, t.b);
+    let here = t.b.wrapping_add(stream.far * t.b_step);
+    for (mut fetched, steps) in [(here, t.steps - stream.far), (stream.next, stream.far)] {
+        for _ in 0..steps {
+            for j in 0..PANELS {
+                s.prefetch(fetched.wrapping_add(j * t.b_panel));
+            }
+            fetched = fetched.wrapping_add(t.b_step);
+            // SAFETY: as in `steps`.
+            chains = unsafe { step(s, m, t, a, b, chains) };
+            a = a.wrapping_add(t.a_step);
+            b = b.wrapping_add(t.b_step);
+        }
+    }
+    chains
+}
+
+/// One step.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`], where A and B begin at `a` and `b`.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
+unsafe fn step<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    m: M,
+    t: &Tile,
+    a: *const f32,
+    b: *const f32,
+    mut chains: Chains<S::V, ROWS, PANELS>,
+) -> Chains<S::V, ROWS, PANELS> {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
+        for i in 0..ROWS {
+            let left = s.splat(*a.add(i * t.a_row));
+            for j in 0..PANELS {
+                chains[i][j] = m.mul_add(s, left, right[j], chains[i][j]);
+            }
+        }
+    }
+    chains
 }
