@@ -31,6 +31,7 @@ mod pieces;
 mod rows;
 mod softmax;
 mod tile;
+mod token;
 pub(crate) mod words;
 
 use crate::cache::{KV_BLOCK, KvLayer};

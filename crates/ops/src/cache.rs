@@ -9,7 +9,7 @@ use crate::attention::AttentionShape;
 use crate::attention::blocks::Blocks;
 use crate::attention::words::{BLOCK, Layout};
 use crate::disjoint::Disjoint;
-use crate::simd::{Simd, dispatch};
+use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element};
 
 /// Tokens in a block of the cache.
@@ -60,6 +60,10 @@ fn block_numbers<E: Element>(shape: AttentionShape) -> (usize, usize) {
     (heads * layout.columns(), heads * layout.rows())
 }
 
+/// Rows further on whose places are asked for: a key has a cache line for each of its words, and those of many sequences
+/// lie far apart.
+const AHEAD: usize = 6;
+
 /// Stores the keys and values of R new tokens, `[R, G, E]` each, at their slots.
 ///
 /// # Panics
@@ -93,7 +97,13 @@ pub fn kv_write<E: Element>(
             // SAFETY: this head's part of the block, written by this piece alone.
             unsafe {
                 let (k, v) = (k_cache.slice(k_at..k_at + k_numbers), v_cache.slice(v_at..v_at + v_numbers));
-                write_row(level, k, v, offset, &k_rge[source.clone()], &v_rge[source]);
+                let ahead = slots.get(row + AHEAD).copied().unwrap_or(slot) as usize;
+                let (block, place) = (ahead / KV_BLOCK * g + head, ahead % KV_BLOCK);
+                let ahead = [
+                    k_cache.as_mut_ptr().wrapping_add(block * k_numbers + place * E::GROUP),
+                    v_cache.as_mut_ptr().wrapping_add(block * v_numbers + place / E::GROUP * E::GROUP * e),
+                ];
+                write_row(level, k, v, offset, &k_rge[source.clone()], &v_rge[source], ahead);
             }
         }
     };
@@ -105,19 +115,20 @@ pub fn kv_write<E: Element>(
 }
 
 dispatch! {
-    /// Writes one token's key and value into one head's part of a block.
-    fn write_row[E: Element](k: &mut [E], v: &mut [E], offset: usize, k_row: &[E], v_row: &[E])
+    /// Writes one token's key and value into one head's part of a block, and asks for the places of another's.
+    fn write_row[E: Element](k: &mut [E], v: &mut [E], offset: usize, k_row: &[E], v_row: &[E], ahead: [*mut E; 2])
         = write_row_generic;
 }
 
 #[inline(always)]
 fn write_row_generic<S: Simd, E: Element>(
-    _: S,
+    s: S,
     k: &mut [E],
     v: &mut [E],
     offset: usize,
     k_row: &[E],
     v_row: &[E],
+    ahead: [*mut E; 2],
 ) {
     let (layout, e) = (Layout::of::<E>(v_row.len()), v_row.len());
     assert!(k.len() == layout.columns() * E::GROUP && v.len() == layout.rows() * E::GROUP);
@@ -126,7 +137,12 @@ fn write_row_generic<S: Simd, E: Element>(
     // whole words. A row may begin within a word.
     unsafe {
         let (k, k_row) = (k.as_mut_ptr().cast::<u32>().add(offset), k_row.as_ptr());
+        let [k_ahead, v_ahead] = ahead.map(|at| at.cast_const().cast::<f32>());
+        for word in (0..e).step_by(LANES) {
+            s.prefetch(v_ahead.wrapping_add(word));
+        }
         for word in 0..e / E::GROUP {
+            s.prefetch(k_ahead.wrapping_add(word * KV_BLOCK));
             k.add(word * KV_BLOCK).write(k_row.cast::<u32>().add(word).read_unaligned());
         }
         if !e.is_multiple_of(E::GROUP) {

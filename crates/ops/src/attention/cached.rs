@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use super::forward::Space;
 use super::tile::Rows;
+use super::token::{self, Token};
+use super::words::Layout;
 use super::{AttentionShape, CachedRow, forward};
 use crate::cache::KvLayer;
 use crate::disjoint::Disjoint;
@@ -65,21 +67,24 @@ unsafe fn attend<E: Element>(
 ) {
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
-    let rows = Rows {
-        first: (run.start * h + kv_head * group) * e,
-        token_stride: h * e,
-        group,
-        head_dim: e,
-        tokens: run.len(),
-    };
     let last = &all[run.end - 1];
     let table = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
+    let first = (run.start * h + kv_head * group) * e;
+    let (k, v) = cache.head_blocks(kv_head, table);
+    // Pairs of a row are words in place where none begins within one.
+    if run.len() == 1 && e.is_multiple_of(E::GROUP) {
+        let q = q[first..first + group * e].as_ptr().cast();
+        let (layout, scale) = (Layout::of::<E>(e), shape.scale());
+        let token = Token { q, group, layout, keys: last.len, k, v, scale };
+        // SAFETY: the table has the row's blocks, all inside of the cache; the output is the caller's word.
+        return unsafe { token::attend(ctx.level(), &token, space.scratch, out, first) };
+    }
+    let rows = Rows { first, token_stride: h * e, group, head_dim: e, tokens: run.len() };
     let limit = |token: usize| all[run.start + token].len;
-    let blocks = cache.head_blocks(kv_head, table);
     // SAFETY: the table has the run's last row's blocks, which has the longest prefix, all inside of the cache; the
     // outputs are the caller's word.
     unsafe {
-        forward::attend(ctx.level(), rows, q, out, blocks, shape.scale(), last.len, limit, space, None);
+        forward::attend(ctx.level(), rows, q, out, (k, v), shape.scale(), last.len, limit, space, None);
     }
 }
 

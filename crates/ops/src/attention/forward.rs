@@ -17,7 +17,7 @@ const TILE_FLOATS: usize = 64 * 1024;
 pub(super) struct Space<'a> {
     tile: Tile,
     inverse: [f32; MOST_ROWS],
-    scratch: &'a mut [f32],
+    pub(super) scratch: &'a mut [f32],
 }
 
 impl<'a> Space<'a> {

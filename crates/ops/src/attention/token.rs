@@ -1,0 +1,87 @@
+//! Attention of one token of a decoding sequence: the few query heads of one kv head. There is so little of it that
+//! gathering rows into tiles, as [`forward`](super::forward) does for many tokens, would take a third of the time.
+
+use super::blocks::Blocks;
+use super::kernels::{self, ROWS, Scores, Weighted};
+use super::tile::{self, each_row};
+use super::words::{BLOCK, Layout};
+use super::{rows, softmax};
+use crate::Element;
+use crate::disjoint::Disjoint;
+use crate::isa::Level;
+
+/// What a token asks the keys of one kv head.
+pub(super) struct Token<'a> {
+    /// The queries of `group` heads, side by side, as words.
+    pub(super) q: *const f32,
+    pub(super) group: usize,
+    pub(super) layout: Layout,
+    /// How many keys the token sees.
+    pub(super) keys: usize,
+    /// Blocks of columns.
+    pub(super) k: Blocks<'a>,
+    /// Blocks of rows.
+    pub(super) v: Blocks<'a>,
+    pub(super) scale: f32,
+}
+
+/// Attention of the token, whose heads begin at `at` in `out`, with the bits of [`forward`](super::forward::attend).
+/// `scratch` has the [`scratch_floats`](super::forward::scratch_floats) of so many keys.
+///
+/// # Safety
+///
+/// Queries, keys and values must be there; so must the heads in `out`, and nobody else may reach them.
+pub(super) unsafe fn attend<E: Element>(
+    level: Level,
+    token: &Token<'_>,
+    scratch: &mut [f32],
+    out: Disjoint<'_, E>,
+    at: usize,
+) {
+    let (e, keys) = (token.layout.head_dim, token.keys);
+    let stride = tile::size(keys, 0).1;
+    let (sums, scores) = scratch.split_at_mut(ROWS * e);
+    assert!(scores.len() >= ROWS * stride, "attention: no room for the scores of {keys} keys");
+    let (ends, mut inverse) = ([keys; ROWS], [0.0; ROWS]);
+    for first in (0..token.group).step_by(ROWS) {
+        let heads = first..token.group.min(first + ROWS);
+        let rows = heads.len();
+        let asked = Scores {
+            q: each_row(&heads, |head| token.q.wrapping_add(head * token.layout.row())),
+            rows,
+            k: token.k,
+            blocks: (0, keys.div_ceil(BLOCK)),
+            words: token.layout.row(),
+            scale: token.scale,
+            out: scores.as_mut_ptr(),
+            stride,
+        };
+        // SAFETY: queries and blocks are there by the caller's word, and there is room for the scores.
+        unsafe { kernels::scores::<E>(level, &asked) };
+        for (row, inverse) in inverse[..rows].iter_mut().enumerate() {
+            let scores = &mut scores[row * stride..][..keys.next_multiple_of(BLOCK)];
+            // SAFETY: it asks for nothing.
+            *inverse = 1.0 / unsafe { softmax::softmax::<E>(level, scores, keys) }.1;
+        }
+        let to = sums.as_mut_ptr();
+        let sum = Weighted {
+            out: each_row(&(0..rows), |row| to.wrapping_add(row * e)),
+            rows,
+            weights: scores.as_ptr(),
+            row_step: stride,
+            word_step: 1,
+            summands: token.v,
+            start: 0,
+            ends: &ends[..rows],
+            end: keys,
+            head_dim: e,
+            from_zero: true,
+            factors: Some(&inverse[..rows]),
+        };
+        // SAFETY: as above; the sums have their room, and the output is there by the caller's word.
+        unsafe {
+            kernels::add_weighted::<E>(level, &sum);
+            rows::scatter::<E, E>(level, out, &[at + first * e], &sums[..rows * e], rows * e);
+        }
+    }
+}
