@@ -260,36 +260,41 @@ impl Model {
         let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
         let positions: Vec<u32> = rows.iter().map(|row| row.position).collect();
         let slots: Vec<u32> = rows.iter().map(StepRow::slot).collect();
-        let reach: Vec<CachedRow<'_>> =
+        let mut reach: Vec<CachedRow<'_>> =
             rows.iter().map(|row| CachedRow { blocks: row.blocks, len: row.position as usize + 1 }).collect();
         let furthest = positions.iter().max().map_or(0, |&position| position as usize + 1);
         let table = self.rope().at_least(c, furthest);
         let turn = Turn { positions: &positions, table: &table };
         stream.resize(c, r);
         s.resize(c, r);
-        let Stream { x, mid, rstd } = stream;
+        let (wanted, asks): (Vec<u32>, Vec<HeadAsk>) = wanted.iter().map(|w| (w.row, w.ask)).unzip();
+        let all_wanted = wanted.iter().copied().eq(0..r as u32);
 
-        ops::embedding(ctx, x, &self.weights().embedding, &tokens, d);
+        ops::embedding(ctx, &mut stream.x, &self.weights().embedding, &tokens, d);
         for (index, kv) in cache.iter_mut().enumerate() {
             let layer = self.layer(packed, index);
-            layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, x, turn);
+            layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, &stream.x, turn);
             ops::kv_write(ctx, kv, &s.k, &s.v, &slots);
+            if index + 1 == c.layers && !all_wanted {
+                // Of the other rows nobody needs more than the last layer's keys and values.
+                if wanted.is_empty() {
+                    return Ok(());
+                }
+                stream.keep(ctx, c, &wanted);
+                s.keep(ctx, c, &wanted);
+                reach = wanted.iter().map(|&row| reach[row as usize]).collect();
+            }
+            let Stream { x, mid, .. } = stream;
             ops::attention_cached(ctx, &mut s.attended, &s.q, kv, &reach);
-            layer.output(ctx, mid, x, &s.attended, r);
-            layer.gate_up(ctx, &mut s.hidden, None, mid, r);
-            layer.down(ctx, x, mid, &s.hidden, r);
+            layer.output(ctx, mid, x, &s.attended, reach.len());
+            layer.gate_up(ctx, &mut s.hidden, None, mid, reach.len());
+            layer.down(ctx, x, mid, &s.hidden, reach.len());
         }
-        let w = wanted.len();
-        if w > 0 {
-            let (wanted, asks): (Vec<u32>, Vec<HeadAsk>) = wanted.iter().map(|w| (w.row, w.ask)).unzip();
-            mid.resize(w * d);
-            s.normed.resize(w * d);
-            rstd.resize(w);
-            ops::gather_rows(ctx, mid, x, &wanted, d);
-            let (norm, eps) = (&self.weights().norm, c.rms_norm_eps as f32);
-            ops::rms_norm(ctx, &mut s.normed, rstd, mid, norm, w, d, eps);
-            ops::head_draw(ctx, answers, &s.normed, head, &asks);
-        }
+        let (w, norm, eps) = (wanted.len(), &self.weights().norm, c.rms_norm_eps as f32);
+        s.normed.resize(w * d);
+        stream.rstd.resize(w);
+        ops::rms_norm(ctx, &mut s.normed, &mut stream.rstd, &stream.x, norm, w, d, eps);
+        ops::head_draw(ctx, answers, &s.normed, head, &asks);
         Ok(())
     }
 
@@ -337,6 +342,14 @@ impl Stream {
         self.x.resize(r * c.hidden_size);
         self.mid.resize(r * c.hidden_size);
     }
+
+    /// Leaves these rows only, and none behind attention yet.
+    fn keep(&mut self, ctx: &Ctx, c: &ModelConfig, rows: &[u32]) {
+        self.mid.resize(rows.len() * c.hidden_size);
+        ops::gather_rows(ctx, &mut self.mid, &self.x, rows, c.hidden_size);
+        std::mem::swap(&mut self.x, &mut self.mid);
+        self.mid.resize(rows.len() * c.hidden_size);
+    }
 }
 
 impl<E: Element> Rows<E> {
@@ -347,5 +360,15 @@ impl<E: Element> Rows<E> {
         self.v.resize(r * ge);
         self.attended.resize(r * he);
         self.hidden.resize(r * c.intermediate_size);
+    }
+
+    /// Leaves the queries of these rows only, and room for what comes of them.
+    fn keep(&mut self, ctx: &Ctx, c: &ModelConfig, rows: &[u32]) {
+        let he = c.heads * c.head_dim;
+        self.normed.resize(rows.len() * he);
+        ops::gather_rows(ctx, &mut self.normed, &self.q, rows, he);
+        std::mem::swap(&mut self.q, &mut self.normed);
+        self.attended.resize(rows.len() * he);
+        self.hidden.resize(rows.len() * c.intermediate_size);
     }
 }

@@ -2,7 +2,7 @@
 //! table, T tokens, D columns.
 
 use crate::disjoint::Disjoint;
-use crate::{Buf, Ctx, partition};
+use crate::{Buf, Ctx, Element, partition};
 
 /// `x[t] = table[tokens[t]]`.
 ///
@@ -28,7 +28,7 @@ pub fn embedding_backward(ctx: &Ctx, dtable_vd: &mut Buf, dx_td: &Buf, tokens: &
 /// # Panics
 ///
 /// If a length does not fit or a row is outside of `x`.
-pub fn gather_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
+pub fn gather_rows<E: Element>(ctx: &Ctx, y: &mut Buf<E>, x: &Buf<E>, rows: &[u32], d: usize) {
     assert_eq!(y.len(), rows.len() * d, "gather_rows: y must be [rows, d]");
     let x = x.as_slice();
     partition::for_rows(ctx, y.as_mut_slice(), d, |first, count, y| {

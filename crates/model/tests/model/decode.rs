@@ -150,6 +150,34 @@ fn check_draws(model: &Model, ctx: &Ctx) {
     }
 }
 
+/// What is wanted of a few rows, in any order and more than once, is what they have among all; and the rows of which
+/// nothing was wanted are there for those that follow.
+#[test]
+fn few_rows_give_what_they_give_among_all() {
+    let tokens = &sequences()[0];
+    for (compute, threads) in FORMATS.into_iter().flat_map(|compute| [(compute, 1), (compute, 2)]) {
+        let (model, ctx) = (model("tiny-qwen3").with_compute(compute), Ctx::new(threads).unwrap());
+        let expected = &expected(&model, &ctx, std::slice::from_ref(tokens))[0];
+        let mut cache = KvCache::new(model.config(), 8);
+        let (mut scratch, mut out) = (StepScratch::default(), HeadOutput::default());
+        let mut step = |positions: std::ops::Range<usize>, wanted: &[u32]| {
+            let row = |i: usize| StepRow { token: tokens[i], position: i as u32, blocks: &[3, 1] };
+            let rows: Vec<StepRow<'_>> = positions.clone().map(row).collect();
+            let wanted = logits_of(wanted.iter().copied());
+            model.step(&ctx, &mut cache, &rows, &wanted, &mut scratch, &mut out).unwrap();
+            for (wanted, logits) in wanted.iter().zip(out.logits.as_slice().chunks_exact(VOCAB)) {
+                let position = positions.start + wanted.row as usize;
+                assert!(logits == &expected[position * VOCAB..][..VOCAB], "{compute:?}, {position}");
+            }
+            assert_eq!(out.answers.len(), wanted.len());
+        };
+        step(0..20, &[19, 3, 3, 7]);
+        step(20..25, &[4]);
+        step(25..26, &[0]);
+        step(26..32, &[0, 1, 2, 3, 4, 5]);
+    }
+}
+
 /// A copied block serves as the original does.
 #[test]
 fn a_shared_prompt_is_continued_from_a_copy() {
