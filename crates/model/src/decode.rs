@@ -123,7 +123,7 @@ pub struct StepScratch {
 #[derive(Debug, Default)]
 struct Stream {
     x: Buf,
-    /// After attention.
+    /// After attention, and where rows are picked.
     mid: Buf,
     rstd: Buf,
 }
@@ -131,6 +131,7 @@ struct Stream {
 /// What is in the compute format.
 #[derive(Debug, Default)]
 struct Rows<E: Element> {
+    /// Before the head, and where queries are picked.
     normed: Buf<E>,
     q: Buf<E>,
     k: Buf<E>,
@@ -343,7 +344,7 @@ impl Stream {
         self.mid.resize(r * c.hidden_size);
     }
 
-    /// Leaves these rows only, and none behind attention yet.
+    /// Leaves the stream of these rows only, as it is before attention.
     fn keep(&mut self, ctx: &Ctx, c: &ModelConfig, rows: &[u32]) {
         self.mid.resize(rows.len() * c.hidden_size);
         ops::gather_rows(ctx, &mut self.mid, &self.x, rows, c.hidden_size);

@@ -364,7 +364,7 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
     let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
-    // A tile of few rows is bound by its loads, to which asking would add.
+    // A tile of few rows whose B is near is bound by its loads, to which asking would add.
     let asks = ROWS > 2;
     let streams = if asks { &t.ahead[..] } else { &[] };
     // The rest of the steps asks for what is there.

@@ -154,27 +154,37 @@ fn check_draws(model: &Model, ctx: &Ctx) {
 /// nothing was wanted are there for those that follow.
 #[test]
 fn few_rows_give_what_they_give_among_all() {
-    let tokens = &sequences()[0];
+    let sequences = [sequences()[0].clone(), sequences()[4].clone()];
+    let blocks = [[3, 1, 7], [5, 2, 6]];
     for (compute, threads) in FORMATS.into_iter().flat_map(|compute| [(compute, 1), (compute, 2)]) {
         let (model, ctx) = (model("tiny-qwen3").with_compute(compute), Ctx::new(threads).unwrap());
-        let expected = &expected(&model, &ctx, std::slice::from_ref(tokens))[0];
+        let expected = expected(&model, &ctx, &sequences);
         let mut cache = KvCache::new(model.config(), 8);
         let (mut scratch, mut out) = (StepScratch::default(), HeadOutput::default());
-        let mut step = |positions: std::ops::Range<usize>, wanted: &[u32]| {
-            let row = |i: usize| StepRow { token: tokens[i], position: i as u32, blocks: &[3, 1] };
-            let rows: Vec<StepRow<'_>> = positions.clone().map(row).collect();
+        let mut step = |first: std::ops::Range<usize>, second: std::ops::Range<usize>, wanted: &[u32]| {
+            let at: Vec<(usize, usize)> = first.map(|i| (0, i)).chain(second.map(|i| (1, i))).collect();
+            let row = |&(s, i): &(usize, usize)| StepRow {
+                token: sequences[s][i],
+                position: i as u32,
+                blocks: &blocks[s],
+            };
+            let rows: Vec<StepRow<'_>> = at.iter().map(row).collect();
             let wanted = logits_of(wanted.iter().copied());
             model.step(&ctx, &mut cache, &rows, &wanted, &mut scratch, &mut out).unwrap();
+            assert_eq!((out.answers.len(), out.logits.len()), (wanted.len(), wanted.len() * VOCAB));
             for (wanted, logits) in wanted.iter().zip(out.logits.as_slice().chunks_exact(VOCAB)) {
-                let position = positions.start + wanted.row as usize;
-                assert!(logits == &expected[position * VOCAB..][..VOCAB], "{compute:?}, {position}");
+                let (s, i) = at[wanted.row as usize];
+                assert!(
+                    logits == &expected[s][i * VOCAB..][..VOCAB],
+                    "{compute:?}, token {i} of sequence {s}"
+                );
             }
-            assert_eq!(out.answers.len(), wanted.len());
         };
-        step(0..20, &[19, 3, 3, 7]);
-        step(20..25, &[4]);
-        step(25..26, &[0]);
-        step(26..32, &[0, 1, 2, 3, 4, 5]);
+        step(0..20, 0..3, &[19, 3, 21, 3, 7]);
+        step(20..25, 3..4, &[5, 4]);
+        step(25..26, 4..17, &[]);
+        step(26..28, 17..18, &[1, 2, 0, 2, 1]);
+        step(28..33, 18..21, &[0, 1, 2, 3, 4, 5, 6, 7]);
     }
 }
 

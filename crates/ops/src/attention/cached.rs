@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::forward::Space;
+use super::kernels::ROWS;
 use super::tile::Rows;
 use super::token::{self, Token};
 use super::words::Layout;
@@ -71,8 +72,9 @@ unsafe fn attend<E: Element>(
     let table = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
     let first = (run.start * h + kv_head * group) * e;
     let (k, v) = cache.head_blocks(kv_head, table);
-    // Pairs of a row are words in place where none begins within one.
-    if run.len() == 1 && e.is_multiple_of(E::GROUP) {
+    // Queries are words in place where none begins within one; more heads than a kernel takes are better off in a tile,
+    // which comes back to keys while they are near.
+    if run.len() == 1 && group <= ROWS && e.is_multiple_of(E::GROUP) {
         let q = q[first..first + group * e].as_ptr().cast();
         let (layout, scale) = (Layout::of::<E>(e), shape.scale());
         let token = Token { q, group, layout, keys: last.len, k, v, scale };

@@ -13,7 +13,7 @@ use crate::simd::LANES;
 /// second-level cache.
 const TILE_FLOATS: usize = 64 * 1024;
 
-/// What [`attend`] works with, made once for many calls of it.
+/// What [`attend`], or [`token::attend`](super::token::attend), works with, made once for many calls of it.
 pub(super) struct Space<'a> {
     tile: Tile,
     inverse: [f32; MOST_ROWS],

@@ -14,6 +14,7 @@ use crate::isa::Level;
 pub(super) struct Token<'a> {
     /// The queries of `group` heads, side by side, as words.
     pub(super) q: *const f32,
+    /// At most [`ROWS`].
     pub(super) group: usize,
     pub(super) layout: Layout,
     /// How many keys the token sees.
@@ -26,11 +27,12 @@ pub(super) struct Token<'a> {
 }
 
 /// Attention of the token, whose heads begin at `at` in `out`, with the bits of [`forward`](super::forward::attend).
-/// `scratch` has the [`scratch_floats`](super::forward::scratch_floats) of so many keys.
+/// `scratch` has the [`scratch_floats`](super::forward::scratch_floats) of so many keys, or more.
 ///
 /// # Safety
 ///
-/// Queries, keys and values must be there; so must the heads in `out`, and nobody else may reach them.
+/// Queries (which begin with a word, as their layout in E says), keys and values must be there; so must the heads in
+/// `out`, and nobody else may reach them.
 pub(super) unsafe fn attend<E: Element>(
     level: Level,
     token: &Token<'_>,
@@ -38,50 +40,48 @@ pub(super) unsafe fn attend<E: Element>(
     out: Disjoint<'_, E>,
     at: usize,
 ) {
-    let (e, keys) = (token.layout.head_dim, token.keys);
+    let &Token { q, group, layout, keys, k, v, scale } = token;
+    let e = layout.head_dim;
+    debug_assert!(q.is_aligned() && e.is_multiple_of(E::GROUP) && group <= ROWS);
     let stride = tile::size(keys, 0).1;
     let (sums, scores) = scratch.split_at_mut(ROWS * e);
     assert!(scores.len() >= ROWS * stride, "attention: no room for the scores of {keys} keys");
-    let (ends, mut inverse) = ([keys; ROWS], [0.0; ROWS]);
-    for first in (0..token.group).step_by(ROWS) {
-        let heads = first..token.group.min(first + ROWS);
-        let rows = heads.len();
-        let asked = Scores {
-            q: each_row(&heads, |head| token.q.wrapping_add(head * token.layout.row())),
-            rows,
-            k: token.k,
-            blocks: (0, keys.div_ceil(BLOCK)),
-            words: token.layout.row(),
-            scale: token.scale,
-            out: scores.as_mut_ptr(),
-            stride,
-        };
-        // SAFETY: queries and blocks are there by the caller's word, and there is room for the scores.
-        unsafe { kernels::scores::<E>(level, &asked) };
-        for (row, inverse) in inverse[..rows].iter_mut().enumerate() {
-            let scores = &mut scores[row * stride..][..keys.next_multiple_of(BLOCK)];
-            // SAFETY: it asks for nothing.
-            *inverse = 1.0 / unsafe { softmax::softmax::<E>(level, scores, keys) }.1;
-        }
-        let to = sums.as_mut_ptr();
-        let sum = Weighted {
-            out: each_row(&(0..rows), |row| to.wrapping_add(row * e)),
-            rows,
-            weights: scores.as_ptr(),
-            row_step: stride,
-            word_step: 1,
-            summands: token.v,
-            start: 0,
-            ends: &ends[..rows],
-            end: keys,
-            head_dim: e,
-            from_zero: true,
-            factors: Some(&inverse[..rows]),
-        };
-        // SAFETY: as above; the sums have their room, and the output is there by the caller's word.
-        unsafe {
-            kernels::add_weighted::<E>(level, &sum);
-            rows::scatter::<E, E>(level, out, &[at + first * e], &sums[..rows * e], rows * e);
-        }
+    let asked = Scores {
+        q: each_row(&(0..group), |head| q.wrapping_add(head * layout.row())),
+        rows: group,
+        k,
+        blocks: (0, keys.div_ceil(BLOCK)),
+        words: layout.row(),
+        scale,
+        out: scores.as_mut_ptr(),
+        stride,
+    };
+    // SAFETY: queries and blocks are there by the caller's word, and there is room for the scores.
+    unsafe { kernels::scores::<E>(level, &asked) };
+    let mut inverse = [0.0; ROWS];
+    for (scores, inverse) in scores.chunks_mut(stride).zip(&mut inverse[..group]) {
+        // SAFETY: it asks for nothing.
+        *inverse = 1.0
+            / unsafe { softmax::softmax::<E>(level, &mut scores[..keys.next_multiple_of(BLOCK)], keys) }.1;
+    }
+    let to = sums.as_mut_ptr();
+    let sum = Weighted {
+        out: each_row(&(0..group), |row| to.wrapping_add(row * e)),
+        rows: group,
+        weights: scores.as_ptr(),
+        row_step: stride,
+        word_step: 1,
+        summands: v,
+        start: 0,
+        ends: &[keys; ROWS][..group],
+        end: keys,
+        head_dim: e,
+        from_zero: true,
+        factors: Some(&inverse[..group]),
+    };
+    // SAFETY: as above; the sums have their room, and the output is there by the caller's word.
+    unsafe {
+        kernels::add_weighted::<E>(level, &sum);
+        rows::scatter::<E, E>(level, out, &[at], &sums[..group * e], group * e);
     }
 }
