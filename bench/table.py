@@ -129,6 +129,29 @@ def products(demand: Demand, programs: dict) -> Reached:
     return Reached(demand, ratios, own, " or ".join(sorted(faster)))
 
 
+def floors(results: dict) -> str:
+    """Where a time was asked for: how much of it the step's products alone take at the ceiling, and of RLoom's time."""
+    lines = [
+        "| work | against | asked: ms a step | RLoom: ms | products at the ceiling: ms | of the asked time | of RLoom's |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    measured = found_in(results, "ceilings")
+    for demand in (demand for demand in DEMANDS if demand.kind == "speed"):
+        programs = results.get(demand.work, {})
+        own, peer = best(programs, ("RLoom",)), best(programs, demand.peers)
+        if own is None or peer is None:
+            continue
+        ceiling = max(c[f"gemm_{own.split()[1]}_gflops"] or c["gemm_f32_gflops"] for c in measured)
+        runs = [found for found in programs[own] if found.get("seconds")]
+        least = median([found["gflops"] * median(found["seconds"]) / ceiling for found in runs])
+        ours = median([median(found["seconds"]) for found in runs])
+        asked = runs[0]["tokens"] / (demand.bound * median(rates(programs[peer])))
+        times = [f"{1000 * seconds:,.0f}" for seconds in (asked, ours, least)]
+        cells = [demand.work, demand.against, *times, f"{100 * least / asked:.0f} %", f"{100 * least / ours:.0f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def demands(results: dict) -> str:
     lines = ["| work | against | RLoom | peer | asked | median (lowest–highest) | reached |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for demand in DEMANDS:
@@ -197,6 +220,12 @@ PAGE = """# Speed beside the peers
 A quotient is of one round, in which every program runs once as a process of its own; the fastest format of RLoom counts, and the
 fastest of the peer. Of memory, less is better.
 
+What arithmetic leaves of the time that was asked for: the products that a step cannot do without, at the highest rate that was
+measured in the run out of registers. Everything else, such as softmax, norms, activations, sampling, the optimiser and what
+memory takes, comes on top.
+
+{floors}
+
 {every_program}
 
 {date}, {machine}, {threads} threads, {rounds} rounds in {minutes} minutes; {versions}. {ceilings}
@@ -210,6 +239,7 @@ def page(measured: dict) -> str:
     rounds = max((len(runs) for programs in results.values() for runs in programs.values()), default=0)
     return PAGE.format(
         demands=demands(results),
+        floors=floors(results),
         every_program=every_program(results),
         rounds=rounds,
         versions=versions(results),

@@ -2,7 +2,8 @@
 //!
 //! A multiply-add is 2 operations. A linear layer of `n` outputs and `k` inputs takes `2·n·k` for a token; attention
 //! takes `4·H·E` for a query and a key that it sees (one product for the score, one for the value) in each layer. The
-//! backward pass takes twice the forward's: by the inputs and by the weights, and of attention by its four inputs. What
+//! backward pass takes twice the forward's: by the inputs and by the weights, and of attention by its four inputs. In
+//! generating, the last layer needs no more than keys and values of a prompt's tokens before its last one. What
 //! is not counted: what is computed again (scores and logits in the backward pass, activations that were not kept),
 //! elementwise operations, the optimiser.
 
@@ -48,6 +49,19 @@ impl Operations {
         let DecodeBatch { sequences, prompt, new } = batch;
         let tokens = prompt + new - 1;
         Self::forward(config, sequences * tokens, sequences * triangle(tokens), sequences * new)
+            .after_prompts(config, sequences, prompt)
+    }
+
+    /// Of generating: without what the last layer does with tokens of prompts after which nothing is drawn.
+    fn after_prompts(self, config: &ModelConfig, prompts: usize, prompt: usize) -> Self {
+        let before_last = prompt.saturating_sub(1);
+        let keys_and_values = 2 * config.kv_heads * config.head_dim * config.hidden_size;
+        let rest = layer_weights(config) / config.layers as u64 - keys_and_values as u64;
+        let width = config.heads * config.head_dim;
+        Self {
+            linear: self.linear - 2 * (prompts * before_last) as u64 * rest,
+            attention: self.attention - 4 * (width * prompts * triangle(before_last)) as u64,
+        }
     }
 
     /// Of a step of GRPO: each prompt is computed once for its group, in the rollout and in training.
@@ -59,7 +73,7 @@ impl Operations {
             let pairs = prompts * triangle(prompt) + completions * (tokens * prompt + triangle(tokens));
             Self::forward(config, prompts * prompt + completions * tokens, pairs, completions * new)
         };
-        shared(new - 1).and(shared(new).times(3))
+        shared(new - 1).after_prompts(config, prompts, prompt).and(shared(new).times(3))
     }
 
     pub(super) fn all(self) -> u64 {
@@ -131,8 +145,9 @@ mod tests {
     fn decoding_shape_s() {
         let s = s();
         let count = Operations::decode(&s.config, s.decode);
-        assert_eq!(count.linear, 2 * 64 * (79 * 4 * 737_280 + 64 * 131_072));
-        assert_eq!(count.attention, 4 * 256 * 4 * 64 * (79 * 80 / 2));
+        // In the last layer 15 tokens of a prompt need 65,536 weights, those of keys and values, and see no keys.
+        assert_eq!(count.linear, 2 * 64 * (79 * 4 * 737_280 - 15 * (737_280 - 65_536) + 64 * 131_072));
+        assert_eq!(count.attention, 4 * 256 * 64 * (4 * (79 * 80 / 2) - 15 * 16 / 2));
         // Steps see 17, 18 … 79 tokens; one takes 2·4·4·32 floats of keys and values.
         let seen: u64 = (17..=79).sum();
         let bytes = decode_bytes(&s.config, s.decode);
@@ -151,7 +166,8 @@ mod tests {
         let training = Operations::forward(&s.config, 16 * 80, 16 * triangle(80), 16 * 64).times(3);
         assert_eq!(Operations::grpo(&s.config, one), rollout.and(training));
         let two = Operations::grpo(&s.config, GrpoBatch { samples: 2, ..s.grpo });
-        let shared = Operations::forward(&s.config, 16 * 16, 16 * triangle(16), 0).times(4);
+        let prompts = Operations::forward(&s.config, 16 * 16, 16 * triangle(16), 0);
+        let shared = prompts.after_prompts(&s.config, 16, 16).and(prompts.times(3));
         assert_eq!(two.and(shared), Operations::grpo(&s.config, one).times(2));
     }
 }
