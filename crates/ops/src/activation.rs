@@ -5,27 +5,51 @@ use crate::simd::{LANES, Simd, dispatch};
 use crate::{Element, lanes};
 
 dispatch! {
-    /// `kept = [gate | up]`, rounded, and `y = (g · σ(g)) · u` of what was kept.
-    pub(crate) fn forward_row[E: Element](y: &mut [E], kept: [&mut [E]; 2], gate: &[f32], up: &[f32]) = forward_row_generic;
+    /// `y = (g · σ(g)) · u` of `[gate | up]`, rounded, which is kept if there is room for it.
+    pub(crate) fn forward_row[E: Element](y: &mut [E], kept: Option<[&mut [E]; 2]>, gate: &[f32], up: &[f32]) = forward_row_generic;
 }
 
 #[inline(always)]
 fn forward_row_generic<S: Simd, E: Element>(
     s: S,
     y: &mut [E],
-    kept: [&mut [E]; 2],
+    mut kept: Option<[&mut [E]; 2]>,
     gate: &[f32],
     up: &[f32],
 ) {
-    let kept = kept.map(|kept| kept.chunks_mut(LANES));
-    let [kept_gate, kept_up] = kept;
-    let outputs = y.chunks_mut(LANES).zip(kept_gate).zip(kept_up);
-    for (((y, kept_gate), kept_up), (gate, up)) in outputs.zip(gate.chunks(LANES).zip(up.chunks(LANES))) {
-        lanes::store(s, kept_gate, lanes::load(s, gate));
-        lanes::store(s, kept_up, lanes::load(s, up));
-        let (gate, up) = (lanes::load(s, kept_gate), lanes::load(s, kept_up));
-        lanes::store(s, y, s.mul(s.mul(gate, s.sigmoid(gate)), up));
+    let whole = y.len() / LANES * LANES;
+    let (chunks, rest) = y.as_chunks_mut::<LANES>();
+    let factors = gate.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
+    for (i, (y, (gate, up))) in chunks.iter_mut().zip(factors).enumerate() {
+        let (gate, up) = (rounded::<S, E>(s, s.load(gate)), rounded::<S, E>(s, s.load(up)));
+        if let Some([kept_gate, kept_up]) = &mut kept {
+            lanes::store(s, &mut kept_gate[i * LANES..][..LANES], gate);
+            lanes::store(s, &mut kept_up[i * LANES..][..LANES], up);
+        }
+        lanes::store(s, y, swiglu(s, gate, up));
     }
+    if !rest.is_empty() {
+        let (gate, up) = (lanes::load(s, &gate[whole..]), lanes::load(s, &up[whole..]));
+        let (gate, up) = (rounded::<S, E>(s, gate), rounded::<S, E>(s, up));
+        if let Some([kept_gate, kept_up]) = &mut kept {
+            lanes::store(s, &mut kept_gate[whole..], gate);
+            lanes::store(s, &mut kept_up[whole..], up);
+        }
+        lanes::store(s, rest, swiglu(s, gate, up));
+    }
+}
+
+/// The nearest numbers of the format.
+#[inline(always)]
+fn rounded<S: Simd, E: Element>(s: S, v: S::V) -> S::V {
+    let mut numbers = [E::default(); LANES];
+    lanes::store(s, &mut numbers, v);
+    lanes::load(s, &numbers)
+}
+
+#[inline(always)]
+fn swiglu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
+    s.mul(s.mul(gate, s.sigmoid(gate)), up)
 }
 
 dispatch! {
@@ -36,14 +60,24 @@ dispatch! {
 
 #[inline(always)]
 fn backward_row_generic<S: Simd, E: Element>(s: S, y: &mut [E], gate: &mut [E], up: &mut [E], dy: &[f32]) {
-    let rows = y.chunks_mut(LANES).zip(dy.chunks(LANES));
-    for ((y, dy), (to_gate, to_up)) in rows.zip(gate.chunks_mut(LANES).zip(up.chunks_mut(LANES))) {
-        let (dy, gate, up) = (lanes::load(s, dy), lanes::load(s, to_gate), lanes::load(s, to_up));
-        let sigma = s.sigmoid(gate);
-        let silu = s.mul(gate, sigma);
-        lanes::store(s, y, s.mul(silu, up));
-        lanes::store(s, to_up, s.mul(dy, silu));
-        let slope = s.fma(silu, s.sub(s.splat(1.0), sigma), sigma);
-        lanes::store(s, to_gate, s.mul(s.mul(dy, up), slope));
+    let ((y, y_rest), (dy, dy_rest)) = (y.as_chunks_mut::<LANES>(), dy.as_chunks::<LANES>());
+    let ((gate, gate_rest), (up, up_rest)) = (gate.as_chunks_mut::<LANES>(), up.as_chunks_mut::<LANES>());
+    for ((y, dy), (gate, up)) in y.iter_mut().zip(dy).zip(gate.iter_mut().zip(up)) {
+        backward_vector(s, y, gate, up, dy);
     }
+    if !y_rest.is_empty() {
+        backward_vector(s, y_rest, gate_rest, up_rest, dy_rest);
+    }
+}
+
+/// A vector of [`backward_row`], or less.
+#[inline(always)]
+fn backward_vector<S: Simd, E: Element>(s: S, y: &mut [E], to_gate: &mut [E], to_up: &mut [E], dy: &[f32]) {
+    let (dy, gate, up) = (lanes::load(s, dy), lanes::load(s, to_gate), lanes::load(s, to_up));
+    let sigma = s.sigmoid(gate);
+    let silu = s.mul(gate, sigma);
+    lanes::store(s, y, s.mul(silu, up));
+    lanes::store(s, to_up, s.mul(dy, silu));
+    let slope = s.fma(silu, s.sub(s.splat(1.0), sigma), sigma);
+    lanes::store(s, to_gate, s.mul(s.mul(dy, up), slope));
 }

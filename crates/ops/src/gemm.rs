@@ -97,6 +97,34 @@ pub(crate) fn piece(count: usize, pieces: usize, i: usize) -> Range<usize> {
     count * i / pieces..count * (i + 1) / pieces
 }
 
+/// All [`piece`]s, one after another, without a division for each.
+pub(crate) struct Pieces {
+    /// Where the next one begins: at `start + over / parts`, rounded down.
+    start: usize,
+    over: usize,
+    /// The count is `size · parts + left`.
+    size: usize,
+    left: usize,
+    parts: usize,
+}
+
+impl Pieces {
+    pub(crate) fn of(count: usize, parts: usize) -> Self {
+        Self { start: 0, over: 0, size: count / parts, left: count % parts, parts }
+    }
+
+    /// The next one of as many as there are parts.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Range<usize> {
+        let start = self.start;
+        self.over += self.left;
+        let one_more = self.over >= self.parts;
+        self.over -= if one_more { self.parts } else { 0 };
+        self.start += self.size + usize::from(one_more);
+        start..self.start
+    }
+}
+
 /// Whether a product is too small for more than one thread.
 pub(crate) fn is_small(m: usize, n: usize, k: usize, group: usize) -> bool {
     m.max(READ_ROWS) * n * k < SERIAL * group
@@ -305,4 +333,19 @@ impl Product<'_> {
 /// Panics with the name of a buffer that has not the `want` elements of its shape.
 pub(crate) fn check<E: Element>(name: &str, buf: &Buf<E>, want: usize) {
     assert!(buf.len() == want, "{name} has {} elements, its shape needs {want}", buf.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_one_after_another_are_those_that_are_asked_for_by_number() {
+        for parts in 1..40 {
+            for count in 0..100 {
+                let mut pieces = Pieces::of(count, parts);
+                assert!((0..parts).all(|i| pieces.next() == piece(count, parts, i)), "{count} in {parts}");
+            }
+        }
+    }
 }

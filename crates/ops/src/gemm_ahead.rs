@@ -33,7 +33,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    const NONE: Self = Self { at: std::ptr::null(), row: 0, rows: 0, lines: 0 };
+    pub(crate) const NONE: Self = Self { at: std::ptr::null(), row: 0, rows: 0, lines: 0 };
 
     /// The first `width` elements of `size` bytes of each row.
     fn new(at: *const u8, size: usize, row: usize, rows: usize, width: usize) -> Self {
@@ -69,41 +69,63 @@ fn memory(operand: Source) -> (*const u8, usize, usize) {
     }
 }
 
-/// What of the operands is to be asked for during tile `i`, of the rows `rows`, in a group of panels out of `groups`;
-/// after the places of [`cells`].
-#[inline(always)]
-pub(crate) fn operands(
-    pass: &Pass<'_>,
-    (group, groups): (usize, usize),
-    i: usize,
-    rows: &Range<usize>,
-) -> [Ahead; 4] {
-    let mut ahead = [Ahead::NONE; 4];
-    if pass.steps < FEW_STEPS {
-        return ahead;
-    }
-    // Later groups find A in the cache.
-    if group == 0 && (pass.copies_left || pass.block.a_step == 1) {
-        ahead[2] = left(pass, rows);
-    }
-    let panels = pass.block.n.div_ceil(LANES);
-    let part = piece(pass.steps, pass.tiles, i);
-    if pass.copies_right {
-        let (next, start) = if group + 1 < groups {
-            (piece(panels, groups, group + 1), pass.start)
-        } else {
-            (piece(panels, groups, 0), pass.start + pass.steps)
+/// What of the operands is to be asked for during a group of panels.
+pub(crate) struct Coming {
+    /// Whether the next rows of A.
+    left: bool,
+    right: ComingRight,
+}
+
+/// What of B is to be asked for.
+enum ComingRight {
+    Nothing,
+    /// Panels that will be copied, and the first step of theirs.
+    Rows(Range<usize>, usize),
+    /// Panels that are read in place, where they begin.
+    Panels(*const f32, usize),
+}
+
+impl Coming {
+    /// During group `group` of `groups`.
+    pub(crate) fn during(pass: &Pass<'_>, group: usize, groups: usize) -> Self {
+        if pass.steps < FEW_STEPS {
+            return Self { left: false, right: ComingRight::Nothing };
+        }
+        let panels = pass.block.n.div_ceil(LANES);
+        let right = match in_place(pass) {
+            _ if pass.copies_right && group + 1 == groups => {
+                ComingRight::Rows(piece(panels, groups, 0), pass.start + pass.steps)
+            }
+            _ if pass.copies_right => ComingRight::Rows(piece(panels, groups, group + 1), pass.start),
+            Some(b) if group + 1 < groups => {
+                let next = piece(panels, groups, group + 1);
+                ComingRight::Panels(b.wrapping_add(next.start * pass.block.b_panel), next.len())
+            }
+            _ => ComingRight::Nothing,
         };
-        ahead[3] = right(pass, &next, &(start + part.start..start + part.end));
-    } else if let Some(b) = in_place(pass)
-        && group + 1 < groups
-    {
-        let next = piece(panels, groups, group + 1);
-        let (at, row) = (b.wrapping_add(next.start * pass.block.b_panel), pass.block.b_panel);
-        let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
-        ahead[3] = Ahead::new(at.cast(), size_of::<f32>(), row, next.len(), width);
+        // Later groups find A in the cache.
+        Self { left: group == 0 && (pass.copies_left || pass.block.a_step == 1), right }
     }
-    ahead
+
+    /// During the tile of these rows, whose part of the steps `part` is; after the places of [`cells`].
+    #[inline(always)]
+    pub(crate) fn operands(&self, pass: &Pass<'_>, rows: &Range<usize>, part: &Range<usize>) -> [Ahead; 4] {
+        let mut ahead = [Ahead::NONE; 4];
+        if self.left {
+            ahead[2] = left(pass, rows);
+        }
+        match &self.right {
+            ComingRight::Nothing => (),
+            ComingRight::Rows(panels, start) => {
+                ahead[3] = right(pass, panels, &(start + part.start..start + part.end));
+            }
+            &ComingRight::Panels(at, panels) => {
+                let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
+                ahead[3] = Ahead::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
+            }
+        }
+        ahead
+    }
 }
 
 /// Where the pass begins in B, if that is in panels and read in place.
@@ -217,7 +239,8 @@ mod tests {
         };
         let mut lines = BTreeSet::new();
         for i in tiles {
-            let ahead = operands(&pass, (group, 2), i, &(8 * i..8 * i + 8))[which];
+            let coming = Coming::during(&pass, group, 2);
+            let ahead = coming.operands(&pass, &(8 * i..8 * i + 8), &piece(128, 8, i))[which];
             for row in 0..ahead.rows {
                 let first = (ahead.at.addr() + row * ahead.row) / LINE;
                 lines.extend(first..first + ahead.lines);
@@ -285,7 +308,8 @@ mod tests {
         let pass = second(&block, 4);
         let mut asked = BTreeSet::new();
         for i in 0..4 {
-            let ahead = operands(&pass, (0, 2), i, &(8 * i..8 * i + 8))[3];
+            let ahead =
+                Coming::during(&pass, 0, 2).operands(&pass, &(8 * i..8 * i + 8), &piece(128, 4, i))[3];
             for row in 0..ahead.rows {
                 let first = (ahead.at.addr() + row * ahead.row) / LINE;
                 asked.extend(first..first + ahead.lines);
@@ -293,7 +317,7 @@ mod tests {
         }
         // Panels 3 to 5 of six, a line for each step.
         assert_eq!(asked, lines(3..6, 256 * LINE, 128 * LINE, 128 * LINE));
-        assert_eq!(operands(&pass, (1, 2), 0, &(0..8))[3].rows, 0);
+        assert_eq!(Coming::during(&pass, 1, 2).operands(&pass, &(0..8), &(0..32))[3].rows, 0);
     }
 
     #[test]

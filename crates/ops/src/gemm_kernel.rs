@@ -7,12 +7,13 @@
 //! always copied. Operands that are not in words yet are copied everywhere: once for each pass and piece.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
-use crate::gemm::piece;
-use crate::gemm_ahead::{CHUNK, FEW_STEPS, cells, operands, stream};
+use crate::gemm::{Pieces, piece};
+use crate::gemm_ahead::{Ahead, CHUNK, Coming, FEW_STEPS, cells, stream};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
-use crate::gemm_tile::{Arithmetic, Pairs, Singles, TILE, Tile};
+use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Simd, dispatch};
 
@@ -299,7 +300,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
         };
         let panels = block.n.div_ceil(LANES);
         let groups = panels.div_ceil(A::widest(block.m.div_ceil(pass.tiles)));
-        let mut copied = 0;
+        let (mut copied, ends) = (0, Ends::of(pass));
         for group in 0..groups {
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
@@ -311,8 +312,27 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 }
                 _ => copy_right(s, arithmetic, pass, panels.clone(), last),
             };
-            for i in 0..pass.tiles {
-                let rows = piece(block.m, pass.tiles, i);
+            let coming = Coming::during(pass, group, groups);
+            let mut tile = Tile {
+                steps: pass.steps,
+                a,
+                a_row,
+                a_step,
+                b,
+                b_panel,
+                b_step,
+                from: std::ptr::null(),
+                from_row: 0,
+                to: std::ptr::null_mut(),
+                to_row: 0,
+                finish: Finish::Store,
+                ahead: [Ahead::NONE; 4],
+                stream: stream(pass, panels.end),
+            };
+            let (mut tiles, mut parts) =
+                (Pieces::of(block.m, pass.tiles), Pieces::of(pass.steps, pass.tiles));
+            for _ in 0..pass.tiles {
+                let (rows, part) = (tiles.next(), parts.next());
                 if group == 0 {
                     // Rows are copied shortly before their first use, while those after them are on their way.
                     while pass.copies_left && copied < rows.end {
@@ -321,41 +341,50 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                         copied = end;
                     }
                 }
-                let ahead = operands(pass, (group, groups), i, &rows);
-                let mut tile = Tile {
-                    steps: pass.steps,
-                    a: a.add(rows.start * a_row),
-                    a_row,
-                    a_step,
-                    b,
-                    b_panel,
-                    b_step,
-                    from: std::ptr::null(),
-                    from_row: 0,
-                    to: std::ptr::null_mut(),
-                    to_row: 0,
-                    ahead,
-                    stream: stream(pass, panels.end),
-                };
-                place(
-                    s,
-                    arithmetic,
-                    pass,
-                    &mut tile,
-                    rows.start,
-                    rows.len(),
-                    panels.start,
-                    panels.len(),
-                    last,
-                );
+                tile.a = a.add(rows.start * a_row);
+                tile.ahead = coming.operands(pass, &rows, &part);
+                place(s, arithmetic, pass, &ends, &mut tile, &rows, &panels, last);
             }
         }
     }
 }
 
-/// Gives the tile its place in C and computes it: in place where the chains are simply stored, else in a buffer beside
-/// C. Were there anything but whole vectors and plain stores in the kernel itself, the compiler would no longer keep
-/// the chains in registers.
+/// Where the chains of a pass start and where they go: lines of cells, which are so many apart.
+struct Ends {
+    from: Option<(Cells, usize)>,
+    to: (Cells, usize),
+    /// What becomes of finished chains where no line ends within a vector, unless that takes more than a tile can do.
+    finish: Option<Finish>,
+}
+
+impl Ends {
+    fn of(pass: &Pass<'_>) -> Self {
+        let block = pass.block;
+        let (c, partial) = ((block.c, block.c_row), (Cells::F32(block.partial), block.partial_row));
+        let from = match (pass.index == 0, block.chain) {
+            (true, false) => None,
+            (true, true) => Some(c),
+            (false, _) => Some(partial),
+        };
+        let done = pass.index + 1 == pass.count;
+        let to = if done { c } else { partial };
+        let (bias, add) = (done && !block.bias.is_null(), done && !block.add.is_null());
+        let finish = match (to.0, from) {
+            (_, Some((Cells::Bf16(_), _))) => None,
+            (Cells::F32(_), _) if bias && add => None,
+            (Cells::F32(_), _) if bias => Some(Finish::Bias(block.bias)),
+            (Cells::F32(_), _) if add => Some(Finish::Add(block.add, block.add_row)),
+            (Cells::F32(_), _) => Some(Finish::Store),
+            (Cells::Bf16(_), _) if bias || add => None,
+            (Cells::Bf16(_), _) => Some(Finish::Narrow),
+        };
+        Self { from, to, finish }
+    }
+}
+
+/// Gives the tile its place in C and computes it: in place where it can finish its chains itself, else in a buffer beside
+/// C. Were there anything but whole vectors in the kernel itself, the compiler would no longer keep the chains in
+/// registers.
 ///
 /// # Safety
 /// As for [`multiply`]; the tile must lie within the block. Only `last` columns of the last panel exist in C.
@@ -364,51 +393,53 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
     s: S,
     arithmetic: A,
     pass: &Pass<'_>,
+    ends: &Ends,
     tile: &mut Tile,
-    row: usize,
-    rows: usize,
-    panel: usize,
-    panels: usize,
+    rows: &Range<usize>,
+    panels: &Range<usize>,
     last: usize,
 ) {
-    let (block, col) = (pass.block, panel * LANES);
-    let (first, done) = (pass.index == 0, pass.index + 1 == pass.count);
+    let (block, row, col) = (pass.block, rows.start, panels.start * LANES);
+    let (rows, panels) = (rows.len(), panels.len());
+    let done = pass.index + 1 == pass.count;
+    let to_row = ends.to.1;
+    let to = ends.to.0.wrapping_add(row * to_row + col);
+    let from = ends.from.map(|(from, from_row)| (from.wrapping_add(row * from_row + col), from_row));
+    // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
+    if tile.steps >= FEW_STEPS {
+        tile.ahead[0] = match from {
+            None => cells(to, to_row, rows, panels),
+            Some((from, from_row)) => cells(from.wrapping_add(rows * from_row), from_row, rows, panels),
+        };
+        if done && !block.add.is_null() {
+            let add = block.add.wrapping_add(row * block.add_row + col).cast_mut();
+            tile.ahead[1] = cells(Cells::F32(add), block.add_row, rows, panels);
+        }
+    }
+    let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
+    let buffer = buffer.as_mut_ptr().cast::<f32>();
+    let finish = ends.finish.filter(|&finish| last == LANES && A::finishes(finish));
     // SAFETY: the tile lies within the block.
     unsafe {
-        let c = block.c.add(row * block.c_row + col);
-        let partial = block.partial.wrapping_add(row * block.partial_row + col);
-        let (from, from_row) = match (first, block.chain) {
-            (true, false) => (None, 0),
-            (true, true) => (Some(c), block.c_row),
-            (false, _) => (Some(Cells::F32(partial)), block.partial_row),
-        };
-        let (to, to_row) = if done { (c, block.c_row) } else { (Cells::F32(partial), block.partial_row) };
-        // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
-        if tile.steps >= FEW_STEPS {
-            tile.ahead[0] = match from {
-                None => cells(to, to_row, rows, panels),
-                Some(from) => cells(from.wrapping_add(rows * from_row), from_row, rows, panels),
+        if let Some(finish) = finish {
+            (tile.from, tile.from_row) = match from {
+                Some((Cells::F32(from), from_row)) => (from.cast_const(), from_row),
+                _ => (std::ptr::null(), 0),
             };
-            if done && !block.add.is_null() {
-                let add = block.add.wrapping_add(row * block.add_row + col).cast_mut();
-                tile.ahead[1] = cells(Cells::F32(add), block.add_row, rows, panels);
-            }
-        }
-        let finish = done && !(block.bias.is_null() && block.add.is_null());
-        let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
-        let buffer = buffer.as_mut_ptr().cast::<f32>();
-        let plain = match (from, to) {
-            (None, Cells::F32(to)) => Some((std::ptr::null(), to)),
-            (Some(Cells::F32(from)), Cells::F32(to)) => Some((from.cast_const(), to)),
-            _ => None,
-        };
-        let in_place = plain.filter(|_| last == LANES && !finish);
-        match (in_place, from) {
-            (Some((from, to)), _) => {
-                (tile.from, tile.from_row, tile.to, tile.to_row) = (from, from_row, to, to_row);
-            }
-            (None, None) => (tile.to, tile.to_row) = (buffer, row_of_buffer),
-            (None, Some(from)) => {
+            tile.to = match to {
+                Cells::F32(to) => to,
+                Cells::Bf16(to) => to.cast(),
+            };
+            tile.to_row = to_row;
+            tile.finish = match finish {
+                Finish::Add(add, add_row) => Finish::Add(add.add(row * add_row + col), add_row),
+                Finish::Bias(bias) => Finish::Bias(bias.add(col)),
+                finish => finish,
+            };
+        } else {
+            (tile.from, tile.from_row) = (std::ptr::null(), 0);
+            (tile.to, tile.to_row, tile.finish) = (buffer, row_of_buffer, Finish::Store);
+            if let Some((from, from_row)) = from {
                 for i in 0..rows {
                     for j in 0..panels {
                         let v = from.add(i * from_row + j * LANES).load(s, width(j, panels, last));
@@ -416,21 +447,20 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
                     }
                 }
                 (tile.from, tile.from_row) = (buffer, row_of_buffer);
-                (tile.to, tile.to_row) = (buffer, row_of_buffer);
             }
         }
         arithmetic.tile(s, rows, panels, tile);
-        if in_place.is_some() {
+        if finish.is_some() {
             return;
         }
         for i in 0..rows {
             for j in 0..panels {
                 let width = width(j, panels, last);
                 let mut v = s.load_ptr(buffer.add(i * row_of_buffer + j * LANES));
-                if finish && !block.bias.is_null() {
+                if done && !block.bias.is_null() {
                     v = s.add(v, load(s, block.bias.add(col + j * LANES), width));
                 }
-                if finish && !block.add.is_null() {
+                if done && !block.add.is_null() {
                     let add = block.add.add((row + i) * block.add_row + col + j * LANES);
                     v = s.add(load(s, add, width), v);
                 }

@@ -26,12 +26,27 @@ pub(crate) struct Tile {
     /// What the chains start from, or null for zero.
     pub(crate) from: *const f32,
     pub(crate) from_row: usize,
+    /// Where the chains go, and what becomes of them before.
     pub(crate) to: *mut f32,
     pub(crate) to_row: usize,
+    pub(crate) finish: Finish,
     /// What is asked for meanwhile.
     pub(crate) ahead: [Ahead; 4],
     /// Or, instead of it, B.
     pub(crate) stream: Option<Stream>,
+}
+
+/// What becomes of finished chains.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// They are stored.
+    Store,
+    /// They are added to this, which has so many cells from row to row.
+    Add(*const f32, usize),
+    /// This is added to them, a number for each column.
+    Bias(*const f32),
+    /// They are rounded: they go to bf16 numbers.
+    Narrow,
 }
 
 /// How words are multiplied and added up.
@@ -47,6 +62,11 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     /// Most panels of a tile of `rows` rows: what the registers hold.
     fn widest(rows: usize) -> usize {
         widest::<S>(rows)
+    }
+
+    /// Whether [`tile`](Self::tile) itself can do this.
+    fn finishes(finish: Finish) -> bool {
+        finish != Finish::Narrow || Self::GROUP == 2
     }
 
     /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
@@ -93,6 +113,16 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
     }
 
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
+
+    /// The nearest bf16 numbers.
+    ///
+    /// # Safety
+    /// There must be room for a vector of them.
+    #[inline(always)]
+    unsafe fn store_bf16(self, s: S, to: *mut u16, v: S::V) {
+        // SAFETY: the caller's duty.
+        unsafe { s.store_bf16(to, v) }
+    }
 }
 
 /// f32 numbers: one fused multiply-add for each.
@@ -200,6 +230,15 @@ mod native {
                 )
             }
         }
+
+        #[inline(always)]
+        unsafe fn store_bf16(self, _: Avx512, to: *mut u16, v: __m512) {
+            // SAFETY: as above; the caller vouches for the room.
+            unsafe {
+                let numbers = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+                _mm256_storeu_si256(to.cast(), numbers);
+            }
+        }
     }
 
     impl Arithmetic<Avx512> for NativePairs {
@@ -303,11 +342,11 @@ unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s:
         if let Some(stream) = t.stream {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps_in_stream(s, m, t, stream, chains);
-            finish(s, t, chains);
+            finish(s, m, t, chains);
         } else {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps(s, m, t, chains);
-            finish(s, t, chains);
+            finish(s, m, t, chains);
         }
     }
 }
@@ -334,20 +373,52 @@ unsafe fn start<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     chains
 }
 
-/// Stores the chains.
+/// Finishes and stores the chains: whole vectors, or the compiler would not keep them in registers until then.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
-unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
+#[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
+unsafe fn finish<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     s: S,
+    m: M,
     t: &Tile,
     chains: Chains<S::V, ROWS, PANELS>,
 ) {
-    for (i, row) in chains.into_iter().enumerate() {
-        for (j, chain) in row.into_iter().enumerate() {
-            // SAFETY: the caller's duty.
-            unsafe { s.store_ptr(t.to.add(i * t.to_row + j * LANES), chain) }
+    // SAFETY: the caller's duty.
+    unsafe {
+        match t.finish {
+            Finish::Store => {
+                for i in 0..ROWS {
+                    for j in 0..PANELS {
+                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), chains[i][j]);
+                    }
+                }
+            }
+            Finish::Add(add, add_row) => {
+                for i in 0..ROWS {
+                    for j in 0..PANELS {
+                        let sum = s.add(s.load_ptr(add.add(i * add_row + j * LANES)), chains[i][j]);
+                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), sum);
+                    }
+                }
+            }
+            Finish::Bias(bias) => {
+                let bias: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(bias.add(j * LANES)));
+                for i in 0..ROWS {
+                    for j in 0..PANELS {
+                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), s.add(chains[i][j], bias[j]));
+                    }
+                }
+            }
+            Finish::Narrow => {
+                let to = t.to.cast::<u16>();
+                for i in 0..ROWS {
+                    for j in 0..PANELS {
+                        m.store_bf16(s, to.add(i * t.to_row + j * LANES), chains[i][j]);
+                    }
+                }
+            }
         }
     }
 }

@@ -20,8 +20,8 @@ const ROWS: usize = 128;
 const ROWS_BACK: usize = 256;
 /// Rows further on whose memory is asked for.
 const AHEAD: usize = 4;
-/// Columns that a block computes at a time.
-const COLUMNS: usize = 256;
+/// Columns that a block computes at a time: five of the widest tiles on AVX-512, so that few tiles are narrower.
+const COLUMNS: usize = 240;
 /// Panels from which on a block is wide enough for what it does with its rows first.
 const WIDE: usize = 32;
 
@@ -119,7 +119,6 @@ unsafe fn portion_forward<E: Element>(
         let (gate, up) = scratch.as_mut_slice().split_at_mut(half);
         product(cols.start / LANES, cols.len()).run_inline(ctx, f32::place(gate));
         product(first, skip + cols.len()).run_inline(ctx, f32::place(up));
-        let mut line = [[E::default(); COLUMNS]; 2];
         for (r, row) in rows.enumerate() {
             let (gate, up) = (&gate[r * width..][..cols.len()], &up[r * width + skip..][..cols.len()]);
             let at = |first: usize| first + cols.start..first + cols.end;
@@ -129,7 +128,6 @@ unsafe fn portion_forward<E: Element>(
                     to.gate_up.map(|kept| [kept.slice(at(row * 2 * f)), kept.slice(at(row * 2 * f + f))]);
                 (to.hidden.slice(at(row * f)), kept)
             };
-            let kept = kept.unwrap_or_else(|| line.each_mut().map(|line| &mut line[..cols.len()]));
             forward_row(ctx.level(), hidden, kept, gate, up);
         }
     });
