@@ -344,6 +344,7 @@ unsafe fn add_to_keys<E: Element>(
         }
         let sums = sums[..keys.end * e].as_mut_ptr();
         let args = Weighted {
+            ahead: None,
             out: tile::each_row(&keys, |key| sums.wrapping_add(key * e)),
             rows: keys.len(),
             weights: weights.wrapping_add(first - window.start),

@@ -77,7 +77,13 @@ unsafe fn attend<E: Element>(
     if run.len() == 1 && group <= ROWS && e.is_multiple_of(E::GROUP) {
         let q = q[first..first + group * e].as_ptr().cast();
         let (layout, scale) = (Layout::of::<E>(e), shape.scale());
-        let token = Token { q, group, layout, keys: last.len, k, v, scale };
+        let next = if kv_head + 1 < shape.kv_heads {
+            Some(cache.head_blocks(kv_head + 1, table).0)
+        } else {
+            let after = all.get(run.end).filter(|after| after.blocks.len() >= table.len());
+            after.map(|after| cache.head_blocks(0, after.blocks).0)
+        };
+        let token = Token { q, group, layout, keys: last.len, k, v, scale, next };
         // SAFETY: the table has the row's blocks, all inside of the cache; the output is the caller's word.
         return unsafe { token::attend(ctx.level(), &token, space.scratch, out, first) };
     }

@@ -24,6 +24,8 @@ pub(super) struct Scores<'a> {
     pub(super) k: Blocks<'a>,
     /// The first block, and the one behind the last.
     pub(super) blocks: (usize, usize),
+    /// Blocks of the same size whose memory is asked for meanwhile: those with the same numbers.
+    pub(super) ahead: Option<Blocks<'a>>,
     /// Words of a query.
     pub(super) words: usize,
     /// Multiplies each finished dot product.
@@ -119,11 +121,22 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
     for (b, k) in k.iter_mut().enumerate() {
         *k = x.k.at(block + b);
     }
+    let mut next = [std::ptr::null::<f32>(); B];
+    if let Some(ahead) = x.ahead {
+        for (b, next) in next.iter_mut().enumerate() {
+            *next = ahead.at(block + b);
+        }
+    }
     let mut sums = [[s.zero(); B]; R];
     // SAFETY: the words of each of R queries, as many vectors of each of B blocks, and the outputs are there by the
     // caller's word.
     unsafe {
         for word in 0..x.words {
+            if x.ahead.is_some() {
+                for next in next {
+                    s.prefetch(next.wrapping_add(word * BLOCK));
+                }
+            }
             let mut keys = [s.zero(); B];
             for (keys, k) in keys.iter_mut().zip(k) {
                 *keys = s.load_ptr(k.add(word * BLOCK));
@@ -159,6 +172,8 @@ pub(super) struct Weighted<'a> {
     pub(super) word_step: usize,
     /// Summands, blocks of rows.
     pub(super) summands: Blocks<'a>,
+    /// Blocks of the same size whose memory is asked for meanwhile: those with the same numbers.
+    pub(super) ahead: Option<Blocks<'a>>,
     /// The first summand to add, and with it the one that shares its word.
     pub(super) start: usize,
     /// Behind the last summand to add, for each row, if that is not behind `end`; never descends. What shares a word
@@ -277,8 +292,15 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
         while word < whole {
             let (block, stop) =
                 (x.summands.at(word / block_words), whole.min((word / block_words + 1) * block_words));
+            let next = x.ahead.map_or(std::ptr::null::<f32>(), |ahead| ahead.at(word / block_words));
             while word < stop {
-                let row = block.add((word % block_words) * x.head_dim + column);
+                let at = (word % block_words) * x.head_dim + column;
+                if x.ahead.is_some() {
+                    for c in 0..C {
+                        s.prefetch(next.wrapping_add(at + c * LANES));
+                    }
+                }
+                let row = block.add(at);
                 let mut summand = [s.zero(); C];
                 for (c, summand) in summand.iter_mut().enumerate() {
                     *summand = load(s, row.add(c * LANES), lanes);

@@ -161,6 +161,7 @@ impl Tile {
                     continue;
                 }
                 let args = Scores {
+                    ahead: None,
                     q: each_row(&rows, &q),
                     rows: rows.len(),
                     k,
@@ -204,6 +205,7 @@ impl Tile {
                     continue;
                 }
                 let args = Weighted {
+                    ahead: None,
                     out: each_row(&rows, &out),
                     rows: rows.len(),
                     // Counted from key 0, before the window.

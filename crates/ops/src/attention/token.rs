@@ -24,6 +24,8 @@ pub(super) struct Token<'a> {
     /// Blocks of rows.
     pub(super) v: Blocks<'a>,
     pub(super) scale: f32,
+    /// The keys that the next call asks, if they are as many.
+    pub(super) next: Option<Blocks<'a>>,
 }
 
 /// Attention of the token, whose heads begin at `at` in `out`, with the bits of [`forward`](super::forward::attend).
@@ -40,13 +42,14 @@ pub(super) unsafe fn attend<E: Element>(
     out: Disjoint<'_, E>,
     at: usize,
 ) {
-    let &Token { q, group, layout, keys, k, v, scale } = token;
+    let &Token { q, group, layout, keys, k, v, scale, next } = token;
     let e = layout.head_dim;
     debug_assert!(q.is_aligned() && e.is_multiple_of(E::GROUP) && group <= ROWS);
     let stride = tile::size(keys, 0).1;
     let (sums, scores) = scratch.split_at_mut(ROWS * e);
     assert!(scores.len() >= ROWS * stride, "attention: no room for the scores of {keys} keys");
     let asked = Scores {
+        ahead: Some(v),
         q: each_row(&(0..group), |head| q.wrapping_add(head * layout.row())),
         rows: group,
         k,
@@ -66,6 +69,7 @@ pub(super) unsafe fn attend<E: Element>(
     }
     let to = sums.as_mut_ptr();
     let sum = Weighted {
+        ahead: next,
         out: each_row(&(0..group), |row| to.wrapping_add(row * e)),
         rows: group,
         weights: scores.as_ptr(),
