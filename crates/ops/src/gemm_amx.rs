@@ -5,7 +5,7 @@
 //! are added, and their sum is added to the result so far. Each operation rounds to the nearest and takes numbers below
 //! the smallest normal one as zero, before and after.
 
-use crate::gemm_tile::{Arithmetic, Finish, Tile, flush};
+use crate::gemm_tile::{Arithmetic, Tile, flush};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a tile, and words of its rows.
@@ -141,10 +141,6 @@ impl<S: Simd, U: TileUnit> Arithmetic<S> for Tiles<U> {
 
     fn widest(_: usize) -> usize {
         2
-    }
-
-    fn finishes(finish: Finish) -> bool {
-        finish == Finish::Store
     }
 
     #[inline(always)]

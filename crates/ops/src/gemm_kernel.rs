@@ -418,7 +418,8 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
     }
     let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
     let buffer = buffer.as_mut_ptr().cast::<f32>();
-    let finish = ends.finish.filter(|&finish| last == LANES && A::finishes(finish));
+    let finishes = A::FINISHES && tile.stream.is_none();
+    let finish = ends.finish.filter(|&finish| last == LANES && (finish == Finish::Store || finishes));
     // SAFETY: the tile lies within the block.
     unsafe {
         if let Some(finish) = finish {

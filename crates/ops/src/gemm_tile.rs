@@ -64,10 +64,9 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
         widest::<S>(rows)
     }
 
-    /// Whether [`tile`](Self::tile) itself can do this.
-    fn finishes(finish: Finish) -> bool {
-        finish != Finish::Narrow || Self::GROUP == 2
-    }
+    /// Whether [`tile`](Self::tile) can do more with finished chains than store them, where it does not ask for B. Each
+    /// such thing is more machine code for every size of tile, so few can.
+    const FINISHES: bool = false;
 
     /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
     ///
@@ -114,14 +113,17 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
 
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
 
-    /// The nearest bf16 numbers.
+    /// As [`Arithmetic::FINISHES`].
+    const FINISHES: bool = false;
+
+    /// Computes a tile.
     ///
     /// # Safety
-    /// There must be room for a vector of them.
+    /// As for [`Arithmetic::tile`].
     #[inline(always)]
-    unsafe fn store_bf16(self, s: S, to: *mut u16, v: S::V) {
+    unsafe fn tile<const ROWS: usize, const PANELS: usize>(self, s: S, t: &Tile) {
         // SAFETY: the caller's duty.
-        unsafe { s.store_bf16(to, v) }
+        unsafe { tile::<S, Self, ROWS, PANELS>(s, self, t) }
     }
 }
 
@@ -206,7 +208,7 @@ mod native {
 
     use half::bf16;
 
-    use super::{Arithmetic, MulAdd, NativePairs, Tile, choose};
+    use super::{Arithmetic, MulAdd, NativePairs, Tile, choose, tile};
     use crate::simd_x86::Avx512;
 
     impl NativePairs {
@@ -219,6 +221,14 @@ mod native {
     }
 
     impl MulAdd<Avx512> for NativePairs {
+        const FINISHES: bool = true;
+
+        #[inline(always)]
+        unsafe fn tile<const ROWS: usize, const PANELS: usize>(self, _: Avx512, t: &Tile) {
+            // SAFETY: the caller's duty; `detected` was called only where the instruction exists.
+            unsafe { apart::<ROWS, PANELS>(t) }
+        }
+
         #[inline(always)]
         fn mul_add(self, _: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
             // SAFETY: `detected` was called only where the instruction exists; the types differ in name alone.
@@ -230,19 +240,11 @@ mod native {
                 )
             }
         }
-
-        #[inline(always)]
-        unsafe fn store_bf16(self, _: Avx512, to: *mut u16, v: __m512) {
-            // SAFETY: as above; the caller vouches for the room.
-            unsafe {
-                let numbers = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
-                _mm256_storeu_si256(to.cast(), numbers);
-            }
-        }
     }
 
     impl Arithmetic<Avx512> for NativePairs {
         const GROUP: usize = 2;
+        const FINISHES: bool = true;
 
         #[inline(always)]
         unsafe fn tile(self, s: Avx512, rows: usize, panels: usize, t: &Tile) {
@@ -274,6 +276,17 @@ mod native {
         fn narrow(self, _: Avx512, low: __m512, high: __m512) -> __m512 {
             // SAFETY: as above; the types differ in name alone.
             unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
+        }
+    }
+
+    /// A function for each size of tile: all in one would take the compiler minutes.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn apart<const ROWS: usize, const PANELS: usize>(t: &Tile) {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let s = Avx512::detected(crate::Isa::Avx512Bf16);
+            tile::<Avx512, NativePairs, ROWS, PANELS>(s, NativePairs(()), t);
         }
     }
 
@@ -315,7 +328,7 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
         ($($rows:literal: $($panels:literal)+),+) => {
             match (rows, panels) {
                 // SAFETY: the caller's duty.
-                $($(($rows, $panels) => unsafe { tile::<S, M, $rows, $panels>(s, m, t) },)+)+
+                $($(($rows, $panels) => unsafe { m.tile::<$rows, $panels>(s, t) },)+)+
                 _ => debug_assert!(false, "no tile of {rows} rows and {panels} panels"),
             }
         };
@@ -342,11 +355,11 @@ unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s:
         if let Some(stream) = t.stream {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps_in_stream(s, m, t, stream, chains);
-            finish(s, m, t, chains);
+            store(s, t, chains);
         } else {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps(s, m, t, chains);
-            finish(s, m, t, chains);
+            if M::FINISHES { finish(s, t, chains) } else { store(s, t, chains) }
         }
     }
 }
@@ -373,28 +386,40 @@ unsafe fn start<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     chains
 }
 
+/// Stores the chains.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn store<S: Simd, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    t: &Tile,
+    chains: Chains<S::V, ROWS, PANELS>,
+) {
+    debug_assert!(t.finish == Finish::Store);
+    for (i, row) in chains.into_iter().enumerate() {
+        for (j, chain) in row.into_iter().enumerate() {
+            // SAFETY: the caller's duty.
+            unsafe { s.store_ptr(t.to.add(i * t.to_row + j * LANES), chain) }
+        }
+    }
+}
+
 /// Finishes and stores the chains: whole vectors, or the compiler would not keep them in registers until then.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
-unsafe fn finish<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
     s: S,
-    m: M,
     t: &Tile,
     chains: Chains<S::V, ROWS, PANELS>,
 ) {
     // SAFETY: the caller's duty.
     unsafe {
         match t.finish {
-            Finish::Store => {
-                for i in 0..ROWS {
-                    for j in 0..PANELS {
-                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), chains[i][j]);
-                    }
-                }
-            }
+            Finish::Store => store(s, t, chains),
             Finish::Add(add, add_row) => {
                 for i in 0..ROWS {
                     for j in 0..PANELS {
@@ -415,7 +440,7 @@ unsafe fn finish<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
                 let to = t.to.cast::<u16>();
                 for i in 0..ROWS {
                     for j in 0..PANELS {
-                        m.store_bf16(s, to.add(i * t.to_row + j * LANES), chains[i][j]);
+                        s.store_bf16(to.add(i * t.to_row + j * LANES), chains[i][j]);
                     }
                 }
             }
