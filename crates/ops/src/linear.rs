@@ -4,7 +4,8 @@ use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
 use crate::numbers::{Numbers, Typed};
 use crate::pack::Packed;
-use crate::{Buf, Ctx, Element};
+use crate::simd::{LANES, Simd, dispatch};
+use crate::{Buf, Ctx, Element, lanes};
 
 /// Elements below which adding is not worth a second thread.
 const SMALL: usize = 100_000;
@@ -124,14 +125,48 @@ pub fn bias_backward<A: Element>(ctx: &Ctx, db_n: &mut Buf, dy_tn: &Buf<A>, rows
     let dy = dy_tn.as_slice();
     let out = Disjoint::new(db_n.as_mut_slice());
     let pieces = if rows * n < SMALL { 1 } else { n.div_ceil(BIAS_COLUMNS) };
+    if rows == 0 {
+        return;
+    }
     ctx.parallel_for(pieces, |i| {
         let cols = n * i / pieces..n * (i + 1) / pieces;
         // SAFETY: each piece has columns of its own.
-        let db = unsafe { out.slice(cols.clone()) };
-        for t in 0..rows {
-            for (db, dy) in db.iter_mut().zip(&dy[t * n..][cols.clone()]) {
-                *db += dy.widen();
+        add_rows(ctx.level(), unsafe { out.slice(cols.clone()) }, &dy[cols.start..], n);
+    });
+}
+
+dispatch! {
+    /// Adds to the sums the first elements of each of the rows, which are `n` apart, in their order.
+    fn add_rows[A: Element](sums: &mut [f32], rows: &[A], n: usize) = add_rows_generic;
+}
+
+#[inline(always)]
+fn add_rows_generic<S: Simd, A: Element>(s: S, sums: &mut [f32], rows: &[A], n: usize) {
+    // As many sums at a time as hide the time that an addition takes.
+    const STRIP: usize = 4 * LANES;
+    for (i, sums) in sums.chunks_mut(STRIP).enumerate() {
+        let rows = &rows[i * STRIP..];
+        if sums.len() == STRIP {
+            let mut strip = [s.zero(); STRIP / LANES];
+            for (sum, from) in strip.iter_mut().zip(sums.chunks_exact(LANES)) {
+                *sum = s.load(from);
+            }
+            for row in rows.chunks(n) {
+                for (sum, x) in strip.iter_mut().zip(row[..STRIP].chunks_exact(LANES)) {
+                    *sum = s.add(*sum, lanes::load(s, x));
+                }
+            }
+            for (sum, to) in strip.iter().zip(sums.chunks_exact_mut(LANES)) {
+                s.store(to, *sum);
+            }
+        } else {
+            for (j, to) in sums.chunks_mut(LANES).enumerate() {
+                let mut sum = lanes::load(s, to);
+                for row in rows.chunks(n) {
+                    sum = s.add(sum, lanes::load(s, &row[j * LANES..][..to.len()]));
+                }
+                lanes::store(s, to, sum);
             }
         }
-    });
+    }
 }

@@ -243,13 +243,17 @@ fn tiny_numbers_are_zero_alike_everywhere() {
 
 #[test]
 fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
-    let (rows, n) = (37, 21);
-    let dy = bf16(&noise(1, rows * n));
-    let want = table(1, n, |_, j| (0..rows).fold(0.0, |sum, t| sum + dy.as_slice()[t * n + j].widen()));
-    for ctx in contexts() {
-        let mut db = Buf::zeros(n);
-        bias_backward(&ctx, &mut db, &dy, rows, n);
-        assert_same(&db, &want, "bias gradient");
+    // Less than a vector, less than a strip of four and more, and enough for several threads.
+    for (rows, n) in [(37, 21), (9, 64), (5, 100), (450, 230), (0, 5), (0, 130)] {
+        let dy = bf16(&noise(1, rows * n));
+        let start = noise(2, n);
+        let want =
+            table(1, n, |_, j| (0..rows).fold(start[j], |sum, t| sum + dy.as_slice()[t * n + j].widen()));
+        for ctx in contexts() {
+            let mut db = Buf::from_slice(&start);
+            bias_backward(&ctx, &mut db, &dy, rows, n);
+            assert_same(&db, &want, &format!("bias gradient, {rows} rows, n {n}"));
+        }
     }
 }
 
