@@ -5,7 +5,7 @@ use crate::simd::{LANES, Simd, dispatch};
 use crate::{Element, lanes};
 
 dispatch! {
-    /// `y = (g · σ(g)) · u` of `[gate | up]`, rounded, which is kept if there is room for it.
+    /// Rounds `[gate | up]`, keeps it where there is room, and gives `y = (g · σ(g)) · u` of it.
     pub(crate) fn forward_row[E: Element](y: &mut [E], kept: Option<[&mut [E]; 2]>, gate: &[f32], up: &[f32]) = forward_row_generic;
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn piece(count: usize, pieces: usize, i: usize) -> Range<usize> {
 
 /// All [`piece`]s, one after another, without a division for each.
 pub(crate) struct Pieces {
-    /// Where the next one begins: at `start + over / parts`, rounded down.
+    /// Where the next one begins: at `start`, of what is exactly `start + over / parts`.
     start: usize,
     over: usize,
     /// The count is `size · parts + left`.

@@ -81,7 +81,7 @@ enum ComingRight {
     Nothing,
     /// Panels that will be copied, and the first step of theirs.
     Rows(Range<usize>, usize),
-    /// Panels that are read in place, where they begin.
+    /// Panels that are read in place: where they begin, and how many.
     Panels(*const f32, usize),
 }
 

@@ -5,7 +5,7 @@
 //! are added, and their sum is added to the result so far. Each operation rounds to the nearest and takes numbers below
 //! the smallest normal one as zero, before and after.
 
-use crate::gemm_tile::{Arithmetic, Tile, flush};
+use crate::gemm_tile::{Arithmetic, Finish, Tile, flush};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a tile, and words of its rows.
@@ -145,7 +145,7 @@ impl<S: Simd, U: TileUnit> Arithmetic<S> for Tiles<U> {
 
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
-        debug_assert!(t.a_step == 1 && t.b_step == SIDE);
+        debug_assert!(t.a_step == 1 && t.b_step == SIDE && t.finish == Finish::Store);
         // SAFETY: the caller's duty; `detected` was called where the unit exists.
         unsafe { if panels == 2 { tile::<S, U, true>(s, rows, t) } else { tile::<S, U, false>(s, rows, t) } }
     }

@@ -353,7 +353,8 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
 struct Ends {
     from: Option<(Cells, usize)>,
     to: (Cells, usize),
-    /// What becomes of finished chains where no line ends within a vector, unless that takes more than a tile can do.
+    /// What a tile of whole panels does with its chains, with the block's first bias or cell to add; none where there are two
+    /// things to do, or chains start from bf16.
     finish: Option<Finish>,
 }
 

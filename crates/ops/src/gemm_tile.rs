@@ -26,7 +26,7 @@ pub(crate) struct Tile {
     /// What the chains start from, or null for zero.
     pub(crate) from: *const f32,
     pub(crate) from_row: usize,
-    /// Where the chains go, and what becomes of them before.
+    /// Where the chains go, and what becomes of them before. Rounded ones go to bf16 numbers, which `to_row` counts.
     pub(crate) to: *mut f32,
     pub(crate) to_row: usize,
     pub(crate) finish: Finish,
@@ -71,7 +71,8 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
     ///
     /// # Safety
-    /// All that the tile points to must exist; `to` must be the caller's alone.
+    /// All that the tile points to must exist; `to` must be the caller's alone. Chains are only to be stored unless the
+    /// arithmetic [`FINISHES`](Self::FINISHES) them and the tile does not ask for B.
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile);
 
     /// Two vectors of numbers as 16 words, rounded: `even` in the lower halves.
@@ -244,7 +245,7 @@ mod native {
 
     impl Arithmetic<Avx512> for NativePairs {
         const GROUP: usize = 2;
-        const FINISHES: bool = true;
+        const FINISHES: bool = <Self as MulAdd<Avx512>>::FINISHES;
 
         #[inline(always)]
         unsafe fn tile(self, s: Avx512, rows: usize, panels: usize, t: &Tile) {

@@ -122,14 +122,14 @@ pub fn linear_backward_weight<E: Element, A: Element>(
 pub fn bias_backward<A: Element>(ctx: &Ctx, db_n: &mut Buf, dy_tn: &Buf<A>, rows: usize, n: usize) {
     check("db_n", db_n, n);
     check("dy_tn", dy_tn, rows * n);
-    let dy = dy_tn.as_slice();
-    let out = Disjoint::new(db_n.as_mut_slice());
-    let pieces = if rows * n < SMALL { 1 } else { n.div_ceil(BIAS_COLUMNS) };
-    if rows == 0 {
+    if rows * n == 0 {
         return;
     }
-    ctx.parallel_for(pieces, |i| {
-        let cols = n * i / pieces..n * (i + 1) / pieces;
+    let dy = dy_tn.as_slice();
+    let out = Disjoint::new(db_n.as_mut_slice());
+    let width = if rows * n < SMALL { n } else { BIAS_COLUMNS };
+    ctx.parallel_for(n.div_ceil(width), |i| {
+        let cols = i * width..n.min((i + 1) * width);
         // SAFETY: each piece has columns of its own.
         add_rows(ctx.level(), unsafe { out.slice(cols.clone()) }, &dy[cols.start..], n);
     });

@@ -20,8 +20,8 @@ const ROWS: usize = 128;
 const ROWS_BACK: usize = 256;
 /// Rows further on whose memory is asked for.
 const AHEAD: usize = 4;
-/// Columns that a block computes at a time: five of the widest tiles on AVX-512, so that few tiles are narrower.
-const COLUMNS: usize = 240;
+/// Columns that a block computes at a time: panels that make whole tiles, of three on AVX-512 and of two on AMX.
+const COLUMNS: usize = 18 * LANES;
 /// Panels from which on a block is wide enough for what it does with its rows first.
 const WIDE: usize = 32;
 

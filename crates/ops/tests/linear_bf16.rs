@@ -131,8 +131,11 @@ impl Case {
         assert_same(&y, &e.product, &what("linear"));
         linear(ctx, &mut y, &x, rows, &packed, Some(&bias));
         assert_same(&y, &biased, &what("bias"));
-        linear_residual(ctx, &mut y, &Buf::from_slice(&self.y0), &x, rows, &packed, Some(&bias));
-        assert_same(&y, &table(rows, n, |t, j| self.y0[t * n + j] + biased[t * n + j]), &what("residual"));
+        for (bias, sums) in [(None, &e.product), (Some(&bias), &biased)] {
+            linear_residual(ctx, &mut y, &Buf::from_slice(&self.y0), &x, rows, &packed, bias);
+            let want = table(rows, n, |t, j| self.y0[t * n + j] + sums[t * n + j]);
+            assert_same(&y, &want, &what("residual"));
+        }
         let mut y = Buf::<Bf16>::zeros(rows * n);
         linear(ctx, &mut y, &x, rows, &packed, None);
         assert_rounded(&y, &e.product, &what("linear to bf16"));
@@ -243,8 +246,8 @@ fn tiny_numbers_are_zero_alike_everywhere() {
 
 #[test]
 fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
-    // Less than a vector, less than a strip of four and more, and enough for several threads.
-    for (rows, n) in [(37, 21), (9, 64), (5, 100), (450, 230), (0, 5), (0, 130)] {
+    // Strips of four vectors and what is left of one, no rows, and enough for several threads.
+    for (rows, n) in [(37, 21), (9, 64), (5, 100), (3, 7), (450, 230), (0, 5), (0, 130)] {
         let dy = bf16(&noise(1, rows * n));
         let start = noise(2, n);
         let want =

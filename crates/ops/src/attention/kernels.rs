@@ -24,7 +24,7 @@ pub(super) struct Scores<'a> {
     pub(super) k: Blocks<'a>,
     /// The first block, and the one behind the last.
     pub(super) blocks: (usize, usize),
-    /// Blocks of the same size whose memory is asked for meanwhile: those with the same numbers.
+    /// Blocks as large and at least as many: the n-th is asked for while the n-th of these is read.
     pub(super) ahead: Option<Blocks<'a>>,
     /// Words of a query.
     pub(super) words: usize,
@@ -172,7 +172,7 @@ pub(super) struct Weighted<'a> {
     pub(super) word_step: usize,
     /// Summands, blocks of rows.
     pub(super) summands: Blocks<'a>,
-    /// Blocks of the same size whose memory is asked for meanwhile: those with the same numbers.
+    /// Blocks as large and at least as many: the n-th is asked for while the n-th of these is read.
     pub(super) ahead: Option<Blocks<'a>>,
     /// The first summand to add, and with it the one that shares its word.
     pub(super) start: usize,

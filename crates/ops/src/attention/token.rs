@@ -24,7 +24,7 @@ pub(super) struct Token<'a> {
     /// Blocks of rows.
     pub(super) v: Blocks<'a>,
     pub(super) scale: f32,
-    /// The keys that the next call asks, if they are as many.
+    /// The keys of the next call, if they have as many blocks as these.
     pub(super) next: Option<Blocks<'a>>,
 }
 
@@ -49,6 +49,7 @@ pub(super) unsafe fn attend<E: Element>(
     let (sums, scores) = scratch.split_at_mut(ROWS * e);
     assert!(scores.len() >= ROWS * stride, "attention: no room for the scores of {keys} keys");
     let asked = Scores {
+        // A block of values has as many words as one of keys.
         ahead: Some(v),
         q: each_row(&(0..group), |head| q.wrapping_add(head * layout.row())),
         rows: group,

@@ -152,6 +152,35 @@ fn part_at_a_copied_block<E: Element>() {
     assert_eq!(out[80..], expected::<E>(&ctx, &fork)[19 * 80..]);
 }
 
+/// A step whose rows differ in the number of their blocks, either way.
+#[test]
+fn a_long_sequence_beside_short_ones_has_the_bits_of_training() {
+    beside_short_ones::<f32>();
+    beside_short_ones::<Bf16>();
+}
+
+fn beside_short_ones<E: Element>() {
+    let ctx = Ctx::serial();
+    let case = Case::new((4, 2, 32), &[3, 40, 17, 70, 1]);
+    let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
+    let (tables, blocks) = tables(&lengths, 5);
+    let mut cache = poisoned::<E>(&ctx, blocks, &case);
+    let slots: Vec<u32> = std::iter::zip(&tables, &lengths)
+        .flat_map(|(table, &n)| {
+            (0..n as u32).map(|t| table[t as usize / KV_BLOCK] * KV_BLOCK as u32 + t % 16)
+        })
+        .collect();
+    kv_write(&ctx, &mut cache, &narrow(&case.k), &narrow(&case.v), &slots);
+    let last: Vec<usize> = case.seq_starts[1..].iter().map(|end| end - 1).collect();
+    let rows: Vec<CachedRow<'_>> =
+        std::iter::zip(&tables, &lengths).map(|(blocks, &len)| CachedRow { blocks, len }).collect();
+    let mut out = Buf::zeros(last.len() * 128);
+    attention_cached(&ctx, &mut out, &narrow::<E>(&pick(&case.q, &last, 128)), &cache, &rows);
+    let all = expected::<E>(&ctx, &case);
+    let want: Vec<u32> = last.iter().flat_map(|t| &all[t * 128..][..128]).copied().collect();
+    assert!(bits(&widen(&out)) == want);
+}
+
 #[test]
 fn the_cache_tells_its_size() {
     let cache = KvLayer::<f32>::new(10, Case::new((4, 2, 20), &[1]).shape);
