@@ -3,6 +3,7 @@
 //! Tokens are the only truth. A [`Trajectory`] is token ids from the first prompt token to the last observation;
 //! text appears at the edges alone. Nothing here does I/O, starts a thread or computes on tensors.
 
+mod base64_bytes;
 mod episode;
 pub mod metric;
 mod random;
@@ -13,6 +14,6 @@ pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use task::{ChatMessage, PromptSource, Task, WorkedExample};
 pub use trajectory::{
-    Author, PolicyVersion, SampleKey, Span, Step, StopReason, Ticket, Trajectory, TrajectoryError,
-    VersionSpan,
+    Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, Step, StopReason, Ticket, Trajectory,
+    TrajectoryError, VersionSpan,
 };

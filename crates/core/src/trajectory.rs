@@ -1,8 +1,26 @@
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Counts batches trained and published, not optimiser steps.
+/// A policy of the run. Versions count separately for each policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PolicyId(pub u32);
+
+impl PolicyId {
+    /// The policy of a run that trains a single one.
+    pub const MAIN: Self = Self(0);
+}
+
+impl fmt::Display for PolicyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Number of batches a policy was trained on and published after. Optimiser steps are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PolicyVersion(pub u64);
@@ -21,6 +39,14 @@ pub struct SampleKey {
     pub sample: u32,
     /// The segment's place in its episode.
     pub segment: u32,
+}
+
+/// `ticket/sample`, and `ticket/sample/segment` for segments after the first.
+impl fmt::Display for SampleKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.ticket.0, self.sample)?;
+        if self.segment > 0 { write!(f, "/{}", self.segment) } else { Ok(()) }
+    }
 }
 
 /// Who wrote a range of tokens.
@@ -74,13 +100,28 @@ impl Span {
     }
 }
 
-/// Which policy version sampled which range of tokens.
+/// A range of tokens sampled by one version of one policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionSpan {
-    /// The version whose weights gave the tokens.
+    /// The policy that sampled the tokens.
+    pub policy: PolicyId,
+    /// The version of its weights.
     pub version: PolicyVersion,
     /// Token positions in the trajectory.
     pub range: Range<usize>,
+}
+
+/// Opaque data that belongs to a sequence, such as an encoded image. It is carried from the request to the training
+/// batch and interpreted by engines alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Media type, such as `image/png`. Engines refuse types that they do not support.
+    pub media_type: String,
+    /// Position in the sequence's tokens of the placeholder that the data stands for.
+    pub position: usize,
+    /// The bytes; base64 in files.
+    #[serde(with = "crate::base64_bytes")]
+    pub data: Arc<[u8]>,
 }
 
 /// Why generation ended.
@@ -129,13 +170,16 @@ pub struct Trajectory {
     pub versions: Vec<VersionSpan>,
     /// Why it ended.
     pub stop: StopReason,
+    /// Data that belongs to the sequence beyond its tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
 }
 
 /// A trajectory whose parts contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TrajectoryError {
     /// Spans do not tile the tokens.
-    #[error("sample {key:?}: spans do not tile its {tokens} tokens (broken at span {span})")]
+    #[error("sample {key}: spans do not tile its {tokens} tokens (broken at span {span})")]
     Spans {
         /// The trajectory.
         key: SampleKey,
@@ -145,7 +189,7 @@ pub enum TrajectoryError {
         span: usize,
     },
     /// Another number of log-probabilities than policy tokens.
-    #[error("sample {key:?}: {logprobs} log-probabilities for {policy_tokens} policy tokens")]
+    #[error("sample {key}: {logprobs} log-probabilities for {policy_tokens} policy tokens")]
     Logprobs {
         /// The trajectory.
         key: SampleKey,
@@ -155,13 +199,13 @@ pub enum TrajectoryError {
         policy_tokens: usize,
     },
     /// A policy token at position 0 has no prefix to be predicted from.
-    #[error("sample {key:?}: the first token cannot be the policy's, it has no prefix")]
+    #[error("sample {key}: the first token cannot be the policy's, it has no prefix")]
     NoPrompt {
         /// The trajectory.
         key: SampleKey,
     },
     /// A step where there is none, or one that cannot be used.
-    #[error("sample {key:?}: the step of span {span} {problem}")]
+    #[error("sample {key}: the step of span {span} {problem}")]
     Step {
         /// The trajectory.
         key: SampleKey,
@@ -255,7 +299,24 @@ mod tests {
             logprobs: vec![-1.0],
             versions: Vec::new(),
             stop: StopReason::StopToken,
+            attachments: Vec::new(),
         }
+    }
+
+    #[test]
+    fn sample_keys_are_shown_as_ticket_and_sample() {
+        let key = SampleKey { ticket: Ticket(4), sample: 2, segment: 0 };
+        assert_eq!(key.to_string(), "4/2");
+        assert_eq!(SampleKey { segment: 1, ..key }.to_string(), "4/2/1");
+    }
+
+    #[test]
+    fn attachments_are_base64_text_in_files() {
+        let data = Arc::from([0u8, 255, 7]);
+        let attachment = Attachment { media_type: "image/png".into(), position: 3, data };
+        let text = serde_json::to_string(&attachment).unwrap_or_default();
+        assert_eq!(text, r#"{"media_type":"image/png","position":3,"data":"AP8H"}"#);
+        assert_eq!(serde_json::from_str::<Attachment>(&text).ok(), Some(attachment));
     }
 
     #[test]

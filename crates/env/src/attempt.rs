@@ -71,6 +71,7 @@ impl Attempt {
                 logprobs: Vec::new(),
                 versions: Vec::new(),
                 stop: StopReason::Aborted,
+                attachments: Vec::new(),
             },
         })
     }
@@ -162,7 +163,7 @@ impl Attempt {
         self.trajectory.versions.extend(
             turn.versions
                 .iter()
-                .map(|v| VersionSpan { version: v.version, range: v.range.start + from..v.range.end + from }),
+                .map(|v| VersionSpan { range: v.range.start + from..v.range.end + from, ..v.clone() }),
         );
     }
 

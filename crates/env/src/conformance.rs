@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use rloom_core::{PolicyVersion, SampleKey, StopReason, Task, Ticket, Trajectory, VersionSpan};
+use rloom_core::{PolicyId, PolicyVersion, SampleKey, StopReason, Task, Ticket, Trajectory, VersionSpan};
 use rloom_text::Tokenizer;
 
 use crate::{Attempt, EnvError, Environment, Progress, Turn};
@@ -149,7 +149,7 @@ fn turn(tokens: Vec<u32>, stop: StopReason) -> Turn {
     let versions = if tokens.is_empty() {
         Vec::new()
     } else {
-        vec![VersionSpan { version: PolicyVersion(0), range: 0..tokens.len() }]
+        vec![VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(0), range: 0..tokens.len() }]
     };
     Turn { logprobs: vec![-1.0; tokens.len()], tokens, temperature: 1.0, versions, stop }
 }

@@ -1,5 +1,5 @@
 use rloom_core::{
-    ChatMessage, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Trajectory, VersionSpan,
+    ChatMessage, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Trajectory, VersionSpan,
 };
 use rloom_text::{RenderOptions, TextError, Tokenizer};
 
@@ -58,7 +58,11 @@ pub async fn demonstrate(
 fn unsampled(tokens: Vec<u32>) -> Turn {
     Turn {
         logprobs: vec![0.0; tokens.len()],
-        versions: vec![VersionSpan { version: PolicyVersion(0), range: 0..tokens.len() }],
+        versions: vec![VersionSpan {
+            policy: PolicyId::MAIN,
+            version: PolicyVersion(0),
+            range: 0..tokens.len(),
+        }],
         tokens,
         temperature: 1.0,
         stop: StopReason::StopToken,

@@ -41,6 +41,7 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
         logprobs: vec![-1.0; tokens],
         versions: Vec::new(),
         stop,
+        attachments: Vec::new(),
     }
 }
 

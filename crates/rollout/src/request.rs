@@ -73,11 +73,11 @@ impl Generation {
         let at = self.tokens.len();
         self.tokens.extend(later.tokens);
         self.logprobs.extend(later.logprobs);
-        for VersionSpan { version, range } in later.versions {
+        for VersionSpan { policy, version, range } in later.versions {
             let (start, end) = (range.start + at, range.end + at);
             match self.versions.last_mut() {
-                Some(last) if last.version == version => last.range.end = end,
-                _ => self.versions.push(VersionSpan { version, range: start..end }),
+                Some(last) if (last.policy, last.version) == (policy, version) => last.range.end = end,
+                _ => self.versions.push(VersionSpan { policy, version, range: start..end }),
             }
         }
         self.stop = later.stop;
@@ -87,7 +87,7 @@ impl Generation {
 
 #[cfg(test)]
 mod tests {
-    use rloom_core::PolicyVersion;
+    use rloom_core::{PolicyId, PolicyVersion};
 
     use super::*;
 
@@ -95,7 +95,7 @@ mod tests {
         let mut at = 0;
         let versions = versions.iter().map(|&(version, length)| {
             at += length;
-            VersionSpan { version: PolicyVersion(version), range: at - length..at }
+            VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range: at - length..at }
         });
         Generation {
             tokens: tokens.to_vec(),

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rloom_core::{PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
+use rloom_core::{PolicyId, PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
 use rloom_model::KvCache;
 use rloom_ops::{HeadAsk, Pick};
 use tokio::sync::oneshot;
@@ -177,7 +177,7 @@ impl Sequence {
         let at = self.logprobs.len();
         match self.versions.last_mut() {
             Some(span) if span.version == version => span.range.end = at + 1,
-            _ => self.versions.push(VersionSpan { version, range: at..at + 1 }),
+            _ => self.versions.push(VersionSpan { policy: PolicyId::MAIN, version, range: at..at + 1 }),
         }
         self.tokens.push(pick.token);
         self.logprobs.push(pick.logprob);

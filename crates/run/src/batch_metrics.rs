@@ -104,7 +104,7 @@ pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
 mod tests {
     use super::*;
     use rloom_core::{
-        Author, PromptSource, RewardComponent, Rewards, SampleKey, Span, StopReason, Task, Ticket,
+        Author, PolicyId, PromptSource, RewardComponent, Rewards, SampleKey, Span, StopReason, Task, Ticket,
         Trajectory, VersionSpan,
     };
 
@@ -152,7 +152,11 @@ mod tests {
         let mut end = 1;
         let mut versions = Vec::new();
         for &(version, tokens) in parts {
-            versions.push(VersionSpan { version: PolicyVersion(version), range: end..end + tokens });
+            versions.push(VersionSpan {
+                policy: PolicyId::MAIN,
+                version: PolicyVersion(version),
+                range: end..end + tokens,
+            });
             end += tokens;
         }
         Trajectory {
@@ -162,6 +166,7 @@ mod tests {
             logprobs: vec![0.0; end - 1],
             versions,
             stop: StopReason::StopToken,
+            attachments: Vec::new(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! A run as its event stream would tell of it, made of a few constants: what readers of the stream are tested with.
 
 use rloom_core::{
-    Author, Episode, Group, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span,
-    StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
+    Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
+    Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
 };
 
 use crate::events::{Activity, Event, EventLine, Lane, Metrics, StageOutline};
@@ -197,7 +197,8 @@ pub(crate) fn group(ticket: u64, version: u64, samples: u32) -> Group {
 }
 
 fn trajectory(ticket: u64, sample: u32, version: u64) -> Trajectory {
-    let span = |version, range| VersionSpan { version: PolicyVersion(version), range };
+    let span =
+        |version, range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range };
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
         tokens: (0..9).collect(),
@@ -208,5 +209,6 @@ fn trajectory(ticket: u64, sample: u32, version: u64) -> Trajectory {
             _ => vec![span(version - 1, 3..6), span(version, 6..9)],
         },
         stop: StopReason::StopToken,
+        attachments: Vec::new(),
     }
 }

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_core::{PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan};
+use rloom_core::{
+    PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
+};
 use rloom_model::Weights;
 use rloom_rollout::{
     EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
@@ -288,7 +290,8 @@ fn change_version_within_a_turn(config: &Config) -> u64 {
         sample.logprobs = older.logprobs.into_iter().chain(newer.logprobs).collect();
         let end = sample.tokens.len();
         sample.spans[1].range = start..end;
-        let version = |version, range| VersionSpan { version: PolicyVersion(version), range };
+        let version =
+            |version, range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range };
         sample.versions = vec![version(0, start..start + 2), version(1, start + 2..end)];
         for (name, value) in serde_json::to_value(&sample).unwrap().as_object().unwrap() {
             line[name] = value.clone();

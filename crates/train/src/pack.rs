@@ -220,6 +220,7 @@ mod tests {
             logprobs: (0..policy).map(|i| -(i as f32) - ticket as f32).collect(),
             versions: vec![],
             stop: StopReason::StopToken,
+            attachments: Vec::new(),
         }
     }
 

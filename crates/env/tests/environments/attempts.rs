@@ -1,6 +1,6 @@
 //! Attempts: what they make of turns and of what the environment says.
 
-use rloom_core::{Author, PolicyVersion, Step, StopReason, VersionSpan};
+use rloom_core::{Author, PolicyId, PolicyVersion, Step, StopReason, VersionSpan};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, SingleTurn, Turn};
 
 use crate::support::{game, key, now, task, tokenizer, tokens, turn};
@@ -17,8 +17,8 @@ fn a_trajectory_says_who_wrote_what() {
     let prompt = attempt.tokens().len();
     let first = Turn {
         versions: vec![
-            VersionSpan { version: PolicyVersion(3), range: 0..1 },
-            VersionSpan { version: PolicyVersion(4), range: 1..2 },
+            VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(3), range: 0..1 },
+            VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(4), range: 1..2 },
         ],
         ..turn(&tokens("3<|eos|>"), StopReason::StopToken)
     };
@@ -82,7 +82,7 @@ fn turns_that_contradict_themselves_are_refused() {
     let positive = Turn { logprobs: vec![-1.0, 0.5], ..good.clone() };
     let few = Turn { logprobs: vec![-1.0], ..good.clone() };
     let cold = Turn { temperature: 0.0, ..good.clone() };
-    let span = |range| VersionSpan { version: PolicyVersion(1), range };
+    let span = |range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(1), range };
     let gap = Turn { versions: vec![span(0..1)], ..good.clone() };
     let overlap = Turn { versions: vec![span(0..2), span(1..2)], ..good.clone() };
     let beyond = Turn { versions: vec![span(0..3)], ..good.clone() };

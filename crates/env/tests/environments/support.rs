@@ -1,7 +1,7 @@
 //! What the tests of this crate share.
 
 use rloom_core::{
-    ChatMessage, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Ticket, VersionSpan,
+    ChatMessage, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Ticket, VersionSpan,
 };
 use rloom_env::Turn;
 use rloom_text::{CharacterSettings, Tokenizer};
@@ -42,7 +42,11 @@ pub(crate) fn turn(tokens: &[u32], stop: StopReason) -> Turn {
         tokens: tokens.to_vec(),
         logprobs: vec![-0.5; tokens.len()],
         temperature: 0.7,
-        versions: vec![VersionSpan { version: PolicyVersion(3), range: 0..tokens.len() }],
+        versions: vec![VersionSpan {
+            policy: PolicyId::MAIN,
+            version: PolicyVersion(3),
+            range: 0..tokens.len(),
+        }],
         stop,
     }
 }

@@ -12,10 +12,10 @@ use crate::support::{complete, config, mismatch, mixed_requests, model};
 
 /// What an abort after so many tokens would have left.
 pub(crate) fn cut_off(whole: &Generation, tokens: usize) -> Generation {
-    let versions = whole.versions.iter().map(|span| VersionSpan {
-        range: span.range.start..span.range.end.min(tokens),
-        version: span.version,
-    });
+    let versions = whole
+        .versions
+        .iter()
+        .map(|span| VersionSpan { range: span.range.start..span.range.end.min(tokens), ..span.clone() });
     Generation {
         tokens: whole.tokens[..tokens].to_vec(),
         logprobs: whole.logprobs[..tokens].to_vec(),

@@ -84,7 +84,7 @@ fn interrupted(
 
 fn spans(generation: &Generation) -> Vec<(u64, usize)> {
     let mut at = 0;
-    let spans = generation.versions.iter().map(|VersionSpan { version, range }| {
+    let spans = generation.versions.iter().map(|VersionSpan { version, range, .. }| {
         assert_eq!(range.start, at, "no gaps");
         at = range.end;
         (version.0, range.len())

@@ -176,6 +176,7 @@ mod tests {
             logprobs: vec![-1.0; 3],
             versions: Vec::new(),
             stop: StopReason::StopToken,
+            attachments: Vec::new(),
         };
         let episode = Episode { role: Role::Train, segments: vec![segment], rewards: Rewards::default() };
         let found: Vec<_> = steps_of(&episode, -2.0).iter().map(|s| (s.tokens, s.reward, s.state)).collect();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rloom_core::{Episode, PromptSource, Rewards, Role, Task, Ticket, VersionSpan};
+use rloom_core::{Episode, PolicyId, PromptSource, Rewards, Role, Task, Ticket, VersionSpan};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
 use rloom_train::EmbeddedTrainEngine;
@@ -123,6 +123,7 @@ fn what_the_sampler_has_computed_is_not_computed_again() {
     // Older versions, all the way or for a token, and versions that nobody knows: the policy is asked.
     let versions = |of: &[(u64, std::ops::Range<usize>)]| -> Vec<VersionSpan> {
         let span = |(version, range): &(u64, std::ops::Range<usize>)| VersionSpan {
+            policy: PolicyId::MAIN,
             version: PolicyVersion(*version),
             range: range.clone(),
         };

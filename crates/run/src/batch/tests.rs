@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rloom_algo::{AlgorithmSettings, LossGrad, LossTerms, Method, Scope, TokenScores};
 use rloom_core::{
-    Author, Episode, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span, StopReason, Task, Ticket,
-    VersionSpan,
+    Author, Episode, PolicyId, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span, StopReason,
+    Task, Ticket, VersionSpan,
 };
 use rloom_model::Weights;
 use rloom_train::{LossFn, LossReport, StepReport};
@@ -112,8 +112,13 @@ fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Ep
             tokens: [&[0], *tokens].concat(),
             spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..tokens.len() + 1)],
             logprobs: tokens.iter().map(|&t| -(t as f32) / 64.0).collect(),
-            versions: vec![VersionSpan { version: PolicyVersion(0), range: 1..tokens.len() + 1 }],
+            versions: vec![VersionSpan {
+                policy: PolicyId::MAIN,
+                version: PolicyVersion(0),
+                range: 1..tokens.len() + 1,
+            }],
             stop,
+            attachments: Vec::new(),
         })
         .collect();
     let components = vec![RewardComponent { name: "exact".into(), weight: 1.0, value: Some(reward) }];

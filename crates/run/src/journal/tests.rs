@@ -1,4 +1,4 @@
-use rloom_core::{PolicyVersion, StopReason, VersionSpan};
+use rloom_core::{PolicyId, PolicyVersion, StopReason, VersionSpan};
 use rloom_env::Turn;
 
 use super::*;
@@ -18,7 +18,7 @@ fn partial(sample: u32) -> Record {
         tokens: vec![7, 8],
         logprobs: vec![-0.1, -1.5e-30],
         temperature: 0.7,
-        versions: vec![VersionSpan { version: PolicyVersion(3), range: 0..2 }],
+        versions: vec![VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(3), range: 0..2 }],
         stop: StopReason::Aborted,
     };
     Record::Partial { ticket: Ticket(1), sample, partial: Partial { turns: vec![turn] } }

@@ -37,6 +37,7 @@ pub(crate) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
                     .collect(),
                 versions: vec![],
                 stop: StopReason::Length,
+                attachments: Vec::new(),
             }
         })
         .collect()

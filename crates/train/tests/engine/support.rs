@@ -42,6 +42,7 @@ pub(crate) fn trajectory(ticket: u64) -> Trajectory {
         logprobs: (0..n - prompt).map(|i| -3.5 - 0.1 * stream.uniform(2000 + i as u64) as f32).collect(),
         versions: vec![],
         stop: StopReason::Length,
+        attachments: Vec::new(),
     }
 }
 

@@ -143,6 +143,7 @@ impl Step {
             logprobs: done.logprobs,
             versions: done.versions.into_iter().map(shifted).collect(),
             stop: done.stop,
+            attachments: Vec::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 use std::fmt::Write as _;
 
-use rloom_core::{PolicyVersion, RewardComponent, StopReason, VersionSpan};
+use rloom_core::{PolicyId, PolicyVersion, RewardComponent, StopReason, VersionSpan};
 use rloom_run::lineage::{Generated, Logprobs, StreamName, TaskLineage};
 
 use super::*;
@@ -11,7 +11,8 @@ fn output() -> Output {
 
 fn sample(place: u32) -> SampleLineage {
     let component = |name: &str, weight, value| RewardComponent { name: name.into(), weight, value };
-    let span = |version, range| VersionSpan { version: PolicyVersion(version), range };
+    let span =
+        |version, range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range };
     SampleLineage {
         random: StreamName { seed: 7, stage: 1, purpose: "rollout", ticket: 12, sample: place, segment: 0 },
         role: if place == 2 { Role::Baseline } else { Role::Train },
