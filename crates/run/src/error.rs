@@ -1,70 +1,239 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// What can end a run.
+use rloom_collect::CollectError;
+use rloom_engine::{Form, RolloutError, TrainError};
+use rloom_sched::SchedulerEvent;
+use rloom_store::StoreError;
+use tokio::task::JoinError;
+
+/// Cause of a failed worker: rollout engine, trainer or evaluation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerFailure {
+    /// The rollout engine failed.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// The trainer failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// The evaluation failed.
+    #[error("the evaluation failed: {0}")]
+    Evaluation(Box<CollectError>),
+    /// The task of the evaluation panicked.
+    #[error("the evaluation panicked: {message}")]
+    EvaluationPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The task that loads weights panicked.
+    #[error("loading weights panicked: {message}")]
+    LoadPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The training thread panicked.
+    #[error("the training thread panicked: {message}")]
+    TrainerPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The training thread ended before its work was done.
+    #[error("the training thread ended before its work was done")]
+    TrainerEnded,
+}
+
+impl WorkerFailure {
+    pub(crate) fn evaluation_task(error: &JoinError) -> Self {
+        Self::EvaluationPanicked { message: error.to_string() }
+    }
+
+    pub(crate) fn load_task(error: &JoinError) -> Self {
+        Self::LoadPanicked { message: error.to_string() }
+    }
+}
+
+/// A journal record that does not fit the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Contradiction {
+    /// A record of a group that was not started.
+    #[error("contains group {ticket}, which was not started")]
+    GroupNotStarted {
+        /// The group's ticket.
+        ticket: u64,
+    },
+    /// A record of work that the scheduler did not request.
+    #[error("contains {event:?}, which was not requested")]
+    NotRequested {
+        /// The recorded event.
+        event: SchedulerEvent,
+    },
+}
+
+/// Why a sample cannot be generated again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotRepeatable {
+    /// A turn mixes keys and values of several versions.
+    #[error(
+        "its version changed in the middle of a turn, and with on_update = \"keep\" the later tokens were computed from \
+         keys and values of the earlier weights\nhint: on_update = \"recompute\" gives samples that can be repeated"
+    )]
+    MixedVersions,
+    /// The rollout engine does not give the same bits again.
+    #[error(
+        "its rollout engine does not repeat results bitwise: log-probabilities carry noise\nhint: the recorded tokens and \
+         log-probabilities are in `rollouts/`; `rloom inspect` shows them"
+    )]
+    InexactEngine,
+}
+
+/// Reason why a run or one of its commands failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// A file operation failed.
-    #[error("could not {operation} {}: {source}{}", path.display(), io_hint(source))]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
+    /// Run directory, journal or checkpoint.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The model could not be opened, built or written.
+    #[error(transparent)]
+    Model(#[from] rloom_model::LoadError),
+    /// The model's shape is not supported.
+    #[error(transparent)]
+    ModelConfig(#[from] rloom_model::ConfigError),
+    /// The model could not be downloaded.
+    #[error(transparent)]
+    Hub(#[from] rloom_model::hub::HubError),
+    /// The tokenizer could not be opened, built or written.
+    #[error(transparent)]
+    Text(#[from] rloom_text::TextError),
+    /// The data could not be opened.
+    #[error(transparent)]
+    Data(#[from] rloom_data::DataError),
+    /// The reward could not be built.
+    #[error(transparent)]
+    Reward(#[from] rloom_reward::RewardError),
+    /// The rollout engine could not be built, or failed outside of a stage.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// The train engine could not be built, or failed outside of a stage.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// An evaluation outside of a run failed.
+    #[error(transparent)]
+    Collect(#[from] CollectError),
+    /// The compute threads could not be started.
+    #[error(transparent)]
+    Compute(#[from] rloom_ops::CtxError),
+    /// A telemetry file could not be read.
+    #[error(transparent)]
+    Telemetry(#[from] rloom_telemetry::TelemetryError),
+    /// From the scheduler.
+    #[error(transparent)]
+    Sched(#[from] rloom_sched::SchedError),
+    /// The asynchronous runtime could not be started.
+    #[error("could not start the runtime: {source}")]
+    Runtime {
+        /// The cause.
         source: std::io::Error,
     },
-    /// The directory of a new run holds something already.
-    #[error("{} is not empty\nhint: `--resume {}` goes on with the run in it; `--run-name` starts another", path.display(), path.display())]
-    DirectoryInUse {
-        /// The directory.
-        path: PathBuf,
+    /// A thread could not be started.
+    #[error("could not start the {name} thread: {source}")]
+    Thread {
+        /// Name of the thread.
+        name: &'static str,
+        /// The cause.
+        source: std::io::Error,
     },
-    /// No run lies there.
-    #[error("{} holds no run: there is no config.toml in it\nhint: give the run's directory, such as runs/arithmetic", path.display())]
-    NotARun {
-        /// The directory.
-        path: PathBuf,
+    /// The engines have no common way of handing weights over.
+    #[error("the trainer publishes weights as {}, the rollout engine loads {}", forms(published), forms(loaded))]
+    NoCommonForm {
+        /// Forms that the trainer publishes.
+        published: Vec<Form>,
+        /// Forms that the rollout engine loads.
+        loaded: Vec<Form>,
     },
-    /// Another process works in the directory.
-    #[error("another process is working in {}\nhint: wait for it, or end it; the directory is free as soon as that process is gone", path.display())]
-    Locked {
-        /// The directory.
-        path: PathBuf,
+    /// Weights that another engine has published.
+    #[error("these {} weights belong to another engine", form.name())]
+    ForeignWeights {
+        /// Their form.
+        form: Form,
     },
-    /// A journal segment does not match its checksums, and not as a killed process leaves it.
-    #[error("{}: record {record} at byte {offset} is damaged: {reason}\nhint: remove the file to generate its groups again from the last checkpoint", path.display())]
-    JournalDamaged {
-        /// The segment.
-        path: PathBuf,
-        /// The record's number.
-        record: usize,
-        /// Its place.
-        offset: u64,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A checkpoint is not what its manifest says.
-    #[error("the checkpoint {} is damaged: {reason}", path.display())]
-    CheckpointDamaged {
+    /// The checkpoint belongs to another configuration.
+    #[error(
+        "{} belongs to stage `{stage}` with seed {seed}, the configuration has `{expected_stage}` with seed {expected_seed}\nhint: resume with the configuration that the run started with, or start a new run", path.display()
+    )]
+    OtherRun {
         /// The checkpoint.
         path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
+        /// Stage of the checkpoint.
+        stage: String,
+        /// Seed of the checkpoint.
+        seed: u64,
+        /// Stage of the configuration.
+        expected_stage: String,
+        /// Seed of the configuration.
+        expected_seed: u64,
     },
-    /// A checkpoint of another version of the program.
-    #[error("the checkpoint {} has format {found}, this program reads format {reads}\nhint: finish the run with the version of rloom that wrote it, or start a new run from its weights with `--set model.path={}`", path.display(), path.display())]
-    CheckpointFormat {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-        /// The format that can be read.
-        reads: u32,
+    /// The checkpoint that a stage starts from is missing or damaged.
+    #[error("stage {stage} starts from the end of `{source_stage}`: {error}")]
+    StartMissing {
+        /// Index of the stage.
+        stage: usize,
+        /// The stage that it starts from.
+        source_stage: String,
+        /// The cause.
+        error: Box<StoreError>,
+    },
+    /// A worker failed.
+    #[error("stage `{stage}`, step {step}: {cause}\nlast valid checkpoint: {checkpoint}")]
+    Worker {
+        /// The stage.
+        stage: String,
+        /// The step.
+        step: u64,
+        /// The cause.
+        cause: WorkerFailure,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// The training thread is gone at the end of a stage.
+    #[error("the training thread of stage `{stage}` ended before the stage")]
+    TrainerEnded {
+        /// The stage.
+        stage: String,
+    },
+    /// A completed group that is not in flight.
+    #[error("stage `{stage}`: group {ticket} is complete but was not started")]
+    UnknownGroup {
+        /// The stage.
+        stage: String,
+        /// The group's ticket.
+        ticket: u64,
+    },
+    /// A batch was cut whose groups are missing.
+    #[error("stage `{stage}`: batch {batch} was cut, but {missing} of its groups are missing")]
+    IncompleteBatch {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// Number of missing groups.
+        missing: usize,
+    },
+    /// The journal does not fit the run.
+    #[error(
+        "stage `{stage}`: the journal {what}\nhint: the configuration or the binary has changed since; start a new run"
+    )]
+    JournalContradicts {
+        /// The stage.
+        stage: String,
+        /// The contradiction.
+        what: Contradiction,
     },
     /// The recorded history cannot be repeated.
     #[error(
-        "stage `{stage}`, batch {batch}: the journal says that groups {recorded:?} were trained on, this run would take {now:?}\nhint: the configuration or the binary has changed since; start a new run"
+        "stage `{stage}`, batch {batch}: the journal has a batch of groups {recorded:?}, this run would cut {now:?}\nhint: the configuration or the binary has changed since; start a new run"
     )]
     CutMismatch {
         /// The stage.
@@ -78,39 +247,39 @@ pub enum RunError {
     },
     /// The loss or its gradient is not finite.
     #[error(
-        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast good checkpoint: {checkpoint}\nhint: lower the learning rate or `max_grad_norm`, then `--resume`"
+        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid checkpoint: {checkpoint}\nhint: lower the learning rate or `max_grad_norm`, then `--resume`"
     )]
     NotFinite {
         /// The stage.
         stage: String,
         /// The step.
         step: u64,
-        /// Loss or gradient.
+        /// Loss, score or gradient.
         what: String,
-        /// Which samples were being trained on.
+        /// Samples that were being trained on.
         samples: String,
-        /// What can be resumed from.
+        /// The checkpoint to resume from.
         checkpoint: String,
     },
-    /// Training again did not give the weights that were recorded.
+    /// Retraining did not give the recorded weights.
     #[error(
-        "stage `{stage}`, batch {batch}: training again on the recorded groups gave other weights (checksum {now:08x}, recorded {recorded:08x})\nhint: the configuration or the binary has changed since; start a new run"
+        "stage `{stage}`, batch {batch}: retraining on the recorded groups gave other weights (digest {now:08x}, recorded {recorded:08x})\nhint: the configuration or the binary has changed since; start a new run"
     )]
     ReplayDiffers {
         /// The stage.
         stage: String,
         /// The batch.
         batch: u64,
-        /// Checksum of the weights then.
-        recorded: u32,
-        /// Checksum of the weights now.
-        now: u32,
+        /// Recorded digest of the weights.
+        recorded: u64,
+        /// Digest of the weights now.
+        now: u64,
     },
-    /// A group is to run under weights that nobody has any more.
+    /// The weights that a group is pinned to are not available.
     #[error(
-        "stage `{stage}`: group {ticket} is pinned to policy version {version}, whose weights are not at hand: the journal \
-         that had the group is gone, and the checkpoint has not needed them\nresumed from: {checkpoint}\nhint: put the \
-         files of the run's `journal` folder back, or start a new run"
+        "stage `{stage}`: group {ticket} is pinned to policy version {version}, whose weights are not available: the \
+         journal that contained the group is gone, and the checkpoint did not need them\nresumed from: {checkpoint}\nhint: \
+         restore the files of the run's `journal` folder, or start a new run"
     )]
     PinnedWeightsMissing {
         /// The stage.
@@ -119,44 +288,44 @@ pub enum RunError {
         ticket: u64,
         /// The version.
         version: u64,
-        /// What the run goes on from.
+        /// The checkpoint that the run resumes from.
         checkpoint: String,
     },
-    /// Nothing at all happened within the configured time.
+    /// Nothing happened within the configured time.
     #[error(
-        "stage `{stage}`, step {step}: nothing has happened for {seconds} s\n  {report}\nlast good checkpoint: {checkpoint}\nhint: raise `run.stall_seconds` if the work is really that slow; `--resume` goes on from what is saved"
+        "stage `{stage}`, step {step}: no progress for {seconds} s\n  {report}\nlast valid checkpoint: {checkpoint}\nhint: raise `run.stall_seconds` if the work is really that slow; `--resume` continues from what is saved"
     )]
     Stalled {
         /// The stage.
         stage: String,
-        /// The step under way.
+        /// The current step.
         step: u64,
-        /// Who waits for whom, and what each worker last did.
+        /// Who waits for what, and the state of every worker.
         report: String,
-        /// For how long.
+        /// Time without progress in seconds.
         seconds: u64,
-        /// What can be resumed from.
+        /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// More groups failed than may be replaced.
     #[error(
-        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast good checkpoint: {checkpoint}\nhint: `schedule.max_failures` says how many may"
+        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast valid checkpoint: {checkpoint}\nhint: `schedule.max_failures` is the limit"
     )]
     TooManyFailures {
         /// The stage.
         stage: String,
         /// The step that the groups were for.
         step: u64,
-        /// How many failed.
+        /// Number of failed groups.
         failures: u64,
-        /// Why the last one did.
+        /// Why the last one failed.
         last: String,
-        /// What can be resumed from.
+        /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// A group could not be generated or scored.
     #[error(
-        "stage `{stage}`, step {step}, group {ticket} (task {task}): {reason}\nlast good checkpoint: {checkpoint}"
+        "stage `{stage}`, step {step}, group {ticket} (task {task}): {reason}\nlast valid checkpoint: {checkpoint}"
     )]
     Group {
         /// The stage.
@@ -165,121 +334,131 @@ pub enum RunError {
         step: u64,
         /// The group's ticket.
         ticket: u64,
-        /// Its task.
+        /// Index of its task.
         task: u64,
-        /// What failed.
+        /// The cause.
         reason: String,
-        /// What can be resumed from.
+        /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// Filtering left too few groups for a batch.
     #[error(
-        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on (replaced: {})\nlast good checkpoint: {checkpoint}\nhint: easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's `[stage.algorithm]`", filtered.join(", ")
+        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on (replaced: {})\nlast valid checkpoint: {checkpoint}\nhint: easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's `[stage.algorithm]`", filtered.join(", ")
     )]
     NothingLeft {
         /// The stage.
         stage: String,
         /// The step that the groups were for.
         step: u64,
-        /// How many were replaced, by reason.
+        /// Number of replaced groups by reason.
         filtered: Vec<String>,
         /// Batches' worth of groups that may be drawn.
         draws: u32,
-        /// What can be resumed from.
+        /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// The second Ctrl-C: stopped at once.
-    #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` goes on from there", path.display())]
+    #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` continues from there", path.display())]
     StoppedNow {
         /// The run directory.
         path: PathBuf,
     },
-    /// No such sample is in the run's files.
+    /// The run's files do not contain the sample.
     #[error("stage `{stage}` has no sample {ticket}/{sample} in its rollouts or its journal\nhint: {known}")]
     NoSample {
         /// The stage.
         stage: String,
         /// The group.
         ticket: u64,
-        /// The place in the group.
+        /// Index in the group.
         sample: u32,
         /// What there is instead, as a sentence.
         known: String,
     },
-    /// Weights of a version are gone.
+    /// The name of a whole group where one sample is needed.
+    #[error("{name} names a whole group\nhint: add the sample: {name}/0")]
+    WholeGroup {
+        /// The name.
+        name: String,
+    },
+    /// No stage of that name samples.
+    #[error("{}{}", no_sampling_stage(name.as_deref()), sampling_stages_hint(stages))]
+    NoSamplingStage {
+        /// The requested stage.
+        name: Option<String>,
+        /// Stages that sample.
+        stages: Vec<String>,
+    },
+    /// The weights of a version are gone.
     #[error(
-        "stage `{stage}`: the weights of version {} are not at hand; there are those of {}\nhint: {}", list(missing), list(at_hand), rebuild_hint(*base, *missing_batch)
+        "stage `{stage}`: weights of version {} are not available; available: {}\nhint: {}", list(missing), list(available), rebuild_hint(*base, *missing_batch)
     )]
     VersionMissing {
         /// The stage.
         stage: String,
-        /// Versions that are asked for and missing.
+        /// Requested versions that are missing.
         missing: Vec<u64>,
-        /// Versions that are there.
-        at_hand: Vec<u64>,
-        /// The last one before the first that is missing.
+        /// Available versions.
+        available: Vec<u64>,
+        /// The last available version before the first missing one.
         base: u64,
-        /// A batch after it whose groups are gone, so that it cannot be trained again.
+        /// A later batch whose groups are gone, so that it cannot be retrained.
         missing_batch: Option<u64>,
     },
-    /// A batch that was trained again gave other weights than it did in the run.
+    /// A retrained batch gave other weights than it did in the run.
     #[error(
-        "stage `{stage}`, batch {batch}: trained again, it gives other weights than the journal has\nhint: weights are the same to the bit only with the same program and the same instruction set; this machine computes with {isa}"
+        "stage `{stage}`, batch {batch}: retraining gives other weights than the journal has\nhint: weights are bitwise identical only with the same build and the same numeric path; this machine computes with {numeric_path}"
     )]
     OtherWeights {
         /// The stage.
         stage: String,
         /// The batch.
         batch: u64,
-        /// How this machine computes.
-        isa: String,
+        /// Numeric path of this machine.
+        numeric_path: String,
     },
-    /// A sample that no weights in existence would give again.
+    /// A sample that cannot be generated again.
     #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]
-    Unrepeatable {
+    NotRepeatable {
         /// The group.
         ticket: u64,
-        /// The place in the group.
+        /// Index in the group.
         sample: u32,
-        /// Why.
-        reason: String,
+        /// The reason.
+        reason: NotRepeatable,
     },
-    /// The parts do not fit together.
-    #[error("{0}")]
-    Setup(String),
-    /// From the scheduler.
-    #[error(transparent)]
-    Sched(#[from] rloom_sched::SchedError),
+}
+
+fn forms(forms: &[Form]) -> String {
+    if forms.is_empty() {
+        return "nothing".to_owned();
+    }
+    forms.iter().map(|form| form.name()).collect::<Vec<_>>().join(", ")
 }
 
 fn list(versions: &[u64]) -> String {
     versions.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
+fn no_sampling_stage(name: Option<&str>) -> String {
+    let which = name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
+    format!("{which}: there is nothing to generate again")
+}
+
+fn sampling_stages_hint(stages: &[String]) -> String {
+    if stages.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = stages.iter().map(|name| format!("`{name}`")).collect();
+    format!("\nhint: stages that sample: {}", names.join(", "))
+}
+
 fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
     match missing_batch {
-        None => format!("`--rebuild` trains again from version {base} on, by the recorded batches"),
+        None => format!("`--rebuild` retrains the recorded batches from version {base} on"),
         Some(batch) => format!(
-            "it cannot be trained again from version {base} either: the groups of batch {batch} are in neither \
-             `rollouts` nor the journal. `run.keep_every` keeps more checkpoints"
+            "retraining from version {base} is impossible, too: the groups of batch {batch} are in neither `rollouts` nor \
+             the journal. `run.keep_every` keeps more checkpoints"
         ),
-    }
-}
-
-fn io_hint(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::StorageFull => {
-            "\nhint: free some space, then `--resume` the run: its last checkpoint and its journal are whole"
-        }
-        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
-            "\nhint: choose a writable place with `--set run.directory=…`"
-        }
-        _ => "",
-    }
-}
-
-impl RunError {
-    pub(crate) fn io(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { operation, path: path.to_owned(), source }
     }
 }

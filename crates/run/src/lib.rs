@@ -1,56 +1,38 @@
-//! The driver: run directory, event stream, journal, checkpoints, resume, publication of weights, trackers.
+//! Orchestration of a run: stages, publication, resume, lineage, replay.
 //!
-//! [`train`] starts a run and [`resume`] goes on with one; both weave data, rollout, reward and training together as
-//! the scheduler says, in turns or side by side. Everything that a run knows lies in its directory ([`directory`]); what happens is told to the
-//! event stream ([`Event`]), of which console, report and TensorBoard are readers.
+//! [`train`] starts a run and [`resume`] continues one. A stage is driven by one task: workers (groups, the training
+//! thread, the rollout engine, an evaluation) send events, the scheduler answers with commands. The driver is generic over
+//! its engines; [`assembly`] is the one place that names the embedded ones.
 
-mod batch;
-mod batch_metrics;
-pub mod checkpoint;
-mod demonstrations;
-pub mod directory;
-mod disk;
-mod episodes;
+pub mod assembly;
 mod error;
 mod evaluate;
-mod events;
-#[cfg(test)]
-mod failure_tests;
-#[doc(hidden)]
-pub mod faults;
-mod generated;
-mod history;
-mod journal;
 pub mod lineage;
-mod outcome;
+mod policy;
 mod rebuild;
+mod recorded;
 mod replay;
-pub mod report;
-mod rollout_log;
 mod runtime;
-mod setup;
 mod stage;
-mod state;
-mod step_files;
-mod step_report;
+mod stage_setup;
 mod stop;
-#[cfg(test)]
-mod synthetic;
-mod tensorboard;
-pub mod trace;
 mod train;
 mod trainer;
-mod waits;
 
-pub use error::RunError;
-pub use evaluate::{EvaluationReport, evaluate};
-pub use events::{Activity, Event, EventLine, Lane, Metrics, Observer, Phase, Sample, StageOutline};
-pub use generated::FoundIn;
-pub use history::{read_events, surviving};
+pub use error::{Contradiction, NotRepeatable, RunError, WorkerFailure};
+pub use evaluate::evaluate;
+pub use policy::Policy;
 pub use rebuild::Origin;
-pub use replay::{Difference, Replay, Verdict, replay};
-pub use rollout_log::LoggedTrajectory;
-pub use setup::{Policy, context};
-pub use state::Best;
+pub use recorded::FoundIn;
+pub use replay::{Difference, Replay, Verdict, replay, replay_on};
+pub use stage_setup::RunInputs;
 pub use stop::StopFlag;
-pub use train::{Summary, resume, train};
+pub use train::{Summary, resume, train, train_on};
+
+use rloom_ops::Ctx;
+
+/// Creates the compute context of a run; 0 threads stand for one per available core.
+pub fn context(threads: usize) -> Result<Ctx, RunError> {
+    let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Ok(Ctx::new(if threads == 0 { available } else { threads })?)
+}

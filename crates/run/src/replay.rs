@@ -1,4 +1,4 @@
-//! Generates a sample again and compares it with what is recorded, bit for bit.
+//! Generates a sample again and compares it bitwise with its record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -7,84 +7,84 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_config::{Config, Stage, StageRollout};
-use rloom_core::{Author, Episode, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
-use rloom_model::{Model, Weights};
-use rloom_rollout::{EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, SamplingSettings};
+use rloom_core::{Author, Episode, OnUpdate, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
+use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, RolloutEngine, SamplingSettings};
+use rloom_telemetry::{read_events, surviving};
 use serde::Serialize;
 
-use crate::RunError;
-use crate::generated::{FoundIn, History};
-use crate::history::{read_events, surviving};
+use crate::assembly::{EmbeddedEngines, EngineFactory, is_exact};
 use crate::lineage::{SampleName, ranges};
 use crate::rebuild::{Origin, Versions};
-use crate::setup::{Policy, Shared, context};
+use crate::recorded::{FoundIn, RecordedStage};
+use crate::stage_setup::RunInputs;
+use crate::{NotRepeatable, Policy, RunError, context, runtime};
 
-/// The first place where the replay is another.
+/// The first difference between record and replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Difference {
-    /// Another token, or one of them has none there.
+    /// Another token, or a token that only one of them has.
     Token {
-        /// The segment of the episode.
+        /// Segment of the episode.
         segment: usize,
-        /// The token's position in it.
+        /// Position of the token in the segment.
         position: usize,
-        /// What is recorded.
+        /// The recorded token.
         recorded: Option<u32>,
-        /// What was generated now.
+        /// The token generated now.
         replayed: Option<u32>,
     },
     /// The same token with another log-probability.
     Logprob {
-        /// The segment of the episode.
+        /// Segment of the episode.
         segment: usize,
-        /// The token's position in it.
+        /// Position of the token in the segment.
         position: usize,
-        /// What is recorded.
+        /// The recorded log-probability.
         recorded: f32,
-        /// What was computed now.
+        /// The log-probability computed now.
         replayed: f32,
     },
 }
 
-/// What a replay found.
+/// Verdict of a replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    /// Tokens and log-probabilities are the same to the bit.
+    /// Tokens and log-probabilities are bitwise identical.
     Equal,
-    /// They are not.
+    /// They differ.
     Different {
         /// The first difference.
         first: Difference,
     },
 }
 
-/// A sample that was generated again.
+/// Result of generating a sample again.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Replay {
     /// Its stage.
     pub stage: String,
     /// Its group.
     pub ticket: u64,
-    /// Its place in the group.
+    /// Its index in the group.
     pub sample: u32,
-    /// Where it is recorded.
+    /// Place of its record.
     pub found: FoundIn,
-    /// Policy tokens that were compared.
+    /// Number of compared policy tokens.
     pub tokens: usize,
-    /// The versions that wrote them, and where their weights came from.
+    /// The versions that sampled it, and the origins of their weights.
     pub versions: BTreeMap<u64, Origin>,
-    /// What came out.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 /// Generates a sample of the run in `directory`, whose resolved configuration is `config`, again. Versions that are not
-/// at hand are trained again if `rebuild` says so; `progress` is told of batches trained and their total. The run's
-/// files are only read.
+/// available are retrained if `rebuild` is set; `progress` receives the number of retrained batches and their total. The
+/// run's files are only read.
 pub fn replay(
     directory: &Path,
     config: &Config,
@@ -92,74 +92,139 @@ pub fn replay(
     rebuild: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Replay, RunError> {
-    let begun = Instant::now();
-    let Some(sample) = name.sample else {
-        return Err(RunError::Setup(format!(
-            "{name} names a whole group\nhint: say which of its samples: {name}/0"
-        )));
-    };
-    let (index, stage, rollout) = sampling_stage(config, name.stage.as_deref())?;
-    // Without events everything that is there counts.
-    let events = read_events(&directory.join("events.jsonl")).unwrap_or_default();
-    let history = History::read(directory, index as u32, &stage.name, &surviving(&events))?;
-    let found = history.episode(name.ticket, sample)?;
-    let Some((episode, found)) = found else {
-        return Err(no_sample(&history, &stage.name, name.ticket, sample));
-    };
-    check_repeatable(name, sample, rollout, &episode)?;
-    let initial = Policy::initial(config)?;
+    let record = find(directory, config, name)?;
     let ctx = context(config.run.threads)?;
-    let spans = episode.segments.iter().flat_map(|segment| &segment.versions);
-    let wanted: BTreeSet<u64> = spans.map(|span| span.version.0).collect();
-    let versions =
-        Versions { config, run: directory, index, stage, initial: &initial, ctx: &ctx, history: &history };
-    let policies = versions.policies(&wanted, rebuild, progress)?;
-    let shared = Shared::new(&initial, ctx.clone(), config.run.seed);
-    let mut player = Player {
-        engine: shared.engine(&initial, &rollout.engine)?,
-        shared,
-        stage: index as u32,
-        sampling: if sample < stage.algorithm.group_size {
-            rollout.sampling.clone()
-        } else {
-            // The episode that the others are compared with.
-            SamplingSettings { temperature: 0.0, ..rollout.sampling.clone() }
-        },
-        loaded: None,
-        policies: &policies,
-    };
-    let verdict = crate::runtime::block_on(async {
-        for (place, segment) in episode.segments.iter().enumerate() {
-            if let Some(first) = player.segment(place, segment).await? {
-                return Ok(Verdict::Different { first });
-            }
-        }
-        Ok::<_, RunError>(Verdict::Equal)
-    })??;
-    Ok(Replay {
-        stage: stage.name.clone(),
-        ticket: name.ticket,
-        sample,
-        found,
-        tokens: episode.policy_tokens(),
-        versions: policies.into_iter().map(|(version, (_, origin))| (version, origin)).collect(),
-        verdict,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    let policy = Policy::initial(config)?;
+    let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
+    let engines = EmbeddedEngines::new(&policy, config, ctx);
+    record.replay(directory, config, &engines, &inputs, rebuild, progress)
 }
 
-fn no_sample(history: &History, stage: &str, ticket: u64, sample: u32) -> RunError {
-    let samples = history.samples(ticket);
-    let tickets: Vec<u64> = history.tickets().into_iter().collect();
+/// As [`replay`], on other engines than those that the configuration names.
+pub fn replay_on<F: EngineFactory>(
+    directory: &Path,
+    config: &Config,
+    name: &SampleName,
+    engines: &F,
+    inputs: &RunInputs,
+) -> Result<Replay, RunError> {
+    find(directory, config, name)?.replay(directory, config, engines, inputs, false, &mut |_, _| {})
+}
+
+/// A recorded episode and its stage.
+struct RecordedSample<'c> {
+    index: usize,
+    stage: &'c Stage,
+    rollout: &'c StageRollout,
+    recorded: RecordedStage,
+    ticket: u64,
+    sample: u32,
+    episode: Episode,
+    found: FoundIn,
+    started: Instant,
+}
+
+fn find<'c>(directory: &Path, config: &'c Config, name: &SampleName) -> Result<RecordedSample<'c>, RunError> {
+    let started = Instant::now();
+    let sample = name.sample.ok_or_else(|| RunError::WholeGroup { name: name.to_string() })?;
+    let (index, stage, rollout) = sampling_stage(config, name.stage.as_deref())?;
+    // Without events every record counts.
+    let events = read_events(&directory.join("events.jsonl")).unwrap_or_default();
+    let recorded = RecordedStage::read(directory, index as u32, &stage.name, &surviving(&events))?;
+    let ticket = name.ticket;
+    let Some((episode, found)) = recorded.episode(ticket, sample)? else {
+        return Err(no_sample(&recorded, &stage.name, ticket, sample));
+    };
+    Ok(RecordedSample { index, stage, rollout, recorded, ticket, sample, episode, found, started })
+}
+
+impl RecordedSample<'_> {
+    fn replay<F: EngineFactory>(
+        self,
+        directory: &Path,
+        config: &Config,
+        engines: &F,
+        inputs: &RunInputs,
+        rebuild: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Replay, RunError> {
+        let engine = engines.rollout(&self.rollout.engine)?;
+        self.check_repeatable(engines, &engine)?;
+        let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started } = self;
+        let spans = episode.segments.iter().flat_map(|segment| &segment.versions);
+        let wanted: BTreeSet<u64> = spans.map(|span| span.version.0).collect();
+        let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities());
+        let recorded = &recorded;
+        let versions = Versions { config, run: directory, index, stage, engines, inputs, recorded, is_exact };
+        let policies = versions.policies(&wanted, rebuild, progress)?;
+        let mut player = SamplePlayer {
+            engine,
+            inputs,
+            stage: index as u32,
+            sampling: if sample < stage.algorithm.group_size {
+                rollout.sampling.clone()
+            } else {
+                // The greedy baseline.
+                SamplingSettings { temperature: 0.0, ..rollout.sampling.clone() }
+            },
+            loaded: None,
+            policies: &policies,
+        };
+        let verdict = runtime::block_on(async {
+            for (number, segment) in episode.segments.iter().enumerate() {
+                if let Some(first) = player.segment(number, segment).await? {
+                    return Ok(Verdict::Different { first });
+                }
+            }
+            Ok::<_, RunError>(Verdict::Equal)
+        })??;
+        Ok(Replay {
+            stage: stage.name.clone(),
+            ticket,
+            sample,
+            found,
+            tokens: episode.policy_tokens(),
+            versions: policies.into_iter().map(|(version, (_, origin))| (version, origin)).collect(),
+            verdict,
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Checks that some weights give the sample again: the engine must be exact, and a turn must not mix keys and values of
+    /// several versions.
+    fn check_repeatable<F: EngineFactory>(
+        &self,
+        engines: &F,
+        engine: &F::Rollout,
+    ) -> Result<(), RunError> {
+        let not_repeatable = |reason| {
+            Err(RunError::NotRepeatable { ticket: self.ticket, sample: self.sample, reason })
+        };
+        if !engine.capabilities().is_exact(&engines.train_capabilities(), None) {
+            return not_repeatable(NotRepeatable::InexactEngine);
+        }
+        let mut turns = self.episode.segments.iter().flat_map(|s| s.policy_ranges().map(move |turn| (s, turn)));
+        if self.rollout.schedule.on_update == OnUpdate::Keep
+            && turns.any(|(segment, turn)| parts_by_version(segment, &turn).len() > 1)
+        {
+            return not_repeatable(NotRepeatable::MixedVersions);
+        }
+        Ok(())
+    }
+}
+
+fn no_sample(recorded: &RecordedStage, stage: &str, ticket: u64, sample: u32) -> RunError {
+    let samples = recorded.samples(ticket);
+    let tickets: Vec<u64> = recorded.tickets().into_iter().collect();
     let known = match (samples.as_slice(), tickets.as_slice()) {
-        ([], []) => format!("nothing of stage {stage} is finished yet"),
+        ([], []) => format!("no sample of stage {stage} is complete yet"),
         ([], tickets) => format!("stage {stage} has the tickets {}", ranges(tickets)),
         (samples, _) => format!("ticket {ticket} has the samples {}", ranges(samples)),
     };
     RunError::NoSample { stage: stage.to_owned(), ticket, sample, known }
 }
 
-/// The stage of that name, or the last one, that samples.
+/// The sampling stage of that name, or the last one.
 fn sampling_stage<'a>(
     config: &'a Config,
     name: Option<&str>,
@@ -171,40 +236,14 @@ fn sampling_stage<'a>(
         Some(name) => stages.find(|(_, stage, _)| stage.name == name),
     };
     found.ok_or_else(|| {
-        let which =
-            name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
-        let names: Vec<String> =
-            config.stages.iter().filter(|s| s.rollout.is_some()).map(|s| format!("`{}`", s.name)).collect();
-        let hint =
-            if names.is_empty() { String::new() } else { format!("\nhint: there is {}", names.join(", ")) };
-        RunError::Setup(format!("{which}: there is nothing to generate again{hint}"))
+        let sampling = config.stages.iter().filter(|stage| stage.rollout.is_some());
+        let stages = sampling.map(|stage| stage.name.clone()).collect();
+        RunError::NoSamplingStage { name: name.map(str::to_owned), stages }
     })
 }
 
-/// Whether weights in existence give the sample: a turn that changed its version in the middle and kept the old
-/// version's keys and values is no one version's.
-fn check_repeatable(
-    name: &SampleName,
-    sample: u32,
-    rollout: &StageRollout,
-    episode: &Episode,
-) -> Result<(), RunError> {
-    let mixed = episode.segments.iter().any(|s| s.policy_ranges().any(|turn| pieces(s, &turn).len() > 1));
-    if rollout.schedule.on_update == InFlight::Keep && mixed {
-        return Err(RunError::Unrepeatable {
-            ticket: name.ticket,
-            sample,
-            reason: "its version changed in the middle of a turn, and with on_update = \"keep\" the later tokens were \
-                     computed from keys and values of the earlier weights\nhint: on_update = \"recompute\" gives \
-                     samples that can be repeated"
-                .to_owned(),
-        });
-    }
-    Ok(())
-}
-
-/// The parts of a turn that one version each wrote.
-fn pieces(trajectory: &Trajectory, turn: &Range<usize>) -> Vec<(PolicyVersion, Range<usize>)> {
+/// Splits a turn into the parts that one version each sampled.
+fn parts_by_version(trajectory: &Trajectory, turn: &Range<usize>) -> Vec<(PolicyVersion, Range<usize>)> {
     let mut pieces: Vec<(PolicyVersion, Range<usize>)> = Vec::new();
     for span in &trajectory.versions {
         let part = span.range.start.max(turn.start)..span.range.end.min(turn.end);
@@ -217,34 +256,34 @@ fn pieces(trajectory: &Trajectory, turn: &Range<usize>) -> Vec<(PolicyVersion, R
     pieces
 }
 
-/// Generates parts of a sample under the versions that wrote them.
-struct Player<'a> {
-    engine: Arc<EmbeddedEngine>,
-    shared: Shared,
+/// Generates the parts of a sample under the versions that sampled them.
+struct SamplePlayer<'a, R> {
+    engine: R,
+    inputs: &'a RunInputs,
     stage: u32,
     sampling: SamplingSettings,
     loaded: Option<PolicyVersion>,
-    policies: &'a BTreeMap<u64, (Arc<Model>, Origin)>,
+    policies: &'a BTreeMap<u64, (PublishedPolicy, Origin)>,
 }
 
-impl Player<'_> {
-    /// The first difference of a segment.
-    async fn segment(&mut self, place: usize, segment: &Trajectory) -> Result<Option<Difference>, RunError> {
+impl<R: RolloutEngine> SamplePlayer<'_, R> {
+    /// Returns the first difference of a segment.
+    async fn segment(&mut self, number: usize, segment: &Trajectory) -> Result<Option<Difference>, RunError> {
         let mut logprobs = &segment.logprobs[..];
         let last = segment.spans.iter().rposition(|span| span.author == Author::Policy);
-        for (number, span) in segment.spans.iter().enumerate() {
+        for (index, span) in segment.spans.iter().enumerate() {
             if span.author != Author::Policy {
                 continue;
             }
-            // An episode that was broken off says nothing of what would have come next.
-            let open = Some(number) == last && segment.stop == StopReason::Aborted;
-            for (version, part) in pieces(segment, &span.range) {
+            // An aborted episode does not say which token would have come next.
+            let open = Some(index) == last && segment.stop == StopReason::Aborted;
+            for (version, part) in parts_by_version(segment, &span.range) {
                 self.load(version).await?;
                 let (recorded, later) = logprobs.split_at(part.len());
                 logprobs = later;
                 let ends = part.end == span.range.end && !open;
-                let made = self.generate(segment, span.range.start, &part, ends).await?;
-                let compared = compare(place, &part, &segment.tokens, recorded, &made);
+                let replayed = self.generate(segment, span.range.start, &part, ends).await?;
+                let compared = compare(number, &part, &segment.tokens, recorded, &replayed);
                 if compared.is_some() {
                     return Ok(compared);
                 }
@@ -255,56 +294,53 @@ impl Player<'_> {
 
     async fn load(&mut self, version: PolicyVersion) -> Result<(), RunError> {
         if self.loaded != Some(version)
-            && let Some((model, _)) = self.policies.get(&version.0)
+            && let Some((weights, _)) = self.policies.get(&version.0)
         {
-            let weights = Weights { version, model: Arc::clone(model) };
-            let loaded = self.engine.load(&weights, InFlight::Finish).await;
-            loaded.map_err(|e| RunError::Setup(e.to_string()))?;
+            self.engine.load(weights, OnUpdate::Finish).await?;
             self.loaded = Some(version);
         }
         Ok(())
     }
 
-    /// Generates `part` of the turn that began at `turn`. Where the turn `ends` with it, nothing but the settings says
-    /// where to stop.
+    /// Generates `part` of the turn that starts at `turn`. If the turn `ends` with it, only the settings stop it.
     async fn generate(
         &self,
         segment: &Trajectory,
         turn: usize,
         part: &Range<usize>,
         ends: bool,
-    ) -> Result<(Vec<u32>, Vec<f32>), RunError> {
+    ) -> Result<Generation, RunError> {
         let mut sampling = self.sampling.clone();
-        let room = self.shared.context - turn;
+        let room = self.inputs.context - turn;
         let limit = if ends { room } else { part.end - turn };
         sampling.max_new_tokens = sampling.max_new_tokens.min(limit);
         sampling.min_new_tokens = sampling.min_new_tokens.min(sampling.max_new_tokens);
-        let key = RandomKey::of_sample(self.shared.seed, self.stage, Purpose::Rollout, segment.key);
+        let key = RandomKey::of_sample(self.inputs.seed, self.stage, Purpose::Rollout, segment.key);
         let mut request = GenerateRequest::new(key, &segment.tokens[..turn], sampling);
         request.prefix = segment.tokens[turn..part.start].to_vec();
-        request.stop_tokens = Arc::clone(&self.shared.stop_tokens);
-        let made = self.engine.generate(request).await.map_err(|e| RunError::Setup(e.to_string()))?;
-        Ok((made.tokens, made.logprobs))
+        request.stop_tokens = Arc::clone(&self.inputs.stop_tokens);
+        request.attachments.clone_from(&segment.attachments);
+        Ok(self.engine.generate(request).await?)
     }
 }
 
-/// The first difference between the part of a segment and what was generated for it.
+/// Returns the first difference between the part of a segment and its replay.
 fn compare(
     segment: usize,
     part: &Range<usize>,
     tokens: &[u32],
     logprobs: &[f32],
-    (made, made_logprobs): &(Vec<u32>, Vec<f32>),
+    replay: &Generation,
 ) -> Option<Difference> {
     let recorded = &tokens[part.clone()];
-    for at in 0..recorded.len().max(made.len()) {
+    for at in 0..recorded.len().max(replay.tokens.len()) {
         let position = part.start + at;
-        let (was, is) = (recorded.get(at).copied(), made.get(at).copied());
+        let (was, is) = (recorded.get(at).copied(), replay.tokens.get(at).copied());
         if was != is {
             return Some(Difference::Token { segment, position, recorded: was, replayed: is });
         }
-        if logprobs[at].to_bits() != made_logprobs[at].to_bits() {
-            let (recorded, replayed) = (logprobs[at], made_logprobs[at]);
+        if logprobs[at].to_bits() != replay.logprobs[at].to_bits() {
+            let (recorded, replayed) = (logprobs[at], replay.logprobs[at]);
             return Some(Difference::Logprob { segment, position, recorded, replayed });
         }
     }

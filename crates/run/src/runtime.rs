@@ -1,16 +1,16 @@
-//! The runtime that waits: for lanes, rewards, environments and the training thread.
+//! The asynchronous runtime of the driver.
 
 use crate::RunError;
 
-/// Runs a future to its end on this thread. What it has left behind then is abandoned, not waited for: a reward that
-/// hangs has had its deadline, and nobody wants its answer any more.
+/// Runs a future to completion on this thread. Tasks that it leaves behind are abandoned: a reward that hangs has timed out,
+/// and its result is not needed.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, RunError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
-        .map_err(|e| RunError::Setup(format!("could not start the runtime: {e}")))?;
+        .map_err(|source| RunError::Runtime { source })?;
     let output = runtime.block_on(future);
-    // Dropped, it would wait for the threads that judge.
+    // Dropping the runtime would wait for its blocking threads.
     runtime.shutdown_background();
     Ok(output)
 }

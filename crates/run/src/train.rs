@@ -1,49 +1,56 @@
-//! A whole run: its stages in order, from the beginning or from where an earlier attempt got to.
+//! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
-use rloom_model::{Model, Weights};
-use rloom_rollout::RolloutSettings;
+use rloom_core::PolicyVersion;
+use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities, TrainEngine};
 use rloom_sched::{Scheduler, SchedulerSettings};
+use rloom_store::{
+    Best, CheckpointName, CheckpointState, Checkpoints, Journal, RecoveredJournal, RunDirectory, disk,
+    sampler_folder, verify_checkpoint,
+};
+use rloom_telemetry::{Event, EventStream, Observer, report};
 
-use crate::batch::{BatchTraining, Engines, optimizer_steps};
-use crate::checkpoint::{CheckpointName, Checkpoints};
-use crate::directory::RunDirectory;
-use crate::disk::write_atomically;
-use crate::events::{Event, EventStream, Observer, StageOutline};
-use crate::journal::{Journal, Recovered};
-use crate::setup::{Policy, Shared, context, numeric_path, start_of};
-use crate::stage::{Ended, Groups, Keeping, Publisher, Replay, Source, Stage, StageParts, Watch, restore};
-use crate::state::{Best, TrainerState, sampler_folder};
-use crate::trainer::{Trainer, Workshop};
-use crate::{RunError, StopFlag, report, runtime};
+use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::stage::{
+    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext, StageEnd,
+    StageEvaluation, StageGroups, StageJournal, StageParts, WeightPublisher, restore_groups,
+};
+use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
+use crate::trainer::{TrainerHandle, TrainerThread, restore_models};
+use crate::{Policy, RunError, StopFlag, context, runtime};
 
-/// What became of a run.
+/// Completions of each step in the event stream.
+const SHOWN_SAMPLES: usize = 4;
+
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// The run directory.
     pub directory: PathBuf,
-    /// The folder of the last checkpoint, which `transformers` opens as it is.
+    /// Folder of the last checkpoint, which `transformers` opens as it is.
     pub model: Option<PathBuf>,
     /// The best version by held-out accuracy.
     pub best: Option<Best>,
-    /// Whether it was interrupted and can be resumed.
+    /// True if the run was interrupted and can be resumed.
     pub interrupted: bool,
-    /// Seconds that this attempt took.
+    /// Duration of this attempt in seconds.
     pub seconds: f64,
 }
 
 /// Starts a run in `config.run_directory()`.
 pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
-    let directory = RunDirectory::create(&config.run_directory())?;
-    write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
-    work(config, &directory, observer, stop)
+    let directory = create(config)?;
+    attempt(&directory, observer, |events| {
+        let (engines, inputs) = embedded(config)?;
+        run(config, &directory, &engines, &inputs, events, stop)
+    })
 }
 
-/// Goes on with the run in `path`, whose resolved configuration is `config`.
+/// Resumes the run in `path`, whose resolved configuration is `config`.
 pub fn resume(
     path: &Path,
     config: &Config,
@@ -51,107 +58,145 @@ pub fn resume(
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
     let directory = RunDirectory::open(path)?;
-    work(config, &directory, observer, stop)
+    attempt(&directory, observer, |events| {
+        let (engines, inputs) = embedded(config)?;
+        run(config, &directory, &engines, &inputs, events, stop)
+    })
 }
 
-/// Does the work, and tells the event stream how it ended.
-fn work(
+/// Starts a run on other engines than those that the configuration names, or resumes it if its directory exists.
+pub fn train_on<F: EngineFactory>(
     config: &Config,
-    directory: &RunDirectory,
+    engines: &F,
+    inputs: &RunInputs,
     observer: &mut dyn Observer,
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
+    let path = config.run_directory();
+    let directory =
+        if path.join("config.toml").is_file() { RunDirectory::open(&path)? } else { create(config)? };
+    attempt(&directory, observer, |events| run(config, &directory, engines, inputs, events, stop))
+}
+
+fn create(config: &Config) -> Result<RunDirectory, RunError> {
+    let directory = RunDirectory::create(&config.run_directory())?;
+    disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
+    Ok(directory)
+}
+
+fn embedded(config: &Config) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+    let ctx = context(config.run.threads)?;
+    let policy = Policy::initial(config)?;
+    let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
+    Ok((EmbeddedEngines::new(&policy, config, ctx), inputs))
+}
+
+/// Runs one attempt, and reports how it ended.
+fn attempt(
+    directory: &RunDirectory,
+    observer: &mut dyn Observer,
+    run: impl FnOnce(&mut EventStream<'_>) -> Result<Summary, RunError>,
+) -> Result<Summary, RunError> {
     let mut events = EventStream::open(&directory.events(), &directory.tensorboard(), observer);
-    let result = Run::begin(config, directory, &mut events, stop).and_then(|mut run| run.stages());
+    let result = run(&mut events);
     let seconds = events.elapsed();
     match &result {
-        Ok(done) if done.interrupted => events.emit(Event::RunInterrupted { seconds }),
-        Ok(done) => {
-            let model = done.model.as_deref().unwrap_or(directory.path());
+        Ok(summary) if summary.interrupted => events.emit(Event::RunInterrupted { seconds }),
+        Ok(summary) => {
+            let model = summary.model.as_deref().unwrap_or(directory.path());
             let model = model.strip_prefix(directory.path()).unwrap_or(model).display().to_string();
             let lost_lines = events.lost_lines();
             events.emit(Event::RunFinished { seconds, model, lost_lines });
         }
         Err(error) => events.emit(Event::RunFailed { error: error.to_string() }),
     }
-    // The report is a reader of the stream: that it cannot be written does not undo the run.
+    // The report only reads the event stream: failing to write it does not fail the run.
     if let Err(error) = report::write(directory.path()) {
         events.warn(format!("no report was written: {error}"));
     }
     result
 }
 
-struct Run<'r, 's> {
+fn run<F: EngineFactory>(
+    config: &Config,
+    directory: &RunDirectory,
+    engines: &F,
+    inputs: &RunInputs,
+    events: &mut EventStream<'_>,
+    stop: &StopFlag,
+) -> Result<Summary, RunError> {
+    Run::start(config, directory, engines, inputs, events, stop)?.stages()
+}
+
+/// One attempt at a run.
+struct Run<'r, 's, F> {
     config: &'r Config,
     directory: &'r RunDirectory,
+    engines: &'r F,
+    inputs: &'r RunInputs,
     events: &'r mut EventStream<'s>,
     stop: &'r StopFlag,
     checkpoints: Checkpoints,
-    shared: Shared,
-    initial: Policy,
-    /// The newest whole checkpoint of an earlier attempt.
+    /// The newest valid checkpoint of an earlier attempt.
     found: Option<(CheckpointName, PathBuf)>,
     best: Option<Best>,
     last: Option<PathBuf>,
 }
 
-impl<'r, 's> Run<'r, 's> {
-    fn begin(
+/// Threads, engines and exactness of a stage.
+struct StageEngines<R, T> {
+    rollout: Option<Arc<R>>,
+    models: rloom_learn::Models<T>,
+    form: Form,
+    is_exact: bool,
+    numeric_path: String,
+}
+
+impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
+    fn start(
         config: &'r Config,
         directory: &'r RunDirectory,
+        engines: &'r F,
+        inputs: &'r RunInputs,
         events: &'r mut EventStream<'s>,
         stop: &'r StopFlag,
     ) -> Result<Self, RunError> {
         let checkpoints = Checkpoints::open(directory.checkpoints())?;
-        let ctx = context(config.run.threads)?;
-        let initial = Policy::initial(config)?;
-        let (found, damaged) = checkpoints.newest_sound()?;
+        let (found, damaged) = checkpoints.newest_valid()?;
         events.emit(Event::RunStarted {
             name: config.run.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             seed: config.run.seed,
-            threads: ctx.threads(),
-            isa: numeric_path(&ctx, config.compute),
-            parameters: initial.model.parameter_count(),
+            threads: inputs.threads,
+            numeric_path: engines.train_capabilities().numeric_path,
+            parameters: inputs.parameters,
             resumed_from: found.as_ref().map(|(name, _)| name.folder()),
             stages: config.stages.iter().map(outline).collect(),
         });
         for error in damaged {
-            let used = found.as_ref().map_or("the beginning".to_owned(), |(name, _)| name.folder());
-            events.warn(format!("{error}; going on from {used}"));
+            let used = found.as_ref().map_or("the start".to_owned(), |(name, _)| name.folder());
+            events.warn(format!("{error}; resuming from {used}"));
         }
-        let shared = Shared::new(&initial, ctx, config.run.seed);
-        Ok(Self {
-            config,
-            directory,
-            events,
-            stop,
-            checkpoints,
-            shared,
-            initial,
-            found,
-            best: None,
-            last: None,
-        })
+        Ok(Self { config, directory, engines, inputs, events, stop, checkpoints, found, best: None, last: None })
     }
 
     fn stages(&mut self) -> Result<Summary, RunError> {
         let mut base = 0;
         let first = self.found.as_ref().map_or(0, |(name, _)| name.stage as usize);
-        let mut previous: Option<(usize, Arc<Model>)> = None;
+        let mut previous: Option<(usize, PublishedPolicy)> = None;
         let mut interrupted = false;
         for (index, stage) in self.config.stages.iter().enumerate() {
             if index >= first {
                 let resumed = if index == first { self.resume_state(index)? } else { None };
-                let policy = self.starting_policy(index, stage, previous.take())?;
-                let start = self.events.elapsed();
-                let (ended, policy) = self.stage(index, stage, base, policy, resumed)?;
+                let start = self.stage_start(index, stage, previous.take())?;
+                let started = self.events.elapsed();
+                let (end, policy) = self.stage(index, stage, base, start, resumed)?;
                 previous = Some((index, policy));
-                if ended == Ended::Interrupted {
+                if end == StageEnd::Interrupted {
                     interrupted = true;
                     break;
                 }
-                let seconds = self.events.elapsed() - start;
+                let seconds = self.events.elapsed() - started;
                 self.events.emit(Event::StageFinished { name: stage.name.clone(), seconds });
             }
             base += stage.steps;
@@ -165,29 +210,25 @@ impl<'r, 's> Run<'r, 's> {
         })
     }
 
-    /// The state that the found checkpoint holds, checked against the recipe.
-    fn resume_state(&mut self, index: usize) -> Result<Option<TrainerState>, RunError> {
-        let Some((_, path)) = &self.found else {
-            return Ok(None);
-        };
-        let state = TrainerState::load(path)?;
+    /// The state of the found checkpoint, checked against the recipe.
+    fn resume_state(&mut self, index: usize) -> Result<Option<CheckpointState>, RunError> {
+        let Some((_, path)) = &self.found else { return Ok(None) };
+        let state = CheckpointState::load(path)?;
         let stage = &self.config.stages[index];
         if state.stage_name != stage.name || state.seed != self.config.run.seed {
-            return Err(RunError::Setup(format!(
-                "{} belongs to stage `{}` with seed {}, the configuration has `{}` with seed {}\nhint: resume with \
-                 the configuration that the run began with, or start a new run",
-                path.display(),
-                state.stage_name,
-                state.seed,
-                stage.name,
-                self.config.run.seed
-            )));
+            return Err(RunError::OtherRun {
+                path: path.clone(),
+                stage: state.stage_name,
+                seed: state.seed,
+                expected_stage: stage.name.clone(),
+                expected_seed: self.config.run.seed,
+            });
         }
-        let isa = numeric_path(&self.shared.ctx, self.config.compute);
-        if state.isa != isa {
+        let numeric_path = self.engines.train_capabilities().numeric_path;
+        if state.numeric_path != numeric_path {
             self.events.warn(format!(
-                "the checkpoint was computed with {}, this machine computes with {isa}",
-                state.isa
+                "the checkpoint was computed with {}, this machine computes with {numeric_path}",
+                state.numeric_path
             ));
         }
         self.best.clone_from(&state.best);
@@ -196,28 +237,27 @@ impl<'r, 's> Run<'r, 's> {
     }
 
     /// The weights that a stage starts from.
-    fn starting_policy(
+    fn stage_start(
         &self,
         index: usize,
         stage: &StageConfig,
-        previous: Option<(usize, Arc<Model>)>,
-    ) -> Result<Arc<Model>, RunError> {
-        let Some(from) = start_of(stage) else {
-            return Ok(Arc::clone(&self.initial.model));
-        };
-        if let Some((trained, model)) = previous
+        previous: Option<(usize, PublishedPolicy)>,
+    ) -> Result<StageStart, RunError> {
+        let Some(from) = start_of(stage) else { return Ok(StageStart::Initial) };
+        if let Some((trained, policy)) = previous
             && trained == from
         {
-            return Ok(model);
+            return Ok(StageStart::Published(policy));
         }
         let source = &self.config.stages[from];
         let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let path = self.directory.checkpoints().join(name.folder());
-        crate::checkpoint::verify(&path).map_err(|error| {
-            RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
+        verify_checkpoint(&path).map_err(|error| RunError::StartMissing {
+            stage: index,
+            source_stage: source.name.clone(),
+            error: Box::new(error),
         })?;
-        let model = Model::load(&path).map_err(setup)?;
-        Ok(Arc::new(model.with_compute(self.config.compute)))
+        Ok(StageStart::Published(self.engines.open(&path, PolicyVersion(source.steps))?))
     }
 
     fn stage(
@@ -225,207 +265,188 @@ impl<'r, 's> Run<'r, 's> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        start: Arc<Model>,
-        resumed: Option<TrainerState>,
-    ) -> Result<(Ended, Arc<Model>), RunError> {
-        let from_step = resumed.as_ref().map_or(0, |s| s.scheduler.version.0);
+        start: StageStart,
+        resumed: Option<CheckpointState>,
+    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+        let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.place(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let (parts, workshop) = self.parts(index, stage, base, start, resumed.is_some())?;
-        #[cfg(test)]
-        let (parts, workshop) = crate::failure_tests::changed(parts, workshop);
-        let settings = scheduler_settings(stage, parts.evaluator.is_some());
-        // Demonstrations give the same weights again without a journal, and a stage that is at its end gives none.
-        let samples = stage.rollout.is_some() && from_step < stage.steps;
-        let (journal, recovered) =
-            Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
-        self.tell_recovered(&recovered);
-        let optimizer_steps = resumed.as_ref().map_or(0, |s| s.optimizer_steps);
-        let algorithm = resumed.as_ref().map(|s| s.algorithm).unwrap_or_default();
-        let drawn = resumed.as_ref().map(|s| s.drawn.clone()).unwrap_or_default();
-        let same_isa = resumed.as_ref().is_none_or(|state| state.isa == parts.isa);
-        // What was sampled in another way is not what training would compute here.
-        let mut workshop = workshop;
-        workshop.training.is_sampler_exact &= same_isa;
-        let mut publisher = Publisher::default();
-        if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
-            for &version in &state.samplers {
-                let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
-                let model = model.with_compute(self.config.compute);
-                publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
-            }
+        let mut engines = self.stage_engines(stage, start)?;
+        if let (true, Some((_, path))) = (resumed.is_some(), &self.found) {
+            restore_models(&mut engines.models, path)?;
         }
-        let mut groups = Groups::default();
-        let mut state = resumed.map(|state| state.scheduler).unwrap_or_default();
-        if matches!(parts.source, Source::Rollouts(_)) || from_step > 0 {
-            restore(&mut groups, recovered.head, &mut state);
-        }
-        let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
-        let mut running = Stage {
-            scheduler: Scheduler::resume(settings, state)?,
-            directory: self.directory,
-            checkpoints: &self.checkpoints,
-            events: self.events,
-            stop: self.stop,
-            journal,
-            replay: Replay::new(recovered.log, same_isa),
-            groups,
-            trainer: Some(Trainer::start(workshop)?),
-            publisher,
-            evaluation: None,
-            pending: std::collections::VecDeque::new(),
-            optimizer_steps,
-            algorithm,
-            drawn,
-            best: self.best.take(),
-            saved,
-            saving: None,
-            checkpoint_asked: false,
-            watch: Watch::default(),
-            parts,
-        };
-        let ended = runtime::block_on(running.run())??;
-        self.best = running.best;
-        self.last = running.saved.map(|(_, path)| path).or(self.last.take());
-        let Some(trainer) = running.trainer else {
-            return Err(RunError::Setup("the training thread ended before the stage".into()));
-        };
-        Ok((ended, trainer.end()?.engines.policy.into_policy()))
+        let parts = self.parts(index, stage, base, engines, resumed)?;
+        let events = &mut *self.events;
+        let EndedStage { end, best, newest, trainer } =
+            runtime::block_on(Stage::new(parts, events).run())??;
+        self.best = best;
+        self.last = newest.or(self.last.take());
+        let trainer = trainer.ok_or(RunError::TrainerEnded { stage: stage.name.clone() })?;
+        let mut trainer = trainer.end().map_err(|cause| RunError::Worker {
+            stage: stage.name.clone(),
+            step: stage.steps,
+            cause,
+            checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
+        })?;
+        Ok((end, trainer.publish(PolicyVersion(stage.steps))?))
     }
 
-    /// Says what a journal had lost.
-    fn tell_recovered(&mut self, recovered: &Recovered) {
+    /// Builds the engines of a stage.
+    fn stage_engines(
+        &self,
+        stage: &StageConfig,
+        start: StageStart,
+    ) -> Result<StageEngines<F::Rollout, F::Train>, RunError> {
+        let split = ThreadSplit::of(stage, self.inputs.threads);
+        let settings = stage.rollout.as_ref().map(|rollout| &rollout.engine);
+        let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
+        let rollout = match settings.or(eval.map(|eval| &eval.rollout)) {
+            Some(settings) => {
+                let settings = RolloutSettings { threads: split.rollout, ..settings.clone() };
+                Some(Arc::new(self.engines.rollout(&settings)?))
+            }
+            None => None,
+        };
+        let models = self.engines.models(stage, split.trainer, start)?;
+        let trainer = models.policy.capabilities();
+        let rollout_capabilities = rollout.as_ref().map(|engine| engine.capabilities());
+        Ok(StageEngines {
+            form: common_form(rollout_capabilities.as_ref(), &trainer)?,
+            is_exact: rollout_capabilities.is_none_or(|rollout| is_exact(stage, &rollout, &trainer)),
+            numeric_path: trainer.numeric_path,
+            rollout,
+            models,
+        })
+    }
+
+    /// Assembles a stage from its start or from a checkpoint.
+    fn parts(
+        &mut self,
+        index: usize,
+        stage: &StageConfig,
+        base: u64,
+        engines: StageEngines<F::Rollout, F::Train>,
+        resumed: Option<CheckpointState>,
+    ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
+        let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
+        let source = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
+        let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
+            Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
+            None => None,
+        };
+        let same_numeric_path =
+            resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
+        // Log-probabilities sampled on another numeric path are not those that training computes here.
+        let is_exact = engines.is_exact && same_numeric_path;
+        let (seed, tokenizer) = (self.config.run.seed, Arc::clone(&self.inputs.tokenizer));
+        let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact);
+        let trainer = TrainerHandle::start(TrainerThread {
+            models: engines.models,
+            training,
+            optimizer: stage.optimizer.clone(),
+            total_optimizer_steps: optimizer_steps(stage),
+            form: engines.form,
+            tokenizer: Arc::clone(&tokenizer),
+            writer: self.engines.writer(),
+            checkpoints: self.checkpoints.clone(),
+            _lock: self.directory.lock(),
+        })?;
+        let pinned = self.pinned_weights(resumed.as_ref())?;
+        // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
+        let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let (journal, recovered) = Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
+        self.warn_recovered(&recovered);
+        let RecoveredJournal { head, log, .. } = recovered;
+        let (learner, drawn) = resumed.as_ref().map_or_else(Default::default, |state| {
+            let learner =
+                LearnerState { optimizer_steps: state.optimizer_steps, algorithm: state.algorithm };
+            (learner, state.drawn.clone())
+        });
+        let mut scheduler = resumed.map(|state| state.scheduler).unwrap_or_default();
+        let is_sampled = matches!(source, GroupSource::Rollouts(_));
+        let mut groups = StageGroups::new(source);
+        if is_sampled || from_step > 0 {
+            restore_groups(&mut groups, head, &mut scheduler);
+        }
+        let schedule = stage.schedule();
+        let eval_every = if evaluator.is_some() { stage.eval_every } else { 0 };
+        let settings = SchedulerSettings::new(
+            &schedule,
+            stage.groups_per_batch,
+            stage.steps,
+            eval_every,
+            stage.checkpoint_every,
+        );
+        let run = &self.config.run;
+        let retention = CheckpointRetention { last: run.keep_last as usize, every: run.keep_every };
+        let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
+        let folder = self.directory.checkpoints();
+        Ok(StageParts {
+            scheduler: Scheduler::resume(settings, scheduler)?,
+            directory: self.directory,
+            journal: StageJournal::new(journal, log, same_numeric_path),
+            groups,
+            weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
+            evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
+            checkpoints: StageCheckpoints::new(self.checkpoints.clone(), folder, index as u32, retention, saved),
+            trainer,
+            learner,
+            drawn,
+            stop: self.stop,
+            context: StageContext {
+                index: index as u32,
+                outline: outline(stage),
+                base,
+                groups_per_batch: stage.groups_per_batch,
+                seed,
+                training,
+                schedule,
+                tokenizer,
+                numeric_path: engines.numeric_path,
+                shown_samples: SHOWN_SAMPLES,
+                stall_timeout: Duration::from_secs(run.stall_seconds),
+            },
+        })
+    }
+
+    /// The weights of older versions that the groups of a resumed stage are pinned to.
+    fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
+        let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
+        let open = |&version: &PolicyVersion| self.engines.open(&sampler_folder(path, version), version);
+        state.samplers.iter().map(open).collect()
+    }
+
+    /// Warns about records that the journal has lost.
+    fn warn_recovered(&mut self, recovered: &RecoveredJournal) {
         if recovered.torn_bytes > 0 {
             self.events.warn(format!(
-                "the journal ended in a torn record of {} bytes, which was cut off; what it told of is made again",
+                "the journal ended in an incomplete record of {} bytes, which was removed; its content is regenerated",
                 recovered.torn_bytes
             ));
         }
         for path in &recovered.dropped_segments {
             self.events.warn(format!(
-                "{} was removed: the segment that it follows is missing; its groups are made again",
+                "{} was removed: the segment before it is missing; its groups are regenerated",
                 path.display()
             ));
         }
     }
-
-    /// What the driver and the training thread of a stage work with.
-    fn parts(
-        &self,
-        index: usize,
-        stage: &StageConfig,
-        base: u64,
-        start: Arc<Model>,
-        resumed: bool,
-    ) -> Result<(StageParts, Workshop), RunError> {
-        let split = Split::of(stage, self.shared.ctx.threads());
-        let settings = stage.rollout.as_ref().map(|r| &r.engine);
-        let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
-        let engine = match settings.or(eval.map(|e| &e.rollout)) {
-            Some(settings) => {
-                let settings = RolloutSettings { threads: split.rollout, ..settings.clone() };
-                Some(self.shared.engine(&self.initial, &settings)?)
-            }
-            None => None,
-        };
-        let evaluator = match eval.zip(engine.as_ref()) {
-            Some((eval, engine)) => Some(Arc::new(self.shared.evaluator(eval, engine)?)),
-            None => None,
-        };
-        let ctx = self.shared.ctx_of(split.trainer)?;
-        let isa = numeric_path(&ctx, self.config.compute);
-        let generation = self.initial.generation.clone();
-        let mut engines = Engines::of_stage(
-            &ctx,
-            &stage.algorithm,
-            &stage.optimizer,
-            stage.trainer.recompute,
-            start,
-            &generation,
-        );
-        if resumed && let Some((_, path)) = &self.found {
-            engines.restore(path)?;
-        }
-        let context = self.shared.context;
-        let training = BatchTraining::of_stage(stage, index as u32, self.config.run.seed, context);
-        let tokenizer = Arc::clone(&self.shared.tokenizer);
-        let workshop = Workshop {
-            engines,
-            training,
-            optimizer: stage.optimizer.clone(),
-            total_optimizer_steps: optimizer_steps(stage),
-            tokenizer: Arc::clone(&tokenizer),
-            generation,
-            checkpoints: self.checkpoints.clone(),
-            _lock: self.directory.lock(),
-            #[cfg(test)]
-            before_training: None,
-        };
-        let run = &self.config.run;
-        let parts = StageParts {
-            index: index as u32,
-            outline: outline(stage),
-            base,
-            batch_groups: stage.batch,
-            seed: run.seed,
-            source: self.shared.source(index as u32, stage, engine.as_ref())?,
-            evaluator,
-            training,
-            schedule: stage.schedule(),
-            tokenizer,
-            isa,
-            keeping: Keeping { last: run.keep_last as usize, every: run.keep_every },
-            shown_samples: 4,
-            stall: Duration::from_secs(run.stall_seconds),
-            engine,
-        };
-        Ok((parts, workshop))
-    }
 }
 
-/// How many threads train, and how many roll out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Split {
-    trainer: usize,
-    rollout: usize,
-}
-
-impl Split {
-    /// What the stage asks for, and otherwise all threads for both, also where they work at once: whoever has more to
-    /// do then gets more of the processor, which measured faster than any fixed share of two cores.
-    fn of(stage: &StageConfig, threads: usize) -> Self {
-        let or_all = |asked: usize| if asked > 0 { asked } else { threads };
-        let rollout = stage.rollout.as_ref().map_or(0, |rollout| rollout.engine.threads);
-        // An engine with threads of its own does not wait for those that train.
-        let rollout = if stage.schedule().overlaps() { or_all(rollout) } else { rollout };
-        Self { trainer: or_all(stage.trainer.threads), rollout }
-    }
-}
-
-fn scheduler_settings(stage: &StageConfig, evaluates: bool) -> SchedulerSettings {
-    let schedule = stage.schedule();
-    SchedulerSettings {
-        batch_groups: stage.batch,
-        batches: stage.steps,
-        max_staleness: schedule.max_staleness,
-        // Without staleness every group has the version of its batch, also one that is drawn in place of another.
-        pin_version: schedule.pin_version && schedule.overlaps(),
-        oversample: schedule.oversample,
-        cut_order: schedule.cut_order,
-        stragglers: schedule.stragglers,
-        evaluate_every: if evaluates { stage.eval_every } else { 0 },
-        checkpoint_every: stage.checkpoint_every,
-    }
-}
-
-fn setup(error: impl std::fmt::Display) -> RunError {
-    RunError::Setup(error.to_string())
-}
-
-fn outline(stage: &StageConfig) -> StageOutline {
-    StageOutline {
-        name: stage.name.clone(),
-        method: stage.algorithm.method.name().to_owned(),
-        steps: stage.steps,
-    }
+/// The first form that the rollout engine loads and the trainer publishes.
+fn common_form(
+    rollout: Option<&RolloutCapabilities>,
+    trainer: &TrainCapabilities,
+) -> Result<Form, RunError> {
+    let Some(rollout) = rollout else {
+        return trainer.forms.first().copied().ok_or(RunError::NoCommonForm {
+            published: Vec::new(),
+            loaded: Vec::new(),
+        });
+    };
+    let common = rollout.forms.iter().find(|form| trainer.forms.contains(form)).copied();
+    common.ok_or_else(|| RunError::NoCommonForm {
+        published: trainer.forms.clone(),
+        loaded: rollout.forms.clone(),
+    })
 }

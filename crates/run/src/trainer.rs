@@ -1,51 +1,55 @@
-//! The training side of a stage: a thread that owns the models and does one job after the other, beside the driver.
+//! The training thread of a stage: owns the models and does one job after another, concurrent with the driver.
 
 use std::any::Any;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rloom_algo::AlgorithmState;
 use rloom_core::{Group, PolicyVersion};
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
+use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
+use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, Models};
+use rloom_model::OptimizerSettings;
+use rloom_store::{CheckpointName, CheckpointState, Checkpoints, disk};
 use rloom_text::Tokenizer;
-use rloom_train::{EmbeddedTrainEngine, TrainEngine, TrainError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::RunError;
-use crate::batch::{BatchReport, BatchTraining, Engines, Moment};
-use crate::checkpoint::{CheckpointName, Checkpoints};
-use crate::state::{TrainerState, sampler_folder};
+use crate::assembly::PolicyWriter;
+use crate::stage::LearnerState;
+use crate::{RunError, WorkerFailure};
 
-/// What the thread works with.
+/// Folder of a checkpoint that holds a critic with its own backbone.
+const CRITIC: &str = "trainer/critic";
+/// Folder of a checkpoint that holds the process-reward model.
+const PRM: &str = "trainer/prm";
+
+/// Everything that the training thread works with.
 #[derive(Debug)]
-pub(crate) struct Workshop {
-    pub(crate) engines: Engines<EmbeddedTrainEngine>,
-    pub(crate) training: BatchTraining,
+pub(crate) struct TrainerThread<T> {
+    pub(crate) models: Models<T>,
+    pub(crate) training: BatchTrainer,
     pub(crate) optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
     pub(crate) total_optimizer_steps: u64,
+    /// Form in which weights are published.
+    pub(crate) form: Form,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    pub(crate) generation: GenerationConfig,
+    /// Writes published weights of older versions.
+    pub(crate) writer: Arc<dyn PolicyWriter>,
     pub(crate) checkpoints: Checkpoints,
-    /// Held until the thread has ended, also where nobody waits for it: it may be writing a checkpoint.
+    /// Lock of the run directory, held until the thread has ended: it may be writing a checkpoint.
     pub(crate) _lock: Arc<File>,
-    /// What a test has happen on the thread before a batch of a stage that samples is trained on.
-    #[cfg(test)]
-    pub(crate) before_training: Option<crate::failure_tests::Hook>,
 }
 
-/// What it is to do.
 #[derive(Debug)]
 enum Job {
-    /// Hand over the weights as they are, as this version.
+    /// Publish the weights as they are, as this version.
     Publish(PolicyVersion),
-    /// Train on a batch and hand over the weights.
+    /// Train on a batch and publish.
     Train(Box<TrainJob>),
     /// Write a checkpoint.
     Save(Box<SaveJob>),
@@ -57,108 +61,105 @@ pub(crate) struct TrainJob {
     /// Batches trained before.
     pub(crate) version: PolicyVersion,
     pub(crate) groups: Vec<Group>,
-    /// What the algorithm carried on from the batch before.
-    pub(crate) state: AlgorithmState,
-    /// Optimiser steps of the stage before this batch.
-    pub(crate) optimizer_steps: u64,
+    /// State after the batch before.
+    pub(crate) learner: LearnerState,
 }
 
 /// A checkpoint to write.
 #[derive(Debug)]
 pub(crate) struct SaveJob {
     pub(crate) name: CheckpointName,
-    pub(crate) state: TrainerState,
+    pub(crate) state: CheckpointState,
     /// Weights of older versions that go with it.
-    pub(crate) older: Vec<Weights>,
+    pub(crate) older: Vec<PublishedPolicy>,
 }
 
-/// What was done, and from when to when.
+/// A finished job.
 #[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) what: Work,
+pub(crate) struct TrainerEvent {
+    pub(crate) result: TrainerResult,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
 }
 
-/// What was done.
+/// Result of a job.
 #[derive(Debug)]
-pub(crate) enum Work {
-    /// Weights to load.
-    Published(Result<Weights, TrainError>),
+pub(crate) enum TrainerResult {
+    /// Published weights.
+    Published(Result<PublishedPolicy, TrainError>),
     /// A batch.
-    Trained(Box<Trained>),
-    /// A checkpoint, and its bytes.
+    Trained(Box<TrainedBatch>),
+    /// A checkpoint: its folder and its size in bytes.
     Saved { version: u64, result: Result<(PathBuf, u64), RunError> },
 }
 
 /// A batch that was trained on, or could not be.
 #[derive(Debug)]
-pub(crate) struct Trained {
-    /// The batch's number: the version that it was trained from.
+pub(crate) struct TrainedBatch {
+    /// Number of the batch: the version that it was trained from.
     pub(crate) batch: u64,
     pub(crate) groups: Vec<Group>,
-    pub(crate) result: Result<TrainedWeights, TrainError>,
+    pub(crate) result: Result<BatchResult, TrainError>,
 }
 
-/// What training on a batch gave.
+/// Report and new weights of a batch.
 #[derive(Debug)]
-pub(crate) struct TrainedWeights {
+pub(crate) struct BatchResult {
     pub(crate) report: BatchReport,
-    pub(crate) weights: Weights,
-    /// CRC-32C of the parameters.
-    pub(crate) checksum: u32,
+    pub(crate) weights: PublishedPolicy,
 }
 
-/// The thread, seen from the driver.
+/// Handle of the training thread.
 #[derive(Debug)]
-pub(crate) struct Trainer {
+pub(crate) struct TrainerHandle<T> {
     jobs: mpsc::Sender<Job>,
-    done: UnboundedReceiver<Done>,
-    thread: JoinHandle<Result<Workshop, String>>,
+    events: UnboundedReceiver<TrainerEvent>,
+    thread: JoinHandle<Result<TrainerThread<T>, String>>,
     progress: Arc<Progress>,
-    leaving: Leaving,
+    abandon: AbandonOnDrop,
 }
 
-/// How far the job under way is: optimiser steps.
+/// Progress of the current job in optimiser steps.
 #[derive(Debug, Default)]
 struct Progress {
     done: AtomicU64,
     total: AtomicU64,
-    /// Nobody wants what is still to be done.
+    /// True once the results of further jobs are not needed.
     abandoned: AtomicBool,
 }
 
-/// Tells the thread to begin no other job: it is not waited for where the run ends with an error or at once.
+/// Keeps the thread from starting another job: a run that ends with an error does not wait for it.
 #[derive(Debug)]
-struct Leaving(Arc<Progress>);
+struct AbandonOnDrop(Arc<Progress>);
 
-impl Drop for Leaving {
+impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
         self.0.abandoned.store(true, Ordering::Relaxed);
     }
 }
 
-impl Trainer {
-    pub(crate) fn start(workshop: Workshop) -> Result<Self, RunError> {
-        let (jobs, to_do) = mpsc::channel();
-        let (tell, done) = unbounded_channel();
+impl<T: TrainEngine + 'static> TrainerHandle<T> {
+    /// Starts the thread.
+    pub(crate) fn start(trainer: TrainerThread<T>) -> Result<Self, RunError> {
+        let (jobs, queue) = mpsc::channel();
+        let (sender, events) = unbounded_channel();
         let progress = Arc::new(Progress::default());
-        let seen = Arc::clone(&progress);
+        let shared = Arc::clone(&progress);
         let thread = std::thread::Builder::new()
             .name("trainer".into())
             .spawn(move || {
-                let mut workshop = workshop;
-                // What a panic left half-done is dropped with the workshop.
-                let worked = catch_unwind(AssertUnwindSafe(|| workshop.work(&to_do, &tell, &seen)));
-                worked.map(|()| workshop).map_err(|panic| message(panic.as_ref()).to_owned())
+                let mut trainer = trainer;
+                // A panic drops the trainer, whose state is unknown then.
+                let result = catch_unwind(AssertUnwindSafe(|| trainer.run(&queue, &sender, &shared)));
+                result.map(|()| trainer).map_err(|panic| panic_message(panic.as_ref()).to_owned())
             })
-            .map_err(|e| RunError::Setup(format!("could not start the training thread: {e}")))?;
-        let leaving = Leaving(Arc::clone(&progress));
-        Ok(Self { jobs, done, thread, progress, leaving })
+            .map_err(|source| RunError::Thread { name: "trainer", source })?;
+        let abandon = AbandonOnDrop(Arc::clone(&progress));
+        Ok(Self { jobs, events, thread, progress, abandon })
     }
 
     fn send(&self, job: Job) {
-        // A thread that has ended says why when it is listened to.
+        // A thread that has died is noticed by `next`.
         let _ = self.jobs.send(job);
     }
 
@@ -175,105 +176,109 @@ impl Trainer {
         self.send(Job::Save(Box::new(job)));
     }
 
-    /// The next job that is done; `None` when the thread has ended. May be dropped while it waits.
-    pub(crate) async fn done(&mut self) -> Option<Done> {
-        self.done.recv().await
+    /// Resolves to the next finished job; `None` when the thread has ended. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Option<TrainerEvent> {
+        self.events.recv().await
     }
 
-    /// Optimiser steps of the batch under way, and how many there will be; 0 before the first.
+    /// Optimiser steps taken for the current batch and their total; 0 before the first.
     pub(crate) fn progress(&self) -> (u64, u64) {
         (self.progress.done.load(Ordering::Relaxed), self.progress.total.load(Ordering::Relaxed))
     }
 
-    /// Ends the thread and hands over what it worked with.
-    pub(crate) fn end(self) -> Result<Workshop, RunError> {
-        let Self { jobs, thread, leaving, .. } = self;
+    /// Ends the thread and returns what it worked with.
+    pub(crate) fn end(self) -> Result<TrainerThread<T>, WorkerFailure> {
+        let Self { jobs, thread, abandon, .. } = self;
         drop(jobs);
-        let panicked = |what: String| RunError::Setup(format!("the training thread panicked: {what}"));
+        let panicked = |message: String| WorkerFailure::TrainerPanicked { message };
         let ended = thread.join();
-        drop(leaving);
-        ended.map_err(|panic| panicked(message(panic.as_ref()).to_owned()))?.map_err(panicked)
+        drop(abandon);
+        ended.map_err(|panic| panicked(panic_message(panic.as_ref()).to_owned()))?.map_err(panicked)
     }
 }
 
-impl Workshop {
-    fn work(&mut self, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSender<Done>, progress: &Progress) {
+impl<T: TrainEngine> TrainerThread<T> {
+    fn run(&mut self, jobs: &mpsc::Receiver<Job>, events: &UnboundedSender<TrainerEvent>, progress: &Progress) {
         while let Ok(job) = jobs.recv() {
             if progress.abandoned.load(Ordering::Relaxed) {
                 return;
             }
             let start = Instant::now();
-            let what = match job {
-                Job::Publish(version) => Work::Published(self.publish(version)),
-                Job::Train(job) => Work::Trained(Box::new(self.train(*job, progress))),
-                Job::Save(job) => Work::Saved { version: job.name.step, result: self.save(*job) },
+            let result = match job {
+                Job::Publish(version) => TrainerResult::Published(self.publish(version)),
+                Job::Train(job) => TrainerResult::Trained(Box::new(self.train(*job, progress))),
+                Job::Save(job) => TrainerResult::Saved { version: job.name.step, result: self.save(*job) },
             };
-            // Nobody listens any more when the run has ended with an error.
-            let _ = tell.send(Done { what, start, end: Instant::now() });
+            // The receiver is gone if the run has ended with an error.
+            let _ = events.send(TrainerEvent { result, start, end: Instant::now() });
         }
     }
 
-    fn publish(&mut self, version: PolicyVersion) -> Result<Weights, TrainError> {
-        self.engines.policy.set_version(version);
-        self.engines.policy.publish()
+    /// Publishes the policy in the form that the rollout engine takes.
+    pub(crate) fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+        self.models.policy.publish(version, self.form)
     }
 
-    fn train(&mut self, job: TrainJob, progress: &Progress) -> Trained {
-        let TrainJob { version, groups, state, optimizer_steps } = job;
-        #[cfg(test)]
-        if let Some(hook) = &self.before_training {
-            hook.call(version);
-        }
+    fn train(&mut self, job: TrainJob, progress: &Progress) -> TrainedBatch {
+        let TrainJob { version, groups, learner } = job;
         let (total, optimizer) = (self.total_optimizer_steps, self.optimizer.clone());
-        let rate = move |step: u64| optimizer.learning_rate_at(optimizer_steps + step, total);
-        let moment = Moment { version, state, learning_rate: &rate };
-        let mut tell = |done, total| {
+        let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
+        let position = BatchPosition { version, state: learner.algorithm, learning_rate: &rate };
+        let mut report_progress = |done, total| {
             progress.done.store(done, Ordering::Relaxed);
             progress.total.store(total, Ordering::Relaxed);
         };
-        let trained = self.training.train(&mut self.engines, &groups, &moment, &mut tell);
+        let trained = self.training.train(&mut self.models, &groups, &position, &mut report_progress);
         let result = trained.and_then(|report| {
             let weights = self.publish(PolicyVersion(version.0 + 1))?;
-            let checksum = checksum(&weights.model);
-            Ok(TrainedWeights { report, weights, checksum })
+            Ok(BatchResult { report, weights })
         });
-        Trained { batch: version.0, groups, result }
+        TrainedBatch { batch: version.0, groups, result }
     }
 
-    fn save(&self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
+    fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
         let SaveJob { name, mut state, older } = job;
         state.samplers = older.iter().map(|weights| weights.version).collect();
-        let setup = |e: &dyn std::fmt::Display| RunError::Setup(e.to_string());
-        self.checkpoints.write(&name, |folder| {
-            self.engines.save(folder)?;
-            self.tokenizer.save(folder).map_err(|e| setup(&e))?;
+        let Self { checkpoints, models, tokenizer, writer, .. } = self;
+        checkpoints.write(&name, |folder| {
+            save_models(models, folder)?;
+            tokenizer.save(folder)?;
             for weights in &older {
-                let own = sampler_folder(folder, weights.version);
-                std::fs::create_dir_all(&own).map_err(|source| RunError::io("create", &own, source))?;
-                weights.model.save(&own, &self.generation).map_err(|e| setup(&e))?;
+                let own = rloom_store::sampler_folder(folder, weights.version);
+                disk::create_folder("checkpoint", &own)?;
+                writer.write(weights, &own)?;
             }
-            state.save(folder)
+            Ok(state.save(folder)?)
         })
     }
 }
 
-/// CRC-32C over the parameters' little-endian bytes: equal weights have equal ones.
-pub(crate) fn checksum(model: &Model) -> u32 {
-    let mut bytes = [0u8; 4096];
-    let mut crc = 0;
-    for (_, values) in model.named_tensors() {
-        for chunk in values.chunks(bytes.len() / 4) {
-            for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-            crc = crc32c::crc32c_append(crc, &bytes[..chunk.len() * 4]);
+/// Writes all models to the folder of a checkpoint.
+fn save_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), RunError> {
+    models.policy.save(folder)?;
+    for (name, engine) in [(CRITIC, &mut models.critic), (PRM, &mut models.prm)] {
+        if let Some(engine) = engine {
+            let own = folder.join(name);
+            disk::create_folder("checkpoint", &own)?;
+            engine.save(&own)?;
         }
     }
-    crc
+    Ok(())
 }
 
-/// What a panic said.
-pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
+/// Restores all models from the folder of a checkpoint.
+pub(crate) fn restore_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), RunError> {
+    models.policy.restore(folder)?;
+    for (name, engine) in [(CRITIC, &mut models.critic), (PRM, &mut models.prm)] {
+        if let Some(engine) = engine {
+            engine.restore(&folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

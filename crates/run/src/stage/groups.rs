@@ -1,409 +1,363 @@
-//! Groups under way: started, told of, complete, replaced, let go.
+//! Groups of a stage: running, complete, interrupted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rloom_config::OnFailure;
-use rloom_core::{Episode, Group, Role, Task, Ticket};
-use rloom_rollout::{Abort, RolloutEngine};
-use rloom_sched::Event as Happened;
+use rloom_collect::{DemonstrationSource, GroupFailure, GroupProgress, GroupRunner, GroupUpdate};
+use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Task, Ticket};
+use rloom_engine::RolloutEngine;
+use rloom_store::{PartialEpisode, Record};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::{Source, Stage, TICK, Told};
-use crate::RunError;
-use crate::episodes::{GroupFailure, GroupNews, Leftover};
-use crate::events::{Activity, Lane};
-use crate::journal::{Partial, Record};
-use crate::trainer::message;
+use crate::trainer::panic_message;
 
-/// The groups of a stage that have not ended.
+/// Source of a stage's groups.
 #[derive(Debug)]
-pub(crate) struct Groups {
-    /// Started and not complete.
-    pub(super) under_way: BTreeMap<Ticket, UnderWay>,
-    /// Complete, until they are trained on.
-    pub(super) ready: BTreeMap<Ticket, Group>,
-    /// What earlier attempts left of groups that will be started again.
-    pub(super) left: BTreeMap<Ticket, UnderWay>,
-    tasks: JoinSet<()>,
-    names: HashMap<Id, Attempt>,
-    tell: UnboundedSender<News>,
-    news: UnboundedReceiver<News>,
-    attempts: u64,
+pub(crate) enum GroupSource<R> {
+    /// Demonstrations; nothing is sampled.
+    Demonstrations(DemonstrationSource),
+    /// Sampled and scored groups.
+    Rollouts(Arc<GroupRunner<R>>),
 }
 
-/// A group that is being made.
+impl<R: RolloutEngine> GroupSource<R> {
+    /// True if the groups are sampled.
+    pub(crate) fn samples(&self) -> bool {
+        matches!(self, Self::Rollouts(_))
+    }
+
+    /// The runner of sampled groups.
+    pub(crate) fn rollouts(&self) -> Option<&Arc<GroupRunner<R>>> {
+        match self {
+            Self::Rollouts(runner) => Some(runner),
+            Self::Demonstrations(_) => None,
+        }
+    }
+}
+
+/// A group that is not complete.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay {
-    pub(super) episodes: BTreeMap<u32, Episode>,
-    pub(super) partials: BTreeMap<u32, Partial>,
-    /// Its task, once it has been launched.
+pub(super) struct RunningGroup {
+    episodes: BTreeMap<u32, Episode>,
+    partials: BTreeMap<u32, PartialEpisode>,
+    /// Number and handle of its task, once launched.
     task: Option<(u64, AbortHandle)>,
-    pub(super) started: Option<Instant>,
+    started: Option<Instant>,
 }
 
-/// A group's task: a ticket that is started again has another number.
+impl RunningGroup {
+    /// Time at which it was launched.
+    pub(super) fn started(&self) -> Option<Instant> {
+        self.started
+    }
+
+    /// Samples that are scored.
+    pub(super) fn scored(&self) -> impl Iterator<Item = u32> {
+        self.episodes.keys().copied()
+    }
+
+    fn records(&self, ticket: Ticket) -> impl Iterator<Item = Record> {
+        let episodes = self.episodes.iter().map(move |(&sample, episode)| Record::Episode {
+            ticket,
+            sample,
+            episode: episode.clone(),
+        });
+        let partials = self.partials.iter().map(move |(&sample, partial)| Record::PartialEpisode {
+            ticket,
+            sample,
+            partial: partial.clone(),
+        });
+        episodes.chain(partials)
+    }
+}
+
+/// Identifies the task of a group: a ticket that starts again gets another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Attempt {
+struct TaskId {
     ticket: Ticket,
     number: u64,
 }
 
-/// What a group's task says.
+/// Message from the task of a group.
 #[derive(Debug)]
-pub(super) struct News {
-    from: Attempt,
-    what: What,
+pub(super) struct GroupMessage {
+    from: TaskId,
+    content: MessageContent,
 }
 
 #[derive(Debug)]
-enum What {
-    Of(GroupNews),
+enum MessageContent {
+    Update(GroupUpdate),
     Complete(Task),
     Stopped,
     Failed(GroupFailure),
 }
 
-/// What wakes the driver on account of groups.
+/// Wakes the driver for a group.
 #[derive(Debug)]
 pub(super) enum GroupEvent {
-    News(News),
-    /// A task ended; with an error when it was cancelled or panicked.
+    Message(GroupMessage),
+    /// A task ended; an error if it was cancelled or panicked.
     Ended(Result<(Id, ()), JoinError>),
 }
 
-impl Default for Groups {
-    fn default() -> Self {
-        let (tell, news) = unbounded_channel();
-        Self {
-            under_way: BTreeMap::new(),
-            ready: BTreeMap::new(),
-            left: BTreeMap::new(),
-            tasks: JoinSet::new(),
-            names: HashMap::new(),
-            tell,
-            news,
-            attempts: 0,
-        }
-    }
-}
-
-impl Groups {
-    /// The next thing that groups say; never, when there is none. May be dropped while it waits.
-    pub(super) async fn next(&mut self) -> GroupEvent {
-        tokio::select! {
-            biased;
-            Some(news) = self.news.recv() => GroupEvent::News(news),
-            Some(ended) = self.tasks.join_next_with_id() => GroupEvent::Ended(ended),
-        }
-    }
-
-    /// Whether it is the present attempt at a group that speaks, and not one that was let go before.
-    fn is_current(&self, from: Attempt) -> bool {
-        let task = self.under_way.get(&from.ticket).and_then(|group| group.task.as_ref());
-        task.is_some_and(|(number, _)| *number == from.number)
-    }
-
-    /// Groups whose tasks are at work.
-    pub(super) fn at_work(&self) -> usize {
-        self.under_way.values().filter(|u| u.task.is_some()).count()
-    }
-
-    /// Puts an episode or what there is of it to its group, started or not.
-    pub(super) fn keep(&mut self, ticket: Ticket, sample: u32, news: Kept) {
-        let group = match self.under_way.get_mut(&ticket) {
-            Some(group) => group,
-            None => self.left.entry(ticket).or_default(),
-        };
-        match news {
-            Kept::Episode(episode) => {
-                group.partials.remove(&sample);
-                group.episodes.insert(sample, episode);
-            }
-            Kept::Partial(partial) => {
-                group.partials.insert(sample, partial);
-            }
-        }
-    }
-
-    /// Takes a complete group out of those under way.
-    pub(super) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, UnderWay)> {
-        let mut under_way = self.under_way.remove(&ticket)?;
-        let episodes = std::mem::take(&mut under_way.episodes).into_values().collect();
-        Some((Group { ticket, task, episodes }, under_way))
-    }
-}
-
-/// Part of a group.
+/// Consequence of an event of the current task of a group.
 #[derive(Debug)]
-pub(super) enum Kept {
-    Episode(Episode),
-    Partial(Partial),
+pub(super) enum GroupChange {
+    /// An episode was scored or interrupted.
+    Update(Ticket, GroupUpdate),
+    /// All episodes are scored.
+    Complete(Ticket, Task),
+    /// The group failed.
+    Failed(Ticket, GroupFailure),
+    /// The group stopped without being complete.
+    Stopped(Ticket),
 }
 
-impl Stage<'_, '_> {
-    /// Starts a group, with what there is of it.
-    pub(super) async fn start(&mut self, ticket: Ticket) -> Result<(), RunError> {
-        if let Source::Demonstrations(source) = &self.parts.source {
-            let version = self.scheduler.version();
-            let group = source.group(ticket).await.map_err(|e| self.group_failed(ticket, e))?;
-            self.groups.ready.insert(ticket, group);
-            self.pending.push_back(Happened::GroupReady { ticket, oldest: version }.into());
-            return Ok(());
+/// Part of a group, as generated or recovered from the journal.
+#[derive(Debug)]
+pub(super) enum GroupPart {
+    Episode(Episode),
+    Partial(PartialEpisode),
+}
+
+/// The groups of a stage that have not ended, and their tasks.
+#[derive(Debug)]
+pub(crate) struct StageGroups<R> {
+    source: GroupSource<R>,
+    /// Started and not complete.
+    in_flight: BTreeMap<Ticket, RunningGroup>,
+    /// Complete and not in a trained batch.
+    ready: BTreeMap<Ticket, Group>,
+    /// Parts from earlier attempts of groups that have not been started again.
+    recovered: BTreeMap<Ticket, RunningGroup>,
+    tasks: JoinSet<()>,
+    task_ids: HashMap<Id, TaskId>,
+    sender: UnboundedSender<GroupMessage>,
+    receiver: UnboundedReceiver<GroupMessage>,
+    launches: u64,
+}
+
+impl<R: RolloutEngine + 'static> StageGroups<R> {
+    /// Creates a table without groups.
+    pub(crate) fn new(source: GroupSource<R>) -> Self {
+        let (sender, receiver) = unbounded_channel();
+        Self {
+            source,
+            in_flight: BTreeMap::new(),
+            ready: BTreeMap::new(),
+            recovered: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            task_ids: HashMap::new(),
+            sender,
+            receiver,
+            launches: 0,
         }
-        let left = self.groups.left.remove(&ticket).unwrap_or_default();
-        self.groups.under_way.insert(ticket, left);
-        if self.replay.is_over() {
-            self.launch(ticket)?;
-        }
-        Ok(())
     }
 
-    /// Launches the groups that were started and wait: for the end of a replay, or for the weights of their version.
-    pub(super) fn launch_waiting(&mut self) -> Result<(), RunError> {
-        let waiting = self.groups.under_way.iter().filter(|(_, group)| group.task.is_none());
-        let waiting: Vec<Ticket> = waiting.map(|(&ticket, _)| ticket).collect();
-        waiting.into_iter().try_for_each(|ticket| self.launch(ticket))
+    pub(super) fn source(&self) -> &GroupSource<R> {
+        &self.source
     }
 
-    fn launch(&mut self, ticket: Ticket) -> Result<(), RunError> {
-        if !self.may_run(ticket) {
-            return Ok(());
-        }
-        let Source::Rollouts(source) = &self.parts.source else { return Ok(()) };
-        let source = Arc::clone(source);
-        let task = source.task(ticket).map_err(|e| self.group_failed(ticket, e))?;
-        let groups = &mut self.groups;
-        let Some(group) = groups.under_way.get_mut(&ticket) else { return Ok(()) };
-        let left =
-            Leftover { done: group.episodes.keys().copied().collect(), partials: group.partials.clone() };
-        groups.attempts += 1;
-        let from = Attempt { ticket, number: groups.attempts };
-        let channel = groups.tell.clone();
-        let handle = groups.tasks.spawn(async move {
-            // Nobody listens any more when the stage has ended.
-            let say = |what| drop(channel.send(News { from, what }));
-            let made = source.run(ticket, &task, left, &|news| say(What::Of(news))).await;
-            say(match made {
-                Ok(true) => What::Complete(task),
-                Ok(false) => What::Stopped,
-                Err(failure) => What::Failed(failure),
+    /// Started groups that are not complete.
+    pub(super) fn in_flight(&self) -> &BTreeMap<Ticket, RunningGroup> {
+        &self.in_flight
+    }
+
+    /// Number of groups whose tasks run.
+    pub(super) fn running(&self) -> usize {
+        self.in_flight.values().filter(|group| group.task.is_some()).count()
+    }
+
+    /// Number of complete groups, and number of scored episodes of incomplete ones.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let episodes = self.in_flight.values().map(|group| group.episodes.len() as u64).sum();
+        (self.ready.len() as u64, episodes)
+    }
+
+    /// Starts a group with the parts that exist; [`launch`](Self::launch) runs it.
+    pub(super) fn start(&mut self, ticket: Ticket) {
+        let recovered = self.recovered.remove(&ticket).unwrap_or_default();
+        self.in_flight.insert(ticket, recovered);
+    }
+
+    /// Started groups whose tasks do not run.
+    pub(super) fn waiting(&self) -> Vec<Ticket> {
+        let waiting = self.in_flight.iter().filter(|(_, group)| group.task.is_none());
+        waiting.map(|(&ticket, _)| ticket).collect()
+    }
+
+    /// Spawns the task of a started group.
+    pub(super) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
+        let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
+        let runner = Arc::clone(runner);
+        let task = runner.task(ticket)?;
+        let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
+        let progress = GroupProgress {
+            done: group.episodes.keys().copied().collect(),
+            partials: group.partials.clone(),
+        };
+        self.launches += 1;
+        let from = TaskId { ticket, number: self.launches };
+        let sender = self.sender.clone();
+        let handle = self.tasks.spawn(async move {
+            // The receiver is gone once the stage has ended.
+            let send = |content| drop(sender.send(GroupMessage { from, content }));
+            let result = runner.run(ticket, &task, progress, &|update| send(MessageContent::Update(update))).await;
+            send(match result {
+                Ok(true) => MessageContent::Complete(task),
+                Ok(false) => MessageContent::Stopped,
+                Err(failure) => MessageContent::Failed(failure),
             });
         });
-        groups.names.insert(handle.id(), from);
+        self.task_ids.insert(handle.id(), from);
         group.task = Some((from.number, handle));
         group.started = Some(Instant::now());
         Ok(())
     }
 
-    /// Takes in what groups say; the scheduler is to hear of it when a group is complete or has failed.
-    pub(super) fn group_event(&mut self, event: GroupEvent) -> Result<Option<Told>, RunError> {
-        let News { from, what } = match event {
-            GroupEvent::News(news) => news,
+    /// Resolves to the next event of a group; pending without one. Cancel-safe.
+    pub(super) async fn next(&mut self) -> GroupEvent {
+        tokio::select! {
+            biased;
+            Some(message) = self.receiver.recv() => GroupEvent::Message(message),
+            Some(ended) = self.tasks.join_next_with_id() => GroupEvent::Ended(ended),
+        }
+    }
+
+    /// Interprets an event; `None` if it concerns no current task.
+    pub(super) fn interpret(&mut self, event: GroupEvent) -> Option<GroupChange> {
+        let (from, content) = match event {
+            GroupEvent::Message(GroupMessage { from, content }) => (from, content),
             GroupEvent::Ended(Ok((id, ()))) => {
-                self.groups.names.remove(&id);
-                return Ok(None);
+                self.task_ids.remove(&id);
+                return None;
             }
             GroupEvent::Ended(Err(error)) => {
-                let Some(from) = self.groups.names.remove(&error.id()) else { return Ok(None) };
+                let from = self.task_ids.remove(&error.id())?;
                 if error.is_cancelled() {
-                    return Ok(None);
+                    return None;
                 }
-                let reason = format!("its task panicked: {}", message(error.into_panic().as_ref()));
-                News { from, what: What::Failed(self.failure(from.ticket, reason)) }
+                let reason = format!("its task panicked: {}", panic_message(error.into_panic().as_ref()));
+                (from, MessageContent::Failed(self.failure(from.ticket, reason)))
             }
         };
-        if !self.groups.is_current(from) {
-            // It was let go, and has said this before it heard of that.
-            return Ok(None);
-        }
-        let ticket = from.ticket;
-        self.watch.heard();
-        match what {
-            What::Of(news) => {
-                self.group_news(ticket, news)?;
-                Ok(None)
-            }
-            What::Complete(task) => self.complete(ticket, task).map(Some),
-            What::Failed(failure) => self.failed(ticket, failure).map(Some),
-            What::Stopped => Ok(None),
-        }
-    }
-
-    fn group_news(&mut self, ticket: Ticket, news: GroupNews) -> Result<(), RunError> {
-        let (record, kept, sample) = match news {
-            GroupNews::Episode { sample, episode, reward_time } => {
-                self.watch.scored(episode.policy_tokens(), reward_time);
-                (Record::Episode { ticket, sample, episode: episode.clone() }, Kept::Episode(episode), sample)
-            }
-            GroupNews::Partial { sample, partial } => {
-                (Record::Partial { ticket, sample, partial: partial.clone() }, Kept::Partial(partial), sample)
-            }
-        };
-        self.record(&record)?;
-        self.groups.keep(ticket, sample, kept);
-        Ok(())
-    }
-
-    fn complete(&mut self, ticket: Ticket, task: Task) -> Result<Told, RunError> {
-        let Some((group, made)) = self.groups.assemble(ticket, task) else {
-            return Err(RunError::Setup(format!("group {} is complete and was not started", ticket.0)));
-        };
-        let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
-        if let Some(started) = made.started {
-            self.activity(Lane::Rollout, Activity::Group, started, Instant::now(), oldest.0, Some(ticket.0));
-        }
-        let record = Record::Ready { ticket, task: group.task.clone(), oldest };
-        let happened = self.arrived(group)?;
-        Ok(match happened {
-            Happened::GroupFiltered(_) => Told::recorded(happened, Record::Filtered { ticket }),
-            _ => Told::recorded(happened, record),
+        // Messages sent before their group was cancelled are dropped.
+        self.is_current(from).then(|| match content {
+            MessageContent::Update(update) => GroupChange::Update(from.ticket, update),
+            MessageContent::Complete(task) => GroupChange::Complete(from.ticket, task),
+            MessageContent::Failed(failure) => GroupChange::Failed(from.ticket, failure),
+            MessageContent::Stopped => GroupChange::Stopped(from.ticket),
         })
     }
 
-    /// Takes a group that is generated and scored, or says that another is to come in its place. The same group always
-    /// has the same verdict, so a resumed run replaces the same ones.
-    pub(super) fn arrived(&mut self, group: Group) -> Result<Happened, RunError> {
-        let ticket = group.ticket;
-        self.drawn.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
-        let filters = self.parts.training.algorithm.filters;
-        let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
-        let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
-        let rule = self.parts.training.outcome;
-        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
-        let Some(reason) = filters.verdict(&outcomes, &rewards) else {
-            let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
-            self.groups.ready.insert(ticket, group);
-            return Ok(Happened::GroupReady { ticket, oldest });
-        };
-        self.group_ended(ticket.0, "filtered", Some(reason.name().to_owned()));
-        *self.drawn.filtered.entry(reason.name().to_owned()).or_default() += 1;
-        let filtered: u64 = self.drawn.filtered.values().sum();
-        let batch = self.parts.batch_groups;
-        if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_ahead() {
-            return Err(RunError::NothingLeft {
-                stage: self.parts.outline.name.clone(),
-                step: self.scheduler.version().0 + 1,
-                filtered: self.drawn.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
-                draws: filters.max_draws,
-                checkpoint: self.last_good(),
-            });
-        }
-        Ok(Happened::GroupFiltered(ticket))
+    /// True if a message is from the current task of its group.
+    fn is_current(&self, from: TaskId) -> bool {
+        let task = self.in_flight.get(&from.ticket).and_then(|group| group.task.as_ref());
+        task.is_some_and(|(number, _)| *number == from.number)
     }
 
-    /// Batches that groups are made for before the next one is trained: limits per batch hold for all of them.
-    fn batches_ahead(&self) -> u64 {
-        1 + self.parts.schedule.max_staleness
-    }
-
-    /// A group that could not be made: the end of the run, or another in its place.
-    fn failed(&mut self, ticket: Ticket, failure: GroupFailure) -> Result<Told, RunError> {
-        if self.parts.schedule.on_failure == OnFailure::Stop {
-            return Err(self.group_failed(ticket, failure));
-        }
-        if self.drawn.failed >= self.parts.schedule.max_failures * self.batches_ahead() {
-            // Not recorded: whoever resumes tries this one again.
-            return Err(RunError::TooManyFailures {
-                stage: self.parts.outline.name.clone(),
-                step: self.scheduler.version().0 + 1,
-                failures: self.drawn.failed + 1,
-                last: format!("group {} (task {}): {}", ticket.0, failure.task, failure.reason),
-                checkpoint: self.last_good(),
-            });
-        }
-        let record = Record::Failed { ticket, reason: failure.reason.clone() };
-        Ok(Told::recorded(self.replaced_after_failure(ticket, failure), record))
-    }
-
-    /// A failure of the group whose task nobody has named.
+    /// The failure of a group whose task index nothing has named.
     pub(super) fn failure(&self, ticket: Ticket, reason: String) -> GroupFailure {
-        let task = match &self.parts.source {
-            Source::Rollouts(source) => source.task_index(ticket),
-            Source::Demonstrations(_) => ticket.0,
-        };
+        let task = self.source.rollouts().map_or(ticket.0, |runner| runner.task_index(ticket));
         GroupFailure { task, reason }
     }
 
-    /// Counts a failed group.
-    pub(super) fn replaced_after_failure(&mut self, ticket: Ticket, failure: GroupFailure) -> Happened {
-        self.groups.under_way.remove(&ticket);
-        self.events.warn(format!(
-            "group {} (task {}) failed and is replaced: {}",
-            ticket.0, failure.task, failure.reason
-        ));
-        self.group_ended(ticket.0, "failed", Some(failure.reason));
-        self.drawn.failed += 1;
-        Happened::GroupFailed(ticket)
-    }
-
-    fn group_failed(&self, ticket: Ticket, failure: GroupFailure) -> RunError {
-        RunError::Group {
-            stage: self.parts.outline.name.clone(),
-            step: self.scheduler.version().0 + 1,
-            ticket: ticket.0,
-            task: failure.task,
-            reason: failure.reason,
-            checkpoint: self.last_good(),
-        }
-    }
-
-    /// Forgets a group, and cancels it if it is under way.
-    pub(super) fn let_go(&mut self, ticket: Ticket, end: &str) {
-        self.groups.ready.remove(&ticket);
-        self.groups.left.remove(&ticket);
-        if let Some(UnderWay { task: Some((_, handle)), .. }) = self.groups.under_way.remove(&ticket) {
-            handle.abort();
-        }
-        // Those were told of, with their reasons.
-        if end != "filtered" && end != "failed" {
-            self.group_ended(ticket.0, end, None);
-        }
-    }
-
-    /// The run stops: what is under way is cut off, and what there is of it kept for whoever resumes.
-    pub(super) async fn keep_unfinished(&mut self) -> Result<(), RunError> {
-        let Source::Rollouts(source) = &self.parts.source else { return Ok(()) };
-        source.attempts.stopping.store(true, Ordering::Relaxed);
-        if let Some(engine) = &self.parts.engine {
-            engine.abort(Abort::All).await.map_err(|e| RunError::Setup(e.to_string()))?;
-        }
-        self.watch.heard();
-        while self.groups.at_work() > 0 {
-            self.stop_at_once()?;
-            match tokio::time::timeout(TICK, self.groups.next()).await {
-                Ok(event) => self.last_words(event)?,
-                Err(_) => {
-                    self.look_for_stall(|_| "the driver waits for the groups under way to stop".into())?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in what a group says that is to stop. Whether one is complete or has failed, whoever resumes finds again.
-    fn last_words(&mut self, event: GroupEvent) -> Result<(), RunError> {
-        self.watch.heard();
-        let (from, what) = match event {
-            GroupEvent::News(News { from, what }) => (from, Some(what)),
-            GroupEvent::Ended(Ok(_)) => return Ok(()),
-            GroupEvent::Ended(Err(error)) => match self.groups.names.remove(&error.id()) {
-                Some(from) => (from, None),
-                None => return Ok(()),
-            },
-        };
-        if !self.groups.is_current(from) {
-            return Ok(());
-        }
-        if let Some(What::Of(news)) = what {
-            return self.group_news(from.ticket, news);
-        }
-        if let Some(group) = self.groups.under_way.get_mut(&from.ticket) {
+    /// Notes that the task of a group has stopped.
+    pub(super) fn stopped(&mut self, ticket: Ticket) {
+        if let Some(group) = self.in_flight.get_mut(&ticket) {
             group.task = None;
         }
-        Ok(())
+    }
+
+    /// Adds a part to its group, started or not.
+    pub(super) fn add(&mut self, ticket: Ticket, sample: u32, part: GroupPart) {
+        let group = match self.in_flight.get_mut(&ticket) {
+            Some(group) => group,
+            None => self.recovered.entry(ticket).or_default(),
+        };
+        match part {
+            GroupPart::Episode(episode) => {
+                group.partials.remove(&sample);
+                group.episodes.insert(sample, episode);
+            }
+            GroupPart::Partial(partial) => {
+                group.partials.insert(sample, partial);
+            }
+        }
+    }
+
+    /// Removes a complete group from those in flight. Returns it with the time at which it was launched.
+    pub(super) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, Option<Instant>)> {
+        let RunningGroup { episodes, started, .. } = self.in_flight.remove(&ticket)?;
+        let episodes = episodes.into_values().collect();
+        Some((Group { ticket, task, episodes }, started))
+    }
+
+    /// Adds a complete group.
+    pub(super) fn add_ready(&mut self, group: Group) {
+        self.ready.insert(group.ticket, group);
+    }
+
+    /// True if the group is complete.
+    pub(super) fn is_ready(&self, ticket: Ticket) -> bool {
+        self.ready.contains_key(&ticket)
+    }
+
+    /// Removes a complete group.
+    pub(super) fn take_ready(&mut self, ticket: Ticket) -> Option<Group> {
+        self.ready.remove(&ticket)
+    }
+
+    /// Keeps only the complete and recovered groups for which `keep` returns true.
+    pub(super) fn retain(&mut self, keep: impl Fn(&Ticket) -> bool) {
+        self.ready.retain(|ticket, _| keep(ticket));
+        self.recovered.retain(|ticket, _| keep(ticket));
+    }
+
+    /// Removes a group that failed.
+    pub(super) fn remove_failed(&mut self, ticket: Ticket) {
+        self.in_flight.remove(&ticket);
+    }
+
+    /// Removes a group and cancels its task.
+    pub(super) fn cancel(&mut self, ticket: Ticket) {
+        self.ready.remove(&ticket);
+        self.recovered.remove(&ticket);
+        if let Some(RunningGroup { task: Some((_, handle)), .. }) = self.in_flight.remove(&ticket) {
+            handle.abort();
+        }
+    }
+
+    /// Returns the groups among `alive` as the records that a journal segment starts with. `version` stands for the
+    /// version of a group without policy tokens.
+    pub(super) fn records(&self, alive: &BTreeSet<Ticket>, version: PolicyVersion) -> Vec<Record> {
+        let mut records = Vec::new();
+        if !self.source.samples() {
+            return records;
+        }
+        for (&ticket, group) in self.ready.iter().filter(|(ticket, _)| alive.contains(ticket)) {
+            for (sample, episode) in (0..).zip(&group.episodes) {
+                records.push(Record::Episode { ticket, sample, episode: episode.clone() });
+            }
+            records.push(ready_record(group, version));
+        }
+        let incomplete = self.in_flight.iter().chain(&self.recovered);
+        for (&ticket, group) in incomplete.filter(|(ticket, _)| alive.contains(ticket)) {
+            records.extend(group.records(ticket));
+        }
+        records
+    }
+}
+
+/// The record of a complete group.
+pub(super) fn ready_record(group: &Group, version: PolicyVersion) -> Record {
+    Record::Ready {
+        policy: PolicyId::MAIN,
+        ticket: group.ticket,
+        task: group.task.clone(),
+        oldest: group.oldest_version().unwrap_or(version),
     }
 }

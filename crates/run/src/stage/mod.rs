@@ -1,234 +1,241 @@
-//! One stage: the scheduler's commands, carried out.
+//! One stage: events of the workers in, commands of the scheduler out.
 //!
-//! The driver is one task on one thread. Groups are tasks beside it, training is a thread of its own
-//! ([`crate::trainer`]), the rollout engine has its lanes; whatever comes of them reaches the driver in
-//! [`Stage::wait`], is journalled, and is told to the scheduler, whose commands start the next work. At staleness 0 the
-//! same loop takes turns.
+//! The driver is one task on one thread. Groups are tasks, training is a thread ([`crate::trainer`]), the rollout engine
+//! has its workers. [`Stage::wait`] receives their events; each becomes a [`JournaledEvent`], is recorded, and goes to the
+//! scheduler, whose commands start the next work. At staleness 0 the same loop alternates between rollout and training.
+//!
+//! Every part owns its state: [`StageGroups`], [`WeightPublisher`], [`StageEvaluation`], [`StageCheckpoints`],
+//! [`StepClock`], [`StallDetector`], [`StageJournal`].
 
-mod evaluating;
+mod batches;
+mod checkpoints;
+mod clock;
+mod commands;
+mod evaluation;
+mod events;
 mod groups;
-mod publishing;
-mod replaying;
-mod saving;
-mod training;
-mod watch;
+mod journal;
+mod recovery;
+mod reporter;
+mod stall;
+mod stall_report;
+mod step_report;
+mod weights;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::AlgorithmState;
-use rloom_config::ScheduleSettings;
 use rloom_core::PolicyVersion;
-use rloom_rollout::EmbeddedEngine;
-use rloom_sched::{Command, End, Event as Happened, Scheduler};
+use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
+use rloom_learn::BatchTrainer;
+use rloom_sched::{ScheduleSettings, Scheduler, SchedulerEvent};
+use rloom_store::{Drawn, Record, RunDirectory};
+use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
-use serde::{Deserialize, Serialize};
 
-use crate::batch::BatchTraining;
-use crate::checkpoint::Checkpoints;
-use crate::demonstrations::DemonstrationSource;
-use crate::directory::RunDirectory;
-use crate::episodes::GroupSource;
-use crate::evaluate::Evaluator;
-use crate::events::{Event, EventStream, StageOutline};
-use crate::journal::{Journal, Record};
-use crate::state::Best;
-use crate::trainer::Trainer;
-use crate::{RunError, StopFlag};
+use crate::trainer::TrainerHandle;
+use crate::{RunError, StopFlag, WorkerFailure};
 
-use evaluating::Evaluation;
-pub(crate) use groups::Groups;
-pub(crate) use publishing::Publisher;
-pub(crate) use replaying::{Replay, restore};
-pub(crate) use watch::Watch;
+pub(crate) use checkpoints::{CheckpointRetention, StageCheckpoints};
+pub(crate) use evaluation::StageEvaluation;
+pub(crate) use groups::{GroupSource, StageGroups};
+pub(crate) use journal::StageJournal;
+pub(crate) use recovery::restore_groups;
+pub(crate) use weights::WeightPublisher;
 
-/// How often progress is looked at while nothing happens.
+use clock::StepClock;
+use reporter::Reporter;
+use stall::StallDetector;
+
+/// Interval of progress reports and stall checks.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Where a stage's groups come from.
+/// Fixed properties of a stage.
 #[derive(Debug)]
-pub(crate) enum Source {
-    /// Worked examples; nothing is sampled.
-    Demonstrations(DemonstrationSource),
-    /// Sampled and scored.
-    Rollouts(Arc<GroupSource<EmbeddedEngine>>),
-}
-
-/// How the checkpoints of a run are kept.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Keeping {
-    pub(crate) last: usize,
-    pub(crate) every: u64,
-}
-
-/// What a stage needs beside its scheduler and its trainer.
-#[derive(Debug)]
-pub(crate) struct StageParts {
+pub(crate) struct StageContext {
+    /// Index in the recipe.
     pub(crate) index: u32,
     pub(crate) outline: StageOutline,
     /// Steps of the stages before.
     pub(crate) base: u64,
-    /// Groups of a batch.
-    pub(crate) batch_groups: u64,
+    pub(crate) groups_per_batch: u64,
     pub(crate) seed: u64,
-    pub(crate) source: Source,
-    pub(crate) engine: Option<Arc<EmbeddedEngine>>,
-    pub(crate) evaluator: Option<Arc<Evaluator<EmbeddedEngine>>>,
-    pub(crate) training: BatchTraining,
+    /// How batches are trained; the filters and outcomes of groups follow from it.
+    pub(crate) training: BatchTrainer,
     pub(crate) schedule: ScheduleSettings,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// How it computes: the instruction set, or how products of bf16 numbers are summed.
-    pub(crate) isa: String,
-    pub(crate) keeping: Keeping,
-    /// Completions of each step that are shown.
+    /// Numeric path of the trainer.
+    pub(crate) numeric_path: String,
+    /// Completions of each step in the event stream.
     pub(crate) shown_samples: usize,
-    /// Longest time in which nothing happens.
-    pub(crate) stall: Duration,
+    /// Longest time without progress.
+    pub(crate) stall_timeout: Duration,
 }
 
-/// How a stage ended.
+/// State of the learner between batches.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LearnerState {
+    /// Optimiser steps of the stage.
+    pub(crate) optimizer_steps: u64,
+    /// State of the algorithm.
+    pub(crate) algorithm: AlgorithmState,
+}
+
+/// Reason why a stage ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum StageEnd {
     /// All its batches are trained.
     Done,
-    /// It was asked to stop and has saved.
+    /// It was asked to stop, and has saved.
     Interrupted,
 }
 
-/// What the scheduler is told, and what is recorded of it first: the journal has the order in which it was told.
+/// An event for the scheduler, with the record that is journalled first.
 #[derive(Debug)]
-pub(crate) struct Told {
-    event: Happened,
+struct JournaledEvent {
+    event: SchedulerEvent,
     record: Option<Record>,
 }
 
-impl Told {
-    fn recorded(event: Happened, record: Record) -> Self {
+impl JournaledEvent {
+    fn recorded(event: SchedulerEvent, record: Record) -> Self {
         Self { event, record: Some(record) }
     }
 }
 
-impl From<Happened> for Told {
-    fn from(event: Happened) -> Self {
+impl From<SchedulerEvent> for JournaledEvent {
+    fn from(event: SchedulerEvent) -> Self {
         Self { event, record: None }
     }
 }
 
-/// A stage at work.
-pub(crate) struct Stage<'r, 's> {
-    pub(crate) parts: StageParts,
+/// Parts of a stage that the caller builds.
+pub(crate) struct StageParts<'r, R, T> {
+    pub(crate) context: StageContext,
     pub(crate) scheduler: Scheduler,
     pub(crate) directory: &'r RunDirectory,
-    pub(crate) checkpoints: &'r Checkpoints,
-    pub(crate) events: &'r mut EventStream<'s>,
-    pub(crate) stop: &'r StopFlag,
-    pub(crate) journal: Journal,
-    pub(crate) replay: Replay,
-    pub(crate) groups: Groups,
-    pub(crate) trainer: Option<Trainer>,
-    pub(crate) publisher: Publisher,
-    pub(crate) evaluation: Option<Evaluation>,
-    /// What is to be told to the scheduler before anything else.
-    pub(crate) pending: VecDeque<Told>,
-    pub(crate) optimizer_steps: u64,
-    /// What the algorithm carries from batch to batch.
-    pub(crate) algorithm: AlgorithmState,
+    pub(crate) journal: StageJournal,
+    pub(crate) groups: StageGroups<R>,
+    pub(crate) weights: WeightPublisher<R>,
+    pub(crate) evaluation: StageEvaluation<R>,
+    pub(crate) checkpoints: StageCheckpoints,
+    pub(crate) trainer: TrainerHandle<T>,
+    pub(crate) learner: LearnerState,
     pub(crate) drawn: Drawn,
-    pub(crate) best: Option<Best>,
-    pub(crate) saved: Option<(u64, PathBuf)>,
-    pub(crate) saving: Option<u64>,
-    /// Whether the scheduler waits for a checkpoint.
-    pub(crate) checkpoint_asked: bool,
-    pub(crate) watch: Watch,
+    pub(crate) stop: &'r StopFlag,
 }
 
-/// Groups that were generated.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Drawn {
-    /// Tokens of the groups that became complete in the stage so far.
-    pub(crate) tokens: u64,
-    /// Groups replaced by others since the last batch, by reason.
-    pub(crate) filtered: BTreeMap<String, u64>,
-    /// Groups that failed since the last batch.
-    pub(crate) failed: u64,
+/// A running stage.
+pub(crate) struct Stage<'r, 's, R, T> {
+    context: StageContext,
+    scheduler: Scheduler,
+    directory: &'r RunDirectory,
+    reporter: Reporter<'r, 's>,
+    journal: StageJournal,
+    groups: StageGroups<R>,
+    weights: WeightPublisher<R>,
+    evaluation: StageEvaluation<R>,
+    checkpoints: StageCheckpoints,
+    /// `None` once the training thread has died.
+    trainer: Option<TrainerHandle<T>>,
+    learner: LearnerState,
+    drawn: Drawn,
+    clock: StepClock,
+    stall: StallDetector,
+    next_tick: tokio::time::Instant,
+    stop: &'r StopFlag,
+    /// Events that the scheduler gets before any other.
+    pending: VecDeque<JournaledEvent>,
 }
 
-impl Stage<'_, '_> {
+/// A stage that has ended.
+pub(crate) struct EndedStage<T> {
+    pub(crate) end: StageEnd,
+    pub(crate) best: Option<rloom_store::Best>,
+    /// Folder of the newest checkpoint.
+    pub(crate) newest: Option<PathBuf>,
+    pub(crate) trainer: Option<TrainerHandle<T>>,
+}
+
+impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's, R, T> {
+    /// Creates a stage that reports to `events`.
+    pub(crate) fn new(parts: StageParts<'r, R, T>, events: &'r mut rloom_telemetry::EventStream<'s>) -> Self {
+        let StageParts {
+            context,
+            scheduler,
+            directory,
+            journal,
+            groups,
+            weights,
+            evaluation,
+            checkpoints,
+            trainer,
+            learner,
+            drawn,
+            stop,
+        } = parts;
+        let samples = groups.source().samples();
+        Self {
+            reporter: Reporter::new(events, &context.outline.name, context.base, samples),
+            clock: StepClock::default(),
+            stall: StallDetector::new(context.stall_timeout),
+            next_tick: tokio::time::Instant::from_std(Instant::now()) + TICK,
+            pending: VecDeque::new(),
+            trainer: Some(trainer),
+            context,
+            scheduler,
+            directory,
+            journal,
+            groups,
+            weights,
+            evaluation,
+            checkpoints,
+            learner,
+            drawn,
+            stop,
+        }
+    }
+
     /// Runs the stage to its end, or to where it is asked to stop.
-    pub(crate) async fn run(&mut self) -> Result<Ended, RunError> {
-        self.publish_first().await?;
-        self.watch.begin(self.engine_statistics());
-        let mut told_to_stop = false;
-        let mut happened = Told::from(Happened::Begin);
+    pub(crate) async fn run(mut self) -> Result<EndedStage<T>, RunError> {
+        let end = self.drive().await?;
+        Ok(EndedStage {
+            end,
+            best: self.evaluation.best().cloned(),
+            newest: self.checkpoints.newest().map(std::path::Path::to_owned),
+            trainer: self.trainer,
+        })
+    }
+
+    async fn drive(&mut self) -> Result<StageEnd, RunError> {
+        self.publish_initial().await?;
+        self.clock.restart(self.engine_statistics());
+        self.stall.alive();
+        let mut stop_requested = false;
+        let mut event = JournaledEvent::from(SchedulerEvent::Begin);
         loop {
-            self.stop_at_once()?;
-            // What was recorded is replayed first: it has happened.
-            if self.stop.after_this_step() && !told_to_stop && self.replay.is_over() {
-                told_to_stop = true;
-                let stop = Told::recorded(Happened::StopRequested, Record::StopRequested);
-                // Before what else is due: the end of a batch would otherwise begin the next one.
-                if let Some(ended) = self.tell(stop).await? {
-                    return Ok(ended);
+            self.check_stop_now()?;
+            // The recorded events are replayed first.
+            if self.stop.after_this_step() && !stop_requested && self.journal.is_live() {
+                stop_requested = true;
+                let stop = JournaledEvent::recorded(SchedulerEvent::StopRequested, Record::StopRequested);
+                // Before the event at hand: the end of a batch would start the next one.
+                if let Some(end) = self.handle(stop).await? {
+                    return Ok(end);
                 }
             }
-            if let Some(ended) = self.tell(happened).await? {
-                return Ok(ended);
+            if let Some(end) = self.handle(event).await? {
+                return Ok(end);
             }
-            happened = self.next().await?;
+            event = self.next().await?;
         }
     }
 
-    /// Tells the scheduler what happened and does what it says.
-    async fn tell(&mut self, told: Told) -> Result<Option<Ended>, RunError> {
-        let Told { event, record } = told;
-        if let Some(record) = record {
-            self.record(&record)?;
-        }
-        let evaluated = event == Happened::Evaluated;
-        let start = Instant::now();
-        let commands = self.scheduler.handle(event)?;
-        self.watch.decided(start.elapsed());
-        // What is let go is no part of a checkpoint any more.
-        let (ends, commands): (Vec<Command>, Vec<Command>) =
-            commands.into_iter().partition(|c| matches!(c, Command::Drop(..) | Command::PutOff(_)));
-        for command in ends {
-            match command {
-                Command::Drop(ticket, end) => self.let_go(ticket, end_name(end)),
-                Command::PutOff(ticket) => self.let_go(ticket, "put_off"),
-                _ => {}
-            }
-        }
-        if evaluated && self.is_best() {
-            self.save_best()?;
-        }
-        for command in commands {
-            match command {
-                Command::Drop(..) | Command::PutOff(_) => {}
-                Command::StartGroup(ticket) => self.start(ticket).await?,
-                Command::TrainBatch { batch, tickets } => self.train(batch, &tickets).await?,
-                Command::Evaluate(version) => self.evaluate(version).await?,
-                Command::Checkpoint(version) => self.checkpoint(version)?,
-                Command::Finish => {
-                    let done = self.scheduler.version().0 >= self.parts.outline.steps;
-                    if self.replay.ends_an_attempt() {
-                        self.pending.push_back(Happened::StopWithdrawn.into());
-                        continue;
-                    }
-                    if !done {
-                        self.keep_unfinished().await?;
-                    }
-                    return Ok(Some(if done { Ended::Done } else { Ended::Interrupted }));
-                }
-            }
-        }
-        self.watch_rollouts();
-        Ok(None)
-    }
-
-    /// What happened next, recorded or now.
-    async fn next(&mut self) -> Result<Told, RunError> {
+    /// Returns the next event: pending, replayed or live.
+    async fn next(&mut self) -> Result<JournaledEvent, RunError> {
         if let Some(event) = self.pending.pop_front() {
             return Ok(event);
         }
@@ -238,68 +245,80 @@ impl Stage<'_, '_> {
         self.wait_for_event().await
     }
 
-    /// What happens next. Looks at each waking whether it is to stop: many small things may happen before a big one.
-    async fn wait_for_event(&mut self) -> Result<Told, RunError> {
+    /// Waits for an event. Checks for a stop at every wake-up: many small events may precede a large one.
+    async fn wait_for_event(&mut self) -> Result<JournaledEvent, RunError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
                 return Ok(event);
             }
-            self.stop_at_once()?;
+            self.check_stop_now()?;
             if let Some(event) = self.wait().await? {
                 return Ok(event);
             }
         }
     }
 
-    /// Journals something; a stage without rollouts can be repeated without a journal.
+    /// Journals a record. A stage without rollouts is repeatable without a journal.
     fn record(&mut self, record: &Record) -> Result<(), RunError> {
-        if self.replay.is_over() && matches!(self.parts.source, Source::Rollouts(_)) {
+        if self.groups.source().samples() {
             self.journal.append(record)?;
         }
         Ok(())
     }
 
-    fn place_events(&mut self, version: PolicyVersion) {
-        self.events.place(&self.parts.outline.name, self.parts.base, version.0);
-    }
-
-    fn stop_at_once(&self) -> Result<(), RunError> {
+    /// Fails if the run was asked to stop at once.
+    fn check_stop_now(&self) -> Result<(), RunError> {
         if self.stop.now() {
             return Err(RunError::StoppedNow { path: self.directory.path().to_owned() });
         }
         Ok(())
     }
 
-    /// An error of a worker, with the place that it leaves the run at.
-    fn ended_badly(&self, what: &str) -> RunError {
-        RunError::Setup(format!(
-            "stage `{}`, step {}: {what}\nlast good checkpoint: {}",
-            self.parts.outline.name,
-            self.scheduler.version().0 + 1,
-            self.last_good()
-        ))
+    /// Statistics of the rollout engine; zeros without one.
+    fn engine_statistics(&self) -> RolloutStatistics {
+        self.weights.engine().map(|engine| engine.statistics()).unwrap_or_default()
     }
 
-    /// What can be resumed from, for messages.
-    fn last_good(&self) -> String {
-        match &self.saved {
-            Some((_, path)) => path.display().to_string(),
-            None => "none in this stage; it begins again from its input".to_owned(),
+    fn stage_name(&self) -> String {
+        self.context.outline.name.clone()
+    }
+
+    /// Number of the current step, from 1.
+    fn step(&self) -> u64 {
+        self.scheduler.version().0 + 1
+    }
+
+    /// The checkpoint to resume from, for messages.
+    fn last_checkpoint(&self) -> String {
+        match self.checkpoints.newest() {
+            Some(path) => path.display().to_string(),
+            None => "none in this stage; it restarts from its input".to_owned(),
         }
     }
 
-    fn group_ended(&mut self, ticket: u64, end: &str, reason: Option<String>) {
-        let event = Event::GroupEnded { ticket, end: end.to_owned(), reason };
-        self.events.emit(event);
+    /// The error for a worker that failed.
+    fn worker_failed(&self, cause: impl Into<WorkerFailure>) -> RunError {
+        RunError::Worker {
+            stage: self.stage_name(),
+            step: self.step(),
+            cause: cause.into(),
+            checkpoint: self.last_checkpoint(),
+        }
     }
-}
 
-fn end_name(end: End) -> &'static str {
-    match end {
-        End::Trained => "trained",
-        End::Filtered => "filtered",
-        End::Stale => "stale",
-        End::Failed => "failed",
-        End::Surplus => "surplus",
+    /// Notes if groups are in flight.
+    fn note_rollouts(&mut self) {
+        let version = self.scheduler.version();
+        self.clock.rollouts(self.groups.running() > 0, &mut self.reporter, version);
+    }
+
+    /// Notes that the trainer has work.
+    fn note_trainer_busy(&mut self) {
+        let version = self.scheduler.version();
+        self.clock.trainer_busy(&mut self.reporter, version);
+    }
+
+    fn set_step(&mut self, version: PolicyVersion) {
+        self.reporter.set_step(version);
     }
 }

@@ -1,17 +1,17 @@
-//! From the groups of a batch to advantages.
+//! Advantages, outcomes and masks of a batch of groups.
 
 use rloom_algo::{
     AdvantageSpec, Advantages, AlgoError, EpisodeRewards, Filters, GroupRewards, MaskReason, RunningMoments,
     StepReward, advantages,
 };
+use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, Role};
 
-use super::rows::Known;
-use crate::outcome::OutcomeRule;
+use crate::rows::BatchScores;
 
-/// What an episode gives to the advantage, owned.
+/// Owned inputs of the advantage of an episode.
 #[derive(Debug, Default)]
-struct Numbers<'a> {
+struct EpisodeNumbers<'a> {
     old: Vec<f32>,
     reference: Vec<f32>,
     values: Vec<f32>,
@@ -22,17 +22,17 @@ struct Numbers<'a> {
     prm_reference: Vec<f32>,
 }
 
-/// Advantages of a batch.
-pub(super) fn batch_advantages(
+/// Computes the advantages of a batch.
+pub(crate) fn batch_advantages(
     spec: &AdvantageSpec,
     running: &RunningMoments,
     groups: &[Group],
-    known: &Known,
+    known: &BatchScores,
     step_reward_weight: f64,
 ) -> Result<Advantages, AlgoError> {
-    // Trajectories are counted as `members` counts them: baselines have no scores.
+    // Trajectories are indexed as in `rows::members`: baselines have no scores.
     let mut place = 0;
-    let numbers: Vec<Vec<Numbers<'_>>> = groups
+    let numbers: Vec<Vec<EpisodeNumbers<'_>>> = groups
         .iter()
         .map(|group| {
             let mut of_group = Vec::with_capacity(group.episodes.len());
@@ -40,7 +40,7 @@ pub(super) fn batch_advantages(
                 let trained = episode.role == Role::Train;
                 let places = place..place + if trained { episode.segments.len() } else { 0 };
                 place = places.end;
-                of_group.push(Numbers {
+                of_group.push(EpisodeNumbers {
                     steps: steps_of(episode, step_reward_weight),
                     ..numbers_of(episode, known, places)
                 });
@@ -58,7 +58,7 @@ pub(super) fn batch_advantages(
     advantages(spec, running, &rewards)
 }
 
-fn numbers_of<'a>(episode: &'a Episode, known: &Known, places: std::ops::Range<usize>) -> Numbers<'a> {
+fn numbers_of<'a>(episode: &'a Episode, known: &BatchScores, places: std::ops::Range<usize>) -> EpisodeNumbers<'a> {
     let joined = |all: &[Vec<f32>]| -> Vec<f32> {
         all.get(places.clone()).into_iter().flatten().flatten().copied().collect()
     };
@@ -67,7 +67,7 @@ fn numbers_of<'a>(episode: &'a Episode, known: &Known, places: std::ops::Range<u
     } else {
         joined(&known.old)
     };
-    Numbers {
+    EpisodeNumbers {
         old,
         reference: joined(&known.reference),
         values: joined(&known.values),
@@ -83,7 +83,7 @@ fn numbers_of<'a>(episode: &'a Episode, known: &Known, places: std::ops::Range<u
     }
 }
 
-fn rewards_of<'a>(episode: &Episode, numbers: &'a Numbers<'a>) -> EpisodeRewards<'a> {
+fn rewards_of<'a>(episode: &Episode, numbers: &'a EpisodeNumbers<'a>) -> EpisodeRewards<'a> {
     EpisodeRewards {
         role: episode.role,
         reward: episode.rewards.total(),
@@ -99,8 +99,8 @@ fn rewards_of<'a>(episode: &Episode, numbers: &'a Numbers<'a>) -> EpisodeRewards
     }
 }
 
-/// The turns that the environment judged, their tokens counted within the episode and their rewards as they enter the
-/// episode's.
+/// Returns the turns that the environment rewarded: token range within the episode, and reward weighted as in the
+/// episode's reward.
 fn steps_of(episode: &Episode, weight: f64) -> Vec<StepReward<'_>> {
     let mut steps = Vec::new();
     let mut start = 0;
@@ -118,8 +118,8 @@ fn steps_of(episode: &Episode, weight: f64) -> Vec<StepReward<'_>> {
     steps
 }
 
-/// The outcome, 0 to 1, of each trained trajectory: its episode's.
-pub(super) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> {
+/// Returns the outcome, 0 to 1, of the episode of each trained trajectory.
+pub(crate) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> {
     let trained = groups.iter().flat_map(|g| &g.episodes).filter(|e| e.role == Role::Train);
     trained
         .flat_map(|e| {
@@ -128,8 +128,8 @@ pub(super) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> 
         .collect()
 }
 
-/// Why each trained trajectory is trained on by none of its tokens: as its episode.
-pub(super) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReason>> {
+/// Returns why each trained trajectory is excluded from training; `None` if it is not.
+pub(crate) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReason>> {
     let mut out = Vec::new();
     for group in groups {
         let episodes = group.episodes.iter();
@@ -156,9 +156,9 @@ mod tests {
 
     use super::*;
 
-    /// Steps count tokens within the episode, and their rewards weigh what the reward's component weighs.
+    /// Steps index tokens within the episode, and their rewards carry the weight of the reward component.
     #[test]
-    fn steps_of_a_game() {
+    fn steps_of_a_multi_turn_episode() {
         let judged = |range, reward, state: &str| Span {
             step: Some(Step { reward, state: Some(state.into()) }),
             ..Span::new(Author::Policy, range)

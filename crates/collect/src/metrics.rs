@@ -1,15 +1,14 @@
-//! Metrics of a batch of groups, under the field's names.
+//! Metrics of a batch of groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
+use rloom_telemetry::Metrics;
 
-use crate::events::Metrics;
-
-/// Rewards, lengths and staleness of a batch that is trained from `version`.
-pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
+/// Returns rewards, completion lengths and staleness of a batch that is trained from `version`.
+pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
     let mut metrics = Metrics::new();
-    // Greedy episodes that others are compared with say nothing of what the policy samples.
+    // Greedy baseline episodes are not samples of the policy.
     let trained = |e: &&Episode| e.role == Role::Train;
     let episodes: Vec<&Episode> = groups.iter().flat_map(|g| &g.episodes).filter(trained).collect();
     let rewards: Vec<f64> = episodes.iter().filter_map(|e| e.rewards.total()).collect();
@@ -33,15 +32,15 @@ pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics
         metrics.insert(metric::MEAN_LENGTH.into(), mean);
         metrics.insert(metric::MIN_LENGTH.into(), lengths.iter().copied().fold(f64::INFINITY, f64::min));
         metrics.insert(metric::MAX_LENGTH.into(), lengths.iter().copied().fold(0.0, f64::max));
-        let cut = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
-        metrics.insert(metric::CLIPPED_RATIO.into(), cut as f64 / episodes.len() as f64);
+        let truncated = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
+        metrics.insert(metric::CLIPPED_RATIO.into(), truncated as f64 / episodes.len() as f64);
     }
     metrics.extend(staleness(&episodes, version));
     metrics
 }
 
-/// How old the policy tokens of a batch that is trained from `version` are, token by token: an episode that went on
-/// under new weights counts with each of its versions.
+/// Returns the age of the policy tokens of a batch that is trained from `version`. Counts tokens: an episode sampled by
+/// several versions counts with each of them.
 fn staleness(episodes: &[&Episode], version: PolicyVersion) -> Metrics {
     let mut tokens_by_age: BTreeMap<u64, u64> = BTreeMap::new();
     let mut versions_per_sample = Vec::new();
@@ -76,7 +75,7 @@ fn staleness(episodes: &[&Episode], version: PolicyVersion) -> Metrics {
     metrics
 }
 
-/// Mean and sample standard deviation (n − 1; 0 for one value); `None` of nothing.
+/// Mean and sample standard deviation (n − 1; 0 for a single value); `None` for an empty slice.
 fn mean_and_std(values: &[f64]) -> Option<(f64, f64)> {
     if values.is_empty() {
         return None;
@@ -87,7 +86,7 @@ fn mean_and_std(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean, if values.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 }))
 }
 
-/// The unbiased estimate of pass@k from `n` samples of which `correct` solved the task:
+/// Unbiased estimate of pass@k from `n` samples of which `correct` solve the task:
 /// 1 − C(n − c, k) / C(n, k) (Chen et al., arXiv 2107.03374, equation 1). `k ≤ n`.
 pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
     if n - correct < k {
@@ -136,9 +135,9 @@ mod tests {
     }
 
     #[test]
-    fn rewards_are_weighted_and_missing_ones_left_out() {
+    fn rewards_are_weighted_and_inapplicable_ones_skipped() {
         let mut groups = [group(&[Some(1.0), Some(0.0), None]), group(&[Some(1.0), Some(1.0)])];
-        // Nothing is told of an episode that others are only compared with.
+        // Baseline episodes are not counted.
         let greedy = Episode { role: Role::Baseline, ..group(&[Some(9.0)]).episodes.remove(0) };
         groups[0].episodes.push(greedy);
         let m = batch_metrics(&groups, PolicyVersion(3));
@@ -147,7 +146,7 @@ mod tests {
         assert!(!m.contains_key("off_policy/staleness_mean"));
     }
 
-    /// A trajectory of one prompt token and policy tokens by `(version, how many)`.
+    /// A trajectory of one prompt token and, per `(version, tokens)`, that many policy tokens.
     fn sampled(parts: &[(u64, usize)]) -> Trajectory {
         let mut end = 1;
         let mut versions = Vec::new();
@@ -173,7 +172,7 @@ mod tests {
     #[test]
     fn staleness_counts_tokens_not_groups() {
         let mut groups = [group(&[Some(1.0), Some(0.0)])];
-        // 6 tokens of version 7 and 2 of 5 in one episode that went on under new weights, 8 of 6 in the other.
+        // One episode has 2 tokens of version 5 and 6 of version 7, the other 8 of version 6.
         groups[0].episodes[0].segments = vec![sampled(&[(5, 2), (7, 6)])];
         groups[0].episodes[1].segments = vec![sampled(&[(6, 8)])];
         let greedy = Episode { role: Role::Baseline, ..groups[0].episodes[0].clone() };

@@ -1,0 +1,343 @@
+//! One episode: engine and environment take turns, then the reward judges.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rloom_core::{Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
+use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
+use rloom_reward::{AtWork, Scorer};
+use rloom_store::PartialEpisode;
+use rloom_text::Tokenizer;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::CollectError;
+use crate::transcript::policy_text;
+use crate::waits::{WaitTarget, Waits};
+
+/// Counters of episodes, read by the progress display.
+#[derive(Debug, Default)]
+pub struct EpisodeCounters {
+    judging: AtomicU64,
+    scored: AtomicU64,
+}
+
+impl EpisodeCounters {
+    /// Number of episodes that are generated and being scored.
+    pub fn judging(&self) -> u64 {
+        self.judging.load(Ordering::Relaxed)
+    }
+
+    /// Number of episodes scored since the last [`reset`](Self::reset).
+    pub fn scored(&self) -> u64 {
+        self.scored.load(Ordering::Relaxed)
+    }
+
+    /// Resets the number of scored episodes.
+    pub fn reset(&self) {
+        self.scored.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Counts an episode as being judged until it is dropped.
+struct JudgingGuard<'a>(&'a EpisodeCounters);
+
+impl<'a> JudgingGuard<'a> {
+    fn new(counters: &'a EpisodeCounters) -> Self {
+        counters.judging.fetch_add(1, Ordering::Relaxed);
+        Self(counters)
+    }
+}
+
+impl Drop for JudgingGuard<'_> {
+    fn drop(&mut self) {
+        self.0.judging.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Fixed inputs of the episodes of a stage.
+#[derive(Debug, Clone)]
+pub struct EpisodeSettings {
+    /// Environment that the policy acts in.
+    pub environment: Arc<dyn Environment>,
+    /// Tokenizer of the policy.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Rewards.
+    pub scorer: Arc<Scorer>,
+    /// Rewards computed at once. A reward that times out frees its slot.
+    pub reward_slots: usize,
+    /// Context length of the policy in tokens.
+    pub context: usize,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Index of the stage, part of every random key.
+    pub stage: u32,
+    /// Tokens that end a turn.
+    pub stop_tokens: Arc<[u32]>,
+    /// Longest wait for the environment.
+    pub timeout: Duration,
+    /// Longest wait for the reward of one episode.
+    pub reward_timeout: Duration,
+}
+
+/// Runs episodes on a rollout engine. Shared by all groups of a stage.
+#[derive(Debug)]
+pub struct EpisodeRunner<E> {
+    engine: Arc<E>,
+    settings: EpisodeSettings,
+    reward_slots: Semaphore,
+    /// Set when the run stops: episodes return what they have instead of continuing.
+    stopping: AtomicBool,
+    waits: Waits,
+}
+
+/// Identifies an episode and says how it is sampled.
+#[derive(Debug, Clone, Copy)]
+pub struct EpisodeRequest<'a> {
+    /// The task to attempt.
+    pub task: &'a Task,
+    /// Key of the trajectory.
+    pub key: SampleKey,
+    /// Purpose of the random stream.
+    pub purpose: Purpose,
+    /// Requests of one group may share the computation of their prompt.
+    pub group: Option<u64>,
+    /// Priority of the requests; lower numbers go first.
+    pub priority: u64,
+    /// How tokens are sampled.
+    pub sampling: &'a SamplingSettings,
+}
+
+/// A judged episode.
+#[derive(Debug)]
+pub struct ScoredEpisode {
+    /// The tokens.
+    pub trajectory: Trajectory,
+    /// The rewards.
+    pub rewards: Rewards,
+    /// Time that the reward took.
+    pub reward_time: Duration,
+}
+
+/// Result of running an episode.
+#[derive(Debug)]
+pub enum EpisodeOutcome {
+    /// The episode is complete and judged.
+    Scored(ScoredEpisode),
+    /// The run stops; the part of the episode that exists.
+    Stopped(PartialEpisode),
+}
+
+impl<E: RolloutEngine> EpisodeRunner<E> {
+    /// Creates a runner.
+    pub fn new(engine: Arc<E>, settings: EpisodeSettings) -> Self {
+        Self {
+            engine,
+            reward_slots: Semaphore::new(settings.reward_slots),
+            settings,
+            stopping: AtomicBool::new(false),
+            waits: Waits::default(),
+        }
+    }
+
+    /// The tokenizer of the policy.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.settings.tokenizer
+    }
+
+    /// The rewards.
+    pub fn scorer(&self) -> &Scorer {
+        &self.settings.scorer
+    }
+
+    /// From now on, episodes whose requests the engine aborts return what they have instead of continuing.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Runs one episode to its reward, from the prompt or from what an earlier attempt left of it. `on_interrupt`
+    /// receives the partial episode whenever a weight update interrupts it.
+    pub async fn run(
+        &self,
+        request: EpisodeRequest<'_>,
+        from: Option<PartialEpisode>,
+        on_interrupt: &(dyn Fn(PartialEpisode) + Sync),
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
+        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, request.key);
+        let mut attempt = self.environment(request.key, start).await?;
+        let (mut turns, mut unfinished) = split_partial(from);
+        for turn in &turns {
+            // The environment is deterministic: it answers the recorded turns as before, and none of them was the last.
+            self.environment(request.key, attempt.turn(turn.clone())).await?;
+        }
+        // Only the first prompt is shared by the samples of a group; later turns differ.
+        let mut shared = request.group.filter(|_| turns.is_empty());
+        loop {
+            if self.stopping.load(Ordering::Relaxed) {
+                turns.extend(unfinished.map(into_turn));
+                return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns }));
+            }
+            let generate = self.request(&request, &attempt, shared.take());
+            let so_far = |generation: &Generation| {
+                let unfinished = std::iter::once(into_turn(generation.clone()));
+                PartialEpisode { turns: turns.iter().cloned().chain(unfinished).collect() }
+            };
+            let waiting = self.waits.start(request.key, WaitTarget::Engine);
+            let generation =
+                self.generate(generate, unfinished.take(), &|part| on_interrupt(so_far(part))).await?;
+            drop(waiting);
+            if generation.stop == StopReason::Aborted {
+                return Ok(EpisodeOutcome::Stopped(so_far(&generation)));
+            }
+            let turn = into_turn(generation);
+            turns.push(turn.clone());
+            if self.environment(request.key, attempt.turn(turn)).await? == Progress::Done {
+                break;
+            }
+        }
+        let judging = JudgingGuard::new(counters);
+        let scored = self.judge(request.task, attempt.finish()?).await?;
+        drop(judging);
+        counters.scored.fetch_add(1, Ordering::Relaxed);
+        Ok(EpisodeOutcome::Scored(scored))
+    }
+
+    /// Runs an episode from its prompt to its reward. A stopping run is an error.
+    pub async fn run_whole(
+        &self,
+        request: EpisodeRequest<'_>,
+        counters: &EpisodeCounters,
+    ) -> Result<ScoredEpisode, CollectError> {
+        match self.run(request, None, &|_| {}, counters).await? {
+            EpisodeOutcome::Scored(scored) => Ok(scored),
+            EpisodeOutcome::Stopped(_) => Err(CollectError::Stopped),
+        }
+    }
+
+    /// The request for the next turn.
+    fn request(&self, episode: &EpisodeRequest<'_>, attempt: &Attempt, group: Option<u64>) -> GenerateRequest {
+        let mut sampling = episode.sampling.clone();
+        sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
+        let EpisodeSettings { seed, stage, stop_tokens, .. } = &self.settings;
+        let random = RandomKey::of_sample(*seed, *stage, episode.purpose, episode.key);
+        let mut request = GenerateRequest::new(random, attempt.tokens(), sampling);
+        request.attachments = attempt.attachments().to_vec();
+        request.stop_tokens = Arc::clone(stop_tokens);
+        request.group = group;
+        request.priority = episode.priority;
+        request
+    }
+
+    /// Generates one completion. After a weight update that aborts it, it continues from the tokens it has; when the run
+    /// stops it is returned as it is.
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        mut generated: Option<Generation>,
+        on_interrupt: &(dyn Fn(&Generation) + Sync),
+    ) -> Result<Generation, CollectError> {
+        loop {
+            let mut request = request.clone();
+            if let Some(generated) = &generated {
+                request.prefix.clone_from(&generated.tokens);
+            }
+            let part = match self.engine.generate(request).await {
+                Ok(part) => part,
+                Err(error) if error.is_retryable() => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let whole = match generated.take() {
+                Some(before) => before.then(part),
+                None => part,
+            };
+            if whole.stop != StopReason::Aborted || self.stopping.load(Ordering::Relaxed) {
+                return Ok(whole);
+            }
+            on_interrupt(&whole);
+            generated = Some(whole);
+        }
+    }
+
+    /// Describes at most `limit` of the longest waits of the episodes that `filter` accepts.
+    pub fn longest_waits(
+        &self,
+        limit: usize,
+        filter: impl Fn(SampleKey) -> bool,
+    ) -> Vec<(SampleKey, String)> {
+        let EpisodeSettings { environment, scorer, .. } = &self.settings;
+        let describe = |(key, target, time): (SampleKey, WaitTarget, Duration)| {
+            let target = match target {
+                WaitTarget::Environment => format!("the `{}` environment", environment.name()),
+                WaitTarget::Engine => "the rollout engine".to_owned(),
+                WaitTarget::RewardSlot => "a free reward slot".to_owned(),
+                WaitTarget::Reward(at_work) => {
+                    format!("reward `{}`", scorer.component_at_work(&at_work).unwrap_or_default())
+                }
+            };
+            (key, format!("has waited {:.1} s for {target}", time.as_secs_f64()))
+        };
+        self.waits.longest(limit, filter).into_iter().map(describe).collect()
+    }
+
+    /// Waits for the environment, no longer than the timeout.
+    async fn environment<T>(
+        &self,
+        key: SampleKey,
+        answer: impl Future<Output = Result<T, EnvError>>,
+    ) -> Result<T, CollectError> {
+        let _waiting = self.waits.start(key, WaitTarget::Environment);
+        match timeout(self.settings.timeout, answer).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(CollectError::EnvironmentTimeout {
+                environment: self.settings.environment.name().to_owned(),
+                timeout: self.settings.timeout,
+            }),
+        }
+    }
+
+    /// Judges a trajectory on a blocking thread, so that a slow reward delays nothing else.
+    async fn judge(&self, task: &Task, trajectory: Trajectory) -> Result<ScoredEpisode, CollectError> {
+        let waiting = self.waits.start(trajectory.key, WaitTarget::RewardSlot);
+        let _slot = self.reward_slots.acquire().await.map_err(|_| CollectError::Stopped)?;
+        drop(waiting);
+        let at_work = Arc::new(AtWork::default());
+        let _waiting = self.waits.start(trajectory.key, WaitTarget::Reward(Arc::clone(&at_work)));
+        let EpisodeSettings { scorer, tokenizer, reward_timeout, .. } = &self.settings;
+        let (judge, tokenizer) = (Arc::clone(scorer), Arc::clone(tokenizer));
+        let (task, own, watch) = (task.clone(), trajectory.clone(), Arc::clone(&at_work));
+        let start = Instant::now();
+        let judging = tokio::task::spawn_blocking(move || {
+            let completion = policy_text(&tokenizer, &own)?;
+            judge.score(&task, &own, &completion, &watch).map_err(CollectError::from)
+        });
+        let rewards = match timeout(*reward_timeout, judging).await {
+            Ok(Ok(rewards)) => rewards?,
+            Ok(Err(panic)) => return Err(CollectError::RewardPanicked { message: panic.to_string() }),
+            Err(_) => scorer.late(&at_work, trajectory.key, *reward_timeout)?,
+        };
+        Ok(ScoredEpisode { trajectory, rewards, reward_time: start.elapsed() })
+    }
+}
+
+/// Splits a partial episode into its finished turns and the unfinished one.
+fn split_partial(from: Option<PartialEpisode>) -> (Vec<Turn>, Option<Generation>) {
+    let mut turns = from.map(|partial| partial.turns).unwrap_or_default();
+    let unfinished = turns.pop_if(|turn| turn.stop == StopReason::Aborted).map(|turn| Generation {
+        tokens: turn.tokens,
+        logprobs: turn.logprobs,
+        temperature: turn.temperature,
+        versions: turn.versions,
+        stop: turn.stop,
+        replica: None,
+    });
+    (turns, unfinished)
+}
+
+fn into_turn(generation: Generation) -> Turn {
+    let Generation { tokens, logprobs, temperature, versions, stop, .. } = generation;
+    Turn { tokens, logprobs, temperature, versions, stop }
+}

@@ -1,0 +1,62 @@
+use std::time::Duration;
+
+use rloom_data::DataError;
+use rloom_engine::RolloutError;
+use rloom_env::EnvError;
+use rloom_reward::RewardError;
+use rloom_text::TextError;
+
+/// Why an episode, a group or an evaluation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectError {
+    /// The task could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The environment refused or failed.
+    #[error(transparent)]
+    Environment(#[from] EnvError),
+    /// The environment did not answer in time.
+    #[error("the `{environment}` environment did not answer within {} s", timeout.as_secs_f64())]
+    EnvironmentTimeout {
+        /// Name of the environment.
+        environment: String,
+        /// The limit.
+        timeout: Duration,
+    },
+    /// The rollout engine failed.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// The reward failed.
+    #[error(transparent)]
+    Reward(#[from] RewardError),
+    /// The thread that computes rewards panicked.
+    #[error("the reward panicked: {message}")]
+    RewardPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The tokens of a completion are no text.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The run stopped before the episode was complete.
+    #[error("the run stopped before the episode was complete")]
+    Stopped,
+}
+
+/// A group that could not be generated or scored.
+#[derive(Debug, thiserror::Error)]
+#[error("task {task}: {reason}")]
+pub struct GroupFailure {
+    /// Index of the task in its dataset.
+    pub task: u64,
+    /// The cause as text: journals and events carry it.
+    pub reason: String,
+}
+
+impl GroupFailure {
+    /// The failure of the group that attempts task number `task`.
+    pub fn new(task: u64, cause: &CollectError) -> Self {
+        Self { task, reason: cause.to_string() }
+    }
+}

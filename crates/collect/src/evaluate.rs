@@ -1,0 +1,154 @@
+//! Held-out evaluation: greedy accuracy, and pass@k from samples.
+
+use std::sync::Arc;
+
+use rloom_core::{Purpose, SampleKey, Task, Ticket, metric};
+use rloom_data::Dataset;
+use rloom_engine::{RolloutEngine, SamplingSettings};
+use rloom_telemetry::{Metrics, Sample};
+
+use crate::episode::{EpisodeCounters, EpisodeRequest, EpisodeRunner, ScoredEpisode};
+use crate::metrics::pass_at_k;
+use crate::transcript::{completion_text, prompt_text};
+use crate::{CollectError, join_all};
+
+/// Evaluates a policy on held-out tasks.
+#[derive(Debug)]
+pub struct Evaluator<E> {
+    episodes: Arc<EpisodeRunner<E>>,
+    dataset: Dataset,
+    tasks: u64,
+    samples: u32,
+    sampling: SamplingSettings,
+    counters: EpisodeCounters,
+}
+
+/// Result of an evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvaluationReport {
+    /// Accuracy, pass@k, fraction of parsed answers, mean length.
+    pub metrics: Metrics,
+    /// Some of the greedy completions.
+    pub samples: Vec<Sample>,
+    /// Number of held-out tasks.
+    pub tasks: u64,
+    /// Greedy accuracy, 0 to 1.
+    pub accuracy: f64,
+}
+
+struct TaskOutcome {
+    task: Task,
+    greedy: ScoredEpisode,
+    correct_samples: u64,
+}
+
+impl<E: RolloutEngine> Evaluator<E> {
+    /// Creates an evaluator of the first `tasks` tasks of `dataset`. Each is attempted once greedily and, for pass@k,
+    /// `samples` times by `sampling`; greedy completions use its token limit and stop strings.
+    pub fn new(
+        episodes: Arc<EpisodeRunner<E>>,
+        dataset: Dataset,
+        tasks: u64,
+        samples: u32,
+        sampling: SamplingSettings,
+    ) -> Self {
+        let tasks = tasks.min(dataset.len());
+        Self { episodes, dataset, tasks, samples, sampling, counters: EpisodeCounters::default() }
+    }
+
+    /// Runs the episodes.
+    pub fn episodes(&self) -> &EpisodeRunner<E> {
+        &self.episodes
+    }
+
+    /// Counters of the episodes.
+    pub fn counters(&self) -> &EpisodeCounters {
+        &self.counters
+    }
+
+    /// Completions per evaluation.
+    pub fn completions(&self) -> u64 {
+        self.tasks * (1 + u64::from(self.samples))
+    }
+
+    /// Evaluates the weights that the engine has loaded. The report contains `shown` completions.
+    pub async fn run(&self, shown: usize) -> Result<EvaluationReport, CollectError> {
+        let futures = (0..self.tasks).map(|index| Box::pin(self.task(index))).collect();
+        let outcomes: Vec<TaskOutcome> =
+            join_all(futures).await.into_iter().collect::<Result<_, CollectError>>()?;
+        let n = outcomes.len().max(1) as f64;
+        let fraction = |count: usize| count as f64 / n;
+        let solved = |o: &&TaskOutcome| o.greedy.rewards.solved == Some(true);
+        let accuracy = fraction(outcomes.iter().filter(solved).count());
+        let mut metrics = Metrics::new();
+        metrics.insert(metric::EVAL_ACCURACY.into(), accuracy);
+        if outcomes.iter().any(|o| o.greedy.rewards.parsed.is_some()) {
+            let parsed = outcomes.iter().filter(|o| o.greedy.rewards.parsed == Some(true)).count();
+            metrics.insert(metric::EVAL_PARSED.into(), fraction(parsed));
+        }
+        let tokens: usize = outcomes.iter().map(|o| o.greedy.trajectory.policy_tokens()).sum();
+        metrics.insert(metric::EVAL_MEAN_LENGTH.into(), tokens as f64 / n);
+        if self.samples == 0 {
+            metrics.insert(metric::EVAL_PASS_AT_1.into(), accuracy);
+        }
+        let mut k = 1;
+        while k <= u64::from(self.samples) {
+            let sum: f64 =
+                outcomes.iter().map(|o| pass_at_k(u64::from(self.samples), o.correct_samples, k)).sum();
+            metrics.insert(format!("{}{k}", metric::EVAL_PASS_AT), sum / n);
+            k *= 2;
+        }
+        let samples = outcomes.iter().take(shown).map(|o| self.sample(o)).collect();
+        Ok(EvaluationReport { metrics, samples, tasks: outcomes.len() as u64, accuracy })
+    }
+
+    async fn task(&self, index: u64) -> Result<TaskOutcome, CollectError> {
+        let task = self.dataset.get(index)?;
+        let greedy = SamplingSettings {
+            stop: self.sampling.stop.clone(),
+            ..SamplingSettings::greedy(self.sampling.max_new_tokens)
+        };
+        // Sample 0 is the greedy one. The ticket is the task's index, so that evaluations share their noise.
+        let futures = (0..=self.samples)
+            .map(|sample| {
+                let request = EpisodeRequest {
+                    task: &task,
+                    key: SampleKey { ticket: Ticket(index), sample, segment: 0 },
+                    purpose: Purpose::Evaluation,
+                    // Distinct from the tickets of training groups.
+                    group: Some(index | 1 << 63),
+                    // Training waits for the evaluation.
+                    priority: 0,
+                    sampling: if sample == 0 { &greedy } else { &self.sampling },
+                };
+                Box::pin(self.episodes.run_whole(request, &self.counters))
+            })
+            .collect();
+        let mut scored = join_all(futures).await.into_iter();
+        let greedy = scored.next().unwrap_or(Err(CollectError::Stopped))?;
+        let mut correct_samples = 0;
+        for sample in scored {
+            correct_samples += u64::from(sample?.rewards.solved == Some(true));
+        }
+        Ok(TaskOutcome { task, greedy, correct_samples })
+    }
+
+    fn sample(&self, outcome: &TaskOutcome) -> Sample {
+        let ScoredEpisode { trajectory, rewards, .. } = &outcome.greedy;
+        let tokenizer = self.episodes.tokenizer();
+        Sample {
+            ticket: trajectory.key.ticket.0,
+            sample: 0,
+            task: outcome.task.index,
+            prompt: prompt_text(tokenizer, trajectory),
+            completion: completion_text(tokenizer, trajectory),
+            answer: outcome.task.answer.clone(),
+            reward: rewards.total(),
+            components: rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
+            advantage: None,
+            solved: rewards.solved,
+            tokens: trajectory.policy_tokens(),
+            stop: trajectory.stop.name().to_owned(),
+        }
+    }
+}

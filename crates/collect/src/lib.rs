@@ -1,0 +1,27 @@
+//! From a task to a scored group.
+//!
+//! An [`EpisodeRunner`] plays one episode: engine and environment take turns, then the reward judges the trajectory.
+//! A [`GroupRunner`] makes the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, and
+//! an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
+//! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files.
+
+mod concurrency;
+mod demonstrations;
+mod episode;
+mod error;
+mod evaluate;
+mod group;
+mod metrics;
+mod outcome;
+mod transcript;
+mod waits;
+
+pub use concurrency::join_all;
+pub use demonstrations::DemonstrationSource;
+pub use episode::{EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode};
+pub use error::{CollectError, GroupFailure};
+pub use evaluate::{EvaluationReport, Evaluator};
+pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
+pub use metrics::batch_metrics;
+pub use outcome::OutcomeRule;
+pub use transcript::{completion_text, prompt_text};

@@ -1,0 +1,56 @@
+//! Outcomes of episodes: rewards before shaping.
+
+use rloom_core::{RewardComponent, Rewards};
+
+/// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration refuses
+/// another component of that name.
+const OVERLONG: &str = "overlong";
+
+/// Adds the overlong penalty to a reward. An episode without an applicable reward stays without one.
+pub(crate) fn add_overlong_penalty(rewards: &mut Rewards, penalty: f64) {
+    if rewards.total().is_some() {
+        let value = Some(penalty);
+        rewards.components.push(RewardComponent { name: OVERLONG.to_owned(), weight: 1.0, value });
+    }
+}
+
+/// Derives the outcome of an episode from its rewards.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OutcomeRule {
+    /// True if a reward component is a verifier that says if the task is solved.
+    pub has_verifier: bool,
+    /// True if the overlong penalty is one of the components.
+    pub is_shaped: bool,
+}
+
+impl OutcomeRule {
+    /// Returns the verifier's verdict (1 or 0), or without a verifier the reward less the overlong penalty; `None` if
+    /// neither applies to the episode.
+    pub fn outcome(self, rewards: &Rewards) -> Option<f64> {
+        if self.has_verifier {
+            return rewards.solved.map(|solved| f64::from(u8::from(solved)));
+        }
+        let shaping = |c: &RewardComponent| self.is_shaped && c.name == OVERLONG;
+        let unshaped = rewards.components.iter().filter(|c| !shaping(c)).cloned().collect();
+        Rewards { components: unshaped, ..rewards.clone() }.total()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_rewards_do_not_replace_a_verifier_that_does_not_apply() {
+        let random = RewardComponent { name: "random".into(), weight: 0.5, value: Some(1.0) };
+        let mut rewards = Rewards { components: vec![random], solved: None, parsed: None };
+        add_overlong_penalty(&mut rewards, -0.25);
+        assert_eq!(rewards.total(), Some(0.25));
+        let rule = |has_verifier, is_shaped| OutcomeRule { has_verifier, is_shaped };
+        assert_eq!(rule(true, true).outcome(&rewards), None);
+        assert_eq!(rule(false, true).outcome(&rewards), Some(0.5));
+        assert_eq!(rule(false, false).outcome(&rewards), Some(0.25));
+        rewards.solved = Some(false);
+        assert_eq!(rule(true, true).outcome(&rewards), Some(0.0));
+    }
+}

@@ -1,0 +1,241 @@
+//! Training on one batch: scores, advantages, epochs and minibatches.
+
+use rloom_algo::{
+    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossStep, Mismatch,
+    Objective, PolicyLoss, PolicyObjective, Surrogate,
+};
+use rloom_collect::OutcomeRule;
+use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, metric};
+use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
+
+use crate::report::StepMeasurements;
+use crate::rows::{
+    BatchScores, Member, loss_inputs, members, outcome_inputs, split_groups, split_scores,
+};
+use crate::{BatchReport, Models, advantages};
+
+/// Trains on the batches of a stage.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchTrainer {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Most policy tokens of a completion.
+    pub completion_limit: u64,
+    /// Most tokens of a micro-batch.
+    pub micro_batch_tokens: usize,
+    /// Computes the prompt of a group once.
+    pub share_prompts: bool,
+    /// True if the sampler's log-probabilities are bitwise those that the trainer computes with the same weights.
+    pub is_sampler_exact: bool,
+    /// Seed of the run, part of the key of the algorithm's random draws.
+    pub seed: u64,
+    /// Index of the stage, part of the key of the algorithm's random draws.
+    pub stage: u32,
+    /// Derives outcomes from rewards.
+    pub outcome: OutcomeRule,
+    /// Weight of the environment's step rewards in the reward.
+    pub step_reward_weight: f64,
+}
+
+/// Position of a batch in its stage.
+pub struct BatchPosition<'a> {
+    /// Batches trained before.
+    pub version: PolicyVersion,
+    /// State of the algorithm after the batch before.
+    pub state: AlgorithmState,
+    /// Learning rate of the n-th optimiser step of this batch.
+    pub learning_rate: &'a dyn Fn(u64) -> f64,
+}
+
+impl std::fmt::Debug for BatchPosition<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchPosition").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+/// The part of a batch that one optimiser step trains on.
+struct Minibatch<'a> {
+    packed: &'a [PackedBatch],
+    inputs: &'a [LossInputs],
+    counts: GlobalCounts,
+}
+
+impl BatchTrainer {
+    /// Trains on a batch: `epochs` passes of `minibatches` optimiser steps each. Calls `progress` with the number of
+    /// optimiser steps taken and their total.
+    pub fn train<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        groups: &[Group],
+        position: &BatchPosition<'_>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<BatchReport, TrainError> {
+        let mut report = BatchReport { state: position.state, ..BatchReport::default() };
+        let all = members(groups);
+        let mut known = self.scores(models, &all, position.version)?;
+        self.train_prm(models, groups, &all, &mut known, position, &mut report)?;
+        known.masked = self.masks(groups, &mut report);
+        let advantages = self.advantages(groups, &all, &mut known, &mut report)?;
+        let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
+        let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
+        let mut measured = StepMeasurements::default();
+        let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
+        for _ in 0..self.algorithm.epochs {
+            for part in &parts {
+                let own: Vec<Member<'_>> = all.iter().filter(|m| part.contains(&m.group)).copied().collect();
+                let packed = self.pack(&own)?;
+                report.learning_rate = (position.learning_rate)(report.optimizer_steps);
+                // Later optimiser steps have other weights than the sampler had.
+                let is_first = report.optimizer_steps == 0 && self.algorithm.needs_rollouts();
+                let mismatch = if is_first { Mismatch::Scores } else { Mismatch::Unmeasured };
+                let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
+                let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
+                self.critic_step(models, &minibatch, &mut measured, &mut report)?;
+                if !critic_alone {
+                    self.policy_step(models, &minibatch, position.version, &mut measured, &mut report)?;
+                }
+                report.optimizer_steps += 1;
+                progress(report.optimizer_steps, optimizer_steps);
+            }
+        }
+        measured.summarize(&mut report);
+        report.add_token_counts();
+        if let Some(advantages) = &advantages {
+            report.state = report.state.after_batch(&self.algorithm, advantages);
+        }
+        Ok(report)
+    }
+
+    fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
+        let lengths = members.iter().map(|m| m.trajectory.policy_tokens());
+        GlobalCounts::of_lengths(lengths, self.completion_limit)
+    }
+
+    pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
+        let pack = if self.share_prompts { pack } else { pack_unshared };
+        pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)
+    }
+
+    /// Trains the process-reward model on the batch, then scores the batch with it.
+    fn train_prm<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        groups: &[Group],
+        members: &[Member<'_>],
+        known: &mut BatchScores,
+        position: &BatchPosition<'_>,
+        report: &mut BatchReport,
+    ) -> Result<(), TrainError> {
+        let (Some(spec), Some(engine)) = (self.algorithm.prm, &mut models.prm) else { return Ok(()) };
+        let packed = self.pack(members)?;
+        let loss = PolicyLoss::new(
+            Surrogate::ImplicitReward(ImplicitReward { beta: spec.beta }),
+            self.algorithm.loss.aggregation,
+        );
+        let inputs = outcome_inputs(&packed, members, known, &advantages::outcomes(self.outcome, groups));
+        let objective = PolicyObjective { loss, draws: self.draws(position.version, 0) };
+        let step = LossStep::new(Objective::Policy(objective), self.counts(members), &inputs);
+        let accumulated = engine.accumulate(&packed, &step)?;
+        report.count(&accumulated);
+        let metrics = accumulated.terms.finish(&step.counts)?;
+        report.metrics.insert(metric::PRM_LOSS.into(), metrics.loss);
+        let learning_rate = (position.learning_rate)(0) * spec.learning_rate_scale;
+        engine.step(&OptimStep { learning_rate })?;
+        known.prm = split_scores(&packed, &engine.score(Which::Policy, &packed)?).logprob;
+        Ok(())
+    }
+
+    /// Returns which trajectories are excluded from training; empty if none can be.
+    fn masks(&self, groups: &[Group], report: &mut BatchReport) -> Vec<bool> {
+        if !self.algorithm.filters.masks_episodes() {
+            return Vec::new();
+        }
+        let reasons = advantages::masks(&self.algorithm.filters, groups);
+        for reason in reasons.iter().flatten() {
+            let name = format!("{}{}", metric::MASKED_PREFIX, reason.name());
+            *report.metrics.entry(name).or_default() += 1.0;
+        }
+        reasons.iter().map(Option::is_some).collect()
+    }
+
+    fn advantages(
+        &self,
+        groups: &[Group],
+        members: &[Member<'_>],
+        known: &mut BatchScores,
+        report: &mut BatchReport,
+    ) -> Result<Option<Advantages>, TrainError> {
+        let Some(spec) = self.algorithm.advantage_at(&report.state) else { return Ok(None) };
+        if self.algorithm.kl_control.is_some() {
+            report.metrics.insert(metric::REWARD_KL_PENALTY_COEFF.into(), spec.kl_coef);
+        }
+        let advantages = advantages::batch_advantages(
+            &spec,
+            &report.state.rewards,
+            groups,
+            known,
+            self.step_reward_weight,
+        )?;
+        report.advantages =
+            advantages.episodes.iter().map(|row| row.iter().map(|a| f64::from(a.at(0))).collect()).collect();
+        if !advantages.returns.is_empty() {
+            let of = |m: &Member<'_>| {
+                advantages.returns[m.group][m.episode][m.offset..m.offset + m.trajectory.policy_tokens()]
+                    .to_vec()
+            };
+            known.returns = members.iter().map(of).collect();
+        }
+        let metrics = advantages.report.named().into_iter().map(|(name, value)| (name.to_owned(), value));
+        report.metrics.extend(metrics);
+        Ok(Some(advantages))
+    }
+
+    /// Key of the algorithm's random draws in an optimiser step.
+    fn draws(&self, version: PolicyVersion, optimizer_step: u64) -> RandomKey {
+        RandomKey {
+            sample: optimizer_step as u32,
+            ..RandomKey::new(self.seed, self.stage, Purpose::Algorithm, version.0)
+        }
+    }
+
+    fn critic_step<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        minibatch: &Minibatch<'_>,
+        measured: &mut StepMeasurements,
+        report: &mut BatchReport,
+    ) -> Result<(), TrainError> {
+        let (Some(spec), Some(critic)) = (self.algorithm.critic, &mut models.critic) else { return Ok(()) };
+        let loss = LossStep::new(Objective::Value(spec.value), minibatch.counts, minibatch.inputs);
+        let accumulated = critic.accumulate(minibatch.packed, &loss)?;
+        measured.critic.push(accumulated.terms.finish(&loss.counts)?);
+        report.count(&accumulated);
+        let learning_rate = report.learning_rate * spec.learning_rate_scale;
+        measured.critic_grad_norm.push(critic.step(&OptimStep { learning_rate })?.grad_norm);
+        Ok(())
+    }
+
+    fn policy_step<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        minibatch: &Minibatch<'_>,
+        version: PolicyVersion,
+        measured: &mut StepMeasurements,
+        report: &mut BatchReport,
+    ) -> Result<(), TrainError> {
+        let loss = self.algorithm.loss_at(&report.state);
+        if self.algorithm.entropy_control.is_some() {
+            report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
+        }
+        let objective = PolicyObjective { loss, draws: self.draws(version, report.optimizer_steps) };
+        let step = LossStep::new(Objective::Policy(objective), minibatch.counts, minibatch.inputs);
+        let accumulated = models.policy.accumulate(minibatch.packed, &step)?;
+        let metrics = accumulated.terms.finish(&step.counts)?;
+        report.state = report.state.after_step(&self.algorithm, &metrics);
+        measured.policy.push(metrics);
+        report.count(&accumulated);
+        let taken = models.policy.step(&OptimStep { learning_rate: report.learning_rate })?;
+        measured.grad_norm.push(taken.grad_norm);
+        Ok(())
+    }
+}

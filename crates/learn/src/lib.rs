@@ -1,0 +1,21 @@
+//! From scored groups to new weights.
+//!
+//! [`BatchTrainer::train`] is the whole way: score the batch under the models that an algorithm needs, turn rewards into
+//! advantages, then take the optimiser steps of every epoch and minibatch. It is generic over the
+//! [`TrainEngine`](rloom_engine::TrainEngine); it reads and writes no files.
+
+mod advantages;
+mod batch;
+mod models;
+mod report;
+mod rows;
+mod scores;
+
+#[cfg(test)]
+mod batch_tests;
+#[cfg(test)]
+mod sampler_tests;
+
+pub use batch::{BatchPosition, BatchTrainer};
+pub use models::Models;
+pub use report::BatchReport;

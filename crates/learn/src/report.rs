@@ -1,0 +1,82 @@
+//! Results of training on a batch.
+
+use std::collections::BTreeMap;
+
+use rloom_algo::{AlgorithmState, LossMetrics};
+use rloom_core::metric;
+use rloom_engine::LossReport;
+
+/// Result of training on a batch.
+#[derive(Debug, Clone, Default)]
+pub struct BatchReport {
+    /// Metrics by name: means over the optimiser steps.
+    pub metrics: BTreeMap<String, f64>,
+    /// Norm of the policy's gradient before clipping: mean over the policy's optimiser steps.
+    pub grad_norm: Option<f64>,
+    /// Learning rate of the last optimiser step.
+    pub learning_rate: f64,
+    /// Optimiser steps counted by the learning-rate schedule, those that train the critic alone included.
+    pub optimizer_steps: u64,
+    /// Tokens through forward and backward, over all models.
+    pub tokens: u64,
+    /// Tokens of sequences without any coefficient: scored, not back-propagated.
+    pub(crate) skipped: u64,
+    /// Prompt tokens that were computed once for several sequences.
+    pub(crate) shared: u64,
+    /// Advantage of each episode's first token, `[group][episode]`; empty for supervised methods.
+    pub advantages: Vec<Vec<f64>>,
+    /// State of the algorithm for the next batch.
+    pub state: AlgorithmState,
+}
+
+impl BatchReport {
+    pub(crate) fn count(&mut self, accumulated: &LossReport) {
+        self.tokens += accumulated.tokens;
+        self.skipped += accumulated.skipped;
+        self.shared += accumulated.shared;
+    }
+
+    /// Adds the token counts to the metrics.
+    pub(crate) fn add_token_counts(&mut self) {
+        for (name, tokens) in [
+            (metric::TOKENS_TRAINED, self.tokens),
+            (metric::TOKENS_SKIPPED, self.skipped),
+            (metric::TOKENS_SHARED, self.shared),
+        ] {
+            self.metrics.insert(name.to_owned(), tokens as f64);
+        }
+    }
+}
+
+/// Measurements of each optimiser step of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct StepMeasurements {
+    pub(crate) policy: Vec<LossMetrics>,
+    pub(crate) critic: Vec<LossMetrics>,
+    pub(crate) grad_norm: Vec<f64>,
+    pub(crate) critic_grad_norm: Vec<f64>,
+}
+
+impl StepMeasurements {
+    /// Adds the means over the optimiser steps to a report.
+    pub(crate) fn summarize(&self, report: &mut BatchReport) {
+        let named =
+            |metrics: &[LossMetrics]| LossMetrics::over_steps(metrics).map(|m| m.named()).unwrap_or_default();
+        for (name, value) in named(&self.policy) {
+            report.metrics.insert(name.to_owned(), value);
+        }
+        for (name, value) in
+            named(&self.critic).into_iter().filter(|(name, _)| name.starts_with(metric::VALUE_PREFIX))
+        {
+            report.metrics.insert(name.to_owned(), value);
+        }
+        report.grad_norm = mean(&self.grad_norm);
+        if let Some(norm) = mean(&self.critic_grad_norm) {
+            report.metrics.insert(metric::VALUE_GRAD_NORM.into(), norm);
+        }
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}

@@ -1,0 +1,211 @@
+//! Assembly of the engines of a run: the one place that names the embedded ones.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rloom_algo::{Algorithm, Backbone};
+use rloom_config::{Config, Stage};
+use rloom_core::{PolicyId, PolicyVersion};
+use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
+use rloom_engine::{Form, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities, TrainEngine};
+use rloom_learn::Models;
+use rloom_model::{Dtype, GenerationConfig, Model, OutputHeads};
+use rloom_ops::Ctx;
+use rloom_text::Tokenizer;
+
+use crate::{Policy, RunError};
+
+/// Weights that a stage starts from.
+#[derive(Debug, Clone)]
+pub enum StageStart {
+    /// Those that the configuration names.
+    Initial,
+    /// Those that an earlier stage of this process published last.
+    Published(PublishedPolicy),
+}
+
+/// Writes published weights to Hugging Face folders.
+pub trait PolicyWriter: fmt::Debug + Send + Sync {
+    /// Writes the weights to `folder`, which exists.
+    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError>;
+}
+
+/// Builds the engines of a run. The product has [`EmbeddedEngines`]; tests build runs on other engines.
+pub trait EngineFactory {
+    /// Generates the rollouts.
+    type Rollout: RolloutEngine + 'static;
+    /// Trains the models.
+    type Train: TrainEngine + 'static;
+
+    /// Builds a rollout engine for the policy's architecture.
+    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError>;
+
+    /// Builds the train engines of a stage on `threads` threads: policy, and critic and process-reward model if the
+    /// algorithm has them. All start from `start`.
+    fn models(&self, stage: &Stage, threads: usize, start: StageStart) -> Result<Models<Self::Train>, RunError>;
+
+    /// Opens a Hugging Face folder that a checkpoint holds as the publication of a version.
+    fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError>;
+
+    /// The weights of a start as a publication of version 0.
+    fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError>;
+
+    /// Capabilities of the train engines.
+    fn train_capabilities(&self) -> TrainCapabilities;
+
+    /// Writes publications to folders.
+    fn writer(&self) -> Arc<dyn PolicyWriter>;
+}
+
+/// The embedded engines: training and rollouts inside this process.
+#[derive(Debug)]
+pub struct EmbeddedEngines {
+    ctx: Ctx,
+    initial: Arc<Model>,
+    tokenizer: Arc<Tokenizer>,
+    generation: GenerationConfig,
+    dtype: Dtype,
+}
+
+impl EmbeddedEngines {
+    /// Creates the engines of a policy in the configuration's dtype, computing in `ctx`.
+    pub fn new(policy: &Policy, config: &Config, ctx: Ctx) -> Self {
+        Self::of_policy(policy, config.dtype, ctx)
+    }
+
+    /// Creates the engines of a policy.
+    pub fn of_policy(policy: &Policy, dtype: Dtype, ctx: Ctx) -> Self {
+        Self {
+            ctx,
+            initial: Arc::clone(&policy.model),
+            tokenizer: Arc::clone(&policy.tokenizer),
+            generation: policy.generation.clone(),
+            dtype,
+        }
+    }
+
+    /// A compute context of `threads` threads.
+    fn ctx_of(&self, threads: usize) -> Result<Ctx, RunError> {
+        if threads == self.ctx.threads() {
+            return Ok(self.ctx.clone());
+        }
+        Ok(Ctx::with_isa(threads, self.ctx.isa())?)
+    }
+
+    fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {
+        match start {
+            StageStart::Initial => Ok(Arc::clone(&self.initial)),
+            StageStart::Published(policy) => match policy.weights {
+                PublishedWeights::Memory(weights) => weights
+                    .downcast::<Model>()
+                    .map(without_value_head)
+                    .ok_or(RunError::ForeignWeights { form: Form::Memory }),
+                PublishedWeights::Folder(folder) => self.load(folder.path()),
+                other => Err(RunError::ForeignWeights { form: other.form() }),
+            },
+        }
+    }
+
+    fn load(&self, folder: &Path) -> Result<Arc<Model>, RunError> {
+        Ok(Arc::new(Model::load(folder)?.with_dtype(self.dtype)))
+    }
+}
+
+/// True if the log-probabilities of a stage's samples are bitwise those that the trainer computes.
+pub(crate) fn is_exact(stage: &Stage, rollout: &RolloutCapabilities, trainer: &TrainCapabilities) -> bool {
+    let schedule = stage.schedule();
+    rollout.is_exact(trainer, schedule.overlaps().then_some(schedule.on_update))
+}
+
+/// Drops a value head: a stage starts from the same weights as from the checkpoint of the stage before.
+fn without_value_head(model: Arc<Model>) -> Arc<Model> {
+    match model.config().output_heads {
+        OutputHeads::Language | OutputHeads::Value => model,
+        OutputHeads::LanguageAndValue => Arc::new(Arc::unwrap_or_clone(model).without_value_head()),
+    }
+}
+
+/// Creates an embedded rollout engine for a policy, for commands that generate outside of a run.
+pub fn rollout_engine(
+    policy: &Policy,
+    ctx: &Ctx,
+    settings: &RolloutSettings,
+) -> Result<impl RolloutEngine + use<>, RunError> {
+    let tokenizer = Some((*policy.tokenizer).clone());
+    Ok(EmbeddedRolloutEngine::new(policy.model.config(), ctx, settings, tokenizer)?)
+}
+
+/// Publishes the weights of a policy in memory, for commands that generate outside of a run.
+pub fn publish(policy: &Policy, version: PolicyVersion) -> PublishedPolicy {
+    rloom_embedded::published(PolicyId::MAIN, version, Arc::clone(&policy.model))
+}
+
+impl EngineFactory for EmbeddedEngines {
+    type Rollout = EmbeddedRolloutEngine;
+    type Train = EmbeddedTrainEngine;
+
+    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+        let tokenizer = Some((*self.tokenizer).clone());
+        Ok(EmbeddedRolloutEngine::new(self.initial.config(), &self.ctx, settings, tokenizer)?)
+    }
+
+    fn models(&self, stage: &Stage, threads: usize, start: StageStart) -> Result<Models<Self::Train>, RunError> {
+        let ctx = self.ctx_of(threads)?;
+        let start = self.model(start)?;
+        let Algorithm { critic, prm, .. } = &stage.algorithm;
+        let checkpointing = stage.trainer.activation_checkpointing;
+        let optimizer = || stage.optimizer.clone();
+        let engine = |policy: Arc<Model>, reference| {
+            EmbeddedTrainEngine::new(ctx.clone(), policy, reference, optimizer(), self.generation.clone())
+                .with_activation_checkpointing(checkpointing)
+        };
+        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&start));
+        let backbone = critic.as_ref().map(|critic| critic.backbone);
+        Ok(Models {
+            critic: (backbone == Some(Backbone::Own)).then(|| {
+                EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())
+                    .with_activation_checkpointing(checkpointing)
+            }),
+            prm: prm.as_ref().map(|_| engine(Arc::clone(&start), Some(Arc::clone(&start)))),
+            policy: if backbone == Some(Backbone::Shared) {
+                let generation = self.generation.clone();
+                EmbeddedTrainEngine::with_value_head(ctx.clone(), start, reference, optimizer(), generation)
+                    .with_activation_checkpointing(checkpointing)
+            } else {
+                engine(start, reference)
+            },
+        })
+    }
+
+    fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+        Ok(rloom_embedded::published(PolicyId::MAIN, version, self.load(folder)?))
+    }
+
+    fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
+        Ok(rloom_embedded::published(PolicyId::MAIN, PolicyVersion(0), self.model(start)?))
+    }
+
+    fn train_capabilities(&self) -> TrainCapabilities {
+        EmbeddedTrainEngine::capabilities_of(&self.ctx, self.dtype)
+    }
+
+    fn writer(&self) -> Arc<dyn PolicyWriter> {
+        Arc::new(EmbeddedWriter { generation: self.generation.clone() })
+    }
+}
+
+#[derive(Debug)]
+struct EmbeddedWriter {
+    generation: GenerationConfig,
+}
+
+impl PolicyWriter for EmbeddedWriter {
+    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError> {
+        let PublishedWeights::Memory(weights) = &policy.weights else {
+            return Err(RunError::ForeignWeights { form: policy.form() });
+        };
+        let model = weights.downcast::<Model>().ok_or(RunError::ForeignWeights { form: Form::Memory })?;
+        Ok(model.save(folder, &self.generation)?)
+    }
+}

@@ -1,0 +1,76 @@
+//! Policies as folders hold them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rloom_config::{Config, ModelSource};
+use rloom_model::{Dtype, GenerationConfig, Model, hub};
+use rloom_store::Checkpoints;
+use rloom_text::Tokenizer;
+
+use crate::RunError;
+
+/// A policy: weights, tokenizer and generation settings.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// The weights.
+    pub model: Arc<Model>,
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Stop tokens and recommended sampling.
+    pub generation: GenerationConfig,
+}
+
+impl Policy {
+    /// Opens a Hugging Face folder; computes in `dtype`.
+    pub fn open(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
+        let model = Model::load(folder)?.with_dtype(dtype);
+        let tokenizer = Tokenizer::load(folder)?;
+        let generation = GenerationConfig::load(folder, model.config())?;
+        Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+    }
+
+    /// Opens a local folder or a model of the hub.
+    pub fn resolve(source: &str, dtype: Dtype) -> Result<Self, RunError> {
+        let folder = hub::resolve(source, &hub::HubOptions::from_env())?;
+        Self::open(&folder, dtype)
+    }
+
+    /// The policy that the configuration's `[model]` describes, before any training.
+    pub fn initial(config: &Config) -> Result<Self, RunError> {
+        match &config.model {
+            ModelSource::Path(source) => Self::resolve(source, config.dtype),
+            ModelSource::New { model, tokenizer } => {
+                let tokenizer = Tokenizer::characters(tokenizer)?;
+                let shape = model.config(tokenizer.vocab_size())?;
+                let mut model = Model::init(&shape, config.run.seed).with_dtype(config.dtype);
+                let eos = tokenizer.eos_ids().to_vec();
+                model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
+                let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
+                Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+            }
+        }
+    }
+
+    /// Tokens that end a completion: those of the tokenizer and of `generation_config.json`.
+    pub fn stop_tokens(&self) -> Arc<[u32]> {
+        let mut ids = self.tokenizer.eos_ids().to_vec();
+        ids.extend(&self.generation.eos_token_ids);
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into()
+    }
+}
+
+/// The tokenizer of the run in `directory`, from its files alone: nothing is downloaded. `None` if it is not available.
+pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
+    let (checkpoints, _) = Checkpoints::at(directory.join("checkpoints")).list().ok()?;
+    if let Some((_, folder)) = checkpoints.last() {
+        return Tokenizer::load(folder).ok();
+    }
+    let config = Config::load(&[directory.join("config.toml")], &[] as &[&str]).ok()?;
+    match &config.model {
+        ModelSource::Path(folder) => Tokenizer::load(Path::new(folder)).ok(),
+        ModelSource::New { tokenizer, .. } => Tokenizer::characters(tokenizer).ok(),
+    }
+}

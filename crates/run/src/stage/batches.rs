@@ -1,0 +1,236 @@
+//! Batches: cut, trained on, published, saved.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rloom_core::{Group, PolicyId, PolicyVersion, Ticket};
+use rloom_engine::{PublishedPolicy, RolloutEngine, TrainEngine, TrainError};
+use rloom_sched::{InFlightWork, SchedulerEvent};
+use rloom_store::{CheckpointName, CheckpointState, Record};
+use rloom_telemetry::{Activity, Event, Lane};
+
+use super::{JournaledEvent, Stage};
+use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
+use crate::{RunError, WorkerFailure};
+
+impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
+    /// Publishes the weights that the stage starts or resumes with.
+    pub(super) async fn publish_initial(&mut self) -> Result<(), RunError> {
+        let version = self.scheduler.version();
+        let timeout = self.stall.timeout();
+        let Some(trainer) = &mut self.trainer else { return Ok(()) };
+        trainer.publish(version);
+        let Ok(done) = tokio::time::timeout(timeout, trainer.next()).await else {
+            return Err(self.stalled("the driver waits for the trainer to publish its weights"));
+        };
+        match done.map(|done| done.result) {
+            Some(TrainerResult::Published(weights)) => {
+                let weights = weights.map_err(|error| self.worker_failed(error))?;
+                self.publish(weights).await
+            }
+            _ => Err(self.trainer_died()),
+        }
+    }
+
+    /// Hands weights to the rollout engine, at once or, with pinned versions, when no group of older ones is left.
+    async fn publish(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
+        let replaying = !self.journal.is_live();
+        if let Some(weights) = self.weights.take(weights, replaying) {
+            return self.load(weights).await;
+        }
+        if replaying { Ok(()) } else { self.load_pinned().await }
+    }
+
+    /// With pinned versions: loads the oldest weights that a group in flight is pinned to, or else the newest. A running
+    /// evaluation keeps its weights.
+    pub(super) async fn load_pinned(&mut self) -> Result<(), RunError> {
+        let in_flight = self.groups.in_flight().keys();
+        let needed: BTreeSet<PolicyVersion> =
+            in_flight.map(|&ticket| self.weights.pinned_version(ticket)).collect();
+        let next = self.weights.next_pinned(|version| needed.contains(&version));
+        if let Some(weights) = next.filter(|_| !self.evaluation.is_running()) {
+            self.load(weights).await?;
+            self.launch_waiting()?;
+        }
+        Ok(())
+    }
+
+    /// Loads weights into the rollout engine.
+    pub(super) async fn load(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
+        match self.weights.load(weights).await {
+            Some(loaded) => self.on_loaded(loaded),
+            None => Ok(()),
+        }
+    }
+
+    /// Cuts a batch and gives it to the trainer.
+    pub(super) async fn train_batch(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), RunError> {
+        self.record_cut(batch, tickets)?;
+        let groups: Vec<Group> =
+            tickets.iter().filter_map(|&ticket| self.groups.take_ready(ticket)).collect();
+        if groups.len() != tickets.len() {
+            let missing = tickets.len() - groups.len();
+            return Err(RunError::IncompleteBatch { stage: self.stage_name(), batch, missing });
+        }
+        self.clock.cut(self.scheduler.counts());
+        self.note_trainer_busy();
+        self.weights.release().await.map_err(|error| self.worker_failed(error))?;
+        let job = TrainJob { version: PolicyVersion(batch), groups, learner: self.learner.clone() };
+        if let Some(trainer) = &self.trainer {
+            trainer.train(job);
+        }
+        Ok(())
+    }
+
+    /// Journals the cut, or compares it with the recorded one.
+    fn record_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), RunError> {
+        if !self.groups.source().samples() {
+            return Ok(());
+        }
+        match self.recorded_cut() {
+            Some(recorded) if recorded != tickets => Err(RunError::CutMismatch {
+                stage: self.stage_name(),
+                batch,
+                recorded: recorded.iter().map(|t| t.0).collect(),
+                now: tickets.iter().map(|t| t.0).collect(),
+            }),
+            Some(_) => Ok(()),
+            None => Ok(self.journal.append_cut(batch, tickets)?),
+        }
+    }
+
+    /// Handles a finished job of the training thread.
+    pub(super) async fn on_trainer(
+        &mut self,
+        done: Option<TrainerEvent>,
+    ) -> Result<Option<JournaledEvent>, RunError> {
+        let Some(TrainerEvent { result, start, end }) = done else { return Err(self.trainer_died()) };
+        self.stall.alive();
+        match result {
+            TrainerResult::Trained(trained) => self.on_trained(*trained, (start, end)).await.map(Some),
+            TrainerResult::Saved { version, result } => {
+                self.on_saved(version, result, (start, end)).map(|()| None)
+            }
+            TrainerResult::Published(_) => Ok(None),
+        }
+    }
+
+    /// Publishes and reports a trained batch.
+    async fn on_trained(
+        &mut self,
+        trained: TrainedBatch,
+        (start, end): (Instant, Instant),
+    ) -> Result<JournaledEvent, RunError> {
+        let TrainedBatch { batch, groups, result } = trained;
+        let BatchResult { report, weights } = result.map_err(|error| self.training_failed(batch, error))?;
+        let digest = weights.digest;
+        self.check_replayed(batch, digest)?;
+        self.learner.optimizer_steps += report.optimizer_steps;
+        self.learner.algorithm = report.state;
+        self.set_step(PolicyVersion(batch + 1));
+        self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
+        let publishing = Instant::now();
+        self.publish(weights).await?;
+        let published = Instant::now();
+        self.clock.published(published - publishing);
+        self.reporter.activity(Lane::Train, Activity::Publish, (publishing, published), batch + 1, None);
+        self.report_step(&groups, &report, end - start);
+        self.clock.trainer_idle();
+        let record = Record::Trained { policy: PolicyId::MAIN, batch, weights: digest };
+        Ok(JournaledEvent::recorded(SchedulerEvent::BatchTrained, record))
+    }
+
+    fn training_failed(&self, batch: u64, error: TrainError) -> RunError {
+        match error {
+            TrainError::NotFinite { what, keys } => RunError::NotFinite {
+                stage: self.stage_name(),
+                step: batch + 1,
+                what: what.to_string(),
+                samples: TrainError::sample_list(&keys),
+                checkpoint: self.last_checkpoint(),
+            },
+            other => self.worker_failed(other),
+        }
+    }
+
+    /// The error for a training thread that is gone.
+    fn trainer_died(&mut self) -> RunError {
+        match self.trainer.take().map(crate::trainer::TrainerHandle::end) {
+            Some(Err(failure)) => self.worker_failed(failure),
+            _ => self.worker_failed(WorkerFailure::TrainerEnded),
+        }
+    }
+
+    /// Saves the current version as the best one, unless it is saved: the journal then follows the saved state, not a
+    /// later one of the same version.
+    pub(super) fn save_best(&mut self) -> Result<(), RunError> {
+        match self.checkpoints.of_version(self.scheduler.version()) {
+            Some(path) => Ok(self.checkpoints.point_best(path)?),
+            None => self.save(),
+        }
+    }
+
+    /// Has the trainer write a checkpoint of the current version, and starts the journal segment that follows it.
+    pub(super) fn save(&mut self) -> Result<(), RunError> {
+        self.note_trainer_busy();
+        let version = self.scheduler.version();
+        let context = &self.context;
+        let state = CheckpointState {
+            policy: PolicyId::MAIN,
+            stage: context.index,
+            stage_name: context.outline.name.clone(),
+            stage_base: context.base,
+            scheduler: self.scheduler.state(),
+            optimizer_steps: self.learner.optimizer_steps,
+            algorithm: self.learner.algorithm,
+            drawn: self.drawn.clone(),
+            best: self.evaluation.best().cloned(),
+            numeric_path: context.numeric_path.clone(),
+            seed: context.seed,
+            samplers: Vec::new(),
+        };
+        let name = CheckpointName {
+            stage: context.index,
+            step: version.0,
+            stage_name: context.outline.name.clone(),
+        };
+        // Without the groups that the state has ended.
+        let mut alive: BTreeSet<Ticket> =
+            state.scheduler.open_groups.iter().map(|group| group.ticket).collect();
+        if let InFlightWork::Training(tickets) = &state.scheduler.in_flight {
+            alive.extend(tickets);
+        }
+        self.journal.roll(version.0, &self.groups.records(&alive, version))?;
+        self.checkpoints.start_saving(version);
+        let older = self.weights.older_than(version);
+        if let Some(trainer) = &self.trainer {
+            trainer.save(SaveJob { name, state, older });
+        }
+        Ok(())
+    }
+
+    /// Handles a written checkpoint: removes older checkpoints and journal segments that are not needed any more.
+    fn on_saved(
+        &mut self,
+        version: u64,
+        result: Result<(PathBuf, u64), RunError>,
+        (start, end): (Instant, Instant),
+    ) -> Result<(), RunError> {
+        let (path, bytes) = result?;
+        let is_best = self.evaluation.is_best(PolicyVersion(version));
+        let oldest =
+            self.checkpoints.finish_saving(version, &path, is_best, self.evaluation.best())?;
+        self.journal.prune(oldest)?;
+        self.clock.saved(end - start);
+        let relative = path.strip_prefix(self.directory.path()).unwrap_or(&path).display().to_string();
+        self.set_step(PolicyVersion(version));
+        self.reporter.activity(Lane::Train, Activity::Checkpoint, (start, end), version, None);
+        self.reporter.emit(Event::Checkpoint { path: relative, bytes });
+        if self.scheduler.counts().in_batch == 0 {
+            self.clock.trainer_idle();
+        }
+        self.checkpointed(PolicyVersion(version));
+        Ok(())
+    }
+}

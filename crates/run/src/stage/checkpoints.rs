@@ -1,0 +1,118 @@
+//! Checkpoints of a stage.
+
+use std::path::{Path, PathBuf};
+
+use rloom_core::PolicyVersion;
+use rloom_store::{Best, Checkpoints, StoreError};
+
+/// Retention of a run's checkpoints.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CheckpointRetention {
+    /// Newest checkpoints of each stage that are kept.
+    pub(crate) last: usize,
+    /// Checkpoints whose step is a multiple of this are kept for ever; 0 for none.
+    pub(crate) every: u64,
+}
+
+/// Tracks which version of a stage is saved, being saved, or to be saved.
+#[derive(Debug)]
+pub(crate) struct StageCheckpoints {
+    checkpoints: Checkpoints,
+    /// Folder of all checkpoints.
+    folder: PathBuf,
+    stage: u32,
+    retention: CheckpointRetention,
+    /// Newest checkpoint of the stage.
+    saved: Option<(u64, PathBuf)>,
+    /// Version that the trainer is writing.
+    saving: Option<u64>,
+    /// True while the scheduler waits for a checkpoint.
+    requested: bool,
+}
+
+impl StageCheckpoints {
+    /// Creates the tracker of stage number `stage`; `saved` is the checkpoint that it resumes from.
+    pub(crate) fn new(
+        checkpoints: Checkpoints,
+        folder: PathBuf,
+        stage: u32,
+        retention: CheckpointRetention,
+        saved: Option<(u64, PathBuf)>,
+    ) -> Self {
+        Self { checkpoints, folder, stage, retention, saved, saving: None, requested: false }
+    }
+
+    /// Folder of the newest checkpoint of the stage.
+    pub(crate) fn newest(&self) -> Option<&Path> {
+        self.saved.as_ref().map(|(_, path)| path.as_path())
+    }
+
+    /// True while the trainer writes a checkpoint.
+    pub(super) fn is_saving(&self) -> bool {
+        self.saving.is_some()
+    }
+
+    /// True while the trainer writes the checkpoint of this version.
+    pub(super) fn is_saving_version(&self, version: PolicyVersion) -> bool {
+        self.saving == Some(version.0)
+    }
+
+    /// Folder of the checkpoint of `version`, if it is the newest.
+    pub(super) fn of_version(&self, version: PolicyVersion) -> Option<&Path> {
+        self.saved.as_ref().filter(|(saved, _)| *saved == version.0).map(|(_, path)| path.as_path())
+    }
+
+    /// Notes that the scheduler waits for a checkpoint.
+    pub(super) fn request(&mut self) {
+        self.requested = true;
+    }
+
+    /// True while the scheduler waits for a checkpoint.
+    pub(super) fn is_requested(&self) -> bool {
+        self.requested
+    }
+
+    /// Ends the scheduler's wait. Returns true if it waited.
+    pub(super) fn take_request(&mut self) -> bool {
+        std::mem::take(&mut self.requested)
+    }
+
+    /// Notes that the trainer writes the checkpoint of this version.
+    pub(super) fn start_saving(&mut self, version: PolicyVersion) {
+        self.saving = Some(version.0);
+    }
+
+    /// Points `best` at a checkpoint.
+    pub(super) fn point_best(&self, path: &Path) -> Result<(), StoreError> {
+        self.checkpoints.point("best", path)
+    }
+
+    /// Takes a durable checkpoint: updates the links and removes checkpoints that need not be kept. Returns the oldest
+    /// version of the stage from which a run can resume: the journal is needed from there on.
+    pub(super) fn finish_saving(
+        &mut self,
+        version: u64,
+        path: &Path,
+        is_best: bool,
+        best: Option<&Best>,
+    ) -> Result<u64, StoreError> {
+        self.saving = None;
+        self.checkpoints.point("latest", path)?;
+        if is_best {
+            self.checkpoints.point("best", path)?;
+        }
+        let best = best.map(|best| self.folder.join(format!("{}-step-{:06}", best.stage, best.step)));
+        self.checkpoints.prune(self.retention.last, self.retention.every, best.as_deref())?;
+        self.saved = Some((version, path.to_owned()));
+        self.oldest_resumable()
+    }
+
+    /// The oldest of the newest checkpoints that are kept: any of them can be resumed from if later ones are damaged.
+    fn oldest_resumable(&self) -> Result<u64, StoreError> {
+        let (list, _) = self.checkpoints.list()?;
+        let own: Vec<u64> =
+            list.iter().filter(|(name, _)| name.stage == self.stage).map(|(name, _)| name.step).collect();
+        let kept = self.retention.last.max(1);
+        Ok(if own.len() < kept { 0 } else { own[own.len() - kept] })
+    }
+}

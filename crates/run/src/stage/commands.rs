@@ -1,0 +1,198 @@
+//! Commands of the scheduler.
+
+use std::time::Instant;
+
+use rloom_core::{PolicyId, PolicyVersion, Ticket};
+use rloom_engine::{Abort, RolloutEngine, TrainEngine};
+use rloom_sched::{End, SchedulerCommand, SchedulerEvent};
+use rloom_store::Record;
+
+use super::groups::{GroupChange, GroupSource};
+use super::{JournaledEvent, Stage, StageEnd, TICK};
+use crate::RunError;
+
+impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
+    /// Records an event, passes it to the scheduler and carries out its commands. Returns the end of the stage once it
+    /// is reached.
+    pub(super) async fn handle(&mut self, event: JournaledEvent) -> Result<Option<StageEnd>, RunError> {
+        let JournaledEvent { event, record } = event;
+        if let Some(record) = record {
+            self.record(&record)?;
+        }
+        let evaluated = event == SchedulerEvent::Evaluated;
+        let start = Instant::now();
+        let mut commands = self.scheduler.handle(event)?;
+        self.clock.scheduled(start.elapsed());
+        // Cancelled groups must not become part of a checkpoint.
+        commands.retain(|command| match command {
+            SchedulerCommand::Drop(ticket, end) => {
+                self.cancel_group(*ticket, end_name(*end));
+                false
+            }
+            SchedulerCommand::Defer(ticket) => {
+                self.cancel_group(*ticket, "deferred");
+                false
+            }
+            _ => true,
+        });
+        if evaluated && self.evaluation.is_best(self.scheduler.version()) {
+            self.save_best()?;
+        }
+        for command in commands {
+            if let Some(end) = self.execute(command).await? {
+                return Ok(Some(end));
+            }
+        }
+        self.note_rollouts();
+        Ok(None)
+    }
+
+    async fn execute(&mut self, command: SchedulerCommand) -> Result<Option<StageEnd>, RunError> {
+        match command {
+            SchedulerCommand::Drop(..) | SchedulerCommand::Defer(_) => {}
+            SchedulerCommand::StartGroup(ticket) => self.start_group(ticket).await?,
+            SchedulerCommand::TrainBatch { batch, tickets } => self.train_batch(batch, &tickets).await?,
+            SchedulerCommand::Evaluate(version) => self.evaluate(version).await?,
+            SchedulerCommand::Checkpoint(version) => self.checkpoint(version)?,
+            SchedulerCommand::Finish => {
+                let done = self.scheduler.version().0 >= self.context.outline.steps;
+                if self.journal.ends_an_attempt() {
+                    self.pending.push_back(SchedulerEvent::StopWithdrawn.into());
+                    return Ok(None);
+                }
+                if !done {
+                    self.drain_on_stop().await?;
+                }
+                return Ok(Some(if done { StageEnd::Done } else { StageEnd::Interrupted }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Starts a group from the parts that exist.
+    async fn start_group(&mut self, ticket: Ticket) -> Result<(), RunError> {
+        if let GroupSource::Demonstrations(source) = self.groups.source() {
+            let version = self.scheduler.version();
+            let group = source.group(ticket).await.map_err(|failure| self.group_error(ticket, failure))?;
+            self.groups.add_ready(group);
+            self.pending.push_back(SchedulerEvent::GroupReady { ticket, oldest: version }.into());
+            return Ok(());
+        }
+        self.groups.start(ticket);
+        if self.journal.is_live() {
+            self.launch(ticket)?;
+        }
+        Ok(())
+    }
+
+    /// Launches the started groups that wait for the end of a replay or for their weights.
+    pub(super) fn launch_waiting(&mut self) -> Result<(), RunError> {
+        self.groups.waiting().into_iter().try_for_each(|ticket| self.launch(ticket))
+    }
+
+    fn launch(&mut self, ticket: Ticket) -> Result<(), RunError> {
+        if !self.weights.may_launch(ticket) {
+            return Ok(());
+        }
+        self.groups.launch(ticket).map_err(|failure| self.group_error(ticket, failure))
+    }
+
+    /// Cancels a group and reports its end.
+    fn cancel_group(&mut self, ticket: Ticket, end: &str) {
+        self.groups.cancel(ticket);
+        // Filtered and failed groups were reported with their reasons.
+        if end != "filtered" && end != "failed" {
+            self.reporter.group_ended(ticket.0, end, None);
+        }
+    }
+
+    /// Requests an evaluation; it starts as soon as the engine has the version.
+    async fn evaluate(&mut self, version: PolicyVersion) -> Result<(), RunError> {
+        if self.evaluation.evaluator().is_none() {
+            self.pending.push_back(SchedulerEvent::Evaluated.into());
+            return Ok(());
+        }
+        self.note_trainer_busy();
+        self.evaluation.request(version);
+        if !self.journal.is_live() && !self.weights.has(version) {
+            // Groups that a replayed journal pins to older weights do not run yet.
+            if let Some(newest) = self.weights.newest_pinned() {
+                self.load(newest).await?;
+            }
+        }
+        self.start_evaluation();
+        Ok(())
+    }
+
+    /// Starts a requested evaluation if the engine has its version.
+    pub(super) fn start_evaluation(&mut self) {
+        let weights = &self.weights;
+        self.evaluation.start(|version| weights.has(version));
+    }
+
+    /// Saves the current version, unless it is saved or being saved.
+    fn checkpoint(&mut self, version: PolicyVersion) -> Result<(), RunError> {
+        self.checkpoints.request();
+        if self.checkpoints.is_saving_version(version) {
+            return Ok(());
+        }
+        if self.checkpoints.of_version(version).is_some() {
+            // A replayed journal has a record of when this was noticed.
+            if self.journal.is_live() {
+                self.checkpointed(version);
+            }
+            return Ok(());
+        }
+        self.save()
+    }
+
+    /// Tells the scheduler that the version is saved, if it waits for that.
+    pub(super) fn checkpointed(&mut self, version: PolicyVersion) {
+        if self.checkpoints.take_request() {
+            let record = Record::Checkpointed { policy: PolicyId::MAIN, version };
+            self.pending.push_back(JournaledEvent::recorded(SchedulerEvent::Checkpointed, record));
+        }
+    }
+
+    /// Cancels the groups in flight, keeping their parts for a resumed run.
+    async fn drain_on_stop(&mut self) -> Result<(), RunError> {
+        let Some(runner) = self.groups.source().rollouts() else { return Ok(()) };
+        runner.episodes().stop();
+        if let Some(engine) = self.weights.engine() {
+            engine.abort(Abort::All).await.map_err(|error| self.worker_failed(error))?;
+        }
+        self.stall.alive();
+        while self.groups.running() > 0 {
+            self.check_stop_now()?;
+            match tokio::time::timeout(TICK, self.groups.next()).await {
+                Ok(event) => {
+                    self.stall.alive();
+                    match self.groups.interpret(event) {
+                        Some(GroupChange::Update(ticket, update)) => self.on_group_update(ticket, update)?,
+                        // A resumed run finds out again that a group is complete or has failed.
+                        Some(
+                            GroupChange::Complete(ticket, _)
+                            | GroupChange::Failed(ticket, _)
+                            | GroupChange::Stopped(ticket),
+                        ) => self.groups.stopped(ticket),
+                        None => {}
+                    }
+                }
+                Err(_) => {
+                    self.check_stall(|_| "the driver waits for the groups in flight to stop".into())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn end_name(end: End) -> &'static str {
+    match end {
+        End::Trained => "trained",
+        End::Filtered => "filtered",
+        End::Stale => "stale",
+        End::Failed => "failed",
+        End::Surplus => "surplus",
+    }
+}

@@ -1,0 +1,276 @@
+//! Events of the workers.
+
+use std::time::Instant;
+
+use rloom_collect::{GroupFailure, GroupUpdate};
+use rloom_core::{Episode, Group, PolicyId, Role, Task, Ticket};
+use rloom_engine::{RolloutEngine, TrainEngine};
+use rloom_sched::{OnFailure, SchedulerEvent};
+use rloom_store::Record;
+use rloom_telemetry::{Activity, Event, Lane, Phase};
+use tokio::task::JoinError;
+
+use super::evaluation::EvaluationResult;
+use super::groups::{GroupChange, GroupEvent, GroupPart, ready_record};
+use super::weights::LoadResult;
+use super::{JournaledEvent, Stage, TICK};
+use crate::trainer::TrainerEvent;
+use crate::{RunError, WorkerFailure};
+
+/// An event that wakes the driver.
+enum StageEvent {
+    /// A group made progress or ended.
+    Group(GroupEvent),
+    /// The training thread finished a job; `None` if it has died.
+    Trainer(Option<TrainerEvent>),
+    /// The evaluation ended.
+    Evaluated(EvaluationResult),
+    /// The engine has loaded weights in the background.
+    Loaded(Result<LoadResult, JoinError>),
+    /// Time for progress reports.
+    Tick,
+}
+
+impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
+    /// Waits for the next event of a worker and handles it. Returns the event for the scheduler, if any.
+    pub(super) async fn wait(&mut self) -> Result<Option<JournaledEvent>, RunError> {
+        let trainer = async {
+            match &mut self.trainer {
+                Some(trainer) => trainer.next().await,
+                None => None,
+            }
+        };
+        let event = tokio::select! {
+            biased;
+            // First, so that a stream of small events does not starve it.
+            () = tokio::time::sleep_until(self.next_tick) => StageEvent::Tick,
+            done = trainer => StageEvent::Trainer(done),
+            result = self.evaluation.done() => StageEvent::Evaluated(result),
+            loaded = self.weights.next_loaded() => StageEvent::Loaded(loaded),
+            event = self.groups.next() => StageEvent::Group(event),
+        };
+        match event {
+            StageEvent::Group(event) => {
+                let event = self.on_group(event)?;
+                if event.is_some() {
+                    self.note_rollouts();
+                    self.load_pinned().await?;
+                    self.start_evaluation();
+                }
+                Ok(event)
+            }
+            StageEvent::Trainer(done) => {
+                let event = self.on_trainer(done).await?;
+                self.start_evaluation();
+                Ok(event)
+            }
+            StageEvent::Evaluated(result) => {
+                let event = self.on_evaluated(result)?;
+                if self.journal.is_live() {
+                    self.load_pinned().await?;
+                }
+                Ok(event)
+            }
+            StageEvent::Loaded(loaded) => {
+                let loaded = loaded.map_err(|error| self.worker_failed(WorkerFailure::load_task(&error)))?;
+                self.on_loaded(loaded)?;
+                Ok(None)
+            }
+            StageEvent::Tick => {
+                self.next_tick = tokio::time::Instant::now() + TICK;
+                self.on_tick()?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn on_tick(&mut self) -> Result<(), RunError> {
+        self.check_stop_now()?;
+        self.report_rollout_progress();
+        self.report_training_progress();
+        if let Some(event) = self.evaluation.progress_event() {
+            self.reporter.emit(event);
+        }
+        self.check_stall(Self::describe_wait)
+    }
+
+    fn on_group(&mut self, event: GroupEvent) -> Result<Option<JournaledEvent>, RunError> {
+        let Some(change) = self.groups.interpret(event) else { return Ok(None) };
+        self.stall.alive();
+        match change {
+            GroupChange::Update(ticket, update) => self.on_group_update(ticket, update).map(|()| None),
+            GroupChange::Complete(ticket, task) => self.on_group_complete(ticket, task).map(Some),
+            GroupChange::Failed(ticket, failure) => self.on_group_failed(ticket, failure).map(Some),
+            GroupChange::Stopped(_) => Ok(None),
+        }
+    }
+
+    /// Journals a scored or interrupted episode.
+    pub(super) fn on_group_update(&mut self, ticket: Ticket, update: GroupUpdate) -> Result<(), RunError> {
+        let (record, part, sample) = match update {
+            GroupUpdate::Episode { sample, episode, reward_time } => {
+                self.clock.scored(episode.policy_tokens(), reward_time);
+                let record = Record::Episode { ticket, sample, episode: episode.clone() };
+                (record, GroupPart::Episode(episode), sample)
+            }
+            GroupUpdate::Partial { sample, partial } => {
+                let record = Record::PartialEpisode { ticket, sample, partial: partial.clone() };
+                (record, GroupPart::Partial(partial), sample)
+            }
+        };
+        self.record(&record)?;
+        self.groups.add(ticket, sample, part);
+        Ok(())
+    }
+
+    fn on_group_complete(&mut self, ticket: Ticket, task: Task) -> Result<JournaledEvent, RunError> {
+        let Some((group, started)) = self.groups.assemble(ticket, task) else {
+            return Err(RunError::UnknownGroup { stage: self.stage_name(), ticket: ticket.0 });
+        };
+        let version = self.scheduler.version();
+        let oldest = group.oldest_version().unwrap_or(version);
+        if let Some(started) = started {
+            let interval = (started, Instant::now());
+            self.reporter.activity(Lane::Rollout, Activity::Group, interval, oldest.0, Some(ticket.0));
+        }
+        let record = ready_record(&group, version);
+        let event = self.admit_complete(group)?;
+        Ok(match event {
+            SchedulerEvent::GroupFiltered(_) => JournaledEvent::recorded(event, Record::Filtered { ticket }),
+            _ => JournaledEvent::recorded(event, record),
+        })
+    }
+
+    /// Keeps a complete group, or filters it. Deterministic: a resumed run filters the same groups.
+    pub(super) fn admit_complete(&mut self, group: Group) -> Result<SchedulerEvent, RunError> {
+        let ticket = group.ticket;
+        self.drawn.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
+        let filters = self.context.training.algorithm.filters;
+        let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
+        let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
+        let rule = self.context.training.outcome;
+        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
+        let Some(reason) = filters.verdict(&outcomes, &rewards) else {
+            let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
+            self.groups.add_ready(group);
+            return Ok(SchedulerEvent::GroupReady { ticket, oldest });
+        };
+        self.reporter.group_ended(ticket.0, "filtered", Some(reason.name().to_owned()));
+        *self.drawn.filtered.entry(reason.name().to_owned()).or_default() += 1;
+        let filtered: u64 = self.drawn.filtered.values().sum();
+        let batch = self.context.groups_per_batch;
+        if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_in_progress() {
+            return Err(RunError::NothingLeft {
+                stage: self.stage_name(),
+                step: self.step(),
+                filtered: self.drawn.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
+                draws: filters.max_draws,
+                checkpoint: self.last_checkpoint(),
+            });
+        }
+        Ok(SchedulerEvent::GroupFiltered(ticket))
+    }
+
+    /// Number of batches for which groups may be generated at once; limits per batch are multiplied by it.
+    fn batches_in_progress(&self) -> u64 {
+        1 + self.context.schedule.max_staleness
+    }
+
+    /// Ends the run, or replaces the group if the schedule says so.
+    fn on_group_failed(&mut self, ticket: Ticket, failure: GroupFailure) -> Result<JournaledEvent, RunError> {
+        if self.context.schedule.on_failure == OnFailure::Stop {
+            return Err(self.group_error(ticket, failure));
+        }
+        if self.drawn.failed >= self.context.schedule.max_failures * self.batches_in_progress() {
+            // Not recorded: a resumed run tries this group again.
+            return Err(RunError::TooManyFailures {
+                stage: self.stage_name(),
+                step: self.step(),
+                failures: self.drawn.failed + 1,
+                last: format!("group {} (task {}): {}", ticket.0, failure.task, failure.reason),
+                checkpoint: self.last_checkpoint(),
+            });
+        }
+        let record = Record::Failed { ticket, reason: failure.reason.clone() };
+        Ok(JournaledEvent::recorded(self.replace_failed(ticket, failure), record))
+    }
+
+    /// Counts a failed group that the scheduler replaces.
+    pub(super) fn replace_failed(&mut self, ticket: Ticket, failure: GroupFailure) -> SchedulerEvent {
+        self.groups.remove_failed(ticket);
+        self.reporter.warn(format!(
+            "group {} (task {}) failed and is replaced: {}",
+            ticket.0, failure.task, failure.reason
+        ));
+        self.reporter.group_ended(ticket.0, "failed", Some(failure.reason));
+        self.drawn.failed += 1;
+        SchedulerEvent::GroupFailed(ticket)
+    }
+
+    pub(super) fn group_error(&self, ticket: Ticket, failure: GroupFailure) -> RunError {
+        RunError::Group {
+            stage: self.stage_name(),
+            step: self.step(),
+            ticket: ticket.0,
+            task: failure.task,
+            reason: failure.reason,
+            checkpoint: self.last_checkpoint(),
+        }
+    }
+
+    /// Reports an evaluation.
+    fn on_evaluated(&mut self, result: EvaluationResult) -> Result<Option<JournaledEvent>, RunError> {
+        let Some((version, started)) = self.evaluation.finish() else { return Ok(None) };
+        self.stall.alive();
+        let report = result
+            .map_err(|error| self.worker_failed(WorkerFailure::evaluation_task(&error)))?
+            .map_err(|error| self.worker_failed(WorkerFailure::Evaluation(Box::new(error))))?;
+        self.set_step(version);
+        let interval = (started, Instant::now());
+        self.reporter.activity(Lane::Train, Activity::Evaluate, interval, version.0, None);
+        let best = self.evaluation.record(version, report.accuracy);
+        self.reporter.emit(Event::Evaluation { metrics: report.metrics, tasks: report.tasks, best });
+        for sample in report.samples {
+            self.reporter.emit(Event::EvaluationSample(sample));
+        }
+        self.clock.trainer_idle();
+        let record = Record::Evaluated { policy: PolicyId::MAIN, version };
+        Ok(Some(JournaledEvent::recorded(SchedulerEvent::Evaluated, record)))
+    }
+
+    pub(super) fn on_loaded(&mut self, loaded: LoadResult) -> Result<(), RunError> {
+        let LoadResult { version, start, result } = loaded;
+        result.map_err(|error| self.worker_failed(error))?;
+        self.stall.alive();
+        let interval = (start, Instant::now());
+        self.reporter.activity(Lane::Rollout, Activity::LoadWeights, interval, version.0, None);
+        Ok(())
+    }
+
+    /// Reports how many episodes of the groups in progress are generated and scored; replaced groups count.
+    fn report_rollout_progress(&mut self) {
+        let Some(runner) = self.groups.source().rollouts() else { return };
+        let each = u64::from(runner.episodes_per_group());
+        let (ready, scored_in_flight) = self.groups.progress();
+        let complete = ready + self.drawn.filtered.values().sum::<u64>();
+        let total = (complete + self.groups.in_flight().len() as u64) * each;
+        if total == 0 {
+            return;
+        }
+        let scored = complete * each + scored_in_flight;
+        let generated = scored + runner.counters().judging();
+        self.reporter.emit(Event::Progress { phase: Phase::Rollout, done: generated.min(total), total });
+        self.reporter.emit(Event::Progress { phase: Phase::Reward, done: scored.min(total), total });
+    }
+
+    fn report_training_progress(&mut self) {
+        if self.scheduler.counts().in_batch == 0 {
+            return;
+        }
+        if let Some((done, total)) = self.trainer.as_ref().map(|trainer| trainer.progress())
+            && total > 0
+        {
+            self.reporter.emit(Event::Progress { phase: Phase::Train, done, total });
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Report of a trained batch: metrics, some completions, and the file of its rollouts.
+
+use std::time::Duration;
+
+use rloom_collect::{batch_metrics, completion_text, prompt_text};
+use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
+use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
+use rloom_learn::BatchReport;
+use rloom_telemetry::{Event, Metrics, Sample, rollout_log};
+
+use super::Stage;
+use super::clock::StepTimes;
+
+impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
+    /// Reports a trained batch. The reporter's step must be set.
+    pub(super) fn report_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
+        let step = self.step();
+        let samples = self.groups.source().samples();
+        let statistics = self.engine_statistics();
+        let (times, before) = self.clock.end_step(statistics.clone());
+        let mut metrics =
+            if samples { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
+        metrics.extend(report.metrics.clone());
+        metrics.extend(training_metrics(report, train_time));
+        if times.checkpoint > Duration::ZERO {
+            metrics.insert(metric::TIME_CHECKPOINT.into(), times.checkpoint.as_secs_f64());
+        }
+        if samples {
+            metrics.extend(self.drawn_metrics());
+            metrics.extend(rollout_metrics(&times));
+        }
+        if self.weights.engine().is_some_and(|engine| engine.capabilities().speculates) {
+            metrics.extend(speculation_metrics(&statistics, &before));
+        }
+        if let Some(runner) = self.groups.source().rollouts() {
+            // Only with `on_error = "skip"`: otherwise the first failure ends the run.
+            for (name, failures) in runner.episodes().scorer().failures().filter(|&(_, failures)| failures > 0) {
+                metrics.insert(format!("{}{name}", metric::REWARD_FAILURES_PREFIX), failures as f64);
+            }
+        }
+        self.reporter.emit(Event::Step { metrics });
+        if samples {
+            self.report_samples(groups, report);
+            self.log_rollouts(step, groups, report);
+        }
+    }
+
+    /// Counts of the groups drawn for the batch.
+    fn drawn_metrics(&mut self) -> Metrics {
+        let mut metrics = Metrics::new();
+        metrics.insert(metric::NUM_TOKENS.into(), self.drawn.tokens as f64);
+        for (reason, groups) in std::mem::take(&mut self.drawn.filtered) {
+            metrics.insert(format!("{}{reason}", metric::FILTERED_PREFIX), groups as f64);
+        }
+        let failed = std::mem::take(&mut self.drawn.failed);
+        if failed > 0 {
+            metrics.insert(format!("{}failed", metric::FILTERED_PREFIX), failed as f64);
+        }
+        metrics
+    }
+
+    fn report_samples(&mut self, groups: &[Group], report: &BatchReport) {
+        // One episode of each of the first groups, at a different index each time, so that good and bad ones are shown.
+        for (g, group) in groups.iter().take(self.context.shown_samples).enumerate() {
+            let trained = group.episodes.iter().enumerate().filter(|(_, e)| e.role == Role::Train);
+            let trained: Vec<(usize, &Episode)> = trained.collect();
+            let Some(&(index, episode)) = trained.get(g % trained.len().max(1)) else { continue };
+            let Some(trajectory) = episode.segments.first() else { continue };
+            let sample = Sample {
+                ticket: group.ticket.0,
+                sample: index as u32,
+                task: group.task.index,
+                prompt: prompt_text(&self.context.tokenizer, trajectory),
+                completion: completion_text(&self.context.tokenizer, trajectory),
+                answer: group.task.answer.clone(),
+                reward: episode.rewards.total(),
+                components: episode.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
+                advantage: report.advantages.get(g).and_then(|a| a.get(index)).copied(),
+                solved: episode.rewards.solved,
+                tokens: trajectory.policy_tokens(),
+                stop: trajectory.stop.name().to_owned(),
+            };
+            self.reporter.emit(Event::Sample(sample));
+        }
+    }
+
+    /// Writes the rollouts of the step. They are telemetry: a failure is a warning.
+    fn log_rollouts(&mut self, step: u64, groups: &[Group], report: &BatchReport) {
+        let path = self.directory.rollouts(&self.context.outline.name, step);
+        let tokenizer = &self.context.tokenizer;
+        let text = |trajectory: &Trajectory| {
+            (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory))
+        };
+        if let Err(error) = rollout_log::write(&path, step, groups, &report.advantages, &text) {
+            self.reporter.warn(format!("the rollouts of step {step} were not written: {error}"));
+        }
+    }
+}
+
+fn training_metrics(report: &BatchReport, time: Duration) -> Metrics {
+    let seconds = time.as_secs_f64();
+    let mut metrics = Metrics::new();
+    if let Some(norm) = report.grad_norm {
+        metrics.insert(metric::GRAD_NORM.into(), norm);
+    }
+    metrics.insert(metric::LEARNING_RATE.into(), report.learning_rate);
+    metrics.insert(metric::TIME_TRAIN.into(), seconds);
+    metrics.insert(metric::TRAIN_TOKENS_PER_SECOND.into(), report.tokens as f64 / seconds.max(1e-9));
+    metrics
+}
+
+fn rollout_metrics(times: &StepTimes) -> Metrics {
+    let rollout = times.rollout.as_secs_f64();
+    let step = (times.rollout + times.wait_for_policy).as_secs_f64();
+    let mut metrics: Metrics = [
+        (metric::TIME_ROLLOUT, rollout),
+        (metric::TIME_REWARD, times.reward.as_secs_f64()),
+        (metric::TIME_WAIT_FOR_BATCH, times.wait_for_batch.as_secs_f64()),
+        (metric::TIME_WAIT_FOR_POLICY, times.wait_for_policy.as_secs_f64()),
+        (metric::TIME_PUBLISH, times.publish.as_secs_f64()),
+        (metric::TIME_SCHEDULER, times.scheduler.as_secs_f64()),
+        (metric::OVERLAP, times.overlap.as_secs_f64() / step.max(1e-9)),
+        (metric::QUEUE_READY, times.queue.ready as f64),
+        (metric::QUEUE_RUNNING, times.queue.running as f64),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    if times.sampled_tokens > 0 {
+        let rate = times.sampled_tokens as f64 / rollout.max(1e-9);
+        metrics.insert(metric::ROLLOUT_TOKENS_PER_SECOND.into(), rate);
+    }
+    metrics
+}
+
+fn speculation_metrics(now: &RolloutStatistics, before: &RolloutStatistics) -> Metrics {
+    [
+        (metric::ROLLOUT_DRAFTED_TOKENS, now.drafted_tokens, before.drafted_tokens),
+        (metric::ROLLOUT_ACCEPTED_TOKENS, now.accepted_tokens, before.accepted_tokens),
+    ]
+    .map(|(name, now, before)| (name.to_owned(), now.saturating_sub(before) as f64))
+    .into()
+}
+
+fn supervised_metrics(groups: &[Group]) -> Metrics {
+    let lengths: Vec<usize> = groups.iter().flat_map(|g| &g.episodes).map(Episode::policy_tokens).collect();
+    let mean = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+    [(metric::MEAN_LENGTH.to_owned(), mean)].into()
+}

@@ -1,0 +1,168 @@
+//! Publication of new weights to the rollout engine.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use rloom_core::{OnUpdate, PolicyVersion, Ticket};
+use rloom_engine::{PublishedPolicy, RolloutEngine, RolloutError};
+use rloom_sched::ScheduleSettings;
+use tokio::task::{JoinError, JoinSet};
+
+/// Result of loading weights.
+#[derive(Debug)]
+pub(super) struct LoadResult {
+    pub(super) version: PolicyVersion,
+    pub(super) start: Instant,
+    pub(super) result: Result<(), RolloutError>,
+}
+
+/// Loads published weights into the rollout engine, at once or, with pinned versions, when no group of older weights is
+/// left.
+#[derive(Debug)]
+pub(crate) struct WeightPublisher<R> {
+    engine: Option<Arc<R>>,
+    schedule: ScheduleSettings,
+    groups_per_batch: u64,
+    /// Version that the engine was last asked to load.
+    requested: Option<PolicyVersion>,
+    /// With pinned versions: the weights of every version that a group in flight is pinned to, oldest first, and the
+    /// newest. The engine has the first of them, except while a journal is replayed.
+    pinned: VecDeque<PublishedPolicy>,
+    /// Loads that wait for completions in flight.
+    loading: JoinSet<LoadResult>,
+}
+
+impl<R: RolloutEngine + 'static> WeightPublisher<R> {
+    /// Creates a publisher to `engine`. `pinned` are older weights that groups of a resumed stage are pinned to.
+    pub(crate) fn new(
+        engine: Option<Arc<R>>,
+        schedule: ScheduleSettings,
+        groups_per_batch: u64,
+        pinned: Vec<PublishedPolicy>,
+    ) -> Self {
+        let (pinned, loading) = (pinned.into(), JoinSet::new());
+        Self { engine, schedule, groups_per_batch, requested: None, pinned, loading }
+    }
+
+    /// The rollout engine.
+    pub(super) fn engine(&self) -> Option<&Arc<R>> {
+        self.engine.as_ref()
+    }
+
+    /// True if every group is sampled under the version that its ticket is pinned to.
+    fn pins(&self) -> bool {
+        self.schedule.pin_version && self.schedule.overlaps()
+    }
+
+    /// The version that a group is pinned to: that of its batch, `max_staleness` batches earlier.
+    pub(super) fn pinned_version(&self, ticket: Ticket) -> PolicyVersion {
+        PolicyVersion((ticket.0 / self.groups_per_batch).saturating_sub(self.schedule.max_staleness))
+    }
+
+    /// True if the engine has the weights for a group and keeps them until it is complete.
+    pub(super) fn may_launch(&self, ticket: Ticket) -> bool {
+        let version = self.pinned_version(ticket);
+        // The engine may have newer weights for an evaluation while groups of older ones are still to run.
+        let oldest = self.pinned.front().map(|weights| weights.version);
+        !self.pins() || (self.requested == Some(version) && oldest == Some(version))
+    }
+
+    /// True if the engine has this version or was asked to load it.
+    pub(super) fn has(&self, version: PolicyVersion) -> bool {
+        self.requested == Some(version)
+    }
+
+    /// The first of these groups that is pinned to weights that are not available.
+    pub(super) fn first_without_weights(&self, mut in_flight: impl Iterator<Item = Ticket>) -> Option<Ticket> {
+        let have = |version| self.pinned.iter().any(|weights| weights.version == version);
+        in_flight.find(|&ticket| self.pins() && !have(self.pinned_version(ticket)))
+    }
+
+    /// Weights older than `version` that groups in flight are pinned to: a checkpoint contains them.
+    pub(super) fn older_than(&self, version: PolicyVersion) -> Vec<PublishedPolicy> {
+        self.pinned.iter().filter(|weights| weights.version < version).cloned().collect()
+    }
+
+    /// Takes newly published weights. Returns those to load now, if any; `replaying` is true while a journal is replayed.
+    pub(super) fn take(
+        &mut self,
+        weights: PublishedPolicy,
+        replaying: bool,
+    ) -> Option<PublishedPolicy> {
+        if self.engine.is_none() {
+            return None;
+        }
+        if !self.pins() {
+            return Some(weights);
+        }
+        self.pinned.push_back(weights);
+        // No group that is alive is older than `max_staleness` versions.
+        while replaying && self.pinned.len() as u64 > self.schedule.max_staleness + 1 {
+            self.pinned.pop_front();
+        }
+        None
+    }
+
+    /// With pinned versions: the oldest weights that a group in flight is pinned to, or else the newest, unless the engine
+    /// has them. Older ones are dropped.
+    pub(super) fn next_pinned(&mut self, in_flight: impl Fn(PolicyVersion) -> bool) -> Option<PublishedPolicy> {
+        if !self.pins() {
+            return None;
+        }
+        while let [oldest, _, ..] = self.pinned.make_contiguous() {
+            if in_flight(oldest.version) {
+                break;
+            }
+            self.pinned.pop_front();
+        }
+        self.pinned.front().filter(|weights| self.requested != Some(weights.version)).cloned()
+    }
+
+    /// With pinned versions: the newest weights.
+    pub(super) fn newest_pinned(&self) -> Option<PublishedPolicy> {
+        self.pinned.back().cloned()
+    }
+
+    /// Asks the engine to load weights. `None` if that continues in the background, until completions in flight have
+    /// finished.
+    pub(super) async fn load(&mut self, weights: PublishedPolicy) -> Option<LoadResult> {
+        let engine = self.engine.clone()?;
+        let (start, version, on_update) = (Instant::now(), weights.version, self.schedule.on_update);
+        self.requested = Some(version);
+        let mut load = Box::pin(async move {
+            let result = engine.load(&weights, on_update).await;
+            LoadResult { version, start, result }
+        });
+        if self.schedule.overlaps() && on_update == OnUpdate::Finish && !self.pins() {
+            // This may take as long as the longest completion. The engine acts on the request when it is first polled:
+            // groups that start from now on get the new weights.
+            return match std::future::poll_fn(|context| Poll::Ready(load.as_mut().poll(context))).await {
+                Poll::Ready(loaded) => Some(loaded),
+                Poll::Pending => {
+                    self.loading.spawn(load);
+                    None
+                }
+            };
+        }
+        Some(load.await)
+    }
+
+    /// Resolves to the next load that has finished in the background; pending without one. Cancel-safe.
+    pub(super) async fn next_loaded(&mut self) -> Result<LoadResult, JoinError> {
+        match self.loading.join_next().await {
+            Some(loaded) => loaded,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Releases the engine's weights, so that the optimiser updates them in place. If rollouts overlap with training they
+    /// keep their weights, and the optimiser writes to a copy.
+    pub(super) async fn release(&self) -> Result<(), RolloutError> {
+        match &self.engine {
+            Some(engine) if !self.schedule.overlaps() => engine.release().await,
+            _ => Ok(()),
+        }
+    }
+}

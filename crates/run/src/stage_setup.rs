@@ -1,0 +1,202 @@
+//! From the configuration of a stage to its collectors.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_collect::{
+    DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule,
+};
+use rloom_config::{EvalSettings, Stage, StageRollout, Start};
+use rloom_data::{Cursor, Dataset, Split};
+use rloom_engine::{RolloutEngine, RolloutSettings};
+use rloom_env::Environment;
+use rloom_learn::BatchTrainer;
+use rloom_reward::{RewardSettings, Scorer};
+use rloom_sched::Priority;
+use rloom_telemetry::StageOutline;
+use rloom_text::Tokenizer;
+
+use crate::stage::GroupSource;
+use crate::{Policy, RunError};
+
+/// Rewards computed at once beyond one per thread.
+const EXTRA_REWARD_SLOTS: usize = 2;
+
+/// Inputs that all stages of a run share.
+#[derive(Debug, Clone)]
+pub struct RunInputs {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Tokenizer of the policy.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Tokens that end a completion.
+    pub stop_tokens: Arc<[u32]>,
+    /// Context length of the policy in tokens.
+    pub context: usize,
+    /// Parameters of the policy.
+    pub parameters: u64,
+}
+
+impl RunInputs {
+    /// The inputs for a policy.
+    pub fn new(policy: &Policy, threads: usize, seed: u64) -> Self {
+        Self {
+            seed,
+            threads,
+            tokenizer: Arc::clone(&policy.tokenizer),
+            stop_tokens: policy.stop_tokens(),
+            context: policy.model.config().max_positions,
+            parameters: policy.model.parameter_count(),
+        }
+    }
+
+    fn episodes<R: RolloutEngine>(
+        &self,
+        engine: &Arc<R>,
+        environment: Arc<dyn Environment>,
+        reward: &RewardSettings,
+        rollout: &RolloutSettings,
+        stage: u32,
+    ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
+        let settings = EpisodeSettings {
+            environment,
+            tokenizer: Arc::clone(&self.tokenizer),
+            scorer: Arc::new(Scorer::new(reward, self.seed, stage)?),
+            reward_slots: self.threads + EXTRA_REWARD_SLOTS,
+            context: self.context,
+            seed: self.seed,
+            stage,
+            stop_tokens: Arc::clone(&self.stop_tokens),
+            timeout: Duration::from_secs_f64(rollout.timeout_seconds),
+            reward_timeout: Duration::from_secs_f64(reward.timeout_seconds),
+        };
+        Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
+    }
+
+    /// The source of a stage's groups.
+    pub(crate) fn source<R: RolloutEngine>(
+        &self,
+        index: u32,
+        stage: &Stage,
+        engine: Option<&Arc<R>>,
+    ) -> Result<GroupSource<R>, RunError> {
+        let seed = self.seed;
+        let open = |split| Dataset::open(&stage.data, split, seed);
+        let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
+        let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
+            let dataset = open(Split::Demonstration)?;
+            let cursor = cursor(&dataset)?;
+            return Ok(GroupSource::Demonstrations(DemonstrationSource {
+                dataset,
+                cursor,
+                tokenizer: Arc::clone(&self.tokenizer),
+                environment: stage.environment.environment(),
+                context: self.context,
+                timeout: Duration::from_secs_f64(RolloutSettings::default().timeout_seconds),
+            }));
+        };
+        let dataset = open(Split::Train)?;
+        let cursor = cursor(&dataset)?;
+        let environment = stage.environment.environment();
+        let episodes = self.episodes(engine, environment, &rollout.reward, &rollout.engine, index)?;
+        let settings = GroupSettings {
+            group_size: stage.algorithm.group_size,
+            has_baseline: stage.algorithm.needs_baseline_episode(),
+            overlong: stage.algorithm.overlong,
+            completion_limit: completion_limit(stage, rollout),
+            sampling: rollout.sampling.clone(),
+            oldest_first: rollout.schedule.priority == Priority::Oldest,
+        };
+        let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor, settings);
+        Ok(GroupSource::Rollouts(Arc::new(runner)))
+    }
+
+    /// The held-out evaluation. Its random streams belong to no stage, so that all evaluations share their noise.
+    pub(crate) fn evaluator<R: RolloutEngine>(
+        &self,
+        eval: &EvalSettings,
+        engine: &Arc<R>,
+    ) -> Result<Evaluator<R>, RunError> {
+        let dataset = Dataset::open(&eval.data, Split::Eval, self.seed)?;
+        let environment = eval.environment.environment();
+        let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX)?;
+        let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
+        Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
+    }
+}
+
+/// Most policy tokens of an episode, over all its turns.
+fn completion_limit(stage: &Stage, rollout: &StageRollout) -> u64 {
+    (rollout.sampling.max_new_tokens * stage.environment.max_turns()) as u64
+}
+
+/// Training on the batches of the stage at `index` of its recipe. `context` is the context length of the policy in
+/// tokens, `is_sampler_exact` follows from the engines' capabilities.
+pub(crate) fn batch_trainer(
+    stage: &Stage,
+    index: u32,
+    seed: u64,
+    context: usize,
+    is_sampler_exact: bool,
+) -> BatchTrainer {
+    let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
+    let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
+    BatchTrainer {
+        algorithm: stage.algorithm,
+        completion_limit: limit.unwrap_or(context as u64),
+        micro_batch_tokens: stage.trainer.micro_batch_tokens,
+        share_prompts: stage.trainer.share_prompts,
+        is_sampler_exact,
+        seed,
+        stage: index,
+        outcome: OutcomeRule {
+            has_verifier: reward.is_some_and(RewardSettings::has_verifier),
+            is_shaped: stage.algorithm.overlong.is_some(),
+        },
+        step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
+    }
+}
+
+/// Optimiser steps of the whole stage: the end of its learning-rate schedule.
+pub(crate) fn optimizer_steps(stage: &Stage) -> u64 {
+    stage.steps * u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches)
+}
+
+/// The stage that another one starts from; `None` for the configuration's model.
+pub(crate) fn start_of(stage: &Stage) -> Option<usize> {
+    match stage.start {
+        Start::Model => None,
+        Start::Stage(index) => Some(index),
+    }
+}
+
+/// The stage as events announce it.
+pub(crate) fn outline(stage: &Stage) -> StageOutline {
+    StageOutline {
+        name: stage.name.clone(),
+        method: stage.algorithm.method.name().to_owned(),
+        steps: stage.steps,
+    }
+}
+
+/// Threads of the trainer and of the rollout engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ThreadSplit {
+    pub(crate) trainer: usize,
+    /// 0 shares the threads of the run.
+    pub(crate) rollout: usize,
+}
+
+impl ThreadSplit {
+    /// The threads that the stage asks for. By default both use all threads, also when they overlap: the operating system
+    /// then gives more to the one with more work, which measured faster than any fixed split of two cores.
+    pub(crate) fn of(stage: &Stage, threads: usize) -> Self {
+        let or_all = |requested: usize| if requested > 0 { requested } else { threads };
+        let rollout = stage.rollout.as_ref().map_or(0, |rollout| rollout.engine.threads);
+        // An engine with its own threads does not wait for those that train.
+        let rollout = if stage.schedule().overlaps() { or_all(rollout) } else { rollout };
+        Self { trainer: or_all(stage.trainer.threads), rollout }
+    }
+}
