@@ -9,9 +9,9 @@ use rloom_core::{
     Episode, Purpose, RandomKey, Rewards, Role, SampleKey, StopReason, Task, Ticket, Trajectory,
 };
 use rloom_data::{Cursor, Dataset};
+use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
 use rloom_reward::{AtWork, Scorer};
-use rloom_rollout::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use rloom_config::EvalSettings;
 use rloom_core::{Purpose, SampleKey, Task, Ticket, metric};
 use rloom_data::Dataset;
+use rloom_engine::{InFlight, RolloutEngine, SamplingSettings};
 use rloom_model::Weights;
 use rloom_ops::Ctx;
-use rloom_rollout::{InFlight, RolloutEngine, SamplingSettings};
 
 use crate::RunError;
 use crate::batch_metrics::pass_at_k;

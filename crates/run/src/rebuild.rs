@@ -7,9 +7,9 @@ use std::sync::Arc;
 use rloom_algo::AlgorithmState;
 use rloom_config::{Config, Stage};
 use rloom_core::{Group, PolicyVersion};
+use rloom_embedded::EmbeddedTrainEngine;
 use rloom_model::{Compute, Model};
 use rloom_ops::Ctx;
-use rloom_train::EmbeddedTrainEngine;
 use serde::Serialize;
 
 use crate::RunError;

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use rloom_config::{Config, Stage, StageRollout};
 use rloom_core::{Author, Episode, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{GenerateRequest, InFlight, RolloutEngine, SamplingSettings};
 use rloom_model::{Model, Weights};
-use rloom_rollout::{EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, SamplingSettings};
 use serde::Serialize;
 
 use crate::RunError;

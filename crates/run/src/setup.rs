@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use rloom_config::{Config, EvalSettings, ModelSource, Priority, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::RolloutSettings;
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Compute, GenerationConfig, Model, hub};
 use rloom_ops::{Ctx, Isa};
 use rloom_reward::{RewardSettings, Scorer};
-use rloom_rollout::{EmbeddedEngine, RolloutSettings};
 use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
 

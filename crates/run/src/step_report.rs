@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
-use rloom_rollout::Speculation;
+use rloom_engine::Speculation;
 
 use crate::batch::BatchReport;
 use crate::batch_metrics::batch_metrics;

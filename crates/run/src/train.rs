@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
+use rloom_engine::RolloutSettings;
 use rloom_model::{Model, Weights};
-use rloom_rollout::RolloutSettings;
 use rloom_sched::{Scheduler, SchedulerSettings};
 
 use crate::batch::{BatchTraining, Engines, optimizer_steps};

@@ -12,9 +12,10 @@ use std::time::Instant;
 
 use rloom_algo::AlgorithmState;
 use rloom_core::{Group, PolicyVersion};
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::{TrainEngine, TrainError};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
 use rloom_text::Tokenizer;
-use rloom_train::{EmbeddedTrainEngine, TrainEngine, TrainError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::RunError;

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_algo::{Algorithm, Backbone};
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::TrainEngine;
 use rloom_model::{GenerationConfig, Model, OptimizerSettings, Recompute};
 use rloom_ops::Ctx;
-use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 
 use super::Engines;
 use crate::RunError;

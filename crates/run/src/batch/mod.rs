@@ -17,7 +17,7 @@ use rloom_algo::{
     Proximal, Surrogate, TokenScores, interpolation,
 };
 use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, Trajectory, metric};
-use rloom_train::{LossReport, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
+use rloom_engine::{LossReport, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::outcome::OutcomeRule;
 use objective::{PolicyObjective, ValueObjective};

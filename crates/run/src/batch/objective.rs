@@ -5,7 +5,7 @@ use rloom_algo::{
     step_loss, value_loss,
 };
 use rloom_core::RandomStream;
-use rloom_train::LossFn;
+use rloom_engine::LossFn;
 
 use super::rows::Inputs;
 

@@ -1,8 +1,8 @@
 //! A stage's settings as its batches are trained by them.
 
 use rloom_config::Stage;
+use rloom_engine::InFlight;
 use rloom_reward::RewardSettings;
-use rloom_rollout::InFlight;
 
 use super::BatchTraining;
 use crate::outcome::OutcomeRule;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rloom_algo::{Advantages, LossBatch, Mismatch, TokenScores};
 use rloom_core::{Group, PolicyVersion, Role, Trajectory};
-use rloom_train::PackedBatch;
+use rloom_engine::PackedBatch;
 
 /// A trained trajectory with its place in the batch.
 #[derive(Debug, Clone, Copy)]

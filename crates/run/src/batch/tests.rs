@@ -9,8 +9,8 @@ use rloom_core::{
     Author, Episode, PolicyId, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span, StopReason,
     Task, Ticket, VersionSpan,
 };
+use rloom_engine::{LossFn, LossReport, StepReport};
 use rloom_model::Weights;
-use rloom_train::{LossFn, LossReport, StepReport};
 
 use super::*;
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rloom_config::OnFailure;
 use rloom_core::{Episode, Group, Role, Task, Ticket};
-use rloom_rollout::{Abort, RolloutEngine};
+use rloom_engine::{Abort, RolloutEngine};
 use rloom_sched::Event as Happened;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rloom_algo::AlgorithmState;
 use rloom_config::ScheduleSettings;
 use rloom_core::PolicyVersion;
-use rloom_rollout::EmbeddedEngine;
+use rloom_embedded::EmbeddedEngine;
 use rloom_sched::{Command, End, Event as Happened, Scheduler};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, Ticket};
+use rloom_engine::{InFlight, RolloutEngine, RolloutError};
 use rloom_model::Weights;
-use rloom_rollout::{InFlight, RolloutEngine, RolloutError};
 use tokio::task::JoinSet;
 
 use super::Stage;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use rloom_core::{Group, PolicyVersion, Ticket};
+use rloom_engine::TrainError;
 use rloom_sched::Event as Happened;
-use rloom_train::TrainError;
 
 use super::{Source, Stage, Told};
 use crate::RunError;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rloom_rollout::Statistics;
+use rloom_embedded::Statistics;
 use rloom_sched::Counts;
 use tokio::task::JoinError;
 
