@@ -53,6 +53,7 @@ impl Recorder {
                 .iter()
                 .map(|&segment| batch.tokens[batch.seq_starts[segment + 1] - 1] as f32 / 32.0)
                 .collect(),
+            ..TokenScores::default()
         }
     }
 }
