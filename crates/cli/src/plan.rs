@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
+use rloom_engine::RolloutSettings;
 use rloom_model::ModelConfig;
-use rloom_rollout::RolloutSettings;
 use rloom_text::Tokenizer;
 use serde::Serialize;
 

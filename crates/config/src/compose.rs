@@ -4,11 +4,11 @@
 //! `[schedule]` at the top are shared by all stages that read them; a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
 
 use rloom_data::DataSettings;
+use rloom_engine::TrainSettings;
+use rloom_engine::{RolloutSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
-use rloom_rollout::{RolloutSettings, SamplingSettings};
-use rloom_train::TrainSettings;
 use serde::de::DeserializeOwned;
 
 use crate::keys::{EvalKeys, ModelKeys, RootKeys, ScheduleKeys, StageKeys, TokenizerKeys};

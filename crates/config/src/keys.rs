@@ -4,8 +4,8 @@ use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_data::Order;
+use rloom_engine::InFlight;
 use rloom_model::{Compute, NewModel};
-use rloom_rollout::InFlight;
 use rloom_sched::{CutOrder, Stragglers};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};

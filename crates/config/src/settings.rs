@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
+use rloom_engine::TrainSettings;
+use rloom_engine::{InFlight, RolloutSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Compute, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
-use rloom_rollout::{InFlight, RolloutSettings, SamplingSettings};
 use rloom_sched::{CutOrder, Stragglers};
 use rloom_text::CharacterSettings;
-use rloom_train::TrainSettings;
 use serde::{Deserialize, Serialize};
 
 /// Everything that a run is told. [`Config::to_toml`] writes it, and reading that again gives the same.

@@ -9,8 +9,8 @@ use rloom_core::{
     Author, Episode, PolicyId, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span, StopReason,
     Task, Ticket, VersionSpan,
 };
+use rloom_engine::{LossFn, LossReport, StepReport};
 use rloom_model::Weights;
-use rloom_train::{LossFn, LossReport, StepReport};
 
 use super::*;
 
@@ -53,6 +53,7 @@ impl Recorder {
                 .iter()
                 .map(|&segment| batch.tokens[batch.seq_starts[segment + 1] - 1] as f32 / 32.0)
                 .collect(),
+            ..TokenScores::default()
         }
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_core::{Episode, PolicyId, PromptSource, Rewards, Role, Task, Ticket, VersionSpan};
+use rloom_embedded::EmbeddedTrainEngine;
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
-use rloom_train::EmbeddedTrainEngine;
 use serde::Deserialize;
 
 use super::*;

@@ -8,8 +8,9 @@ mod recipe;
 use std::path::Path;
 use std::sync::Arc;
 
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::TrainEngine;
 use rloom_run::Policy;
-use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 
 /// Writes all that a checkpoint has of model, optimiser, value head and tokenizer.
 fn save(policy: &Policy, folder: &Path) -> Result<(), String> {

@@ -12,10 +12,9 @@ use rloom_config::Config;
 use rloom_core::{
     PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
 };
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_model::Weights;
-use rloom_rollout::{
-    EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
-};
 use rloom_run::lineage::{Fate, SampleName, lineage};
 use rloom_run::{
     Difference, Event, EventLine, FoundIn, Observer, Origin, Policy, Replay, RunError, StopFlag, Verdict,

@@ -4,11 +4,10 @@ use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 
 use rloom_core::{ChatMessage, PolicyVersion, PromptSource, Purpose, RandomKey};
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_env::render_prompt;
 use rloom_model::Weights;
-use rloom_rollout::{
-    EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
-};
 use rloom_run::Policy;
 use serde_json::json;
 

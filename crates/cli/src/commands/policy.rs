@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
+use rloom_engine::SamplingSettings;
 use rloom_model::{Compute, GenerationConfig};
-use rloom_rollout::SamplingSettings;
 use rloom_run::Policy;
 
 use crate::arguments::Sampling;

@@ -1,7 +1,7 @@
 //! `[schedule]`: how rollouts and training go together.
 
 use rloom_algo::Algorithm;
-use rloom_rollout::InFlight;
+use rloom_engine::InFlight;
 use rloom_sched::{CutOrder, Stragglers};
 
 use super::values::out_of_range;

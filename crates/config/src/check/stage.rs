@@ -223,7 +223,7 @@ fn rollout(
 /// importance ratios are wrong by a factor that nobody sees.
 fn check_truncation(
     stage: &StageDraft,
-    sampling: &crate::section::Section<rloom_rollout::SamplingSettings>,
+    sampling: &crate::section::Section<rloom_engine::SamplingSettings>,
     allowed: bool,
     problems: &mut Vec<Problem>,
 ) {

@@ -1,9 +1,9 @@
 //! Ranges, which the rooms check themselves: their errors name the key, and here it gets its place.
 
 use rloom_data::{DataError, DataSettings};
+use rloom_engine::{RolloutError, RolloutSettings, SamplingSettings};
 use rloom_model::OptimizerError;
 use rloom_reward::RewardSettings;
-use rloom_rollout::{RolloutError, RolloutSettings, SamplingSettings};
 
 use super::run::MOST_THREADS;
 use crate::layered::read::{custom, split_hint};
@@ -96,7 +96,7 @@ pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, probl
     }
 }
 
-pub(super) fn trainer(section: &Section<rloom_train::TrainSettings>, problems: &mut Vec<Problem>) {
+pub(super) fn trainer(section: &Section<rloom_engine::TrainSettings>, problems: &mut Vec<Problem>) {
     let settings = &section.value;
     at_least(section, "micro_batch_tokens", settings.micro_batch_tokens as u64, 1, problems);
     if settings.threads > MOST_THREADS {

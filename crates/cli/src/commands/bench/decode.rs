@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Model, Weights};
-use rloom_rollout::{
-    EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{
+    GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
 };
+use rloom_model::{Model, Weights};
 use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};

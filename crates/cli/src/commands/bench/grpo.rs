@@ -13,12 +13,13 @@ use rloom_algo::{
 use rloom_core::{
     Author, PolicyVersion, Purpose, RandomKey, Role, SampleKey, Span, Ticket, Trajectory, VersionSpan,
 };
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
-use rloom_rollout::{
-    EmbeddedEngine, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
-    generate_all,
+use rloom_embedded::EmbeddedEngine;
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::{
+    GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
 };
-use rloom_train::{EmbeddedTrainEngine, LossFn, OptimStep, PackedBatch, TrainEngine, TrainSettings, pack};
+use rloom_engine::{LossFn, OptimStep, PackedBatch, TrainEngine, TrainSettings, pack};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
 use tokio::runtime::Runtime;
 
 use super::count::Operations;

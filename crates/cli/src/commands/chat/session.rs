@@ -1,9 +1,10 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
+use rloom_embedded::{Given, SampleScratch, Sampler};
+use rloom_engine::SamplingSettings;
 use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch, Wanted};
 use rloom_ops::{Ctx, HeadAsk, HeadOutput, KV_BLOCK};
-use rloom_rollout::{Given, SampleScratch, Sampler, SamplingSettings};
 use rloom_run::Policy;
 
 /// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.

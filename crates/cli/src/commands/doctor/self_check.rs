@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_model::{Compute, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
 use rloom_ops::{Ctx, Isa};
-use rloom_rollout::{
-    EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
-};
 
 use super::Finding;
 

@@ -1,8 +1,8 @@
 //! What of a recipe is simulated: a stage's scheduling, its work, and what its speed depends on.
 
 use rloom_config::{Config, Stage};
+use rloom_engine::InFlight;
 use rloom_model::ModelConfig;
-use rloom_rollout::InFlight;
 use rloom_sched::SchedulerSettings;
 use rloom_sched::sim::{
     Demand, Distribution, ModelShape, OnUpdate, Priority, Profile, Scenario, Split, Workload,

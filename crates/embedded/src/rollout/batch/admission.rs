@@ -1,0 +1,360 @@
+//! Who may run, and who holds which block.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rloom_core::PolicyVersion;
+
+use super::{Batch, Chunk, Prompt, blocks_for};
+use crate::rollout::decoder::Decoder;
+use crate::rollout::sequence::{Rank, Sequence};
+use rloom_engine::RequestName;
+use rloom_engine::RolloutError;
+
+/// How a sequence stands to its group's prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// It shares nothing.
+    Alone,
+    /// It is the first: it computes the prompt.
+    Lead(u64),
+    /// Another one is computing the prompt.
+    Wait,
+    /// The prompt is there.
+    Follow(u64),
+}
+
+impl Batch {
+    /// Starts waiting sequences, the first in line first, as far as places and blocks go.
+    ///
+    /// Beyond what it needs at once, a newcomer leaves one free block for every sequence that runs then: otherwise the
+    /// next few tokens would put it back, and its prefill would have been for nothing.
+    pub(super) fn admit(&mut self, decoder: &mut impl Decoder, only_started: bool) {
+        let places = self.limits.max_batch.saturating_sub(self.running.len());
+        if places == 0 || self.waiting.is_empty() {
+            return;
+        }
+        let candidates: Vec<Rank> =
+            self.waiting.values().filter(|s| s.started || !only_started).map(|s| s.rank).collect();
+        let mut admitted = 0;
+        for rank in candidates {
+            if admitted == places {
+                break;
+            }
+            let Some(sequence) = self.waiting.remove(&rank) else { continue };
+            match self.make_room(&sequence) {
+                // Sequences of other groups need not wait with it.
+                Some(Share::Wait) => {
+                    self.waiting.insert(rank, sequence);
+                }
+                Some(share) => {
+                    self.start(sequence, share, decoder);
+                    admitted += 1;
+                }
+                None if self.running.is_empty() => {
+                    // Everything is free and does not suffice: the check on submission has a fault.
+                    let error = self.never_fits(&sequence);
+                    self.detach(sequence).fail(error);
+                }
+                None => {
+                    self.waiting.insert(rank, sequence);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// How the sequence can start now; `None` when blocks do not suffice. With nothing running, prompts are forgotten
+    /// until they do.
+    fn make_room(&mut self, sequence: &Sequence) -> Option<Share> {
+        loop {
+            let share = self.share_of(sequence);
+            let shared = match share {
+                Share::Wait => return Some(share),
+                Share::Follow(_) => sequence.prompt.len() / rloom_ops::KV_BLOCK,
+                Share::Alone | Share::Lead(_) => 0,
+            };
+            let needed = blocks_for(sequence.tokens.len()) - shared;
+            let headroom = if self.running.is_empty() { 0 } else { self.running.len() + 1 };
+            if self.pool.free() >= needed + headroom {
+                return Some(share);
+            }
+            if !(self.running.is_empty() && self.forget_a_prompt(true)) {
+                return None;
+            }
+        }
+    }
+
+    fn share_of(&self, sequence: &Sequence) -> Share {
+        if sequence.carried.is_some() {
+            return Share::Alone;
+        }
+        let Some(group) = sequence.group else { return Share::Alone };
+        match self.prompts.get(&group) {
+            None => Share::Lead(group),
+            // A group is a promise of equal prompts; who breaks it shares nothing, and gets the right tokens still.
+            Some(prompt) if prompt.tokens != sequence.prompt => Share::Alone,
+            Some(prompt) if prompt.leader.is_some() => Share::Wait,
+            Some(_) => Share::Follow(group),
+        }
+    }
+
+    /// Makes a sequence run, with blocks for all tokens it has.
+    fn start(&mut self, mut sequence: Sequence, share: Share, decoder: &mut impl Decoder) {
+        debug_assert!(sequence.blocks.is_empty() && sequence.cached == 0);
+        match share {
+            Share::Lead(group) => {
+                sequence.leads = true;
+                let tokens = Arc::clone(&sequence.prompt);
+                let leader = Some(sequence.rank);
+                self.prompts
+                    .insert(group, Prompt { tokens, leader, blocks: Vec::new(), logits_v: Vec::new() });
+            }
+            Share::Follow(group) => {
+                if let Some(prompt) = self.prompts.get(&group) {
+                    let full = prompt.tokens.len() / rloom_ops::KV_BLOCK;
+                    for &block in &prompt.blocks[..full] {
+                        self.pool.share(block);
+                        sequence.blocks.push(block);
+                    }
+                    if let Some(&partial) = prompt.blocks.get(full)
+                        && let Some(own) = self.pool.take()
+                    {
+                        decoder.copy_block(partial, own);
+                        sequence.blocks.push(own);
+                    }
+                    sequence.cached = prompt.tokens.len();
+                    self.statistics.shared_tokens += sequence.cached as u64;
+                }
+            }
+            Share::Alone | Share::Wait => {}
+        }
+        while sequence.blocks.len() < blocks_for(sequence.tokens.len()) {
+            let Some(block) = self.pool.take() else { break };
+            sequence.blocks.push(block);
+        }
+        if let Some((carried, tokens)) = sequence.carried.take() {
+            decoder.copy_in(&carried, &sequence.blocks[..blocks_for(tokens)]);
+            sequence.cached = tokens;
+        }
+        sequence.started = true;
+        sequence.progress.start(self.lane);
+        let place = self.running.partition_point(|other| other.rank < sequence.rank);
+        self.running.insert(place, sequence);
+    }
+
+    /// What this step computes, the first in line first. Sequences that decode get the block they need, if need be at
+    /// the expense of those behind them.
+    pub(super) fn plan(&mut self) -> Vec<Chunk> {
+        let mut chunks = Vec::with_capacity(self.running.len());
+        let mut budget = self.limits.prefill_chunk;
+        let mut i = 0;
+        while i < self.running.len() {
+            let rank = self.running[i].rank;
+            let from = self.running[i].cached;
+            let missing = self.running[i].tokens.len() - from;
+            let mut to = from + missing;
+            if missing > 1 {
+                to = from + missing.min(budget);
+                // A leader stops at the prompt's end: the logits there are everybody's.
+                if self.running[i].leads {
+                    to = to.min(self.running[i].prompt.len());
+                }
+                budget -= to - from;
+            }
+            while self.running.get(i).is_some_and(|s| s.rank == rank && s.blocks.len() < blocks_for(to)) {
+                match self.pool.take() {
+                    Some(block) => self.running[i].blocks.push(block),
+                    None => self.relieve(),
+                }
+            }
+            // The last in line may have been this one.
+            if self.running.get(i).is_some_and(|s| s.rank == rank) {
+                if to > from {
+                    chunks.push(Chunk { sequence: i, from, to, drafted: 0 });
+                }
+                i += 1;
+            }
+        }
+        chunks
+    }
+
+    /// Adds drafts to the chunks of sequences that decode, as far as they are worth it and blocks are to spare.
+    pub(super) fn draft(&mut self, chunks: &mut [Chunk]) {
+        let Some(drafter) = &mut self.drafter else { return };
+        for chunk in &*chunks {
+            let sequence = &mut self.running[chunk.sequence];
+            if chunk.to - chunk.from == 1 && chunk.to == sequence.tokens.len() && !sequence.leads {
+                sequence.look_up();
+            } else {
+                sequence.lookup.expect_nothing();
+            }
+        }
+        let lookups = chunks.iter().map(|chunk| &self.running[chunk.sequence].lookup);
+        let rows = chunks.iter().map(Chunk::rows).sum();
+        let threshold = drafter.threshold(rows, self.running.len(), lookups);
+        for chunk in chunks {
+            let running = self.running.len();
+            let sequence = &mut self.running[chunk.sequence];
+            let mut drafted = drafter.length(&sequence.lookup, threshold);
+            while drafted > 0 && sequence.blocks.len() < blocks_for(chunk.to + drafted) {
+                match self.pool.take_beyond(running) {
+                    Some(block) => sequence.blocks.push(block),
+                    None => drafted -= 1,
+                }
+            }
+            sequence.lookup.drafted = drafted;
+            chunk.drafted = drafted;
+        }
+    }
+
+    /// Frees at least one block, unless a single sequence holds all of them, which then fails.
+    fn relieve(&mut self) {
+        if self.forget_a_prompt(false) {
+            return;
+        }
+        match self.running.pop() {
+            Some(sequence) if !self.running.is_empty() => {
+                self.statistics.put_back += 1;
+                self.put_back(sequence);
+            }
+            Some(sequence) if self.prompts.is_empty() => {
+                let error = self.never_fits(&sequence);
+                self.detach(sequence).fail(error);
+            }
+            Some(sequence) => {
+                self.running.push(sequence);
+                self.forget_prompts();
+            }
+            None => {}
+        }
+    }
+
+    /// Forgets one group's finished prompt: one that no running sequence shares, unless `any` will do.
+    fn forget_a_prompt(&mut self, any: bool) -> bool {
+        let unused = self.prompts.iter().find_map(|(&group, prompt)| {
+            let used = || self.running.iter().any(|s| s.group == Some(group));
+            (prompt.leader.is_none() && (any || !used())).then_some(group)
+        });
+        let Some(group) = unused else { return false };
+        self.forget_prompt(group);
+        true
+    }
+
+    fn forget_prompt(&mut self, group: u64) {
+        if let Some(mut prompt) = self.prompts.remove(&group) {
+            self.pool.give_back_all(&mut prompt.blocks);
+        }
+    }
+
+    /// Forgets all prompts, also those that are being computed.
+    pub(crate) fn forget_prompts(&mut self) {
+        for mut prompt in std::mem::take(&mut self.prompts).into_values() {
+            self.pool.give_back_all(&mut prompt.blocks);
+        }
+        for sequence in &mut self.running {
+            sequence.leads = false;
+        }
+    }
+
+    /// Takes a sequence's blocks and lets it wait for its next turn.
+    fn put_back(&mut self, mut sequence: Sequence) {
+        self.let_go(&mut sequence);
+        self.waiting.insert(sequence.rank, sequence);
+    }
+
+    /// Puts back everything that runs: what is in the cache is not to be used again.
+    pub(crate) fn put_back_all(&mut self) {
+        for sequence in std::mem::take(&mut self.running) {
+            self.put_back(sequence);
+        }
+        self.forget_prompts();
+    }
+
+    /// Puts back what has not chosen a token yet, and forgets the prompts: with other weights from now on, everything
+    /// that starts to choose tokens does so on their keys and values alone.
+    pub(crate) fn put_back_unbegun(&mut self) {
+        for sequence in std::mem::take(&mut self.running) {
+            if sequence.has_chosen() {
+                self.running.push(sequence);
+            } else {
+                self.put_back(sequence);
+            }
+        }
+        self.forget_prompts();
+    }
+
+    /// Takes half of the sequences out of the batch, those with the least in the cache, for another lane that has these
+    /// weights. Their keys and values go with them, if the decoder can copy them; what other weights have had a part in
+    /// stays.
+    pub(crate) fn part_with_half(&mut self, decoder: &impl Decoder, version: PolicyVersion) -> Vec<Sequence> {
+        let all = self.running.iter().chain(self.waiting.values());
+        let mut ranks: Vec<(usize, Reverse<Rank>)> =
+            all.filter(|s| !s.leads && s.is_of(version)).map(|s| (s.cached, Reverse(s.rank))).collect();
+        ranks.sort_unstable();
+        let all = self.running.len() + self.waiting.len();
+        ranks.truncate(all / 2);
+        let chosen: BTreeSet<Rank> = ranks.into_iter().map(|(_, Reverse(rank))| rank).collect();
+        let (mut leaving, staying): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.running).into_iter().partition(|s| chosen.contains(&s.rank));
+        self.running = staying;
+        for sequence in &mut leaving {
+            let held = &sequence.blocks[..blocks_for(sequence.cached)];
+            sequence.carried =
+                decoder.copy_out(held).map(|copy| (copy, sequence.cached.min(sequence.tokens.len() - 1)));
+        }
+        leaving.extend(chosen.iter().filter_map(|rank| self.waiting.remove(rank)));
+        self.statistics.handed_over += leaving.len() as u64;
+        leaving.into_iter().map(|sequence| self.sign_out(sequence)).collect()
+    }
+
+    /// Forgets the keys and values that waiting sequences have brought from other lanes: the weights change.
+    pub(crate) fn forget_carried(&mut self) {
+        for sequence in self.waiting.values_mut() {
+            sequence.carried = None;
+        }
+    }
+
+    /// Takes a sequence that is neither waiting nor running any more out of the books.
+    pub(super) fn detach(&mut self, sequence: Sequence) -> Sequence {
+        self.left.push(sequence.group);
+        self.sign_out(sequence)
+    }
+
+    fn sign_out(&mut self, mut sequence: Sequence) -> Sequence {
+        self.let_go(&mut sequence);
+        if let Some(group) = sequence.group {
+            let members = self.members.entry(group).or_default();
+            *members -= 1;
+            if *members == 0 {
+                self.members.remove(&group);
+                self.forget_prompt(group);
+            }
+        }
+        sequence
+    }
+
+    /// Gives back what a sequence holds in the cache.
+    fn let_go(&mut self, sequence: &mut Sequence) {
+        self.pool.give_back_all(&mut sequence.blocks);
+        sequence.cached = 0;
+        sequence.lookup.expect_nothing();
+        // A prompt whose leader is gone will never be ready; the next of the group begins anew.
+        if std::mem::take(&mut sequence.leads)
+            && let Some(group) = sequence.group
+        {
+            self.forget_prompt(group);
+        }
+    }
+
+    fn never_fits(&self, sequence: &Sequence) -> RolloutError {
+        RolloutError::NeverFits {
+            request: RequestName(sequence.key),
+            tokens: sequence.tokens.len(),
+            needed: blocks_for(sequence.tokens.len()),
+            block: rloom_ops::KV_BLOCK,
+            blocks: self.pool.total(),
+        }
+    }
+}

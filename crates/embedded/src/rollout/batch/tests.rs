@@ -1,0 +1,508 @@
+//! The batch against a model whose cache can be read back: its logits are a function of the tokens that the row's
+//! blocks hold, so a wrong block anywhere becomes a wrong token.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
+use rloom_model::{KvCache, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
+use tokio::sync::oneshot;
+
+use super::{Batch, Limits, Statistics, blocks_for};
+use crate::rollout::decoder::{Decoder, answer_by};
+use crate::rollout::sampling::{SampleScratch, Sampler};
+use crate::rollout::sequence::{Rank, Sequence};
+use rloom_engine::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings, Speculation};
+
+const VOCABULARY: usize = 7;
+const STOP: u32 = 6;
+
+/// Pseudo-random logits that depend on every token of the context and on its order.
+fn logits_after(context: &[u32]) -> Vec<f32> {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for &token in context {
+        hash = (hash ^ u64::from(token + 1)).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+    }
+    (0..VOCABULARY as u64)
+        .map(|v| {
+            let mixed = (hash ^ v.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            let z = (mixed >> 40) as f32 / (1 << 24) as f32;
+            if v == u64::from(STOP) { z * 3.0 - 2.5 } else { z * 3.0 }
+        })
+        .collect()
+}
+
+/// The same, but for a strong inclination to say again what was said four tokens ago.
+fn logits_in_a_loop(context: &[u32]) -> Vec<f32> {
+    let mut logits = logits_after(context);
+    if let Some(&again) = context.len().checked_sub(4).and_then(|i| context.get(i)) {
+        logits[again as usize] += 7.0;
+    }
+    logits
+}
+
+type Rule = fn(&[u32]) -> Vec<f32>;
+
+struct Recorder {
+    ctx: Ctx,
+    /// The logits after a context.
+    rule: Rule,
+    /// The token in each slot.
+    cells: Vec<Option<u32>>,
+    steps: Vec<usize>,
+}
+
+impl Recorder {
+    fn new(blocks: usize, rule: Rule) -> Self {
+        Self { ctx: Ctx::serial(), rule, cells: vec![None; blocks * KV_BLOCK], steps: Vec::new() }
+    }
+}
+
+fn slot(blocks: &[u32], position: usize) -> usize {
+    blocks[position / KV_BLOCK] as usize * KV_BLOCK + position % KV_BLOCK
+}
+
+impl Decoder for Recorder {
+    fn fresh(&self) -> Self {
+        Self::new(self.cells.len() / KV_BLOCK, self.rule)
+    }
+
+    fn ctx(&self) -> &Ctx {
+        &self.ctx
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn load(&mut self, _: Option<&Weights>) {}
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        let from = from as usize * KV_BLOCK;
+        self.cells.copy_within(from..from + KV_BLOCK, to as usize * KV_BLOCK);
+    }
+
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
+        self.steps.push(rows.len());
+        let mut written = Vec::new();
+        for row in rows {
+            let slot = slot(row.blocks, row.position as usize);
+            assert!(!written.contains(&slot), "two rows of one step write the same slot");
+            written.push(slot);
+            self.cells[slot] = Some(row.token);
+        }
+        answer_by(answers, wanted, VOCABULARY, |row, logits| {
+            let row = &rows[row];
+            let context: Option<Vec<u32>> =
+                (0..=row.position as usize).map(|p| self.cells[slot(row.blocks, p)]).collect();
+            let context = context.ok_or("a slot was read before it was written")?;
+            logits.copy_from_slice(&(self.rule)(&context));
+            Ok(())
+        })
+    }
+}
+
+fn request(prompt: &[u32], group: Option<u64>, sample: u32, max_new_tokens: usize) -> GenerateRequest {
+    let key = RandomKey { sample, ..RandomKey::new(1, 0, Purpose::Rollout, group.unwrap_or(99)) };
+    let sampling = SamplingSettings { max_new_tokens, ..SamplingSettings::default() };
+    GenerateRequest { group, stop_tokens: Arc::from([STOP]), ..GenerateRequest::new(key, prompt, sampling) }
+}
+
+/// The request's completion, token by token, without cache or batch.
+fn alone(request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopReason) {
+    alone_by(logits_after, request)
+}
+
+fn alone_by(rule: Rule, request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopReason) {
+    let sampler = Sampler::new(&request.sampling);
+    let stream = request.key.stream();
+    let mut context = [&request.prompt[..], &request.prefix[..]].concat();
+    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+    loop {
+        let uniform = stream.uniform(context.len() as u64);
+        let chosen = context.len() - request.prompt.len();
+        let forbidden: &[u32] =
+            if chosen < request.sampling.min_new_tokens { &request.stop_tokens } else { &[] };
+        let pick = sampler.pick(&rule(&context), forbidden, uniform, &mut SampleScratch::default()).unwrap();
+        context.push(pick.token);
+        tokens.push(pick.token);
+        logprobs.push(pick.logprob);
+        if request.stop_tokens.contains(&pick.token) {
+            return (tokens, logprobs, StopReason::StopToken);
+        }
+        if context.len() - request.prompt.len() == request.sampling.max_new_tokens {
+            return (tokens, logprobs, StopReason::Length);
+        }
+    }
+}
+
+struct World {
+    batch: Batch,
+    decoder: Recorder,
+    arrivals: u64,
+}
+
+type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
+
+impl World {
+    fn new(blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
+        Self::by(logits_after, blocks, max_batch, prefill_chunk)
+    }
+
+    fn by(rule: Rule, blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
+        let limits = Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off };
+        Self { batch: Batch::new(0, limits, 1), decoder: Recorder::new(blocks, rule), arrivals: 0 }
+    }
+
+    fn submit(&mut self, request: GenerateRequest) -> Answer {
+        let (reply, answer) = oneshot::channel();
+        let mut sequence = Sequence::new(request, None, reply);
+        self.arrivals += 1;
+        sequence.rank.arrival = self.arrivals;
+        self.batch.insert(sequence);
+        answer
+    }
+
+    fn step(&mut self) {
+        self.batch.muster(&mut self.decoder, false);
+        self.batch.step(&mut self.decoder, PolicyVersion(3)).unwrap();
+    }
+
+    fn run(&mut self) {
+        for _ in 0..20_000 {
+            if self.batch.is_empty() {
+                assert_eq!(self.batch.used_blocks(), 0, "blocks were lost");
+                assert!(self.batch.prompts.is_empty() && self.batch.members.is_empty());
+                return;
+            }
+            self.step();
+        }
+        panic!("the batch makes no progress");
+    }
+}
+
+fn check(request: &GenerateRequest, answer: &mut Answer) {
+    check_by(logits_after, request, answer);
+}
+
+fn check_by(rule: Rule, request: &GenerateRequest, answer: &mut Answer) {
+    let generation = answer.try_recv().expect("it was answered").expect("it succeeded");
+    let (tokens, logprobs, stop) = alone_by(rule, request);
+    assert_eq!((generation.tokens, generation.logprobs, generation.stop), (tokens, logprobs, stop));
+}
+
+#[test]
+fn a_groups_prompt_is_computed_once() {
+    let prompt: Vec<u32> = (0..37).map(|i| i % 5).collect();
+    let mut world = World::new(100, 16, 8);
+    let requests: Vec<_> = (0..6).map(|sample| request(&prompt, Some(4), sample, 3)).collect();
+    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
+    world.run();
+    let mut decoded = 0;
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        decoded += alone(request).0.len() - 1;
+        check(request, answer);
+    }
+    let statistics = world.batch.statistics();
+    assert_eq!(statistics.computed_tokens as usize, 37 + decoded);
+    assert_eq!(statistics.shared_tokens, 5 * 37);
+    // Prefill in chunks of at most eight.
+    assert_eq!(world.decoder.steps[..5], [8, 8, 8, 8, 5]);
+}
+
+#[test]
+fn the_last_in_line_is_put_back_and_the_first_never() {
+    // Each may come to need 3 blocks of the 5; nothing is left for both.
+    let mut world = World::new(5, 4, 64);
+    let requests: Vec<_> = (0..2)
+        .map(|sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) })
+        .collect();
+    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
+    while world.batch.statistics().put_back == 0 {
+        world.step();
+    }
+    assert_eq!(world.batch.running.len(), 1);
+    assert_eq!(world.batch.running[0].rank.arrival, 1);
+    world.run();
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        let generation = answer.try_recv().unwrap().unwrap();
+        let free = GenerateRequest { stop_tokens: Arc::from([]), ..request.clone() };
+        let mut roomy = World::new(100, 1, 1);
+        let mut expected = roomy.submit(free);
+        roomy.run();
+        assert_eq!(generation, expected.try_recv().unwrap().unwrap());
+    }
+}
+
+#[test]
+fn who_is_first_in_line_runs_first_and_is_put_back_last() {
+    let long = |sample, priority| GenerateRequest {
+        stop_tokens: Arc::from([]),
+        priority,
+        ..request(&[1, 2, 3], None, sample, 44)
+    };
+    let running = |world: &World| world.batch.running.iter().map(|s| s.key.sample).collect::<Vec<_>>();
+    // One place: they run by priority, and by age where that is equal.
+    let mut world = World::new(100, 1, 64);
+    let _answers = [(0, 7), (1, 3), (2, 7), (3, 3)].map(|(s, priority)| world.submit(long(s, priority)));
+    let mut order = Vec::new();
+    while !world.batch.is_empty() {
+        world.step();
+        order.extend(running(&world));
+    }
+    order.dedup();
+    assert_eq!(order, [1, 3, 0, 2]);
+
+    // Room for one whole sequence and a part: who comes later with a lower number is put back by nobody.
+    let mut world = World::new(5, 4, 64);
+    let mut answers = vec![world.submit(long(0, 2))];
+    world.step();
+    answers.push(world.submit(long(1, 1)));
+    world.step();
+    assert_eq!(running(&world), [1, 0], "in order of priority, and nothing is put back for a newcomer");
+    while world.batch.statistics().put_back == 0 {
+        world.step();
+    }
+    assert_eq!(running(&world), [1]);
+    // What was put back keeps its place: before what came after it with the same number.
+    answers.push(world.submit(long(2, 2)));
+    while running(&world) == [1] {
+        world.step();
+    }
+    world.step();
+    assert_eq!(running(&world)[0], 0);
+    world.run();
+}
+
+#[test]
+fn those_behind_are_not_in_a_newcomers_way() {
+    let mut world = World::new(5, 2, 64);
+    let long = |sample, priority| GenerateRequest { priority, ..request(&[1; 40], None, sample, 30) };
+    let _answers = [(0, 5), (1, 5)].map(|(sample, priority)| world.submit(long(sample, priority)));
+    world.step();
+    assert_eq!((world.batch.running(), world.batch.waiting()), (1, 1), "blocks are short");
+    assert!(!world.batch.has_room());
+    let rank = |priority| Rank { priority, arrival: 3 };
+    assert!(world.batch.has_place(rank(4)) && !world.batch.has_place(rank(5)));
+}
+
+#[test]
+fn aborted_sequences_give_what_they_have() {
+    let mut world = World::new(50, 4, 64);
+    let base = GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2], None, 0, 30) };
+    let mut kept = world.submit(base.clone());
+    let aborted = GenerateRequest { key: RandomKey { sample: 1, ..base.key }, ..base.clone() };
+    let mut answer = world.submit(aborted);
+    for _ in 0..5 {
+        world.step();
+    }
+    world.batch.abort(Abort::Request(RandomKey { sample: 1, ..base.key }));
+    let generation = answer.try_recv().unwrap().unwrap();
+    assert_eq!((generation.tokens.len(), generation.stop), (5, StopReason::Aborted));
+    assert_eq!(generation.versions[0].range, 0..5);
+    world.run();
+    assert_eq!(kept.try_recv().unwrap().unwrap().stop, StopReason::Length);
+}
+
+#[test]
+fn a_cancelled_leader_leaves_its_group_to_the_next() {
+    let prompt: Vec<u32> = (0..40).map(|i| i % 5).collect();
+    let mut world = World::new(50, 8, 16);
+    let requests: Vec<_> = (0..3).map(|sample| request(&prompt, Some(1), sample, 5)).collect();
+    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
+    world.step();
+    drop(answers.remove(0));
+    world.run();
+    for (request, answer) in requests[1..].iter().zip(&mut answers) {
+        check(request, answer);
+    }
+}
+
+#[test]
+fn a_leader_that_resumes_shares_its_prompt_too() {
+    let prompt: Vec<u32> = (0..20).map(|i| i % 5).collect();
+    let mut world = World::new(50, 8, 64);
+    let mut leader = request(&prompt, Some(1), 0, 30);
+    leader.prefix = vec![1, 2, 3];
+    let follower = request(&prompt, Some(1), 1, 5);
+    let mut answers = [world.submit(leader.clone()), world.submit(follower.clone())];
+    world.run();
+    check(&leader, &mut answers[0]);
+    check(&follower, &mut answers[1]);
+    assert_eq!(world.batch.statistics().shared_tokens, 20);
+}
+
+#[test]
+fn nobody_computes_for_a_caller_that_has_gone() {
+    let mut world = World::new(50, 8, 64);
+    let answer =
+        world.submit(GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2], None, 0, 500) });
+    world.step();
+    drop(answer);
+    world.step();
+    assert!(world.batch.is_empty());
+    assert_eq!(world.batch.take_left(), [None]);
+    assert_eq!(world.batch.statistics().steps, 1);
+}
+
+/// One request of a random schedule.
+#[derive(Debug, Clone)]
+struct Job {
+    group: Option<u64>,
+    prompt: usize,
+    max_new_tokens: usize,
+    min_new_tokens: usize,
+    prefix: usize,
+    /// Steps before it comes.
+    delay: usize,
+    /// Steps after which its caller goes away.
+    patience: Option<usize>,
+    priority: u64,
+}
+
+fn jobs() -> impl Strategy<Value = Vec<Job>> {
+    let job = (
+        proptest::option::of(0u64..4),
+        1usize..40,
+        (1usize..40, 0usize..20),
+        0usize..10,
+        0usize..30,
+        proptest::option::weighted(0.15, 0usize..20),
+        0u64..3,
+    );
+    let job = job.prop_map(|(group, prompt, (max_new_tokens, min), prefix, delay, patience, priority)| Job {
+        // A group's prompt is one; now and then a request lies about it.
+        prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
+        group,
+        max_new_tokens,
+        min_new_tokens: min.saturating_sub(10),
+        prefix,
+        delay,
+        patience,
+        priority,
+    });
+    proptest::collection::vec(job, 1..14)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Whatever shares the batch, in whatever order and chunks, with however few blocks: the tokens are those of the
+    /// request alone, and no block is lost.
+    #[test]
+    fn no_schedule_changes_a_token(
+        jobs in jobs(), blocks in 3usize..24, max_batch in 1usize..7, chunk in 1usize..24,
+        drafts in proptest::bool::ANY, repeats in proptest::bool::ANY,
+    ) {
+        let rule = if repeats { logits_in_a_loop } else { logits_after };
+        let mut world = World::by(rule, blocks, max_batch, chunk);
+        if drafts {
+            world.batch.draft_always();
+        }
+        let mut pending: Vec<(Job, GenerateRequest)> = Vec::new();
+        for (sample, job) in jobs.into_iter().enumerate() {
+            if blocks_for(job.prompt + job.max_new_tokens - 1) > blocks {
+                continue;
+            }
+            let prompt: Vec<u32> = (0..job.prompt as u32).map(|i| (i * i + job.prompt as u32) % 6).collect();
+            let mut request = request(&prompt, job.group, sample as u32, job.max_new_tokens);
+            // A prefix is what the request itself would have chosen, short of its end.
+            request.sampling.min_new_tokens = job.min_new_tokens.min(job.max_new_tokens);
+            let (tokens, ..) = alone_by(rule, &request);
+            request.priority = job.priority;
+            request.prefix = tokens[..job.prefix.min(tokens.len() - 1)].to_vec();
+            pending.push((job, request));
+        }
+        let mut answers: Vec<(GenerateRequest, Answer, Option<usize>)> = Vec::new();
+        let mut step = 0;
+        while !pending.is_empty() || !world.batch.is_empty() {
+            let (come, later): (Vec<_>, Vec<_>) = pending.into_iter().partition(|(job, _)| job.delay <= step);
+            pending = later;
+            for (job, request) in come {
+                let answer = world.submit(request.clone());
+                answers.push((request, answer, job.patience.map(|p| p + step)));
+            }
+            for (.., answer, until) in &mut answers {
+                if *until == Some(step) {
+                    answer.close();
+                }
+            }
+            world.step();
+            step += 1;
+            prop_assert!(step < 20_000, "no progress");
+        }
+        world.run();
+        for (request, answer, until) in &mut answers {
+            if until.is_none() {
+                check_by(rule, request, answer);
+            }
+        }
+        let Statistics { drafted_tokens, accepted_tokens, .. } = world.batch.statistics();
+        prop_assert!(accepted_tokens <= drafted_tokens && (drafts || drafted_tokens == 0));
+    }
+}
+
+#[test]
+fn text_that_repeats_itself_takes_fewer_steps() {
+    let requests: Vec<_> = (0..4)
+        .map(|sample| GenerateRequest {
+            stop_tokens: Arc::from([]),
+            ..request(&[1, 2, 3, 4, 5], (sample < 2).then_some(7), sample, 120)
+        })
+        .collect();
+    let mut steps = Vec::new();
+    for drafts in [false, true] {
+        let mut world = World::by(logits_in_a_loop, 100, 8, 64);
+        if drafts {
+            world.batch.draft_always();
+        }
+        let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
+        world.run();
+        for (request, answer) in requests.iter().zip(&mut answers) {
+            check_by(logits_in_a_loop, request, answer);
+        }
+        let statistics = world.batch.statistics();
+        assert_eq!(statistics.sampled_tokens, 480);
+        let (drafted, accepted) = (statistics.drafted_tokens, statistics.accepted_tokens);
+        assert!(!drafts || (drafted > 300 && accepted * 2 > drafted), "{statistics:?}");
+        // Every row either gave a token or was a wrong draft; the prompt of the group was computed once.
+        let prompts = 3 * 5;
+        let without_row = 4;
+        let right = statistics.computed_tokens - (drafted - accepted) - prompts;
+        assert_eq!(right, 480 - without_row, "{statistics:?}");
+        steps.push(statistics.steps);
+    }
+    assert!(steps[1] * 2 < steps[0], "{steps:?}");
+}
+
+/// With blocks for one sequence and a half, drafts take what is left over, and are the reason for no putting back.
+#[test]
+fn drafts_put_nothing_back() {
+    let long =
+        |sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) };
+    let put_back = [false, true].map(|drafts| {
+        let mut world = World::by(logits_in_a_loop, 6, 4, 64);
+        if drafts {
+            world.batch.draft_always();
+        }
+        let mut answers: Vec<_> = (0..2).map(|sample| world.submit(long(sample))).collect();
+        world.run();
+        for (sample, answer) in answers.iter_mut().enumerate() {
+            check_by(logits_in_a_loop, &long(sample as u32), answer);
+        }
+        world.batch.statistics().put_back
+    });
+    assert_eq!(put_back, [0, 0]);
+}

@@ -1,0 +1,358 @@
+//! Lanes that fail and start again, and lanes that hang, through the engine's public face.
+
+use std::future::Future;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
+use std::time::Duration;
+
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
+use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput};
+use tokio::time::timeout;
+
+use super::bench::config;
+use crate::rollout::decoder::{Decoder, answer_by};
+use crate::{Doing, EmbeddedEngine};
+use rloom_engine::{
+    Abort, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings,
+    SamplingSettings,
+};
+
+const VOCABULARY: usize = 16;
+/// Tokens that only prompts have, and that something is done about in the step that sees them.
+const PANICS: u32 = 12;
+const FAILS: u32 = 13;
+/// Waits for the gate, then goes on.
+const HANGS: u32 = 14;
+/// Waits for the gate, then panics.
+const HANGS_AND_PANICS: u32 = 15;
+
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| Arc::new(Model::init(&config(VOCABULARY, 4096), 1)));
+
+/// What the decoders of an engine share with the test.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    /// How many loads are to panic.
+    bad_loads: Mutex<u32>,
+    /// How many copies of blocks are to panic.
+    bad_copies: Mutex<u32>,
+}
+
+impl Gate {
+    fn wait(&self) {
+        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |open| !*open).unwrap());
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+/// Counts down: whether there was something left.
+fn take_one(count: &Mutex<u32>) -> bool {
+    let mut count = count.lock().unwrap();
+    let any = *count > 0;
+    *count -= u32::from(any);
+    any
+}
+
+/// Gives equal logits for all tokens but those above.
+struct Moody {
+    ctx: Ctx,
+    gate: Arc<Gate>,
+    loaded: bool,
+    /// Hangs up when the decoder is let go of.
+    alive: Sender<()>,
+}
+
+impl Decoder for Moody {
+    fn fresh(&self) -> Self {
+        let (ctx, gate) = (self.ctx.clone(), Arc::clone(&self.gate));
+        Self { ctx, gate, loaded: false, alive: self.alive.clone() }
+    }
+
+    fn ctx(&self) -> &Ctx {
+        &self.ctx
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn load(&mut self, weights: Option<&Weights>) {
+        assert!(!take_one(&self.gate.bad_loads), "cannot load");
+        self.loaded = weights.is_some();
+    }
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
+
+    fn copy_block(&mut self, _: u32, _: u32) {
+        assert!(!take_one(&self.gate.bad_copies), "cannot copy");
+    }
+
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
+        assert!(self.loaded, "the weights are gone");
+        for row in rows {
+            match row.token {
+                PANICS => panic!("bad luck"),
+                FAILS => return Err("no luck".to_owned()),
+                HANGS => self.gate.wait(),
+                HANGS_AND_PANICS => {
+                    self.gate.wait();
+                    panic!("bad luck after all");
+                }
+                _ => {}
+            }
+        }
+        answer_by(answers, wanted, VOCABULARY, |_, logits| {
+            logits[PANICS as usize..].fill(f32::NEG_INFINITY);
+            Ok(())
+        })
+    }
+}
+
+struct World {
+    engine: EmbeddedEngine,
+    gate: Arc<Gate>,
+    /// Says nothing, until all decoders are gone.
+    decoders: Receiver<()>,
+}
+
+fn world(lanes: usize, restarts: u32, deadline_seconds: f64) -> World {
+    let gate = Arc::new(Gate::default());
+    let (alive, decoders) = channel();
+    let moody = (0..lanes).map(|_| Moody {
+        ctx: Ctx::serial(),
+        gate: Arc::clone(&gate),
+        loaded: false,
+        alive: alive.clone(),
+    });
+    let settings = RolloutSettings { max_batch: 4, restarts, deadline_seconds, ..RolloutSettings::default() };
+    let config = config(VOCABULARY, 4096);
+    let engine = EmbeddedEngine::with_decoders(&config, &settings, None, 1000, moody.collect()).unwrap();
+    World { engine, gate, decoders }
+}
+
+fn weights(version: u64) -> Weights {
+    Weights { version: PolicyVersion(version), model: Arc::clone(&MODEL) }
+}
+
+fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
+    let key = RandomKey { sample, ..RandomKey::new(1, 0, Purpose::Rollout, 5) };
+    let sampling = SamplingSettings { max_new_tokens, ..SamplingSettings::default() };
+    GenerateRequest::new(key, prompt, sampling)
+}
+
+/// Runs the future on a small runtime, and fails rather than hangs.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { timeout(Duration::from_secs(20), future).await.expect("it hangs") })
+}
+
+fn restarted(result: &Result<Generation, RolloutError>, cause: &str) {
+    let error = result.as_ref().map(drop).unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert!(error.to_string().ends_with(&format!(" failed and was started again: {cause}")), "{error}");
+}
+
+/// Waits until a lane is in the step of its only request.
+fn until_in_step(engine: &EmbeddedEngine, lane: usize) {
+    while engine.lanes()[lane].doing != Doing::Step {
+        std::thread::yield_now();
+    }
+}
+
+fn is_settled(engine: &EmbeddedEngine) -> bool {
+    engine.shared().board().is_settled()
+}
+
+#[test]
+fn requests_of_a_failed_lane_may_be_made_again() {
+    let World { engine, gate: _, decoders: _ } = world(1, 2, 20.0);
+    run(async {
+        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        let expected = engine.generate(request(1, &[1, 2], 50)).await.unwrap();
+        for (round, (token, cause)) in [(PANICS, "panicked: bad luck"), (FAILS, "no luck")].iter().enumerate()
+        {
+            // A place is free beside them; which of the two the failure meets does not matter.
+            let (bad, fine) =
+                (engine.generate(request(0, &[3, *token], 4)), engine.generate(request(1, &[1, 2], 50)));
+            restarted(&bad.await, cause);
+            match fine.await {
+                Err(error) => assert!(error.is_retryable()),
+                Ok(fine) => assert_eq!(fine, expected),
+            }
+            assert_eq!(engine.generate(request(1, &[1, 2], 50)).await.unwrap(), expected);
+            assert_eq!(engine.lanes()[0].restarts, round as u32 + 1);
+        }
+        let health = engine.health(Duration::from_secs(5)).await.unwrap();
+        assert_eq!((health.version, health.used_blocks), (Some(PolicyVersion(1)), 0));
+        assert!(is_settled(&engine));
+        // The third failure is one too many.
+        let queued: Vec<_> = (2..9).map(|sample| engine.generate(request(sample, &[PANICS], 4))).collect();
+        for future in queued {
+            let error = future.await.map(drop).unwrap_err();
+            assert_eq!(error.to_string(), "the rollout engine died: lane 0: panicked: bad luck");
+            assert!(!error.is_retryable());
+        }
+    });
+}
+
+#[test]
+fn other_lanes_go_on() {
+    let World { engine, gate, decoders: _ } = world(2, 1, 20.0);
+    run(async {
+        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        // Each in a lane of its own: the lane with the fewest requests gets the next.
+        let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
+        while engine.lanes().iter().all(|lane| lane.doing != Doing::Step) {
+            std::thread::yield_now();
+        }
+        let fine = engine.generate(request(1, &[1], 1000));
+        gate.open();
+        restarted(&bad.await, "panicked: bad luck after all");
+        assert_eq!(fine.await.unwrap().tokens.len(), 1000);
+        let mut restarts: Vec<u32> = engine.lanes().iter().map(|lane| lane.restarts).collect();
+        restarts.sort_unstable();
+        assert_eq!(restarts, [0, 1]);
+        engine.release().await.unwrap();
+        assert!(is_settled(&engine));
+    });
+}
+
+#[test]
+fn commands_that_wait_for_a_lane_are_answered_when_it_fails() {
+    for restarts in [0, 1] {
+        let World { engine, gate, decoders: _ } = world(1, restarts, 20.0);
+        run(async {
+            engine.load(&weights(1), InFlight::Finish).await.unwrap();
+            let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
+            until_in_step(&engine, 0);
+            let waiting = engine.generate(request(1, &[1], 4));
+            let newer = weights(2);
+            let loaded = engine.load(&newer, InFlight::Finish);
+            let aborted = engine.abort(Abort::Request(request(9, &[1], 4).key));
+            gate.open();
+            if restarts == 0 {
+                for result in [bad.await.map(drop), loaded.await, aborted.await, waiting.await.map(drop)] {
+                    assert!(matches!(result, Err(RolloutError::EngineDied { .. })), "{result:?}");
+                }
+                return;
+            }
+            restarted(&bad.await, "panicked: bad luck after all");
+            loaded.await.unwrap();
+            aborted.await.unwrap();
+            // It had not been taken by the lane, and starts with the new weights.
+            assert_eq!(waiting.await.unwrap().versions[0].version, PolicyVersion(2));
+        });
+    }
+}
+
+#[test]
+fn a_load_that_panics_is_made_up_for() {
+    let World { engine, gate, decoders: _ } = world(1, 2, 20.0);
+    run(async {
+        *gate.bad_loads.lock().unwrap() = 2;
+        engine.load(&weights(3), InFlight::Finish).await.unwrap();
+        assert_eq!(engine.lanes()[0].restarts, 2);
+        let generation = engine.generate(request(0, &[1], 4)).await.unwrap();
+        assert_eq!(generation.versions[0].version, PolicyVersion(3));
+    });
+}
+
+/// The request that is being started belongs to nobody in that moment, and goes down with the panic.
+#[test]
+fn a_request_that_is_lost_in_the_failure_is_answered_too() {
+    let World { engine, gate, decoders: _ } = world(1, 1, 20.0);
+    run(async {
+        *gate.bad_copies.lock().unwrap() = 1;
+        let of_group = |sample| GenerateRequest { group: Some(1), ..request(sample, &[1; 20], 2000) };
+        // Both wait for weights, so that the lane takes them together.
+        let futures = [0, 1].map(|sample| engine.generate(of_group(sample)));
+        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        for future in futures {
+            let error = future.await.map(drop).unwrap_err();
+            assert!(error.is_retryable(), "{error}");
+        }
+        engine.release().await.unwrap();
+        assert!(is_settled(&engine));
+    });
+}
+
+#[test]
+fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
+    let World { engine, gate, decoders } = world(2, 0, 1.5);
+    run(async {
+        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        let stuck = engine.generate(request(0, &[HANGS], 4));
+        while engine.lanes().iter().all(|lane| lane.doing != Doing::Step) {
+            std::thread::yield_now();
+        }
+        let lane = engine.lanes().iter().position(|lane| lane.doing == Doing::Step).unwrap();
+        let fine = engine.generate(request(1, &[1], 40)).await.unwrap();
+        assert_eq!(fine.tokens.len(), 40, "the other lane goes on");
+        let newer = weights(2);
+        let (loaded, aborted) = (engine.load(&newer, InFlight::Abort), engine.abort(Abort::All));
+        let (released, asked) = (engine.release(), engine.health(Duration::from_millis(20)));
+        let late = [
+            (stuck.await.map(drop), format!("0 of at most 4 tokens (rollout lane {lane}: in a step for ")),
+            (
+                loaded.await,
+                format!("rollout lane {lane} to take new weights (rollout lane {lane}: in a step"),
+            ),
+            (aborted.await, format!("rollout lane {lane} to abort requests")),
+            (released.await, format!("rollout lane {lane} to let go of the weights")),
+            (asked.await.map(drop), format!("rollout lane {lane} to report")),
+        ];
+        for (result, expected) in late {
+            let error = result.unwrap_err();
+            assert!(matches!(error, RolloutError::Deadline { .. }), "{error}");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+        let report = engine.lanes().remove(lane);
+        assert_eq!((report.doing, report.running, report.restarts), (Doing::Step, 1, 0));
+        assert_eq!(report.version, Some(PolicyVersion(1)));
+        assert!(report.busy >= report.since && report.since >= Duration::from_secs(1), "{report}");
+    });
+    drop(engine);
+    assert!(decoders.try_recv().is_err_and(|e| e == std::sync::mpsc::TryRecvError::Empty), "it hangs still");
+    gate.open();
+    // The lane that was left behind lets go of what it has as soon as it can.
+    let gone = decoders.recv_timeout(Duration::from_secs(20));
+    assert_eq!(gone, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
+}
+
+#[test]
+fn lanes_report_what_they_have_done() {
+    let World { engine, gate: _, decoders: _ } = world(2, 0, 20.0);
+    run(async {
+        let before = engine.lanes();
+        assert!(before.iter().all(|lane| lane.doing == Doing::Nothing && lane.version.is_none()));
+        assert!(before.iter().all(|lane| lane.busy.is_zero()));
+        engine.load(&weights(4), InFlight::Finish).await.unwrap();
+        let both = [0, 1].map(|sample| engine.generate(request(sample, &[1], 400)));
+        for future in both {
+            assert_eq!(future.await.unwrap().tokens.len(), 400);
+        }
+        engine.load(&weights(5), InFlight::Finish).await.unwrap();
+        let lanes = engine.lanes();
+        assert_eq!(lanes.iter().map(|lane| lane.tokens_sampled).sum::<u64>(), 800);
+        assert!(lanes.iter().any(|lane| !lane.busy.is_zero()));
+        for (index, report) in lanes.iter().enumerate() {
+            assert_eq!((report.lane, report.running, report.waiting, report.queued), (index, 0, 0, 0));
+            assert_eq!(report.version, Some(PolicyVersion(5)));
+        }
+    });
+}

@@ -1,0 +1,204 @@
+//! Lanes that fail, through the engine's public face.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, Wanted, Weights};
+use rloom_ops::{Ctx, HeadOutput};
+use tokio::time::timeout;
+
+use crate::EmbeddedEngine;
+use crate::rollout::decoder::{Decoder, answer_by};
+use rloom_engine::{
+    Abort, GenerateRequest, InFlight, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+};
+
+const VOCABULARY: usize = 16;
+/// The token that the model cannot stand. It never draws it.
+const DISLIKED: u32 = 13;
+
+#[derive(Clone, Copy)]
+enum Fault {
+    Panic,
+    Error,
+    NotANumber,
+}
+
+/// Gives equal logits, until it is to say what follows [`DISLIKED`].
+struct Faulty {
+    ctx: Ctx,
+    fault: Fault,
+}
+
+impl Decoder for Faulty {
+    fn fresh(&self) -> Self {
+        Self { ctx: self.ctx.clone(), fault: self.fault }
+    }
+
+    fn ctx(&self) -> &Ctx {
+        &self.ctx
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn load(&mut self, _: Option<&Weights>) {}
+
+    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
+        None
+    }
+
+    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
+
+    fn copy_block(&mut self, _: u32, _: u32) {}
+
+    fn step(
+        &mut self,
+        rows: &[StepRow<'_>],
+        wanted: &[Wanted],
+        answers: &mut HeadOutput,
+    ) -> Result<(), String> {
+        std::thread::sleep(Duration::from_micros(200));
+        answer_by(answers, wanted, VOCABULARY, |row, logits| {
+            logits[DISLIKED as usize] = f32::NEG_INFINITY;
+            if rows[row].token == DISLIKED {
+                match self.fault {
+                    Fault::Panic => panic!("token {DISLIKED} is bad luck"),
+                    Fault::Error => return Err("no luck".to_owned()),
+                    Fault::NotANumber => logits[3] = f32::NAN,
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn config() -> ModelConfig {
+    super::bench::config(VOCABULARY, 4096)
+}
+
+fn engine(lanes: usize, fault: Fault) -> EmbeddedEngine {
+    let decoders = (0..lanes).map(|_| Faulty { ctx: Ctx::serial(), fault }).collect();
+    let settings = RolloutSettings {
+        max_batch: 2,
+        prefill_chunk: 8,
+        deadline_seconds: 5.0,
+        ..RolloutSettings::default()
+    };
+    EmbeddedEngine::with_decoders(&config(), &settings, None, 1000, decoders).unwrap()
+}
+
+fn weights() -> Weights {
+    Weights { version: PolicyVersion(1), model: Arc::new(Model::init(&config(), 1)) }
+}
+
+fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
+    let key = RandomKey { sample, ..RandomKey::new(1, 0, Purpose::Rollout, 5) };
+    let sampling = SamplingSettings { max_new_tokens, ..SamplingSettings::default() };
+    GenerateRequest::new(key, prompt, sampling)
+}
+
+/// Runs the future on a small runtime, and fails rather than hangs.
+fn within_ten_seconds<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { timeout(Duration::from_secs(10), future).await.expect("it hangs") })
+}
+
+#[test]
+fn a_panic_in_a_lane_is_an_error_for_every_request() {
+    let engine = engine(2, Fault::Panic);
+    within_ten_seconds(async {
+        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        // The first brings the panic, at the end of its prompt; the others run beside it, run in the other lane, or
+        // wait in line.
+        let bad: Vec<u32> = (0..400).map(|i| if i == 399 { DISLIKED } else { 1 }).collect();
+        let mut futures = vec![engine.generate(request(0, &bad, 4))];
+        futures.extend((1..9).map(|sample| engine.generate(request(sample, &[1, 2], 4000))));
+        for future in futures {
+            let error = future.await.unwrap_err();
+            let RolloutError::EngineDied { cause, .. } = &error else { panic!("{error}") };
+            assert_eq!(cause, "panicked: token 13 is bad luck");
+        }
+        let late = [
+            engine.generate(request(9, &[1], 1)).await.map(drop),
+            engine.load(&weights(), InFlight::Keep).await,
+            engine.release().await,
+            engine.abort(Abort::All).await,
+            engine.health(Duration::from_secs(1)).await.map(drop),
+        ];
+        for result in late {
+            assert!(matches!(result, Err(RolloutError::EngineDied { .. })), "{result:?}");
+        }
+    });
+}
+
+#[test]
+fn a_model_error_ends_the_engine_with_its_message() {
+    let engine = engine(1, Fault::Error);
+    within_ten_seconds(async {
+        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        let error = engine.generate(request(0, &[DISLIKED], 4)).await.unwrap_err();
+        assert_eq!(error.to_string(), "the rollout engine died: lane 0: no luck");
+    });
+}
+
+#[test]
+fn logits_that_are_not_finite_fail_their_own_request_alone() {
+    let engine = engine(1, Fault::NotANumber);
+    within_ten_seconds(async {
+        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        let fine = engine.generate(request(0, &[1, 2], 50));
+        let error = engine.generate(request(1, &[1, 2, DISLIKED], 4)).await.unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.starts_with("Rollout request 5, sample 1: the logits of token 3 are not"),
+            "{message}"
+        );
+        assert!(message.contains("policy version 1") && message.contains("hint:"), "{message}");
+        assert_eq!(fine.await.unwrap().tokens.len(), 50);
+    });
+}
+
+#[test]
+fn a_deadline_says_who_was_waited_for_and_for_what() {
+    let engine = engine(1, Fault::Error);
+    within_ten_seconds(async {
+        let soon = Some(Duration::from_millis(100));
+        let impatient = |sample| GenerateRequest { deadline: soon, ..request(sample, &[1], 4000) };
+        let error = engine.generate(impatient(0)).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no answer within 0.1 s: waited for Rollout request 5, sample 0 to be started: no weights are loaded"
+        );
+        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        let error = engine.generate(impatient(1)).await.unwrap_err();
+        let RolloutError::Deadline { waited_for, .. } = &error else { panic!("{error}") };
+        assert!(
+            waited_for.contains("of at most 4000 tokens (rollout lane 0: in a step for "),
+            "{waited_for}"
+        );
+        // The batch is full: the third is not started.
+        let long: Vec<_> = (2..4).map(|sample| engine.generate(request(sample, &[1], 4000))).collect();
+        let error = engine.generate(impatient(4)).await.unwrap_err();
+        assert!(error.to_string().ends_with("to be started with policy version 1"), "{error}");
+        drop(long);
+    });
+}
+
+#[test]
+fn dropping_the_engine_joins_its_lanes_in_the_middle_of_their_work() {
+    let engine = engine(2, Fault::Error);
+    within_ten_seconds(async {
+        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        for sample in 0..6 {
+            drop(engine.generate(request(sample, &[1], 4000)));
+        }
+    });
+    let shared = Arc::downgrade(engine.shared());
+    drop(engine);
+    // Each lane held it as long as its thread lived.
+    assert!(shared.upgrade().is_none());
+}

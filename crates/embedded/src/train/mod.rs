@@ -1,0 +1,6 @@
+//! Training in this process.
+
+mod division;
+mod engine;
+
+pub use engine::EmbeddedTrainEngine;

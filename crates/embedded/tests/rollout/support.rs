@@ -1,0 +1,134 @@
+//! Small models, engines and requests.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
+use rloom_embedded::EmbeddedEngine;
+use rloom_engine::{
+    GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+    generate_all, inverse_temperature,
+};
+use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_ops::Ctx;
+
+/// The tiny checkpoints of the model's tests.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
+}
+
+/// A model of odd sizes whose distributions are far from flat.
+pub(crate) fn config() -> ModelConfig {
+    config_of(160)
+}
+
+/// The same with another context.
+pub(crate) fn config_of(max_positions: usize) -> ModelConfig {
+    let new = NewModel {
+        family: Family::Qwen3,
+        layers: 2,
+        hidden_size: 40,
+        heads: 4,
+        kv_heads: Some(2),
+        head_dim: Some(12),
+        intermediate_size: 72,
+        max_positions,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        initializer_range: 0.25,
+    };
+    new.config(67).unwrap()
+}
+
+pub(crate) fn model(seed: u64) -> Arc<Model> {
+    Arc::new(Model::init(&config(), seed))
+}
+
+pub(crate) fn weights(version: u64, model: &Arc<Model>) -> Weights {
+    Weights { version: PolicyVersion(version), model: Arc::clone(model) }
+}
+
+/// Runs the future on a small runtime, and fails rather than hangs.
+pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), future).await.expect("it hangs") })
+}
+
+pub(crate) fn engine(settings: &RolloutSettings, threads: usize) -> EmbeddedEngine {
+    EmbeddedEngine::new(&config(), &Ctx::new(threads).unwrap(), settings, None).unwrap()
+}
+
+/// All requests on a fresh engine with this model, which stays with the caller.
+pub(crate) fn complete(
+    model: &Arc<Model>,
+    settings: &RolloutSettings,
+    threads: usize,
+    requests: &[GenerateRequest],
+) -> (Vec<Generation>, EmbeddedEngine) {
+    let engine = EmbeddedEngine::new(model.config(), &Ctx::new(threads).unwrap(), settings, None).unwrap();
+    let generations = run(async {
+        engine.load(&weights(1, model), InFlight::Finish).await?;
+        let generations = generate_all(&engine, requests.to_vec()).await?;
+        // The statistics of the lanes are as of their last rest.
+        engine.release().await?;
+        Ok::<_, RolloutError>(generations)
+    });
+    (generations.unwrap(), engine)
+}
+
+/// A mix of what training and evaluation ask for: groups, lone requests, temperatures, greedy ones, filters.
+pub(crate) fn mixed_requests(vocabulary: u32) -> Vec<GenerateRequest> {
+    let mut requests = Vec::new();
+    for ticket in 0..9u64 {
+        let length = [1, 7, 16, 17, 31, 32, 48, 5, 60][ticket as usize];
+        let prompt: Arc<[u32]> = (0..length).map(|i| (i * 13 + ticket as u32 * 7) % vocabulary).collect();
+        let sampling = match ticket % 5 {
+            0 => SamplingSettings::default(),
+            1 => SamplingSettings { temperature: 0.6, ..SamplingSettings::default() },
+            2 => SamplingSettings { temperature: 1.3, top_p: 0.9, ..SamplingSettings::default() },
+            3 => SamplingSettings { top_k: 20, min_p: 0.02, ..SamplingSettings::default() },
+            _ => SamplingSettings::greedy(40),
+        };
+        for sample in 0..if ticket % 3 == 0 { 4 } else { 1 } {
+            let key = RandomKey { sample, ..RandomKey::new(11, 1, Purpose::Rollout, ticket) };
+            let max_new_tokens = 20 + ((ticket as usize * 17 + sample as usize * 29) % 50);
+            let sampling = SamplingSettings { max_new_tokens, ..sampling.clone() };
+            requests.push(GenerateRequest {
+                stop_tokens: Arc::from([3]),
+                group: (ticket % 3 == 0).then_some(ticket),
+                ..GenerateRequest::new(key, Arc::clone(&prompt), sampling)
+            });
+        }
+    }
+    requests
+}
+
+/// Log-probabilities of the completions by a packed forward pass over the token ids: what training computes.
+pub(crate) fn rescore(model: &Model, ctx: &Ctx, pairs: &[(GenerateRequest, Generation)]) -> Vec<Vec<f32>> {
+    let (mut tokens, mut starts, mut rows, mut inverse) = (Vec::new(), vec![0], Vec::new(), Vec::new());
+    for (request, generation) in pairs {
+        tokens.extend_from_slice(&request.prompt);
+        tokens.extend_from_slice(&request.prefix);
+        rows.extend((tokens.len()..tokens.len() + generation.tokens.len()).map(|row| row as u32));
+        tokens.extend_from_slice(&generation.tokens);
+        starts.push(tokens.len());
+        let scale = inverse_temperature(generation.temperature);
+        inverse.extend(generation.tokens.iter().map(|_| scale));
+    }
+    let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
+    let scores = model.score(ctx, &packed, &ScoreRows { rows: &rows, inv_temperature: &inverse }).unwrap();
+    let mut logprobs = scores.logprob.into_iter();
+    pairs.iter().map(|(_, generation)| logprobs.by_ref().take(generation.tokens.len()).collect()).collect()
+}
+
+/// Largest |sampling − training| difference of a log-probability.
+pub(crate) fn mismatch(model: &Model, ctx: &Ctx, pairs: &[(GenerateRequest, Generation)]) -> f32 {
+    let rescored = rescore(model, ctx, pairs);
+    let differences = pairs.iter().zip(&rescored).flat_map(|((_, generation), rescored)| {
+        generation.logprobs.iter().zip(rescored).map(|(sampled, trained)| (sampled - trained).abs())
+    });
+    differences.fold(0.0, f32::max)
+}

@@ -1,0 +1,181 @@
+//! Groups of samples with a prompt in common, and what a method makes of them.
+
+use rloom_algo::{
+    AlgoError, Algorithm, GlobalCounts, LossBatch, LossGrad, Method, PolicyLoss, Scope, TokenScores,
+    ValueLoss, policy_loss, step_loss,
+};
+use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::{LossFn, PackedBatch, TrainEngine};
+
+use crate::support::VOCAB;
+
+/// Samples of one task, by one prompt: mostly of one turn, now and then with an observation in between.
+pub(crate) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
+    let of_prompt = RandomKey::new(9, 0, Purpose::Generator, ticket).stream();
+    let prompt: Vec<u32> =
+        (0..2 + of_prompt.below(500, 9)).map(|i| of_prompt.below(i, VOCAB) as u32).collect();
+    (0..samples)
+        .map(|sample| {
+            let stream = RandomKey::new(10, sample, Purpose::Generator, ticket).stream();
+            let (p, n) = (prompt.len(), 1 + stream.below(501, 12) as usize);
+            let mut tokens = prompt.clone();
+            tokens.extend((0..n as u64).map(|i| stream.below(i, VOCAB) as u32));
+            let mut spans =
+                vec![Span::new(Author::Prompt, 0..p), Span::new(Author::Policy, p..p + n).at(0.8)];
+            if n > 4 && sample % 3 == 1 {
+                spans[1].range.end = p + 2;
+                spans.push(Span::new(Author::Environment, p + 2..p + 4));
+                spans.push(Span::new(Author::Policy, p + 4..p + n).at(0.8));
+            }
+            let scored = spans.iter().filter(|s| s.author == Author::Policy).map(|s| s.range.len()).sum();
+            Trajectory {
+                key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
+                tokens,
+                spans,
+                logprobs: (0..scored)
+                    .map(|i: usize| -3.5 - 0.4 * stream.uniform(1000 + i as u64) as f32)
+                    .collect(),
+                versions: vec![],
+                stop: StopReason::Length,
+                attachments: Vec::new(),
+            }
+        })
+        .collect()
+}
+
+/// Four groups of five, and a sample alone.
+pub(crate) fn groups() -> Vec<Trajectory> {
+    let mut all: Vec<Trajectory> = (0..4).flat_map(|ticket| group(ticket, 5)).collect();
+    all.extend(group(4, 1));
+    all
+}
+
+/// A method's loss over packed groups: an advantage for each sample, the other numbers by token.
+pub(crate) struct GroupLoss<'a> {
+    pub(crate) spec: PolicyLoss,
+    pub(crate) batches: &'a [PackedBatch],
+    pub(crate) counts: GlobalCounts,
+    pub(crate) advantage: fn(SampleKey) -> f32,
+    /// Whether sequences without coefficients are named.
+    pub(crate) names_inert: bool,
+}
+
+/// Some above 0, some below it.
+pub(crate) fn contrast(key: SampleKey) -> f32 {
+    0.7 * ((key.ticket.0 as f32 * 1.3 + key.sample as f32) % 3.0) - 0.8
+}
+
+/// Nothing for every other group.
+pub(crate) fn zero_for_odd(key: SampleKey) -> f32 {
+    if key.ticket.0 % 2 == 1 { 0.0 } else { contrast(key) }
+}
+
+struct Numbers {
+    advantage: Vec<f32>,
+    reference: Vec<f32>,
+    returns: Vec<f32>,
+    old_value: Vec<f32>,
+    outcome: Vec<f32>,
+}
+
+impl<'a> GroupLoss<'a> {
+    pub(crate) fn new(
+        spec: PolicyLoss,
+        trajectories: &[Trajectory],
+        batches: &'a [PackedBatch],
+        advantage: fn(SampleKey) -> f32,
+    ) -> Self {
+        let counts = GlobalCounts::of_lengths(trajectories.iter().map(Trajectory::policy_tokens), 16);
+        Self { spec, batches, counts, advantage, names_inert: true }
+    }
+
+    fn numbers(&self, micro_batch: usize) -> Numbers {
+        let packed = &self.batches[micro_batch];
+        let mut advantage = vec![0.0; packed.rows.len()];
+        for (key, rows) in packed.keys.iter().zip(&packed.sequences) {
+            advantage[rows.clone()].fill((self.advantage)(*key));
+        }
+        let of = |scale: f32| packed.behavior_logprob.iter().map(|lp| scale * lp).collect();
+        Numbers {
+            advantage,
+            reference: of(0.9),
+            returns: of(-0.3),
+            old_value: of(-0.2),
+            outcome: packed.keys.iter().map(|key| f32::from(u8::from(key.sample % 2 == 0))).collect(),
+        }
+    }
+
+    fn batch<'b>(&'b self, micro_batch: usize, numbers: &'b Numbers) -> LossBatch<'b> {
+        let packed = &self.batches[micro_batch];
+        LossBatch {
+            rows: &packed.sequences,
+            advantage: Some(&numbers.advantage),
+            old_logprob: Some(&packed.behavior_logprob),
+            behavior_logprob: Some(&packed.behavior_logprob),
+            reference_logprob: Some(&numbers.reference),
+            returns: Some(&numbers.returns),
+            old_value: Some(&numbers.old_value),
+            outcome: Some(&numbers.outcome),
+            ..LossBatch::default()
+        }
+    }
+}
+
+impl LossFn for GroupLoss<'_> {
+    fn scope(&self) -> Scope {
+        self.spec.scope()
+    }
+
+    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        let numbers = self.numbers(micro_batch);
+        policy_loss(&self.spec, &self.batch(micro_batch, &numbers), scores, &self.counts)
+    }
+
+    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        let numbers: Vec<Numbers> = (0..self.batches.len()).map(|i| self.numbers(i)).collect();
+        let batches: Vec<_> = numbers.iter().enumerate().map(|(i, n)| self.batch(i, n)).collect();
+        let draws = RandomKey::new(1, 0, Purpose::Algorithm, 0).stream();
+        step_loss(&self.spec, &batches, scores, &self.counts, &|i| draws.bits(i))
+    }
+
+    fn inert(&self, micro_batch: usize) -> Vec<bool> {
+        let numbers = self.numbers(micro_batch);
+        let inert = self.spec.inert(&self.batch(micro_batch, &numbers));
+        if self.names_inert { inert } else { Vec::new() }
+    }
+}
+
+/// Every method that learns from groups, as its preset has it, and PPO's loss with the values of a shared backbone.
+pub(crate) fn losses() -> Vec<(String, PolicyLoss)> {
+    let sampled = Method::ALL.iter().filter(|m| !m.is_supervised());
+    let mut losses: Vec<_> =
+        sampled.map(|&m| (m.name().to_owned(), Algorithm::preset(m).unwrap().loss)).collect();
+    let value = Some(ValueLoss { coef: 0.5, clip: Some(0.2) });
+    losses.push(("shared values".into(), PolicyLoss { value, ..losses[0].1 }));
+    losses
+}
+
+/// The gradient of all weights, in order.
+pub(crate) fn gradient(engine: &EmbeddedTrainEngine) -> Vec<f32> {
+    engine.gradients().named().flat_map(|(_, values)| values.iter().copied()).collect()
+}
+
+/// The gradient of one accumulation.
+pub(crate) fn gradient_of(mut engine: EmbeddedTrainEngine, loss: &GroupLoss<'_>) -> Vec<f32> {
+    engine.accumulate(loss.batches, loss).unwrap();
+    gradient(&engine)
+}
+
+/// The distance of two gradients as a share of the first one's length.
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm =
+        |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let size = norm(&mut a.iter().copied());
+    assert!(size > 0.0);
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / size
+}
+
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}

@@ -1,0 +1,104 @@
+//! Sequences without coefficients: scored, counted, and not back-propagated.
+
+use rloom_algo::{AlgoError, LossGrad, Method, PolicyLoss, Scope, TokenScores};
+use rloom_core::SampleKey;
+use rloom_engine::{LossFn, OptimStep, TrainEngine, TrainError, pack, pack_unshared};
+
+use crate::groups::{GroupLoss, bits, distance, gradient, groups, losses, zero_for_odd};
+use crate::support::{engine, settings, weights};
+
+fn of_method(method: Method) -> PolicyLoss {
+    losses().into_iter().find(|(name, _)| name == method.name()).unwrap().1
+}
+
+/// Of groups without contrast nothing flows back, whoever shares a micro-batch with them; what is told stays the same.
+#[test]
+fn groups_without_an_advantage_change_nothing_but_the_work() {
+    let all = groups();
+    let odd: u64 = all.iter().filter(|t| t.key.ticket.0 % 2 == 1).map(|t| t.tokens.len() as u64).sum::<u64>();
+    let tokens: u64 = all.iter().map(|t| t.tokens.len() as u64).sum();
+    for method in [Method::Grpo, Method::Gspo, Method::Cispo, Method::ClipCov, Method::Rloo] {
+        let spec = of_method(method);
+        for budget in [40, 10_000] {
+            let batches = pack_unshared(&all, budget).unwrap();
+            let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
+            let mut skipping = engine(2);
+            let report = skipping.accumulate(&batches, &loss).unwrap();
+            let blind =
+                GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
+            let mut thorough = engine(2);
+            let whole = thorough.accumulate(&batches, &blind).unwrap();
+            let far = distance(&gradient(&thorough), &gradient(&skipping));
+            assert!(far <= 1e-5, "{method}, {budget}: {far:e}");
+            assert_eq!(format!("{:?}", report.terms), format!("{:?}", whole.terms), "{method}");
+            assert_eq!((report.tokens, report.skipped), (tokens - odd, odd), "{method}");
+            if spec.scope() != Scope::Step {
+                assert_eq!((whole.tokens, whole.skipped), (tokens, 0));
+            }
+        }
+        // The same with shared prompts.
+        let batches = pack(&all, 60).unwrap();
+        let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
+        let (mut skipping, mut again) = (engine(2), engine(3));
+        let report = skipping.accumulate(&batches, &loss).unwrap();
+        again.accumulate(&batches, &loss).unwrap();
+        assert_eq!(bits(&gradient(&skipping)), bits(&gradient(&again)), "{method}");
+        assert_eq!(report.tokens + report.skipped + report.shared, tokens, "{method}");
+        let blind = GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
+        let mut thorough = engine(2);
+        thorough.accumulate(&batches, &blind).unwrap();
+        assert!(distance(&gradient(&thorough), &gradient(&skipping)) <= 1e-5, "{method}");
+    }
+}
+
+/// Then there is no backward pass at all, and the optimiser takes its step: weight decay and its moments go on.
+#[test]
+fn a_step_without_any_coefficient_is_a_step() {
+    let all = groups();
+    let batches = pack(&all, 60).unwrap();
+    let spec = of_method(Method::Grpo);
+    let ends = [true, false].map(|names_inert| {
+        let mut engine = engine(2);
+        let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
+        engine.accumulate(&batches, &loss).unwrap();
+        engine.step(&OptimStep { learning_rate: settings().learning_rate }).unwrap();
+        let none = GroupLoss { names_inert, ..GroupLoss::new(spec, &all, &batches, |_| 0.0) };
+        let report = engine.accumulate(&batches, &none).unwrap();
+        assert_eq!(report.tokens == 0, names_inert);
+        assert!(gradient(&engine).iter().all(|&x| x == 0.0));
+        let before = weights(&engine);
+        let taken = engine.step(&OptimStep { learning_rate: settings().learning_rate }).unwrap();
+        assert_eq!(taken.grad_norm, 0.0);
+        assert_ne!(weights(&engine), before);
+        weights(&engine)
+    });
+    assert_eq!(ends[0], ends[1]);
+}
+
+/// A loss that names a sequence which it trains.
+struct Lying<'a>(GroupLoss<'a>);
+
+impl LossFn for Lying<'_> {
+    fn scope(&self) -> Scope {
+        self.0.scope()
+    }
+    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        self.0.loss(micro_batch, scores)
+    }
+    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        self.0.step_loss(scores)
+    }
+    fn inert(&self, _: usize) -> Vec<bool> {
+        vec![false, true]
+    }
+}
+
+#[test]
+fn a_coefficient_of_what_was_not_back_propagated_is_an_error() {
+    let all = groups();
+    let batches = pack(&all, 10_000).unwrap();
+    let loss = Lying(GroupLoss::new(of_method(Method::Grpo), &all, &batches, |_| 1.0));
+    let error = engine(1).accumulate(&batches, &loss).unwrap_err();
+    assert!(matches!(error, TrainError::NotInert { key: SampleKey { sample: 1, .. } }), "{error}");
+    assert!(error.to_string().contains("hint:"), "{error}");
+}

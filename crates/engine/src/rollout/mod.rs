@@ -1,0 +1,25 @@
+//! Turning prompts into tokens.
+
+mod engine;
+mod error;
+mod request;
+mod settings;
+
+pub use engine::{Abort, Capabilities, Health, InFlight, RolloutEngine};
+pub use error::{RequestName, RolloutError};
+pub use request::{GenerateRequest, Generation};
+pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
+
+/// Completes all requests together and returns the completions in order. The first error cancels the others.
+pub async fn generate_all<E: RolloutEngine>(
+    engine: &E,
+    requests: impl IntoIterator<Item = GenerateRequest>,
+) -> Result<Vec<Generation>, RolloutError> {
+    // Each call queues its request, so awaiting them one after the other costs no concurrency.
+    let futures: Vec<_> = requests.into_iter().map(|request| engine.generate(request)).collect();
+    let mut generations = Vec::with_capacity(futures.len());
+    for future in futures {
+        generations.push(future.await?);
+    }
+    Ok(generations)
+}
