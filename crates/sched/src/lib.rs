@@ -58,7 +58,6 @@ mod message;
 mod order;
 mod scheduler;
 mod settings;
-pub mod sim;
 mod state;
 mod table;
 

@@ -8,9 +8,9 @@ use super::{Distribution, SimError};
 
 /// The profiles that come with the program: name and text.
 const BUILT_IN: [(&str, &str); 3] = [
-    ("laptop-cpu", include_str!("../../profiles/laptop-cpu.toml")),
-    ("node-8xH100", include_str!("../../profiles/node-8xH100.toml")),
-    ("cluster-1024", include_str!("../../profiles/cluster-1024.toml")),
+    ("laptop-cpu", include_str!("../profiles/laptop-cpu.toml")),
+    ("node-8xH100", include_str!("../profiles/node-8xH100.toml")),
+    ("cluster-1024", include_str!("../profiles/cluster-1024.toml")),
 ];
 
 /// A number of devices and what they can do.

@@ -1,12 +1,12 @@
 //! How fast the simulator is: ten thousand replicas and a million groups, and a small stage for comparison.
 //!
-//!     cargo run --release -p rloom-sched --example simulator_speed
+//!     cargo run --release -p rloom-sim --example simulator_speed
 
 #![expect(clippy::print_stdout, reason = "a program that reports")]
 
 use std::time::Instant;
 
-use rloom_sched::sim::{
+use rloom_sim::{
     DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario, SimError,
     TrainHardware, Workload, simulate,
 };

@@ -4,7 +4,7 @@ use super::{
     DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario,
     TrainHardware, Workload,
 };
-use crate::{CutOrder, SchedulerSettings, Stragglers};
+use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
 pub(crate) fn constant(value: f64) -> Distribution {
     Distribution::Constant { value }

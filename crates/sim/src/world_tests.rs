@@ -3,9 +3,9 @@
 use rloom_core::{Purpose, RandomKey};
 
 use super::*;
-use crate::sim::world_examples::{constant, plain};
-use crate::sim::{DecodeRate, Distribution, Failures, OnUpdate, simulate};
-use crate::{CutOrder, Stragglers};
+use crate::world_examples::{constant, plain};
+use crate::{DecodeRate, Distribution, Failures, OnUpdate, simulate};
+use rloom_sched::{CutOrder, Stragglers};
 
 fn lognormal(median: f64, sigma: f64) -> Distribution {
     Distribution::Lognormal { median, sigma, most: f64::INFINITY }

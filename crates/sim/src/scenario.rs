@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Distribution, Hardware, SimError};
-use crate::SchedulerSettings;
+use rloom_sched::SchedulerSettings;
 
 /// What becomes of sequences under way when new weights come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! The simulator: the scheduler in virtual time, against a model of the hardware.
 //!
-//! [`simulate`] runs the same [`Scheduler`](crate::Scheduler) as the driver does, event for event; there is no second set of rules. What is
+//! [`simulate`] runs the same [`Scheduler`](rloom_sched::Scheduler) as the driver does, event for event; there is no second set of rules. What is
 //! modelled is the world around it ([`Scenario`]): replicas that share their speed among the sequences that they decode
 //! (the faster each, the fewer they are), prompts that must be read, environments that think, a trainer, the
 //! publication of weights, and things that break.
@@ -30,6 +30,7 @@ mod world;
 mod world_examples;
 
 use rloom_core::Ticket;
+use rloom_sched::SchedError;
 
 pub use account::Ends;
 pub use calibrate::{Calibration, Observed, ObservedStep, calibrate, group_correlation};
@@ -39,8 +40,6 @@ pub use hardware::{DecodeRate, Hardware, RolloutHardware, TrainHardware};
 pub use profile::{Demand, Measured, ModelShape, Profile, Roofline, Speeds, Split, WorkloadShape};
 pub use report::{Queue, Queues, Report, RolloutShares, Staleness, TrainShares};
 pub use scenario::{Failures, OnUpdate, Priority, Scenario, Workload};
-
-use crate::SchedError;
 
 /// Why a scenario was not simulated to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

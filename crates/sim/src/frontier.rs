@@ -81,7 +81,7 @@ pub fn recommend(choices: &[Choice], tolerance: f64, most_staleness: u64) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::world_examples::plain;
+    use crate::world_examples::plain;
 
     /// One replica and one trainer, or both on both; each speed is that of its own devices.
     fn choices(bounds: &[u64]) -> Vec<Choice> {

@@ -8,7 +8,7 @@
 
 use std::fmt::Write as _;
 
-use rloom_sched::sim::{
+use rloom_sim::{
     Demand, Distribution, Failures, ModelShape, OnUpdate, Priority, Profile, Report, Roofline, Scenario,
     Speeds, Split, Workload, WorkloadShape, simulate,
 };

@@ -13,13 +13,13 @@ use super::luck::Luck;
 use super::population::{Population, Whereabouts};
 use super::report::Report;
 use super::scenario::{Priority, Scenario};
-use crate::{Command, End, Event, Scheduler};
+use rloom_sched::{Command, End, Event, Scheduler};
 
 /// A place in the queue: key (who goes first), when it came, sample, stamp.
 type Place = Reverse<(u64, u64, u32, u32)>;
 
 #[derive(Debug)]
-pub(super) struct World<'a> {
+pub(crate) struct World<'a> {
     scenario: &'a Scenario,
     luck: Luck,
     scheduler: Scheduler,
@@ -46,7 +46,7 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(scenario: &'a Scenario) -> Result<Self, SimError> {
+    pub(crate) fn new(scenario: &'a Scenario) -> Result<Self, SimError> {
         scenario.check()?;
         Ok(Self {
             luck: Luck { seed: scenario.seed },
@@ -73,7 +73,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs to the end of the stage.
-    pub(super) fn run(mut self) -> Result<Report, SimError> {
+    pub(crate) fn run(mut self) -> Result<Report, SimError> {
         let settings = self.scenario.scheduler;
         let (first, last) = window(settings.batches, settings.max_staleness);
         let mut opened = if first == 0 { Some(self.totals.clone()) } else { None };
