@@ -6,11 +6,13 @@
 mod episode;
 pub mod metric;
 mod random;
+mod schedule;
 mod task;
 mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use random::{Purpose, RandomKey, RandomStream};
+pub use schedule::OnUpdate;
 pub use task::{ChatMessage, PromptSource, Task, WorkedExample};
 pub use trajectory::{
     Author, PolicyVersion, SampleKey, Span, Step, StopReason, Ticket, Trajectory, TrajectoryError,
