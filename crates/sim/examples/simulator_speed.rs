@@ -6,21 +6,22 @@
 
 use std::time::Instant;
 
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
 use rloom_sim::{
-    DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario, SimError,
-    TrainHardware, Workload, simulate,
+    DecodeRate, Distribution, Failures, Hardware, RolloutHardware, Scenario, SimError, TrainHardware,
+    Workload, simulate,
 };
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
-fn scenario(replicas: u32, batch_groups: u64, batches: u64) -> Scenario {
+fn scenario(replicas: u32, groups_per_batch: u64, batches: u64) -> Scenario {
     let zero = Distribution::ZERO;
     Scenario {
         scheduler: SchedulerSettings {
-            batch_groups,
+            groups_per_batch,
             batches,
             max_staleness: 2,
             pin_version: false,
-            oversample: batch_groups / 4,
+            oversample: groups_per_batch / 4,
             cut_order: CutOrder::Completion,
             stragglers: Stragglers::Drop,
             evaluate_every: 0,

@@ -4,7 +4,7 @@ use super::agenda::{Agenda, Happening};
 use super::hardware::RolloutHardware;
 use super::population::{Sample, Whereabouts};
 use super::replica::{DOINGS, Doing, Replica};
-use super::scenario::OnUpdate;
+use rloom_core::OnUpdate;
 
 /// No bucket: the replica takes nothing.
 const CLOSED: u32 = u32::MAX;

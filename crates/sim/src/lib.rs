@@ -39,7 +39,7 @@ pub use frontier::{Choice, Recommendation, Why, frontier, recommend};
 pub use hardware::{DecodeRate, Hardware, RolloutHardware, TrainHardware};
 pub use profile::{Demand, Measured, ModelShape, Profile, Roofline, Speeds, Split, WorkloadShape};
 pub use report::{Queue, Queues, Report, RolloutShares, Staleness, TrainShares};
-pub use scenario::{Failures, OnUpdate, Priority, Scenario, Workload};
+pub use scenario::{Failures, Scenario, Workload};
 
 /// Why a scenario was not simulated to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

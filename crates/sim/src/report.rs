@@ -138,7 +138,7 @@ impl Report {
             let sum: f64 = ages.iter().sum();
             ages.iter().map(|a| a / sum.max(f64::MIN_POSITIVE)).collect()
         };
-        let groups = f64::from(scenario.workload.group_size) * scenario.scheduler.batch_groups as f64;
+        let groups = f64::from(scenario.workload.group_size) * scenario.scheduler.groups_per_batch as f64;
         Self {
             steps: whole.version,
             seconds: whole.seconds,

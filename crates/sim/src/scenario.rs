@@ -1,35 +1,10 @@
 //! What is simulated: the scheduler's settings, the work, the hardware and what goes wrong.
 
+use rloom_core::OnUpdate;
+use rloom_sched::{Priority, SchedulerSettings};
 use serde::{Deserialize, Serialize};
 
 use super::{Distribution, Hardware, SimError};
-use rloom_sched::SchedulerSettings;
-
-/// What becomes of sequences under way when new weights come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnUpdate {
-    /// They are finished under their weights; the replica starts no others until then, and loads after them.
-    #[default]
-    Finish,
-    /// They go on under the new weights with the keys and values of the old ones.
-    Keep,
-    /// Their context is read again under the new weights, then they go on.
-    Recompute,
-    /// They go back to the queue with what they have, and are resubmitted.
-    Abort,
-}
-
-/// Whose samples go first to a free place on a replica.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Priority {
-    /// The lowest ticket's.
-    #[default]
-    Oldest,
-    /// Whoever came first; a sample that comes back from its environment queues up again.
-    Arrival,
-}
 
 /// What a group is made of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -12,8 +12,8 @@ use super::fleet::Fleet;
 use super::luck::Luck;
 use super::population::{Population, Whereabouts};
 use super::report::Report;
-use super::scenario::{Priority, Scenario};
-use rloom_sched::{Command, End, Event, Scheduler};
+use super::scenario::Scenario;
+use rloom_sched::{End, Priority, Scheduler, SchedulerCommand, SchedulerEvent};
 
 /// A place in the queue: key (who goes first), when it came, sample, stamp.
 type Place = Reverse<(u64, u64, u32, u32)>;
@@ -39,7 +39,7 @@ pub(crate) struct World<'a> {
     /// The newest version that is published.
     version: u64,
     /// What the scheduler has to be told, in order.
-    news: VecDeque<Event>,
+    news: VecDeque<SchedulerEvent>,
     ended: Vec<u32>,
     back: Vec<(u32, f64)>,
     finished: bool,
@@ -64,7 +64,7 @@ impl<'a> World<'a> {
             lane: Lane::Wait,
             under_way: Batch::default(),
             version: 0,
-            news: VecDeque::from([Event::Begin]),
+            news: VecDeque::from([SchedulerEvent::Begin]),
             ended: Vec::new(),
             back: Vec::new(),
             finished: false,
@@ -132,9 +132,11 @@ impl<'a> World<'a> {
 
     /// Whether news of a group are of one that is alive and has made them: what was told before them in the same instant
     /// may have ended it, or put it off.
-    fn still_true(&self, event: Event) -> bool {
+    fn still_true(&self, event: SchedulerEvent) -> bool {
         match event {
-            Event::GroupReady { ticket, .. } | Event::GroupFiltered(ticket) | Event::GroupFailed(ticket) => {
+            SchedulerEvent::GroupReady { ticket, .. }
+            | SchedulerEvent::GroupFiltered(ticket)
+            | SchedulerEvent::GroupFailed(ticket) => {
                 self.people.slot(ticket).is_some_and(|slot| self.people.groups[slot as usize].told)
             }
             _ => true,
@@ -168,11 +170,11 @@ impl<'a> World<'a> {
             Next::Other(Happening::Published) => self.publish(),
             Next::Other(Happening::Evaluated) => {
                 self.lane = Lane::Wait;
-                self.news.push_back(Event::Evaluated);
+                self.news.push_back(SchedulerEvent::Evaluated);
             }
             Next::Other(Happening::Checkpointed) => {
                 self.lane = Lane::Wait;
-                self.news.push_back(Event::Checkpointed);
+                self.news.push_back(SchedulerEvent::Checkpointed);
             }
             Next::Other(Happening::Loaded { replica, stamp }) => {
                 self.fleet.loaded(replica, stamp, on_update, self.now);
@@ -205,16 +207,16 @@ impl<'a> World<'a> {
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<(), SimError> {
+    fn obey(&mut self, command: SchedulerCommand) -> Result<(), SimError> {
         let train = &self.scenario.hardware.train;
         match command {
-            Command::StartGroup(ticket) => self.start_group(ticket)?,
-            Command::PutOff(ticket) => {
+            SchedulerCommand::StartGroup(ticket) => self.start_group(ticket)?,
+            SchedulerCommand::Defer(ticket) => {
                 self.totals.put_off += 1;
                 self.cancel_group(ticket)?;
             }
-            Command::TrainBatch { batch, tickets } => self.train(batch, &tickets)?,
-            Command::Drop(ticket, end) => {
+            SchedulerCommand::TrainBatch { batch, tickets } => self.train(batch, &tickets)?,
+            SchedulerCommand::Drop(ticket, end) => {
                 let ends = &mut self.totals.ends;
                 *match end {
                     End::Trained => &mut ends.trained,
@@ -228,15 +230,15 @@ impl<'a> World<'a> {
                     self.cancel_group(ticket)?;
                 }
             }
-            Command::Evaluate(_) => {
+            SchedulerCommand::Evaluate(_) => {
                 self.lane = Lane::Evaluate;
                 self.after(train.evaluate_seconds, Happening::Evaluated);
             }
-            Command::Checkpoint(_) => {
+            SchedulerCommand::Checkpoint(_) => {
                 self.lane = Lane::Checkpoint;
                 self.after(train.checkpoint_seconds, Happening::Checkpointed);
             }
-            Command::Finish => self.finished = true,
+            SchedulerCommand::Finish => self.finished = true,
         }
         Ok(())
     }
@@ -379,15 +381,15 @@ impl<'a> World<'a> {
         let ticket = group.ticket;
         if group.fails {
             // The scheduler's answer, a `Drop`, clears it away.
-            self.news.push_back(Event::GroupFailed(ticket));
+            self.news.push_back(SchedulerEvent::GroupFailed(ticket));
             self.withdraw(slot);
         } else if group.unfinished == 0 && group.filtered {
-            self.news.push_back(Event::GroupFiltered(ticket));
+            self.news.push_back(SchedulerEvent::GroupFiltered(ticket));
         } else if group.unfinished == 0 {
             group.ready = true;
             self.ready += 1;
             let oldest = group.by_version.iter().map(|(v, _)| *v).min().unwrap_or(self.version);
-            self.news.push_back(Event::GroupReady { ticket, oldest: PolicyVersion(oldest) });
+            self.news.push_back(SchedulerEvent::GroupReady { ticket, oldest: PolicyVersion(oldest) });
         }
     }
 
@@ -491,7 +493,7 @@ impl<'a> World<'a> {
             );
         }
         self.requeue(false);
-        self.news.push_back(Event::BatchTrained);
+        self.news.push_back(SchedulerEvent::BatchTrained);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Worlds that tests begin with.
 
 use super::{
-    DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario,
-    TrainHardware, Workload,
+    DecodeRate, Distribution, Failures, Hardware, RolloutHardware, Scenario, TrainHardware, Workload,
 };
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
 
 pub(crate) fn constant(value: f64) -> Distribution {
     Distribution::Constant { value }
@@ -14,7 +14,7 @@ pub(crate) fn constant(value: f64) -> Distribution {
 pub(crate) fn plain(batch: u64, steps: u64, eta: u64) -> Scenario {
     Scenario {
         scheduler: SchedulerSettings {
-            batch_groups: batch,
+            groups_per_batch: batch,
             batches: steps,
             max_staleness: eta,
             pin_version: false,

@@ -1,11 +1,11 @@
 //! The simulated world against formulas, and against its own books.
 
-use rloom_core::{Purpose, RandomKey};
+use rloom_core::{OnUpdate, Purpose, RandomKey};
 
 use super::*;
 use crate::world_examples::{constant, plain};
-use crate::{DecodeRate, Distribution, Failures, OnUpdate, simulate};
-use rloom_sched::{CutOrder, Stragglers};
+use crate::{DecodeRate, Distribution, Failures, simulate};
+use rloom_sched::{CutOrder, Priority, Stragglers};
 
 fn lognormal(median: f64, sigma: f64) -> Distribution {
     Distribution::Lognormal { median, sigma, most: f64::INFINITY }
@@ -77,7 +77,7 @@ fn wild(seed: u64) -> Scenario {
     s.seed = seed;
     s.scheduler.oversample = if put_off { 1 + pick(3, 4) } else { pick(3, 5) };
     s.scheduler.cut_order = if put_off || pick(4, 2) == 0 { CutOrder::Completion } else { CutOrder::Ticket };
-    s.scheduler.stragglers = if put_off { Stragglers::PutOff } else { Stragglers::Drop };
+    s.scheduler.stragglers = if put_off { Stragglers::Defer } else { Stragglers::Drop };
     s.scheduler.evaluate_every = pick(5, 3) * 3;
     s.scheduler.checkpoint_every = pick(6, 3) * 2;
     s.on_update =
@@ -111,7 +111,7 @@ fn the_books_balance_in_wild_worlds() {
         let report = simulate(&s).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert_eq!(report.steps, 12);
         assert_eq!(report.ends.total(), report.groups, "seed {seed}: every ticket has one end");
-        assert_eq!(report.ends.trained, 12 * s.scheduler.batch_groups);
+        assert_eq!(report.ends.trained, 12 * s.scheduler.groups_per_batch);
         let r = report.rollout;
         close(r.generate + r.prefill + r.load + r.shared + r.down + r.idle, 1.0);
         let t = report.train;

@@ -8,11 +8,12 @@
 
 use std::fmt::Write as _;
 
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
 use rloom_sim::{
-    Demand, Distribution, Failures, ModelShape, OnUpdate, Priority, Profile, Report, Roofline, Scenario,
-    Speeds, Split, Workload, WorkloadShape, simulate,
+    Demand, Distribution, Failures, ModelShape, Profile, Report, Roofline, Scenario, Speeds, Split, Workload,
+    WorkloadShape, simulate,
 };
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
 /// What a table's rows have in common: one kind of GPU, and one task.
 #[derive(Clone, Copy)]
@@ -104,7 +105,7 @@ impl Study {
         };
         Scenario {
             scheduler: SchedulerSettings {
-                batch_groups: self.groups,
+                groups_per_batch: self.groups,
                 batches: STEPS,
                 max_staleness: if overlapped { self.max_staleness } else { 0 },
                 pin_version: false,
