@@ -1,8 +1,8 @@
-//! How fast the simulator is: ten thousand replicas and a million groups, and a small stage for comparison.
+//! Speed of the simulator, from a small stage to ten thousand replicas and a million groups.
 //!
 //!     cargo run --release -p rloom-sim --example simulator_speed
 
-#![expect(clippy::print_stdout, reason = "a program that reports")]
+#![expect(clippy::print_stdout, reason = "an example prints its measurements")]
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ fn scenario(replicas: u32, groups_per_batch: u64, batches: u64) -> Scenario {
         workload: Workload {
             group_size: 8,
             prompt_tokens: Distribution::Constant { value: 500.0 },
-            turn_tokens: Distribution::Lognormal { median: 3000.0, sigma: 0.9, most: 32_000.0 },
+            turn_tokens: Distribution::Lognormal { median: 3000.0, sigma: 0.9, max: 32_000.0 },
             group_correlation: 0.3,
             turns: Distribution::Constant { value: 1.0 },
             observation_tokens: zero.clone(),
@@ -60,7 +60,7 @@ fn scenario(replicas: u32, groups_per_batch: u64, batches: u64) -> Scenario {
         },
         failures: Failures { group_rate: 0.001, replica_seconds: 1e6, restart_seconds: 120.0 },
         seed: 1,
-        most_events: u64::MAX,
+        max_events: u64::MAX,
     }
 }
 

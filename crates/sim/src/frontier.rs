@@ -1,4 +1,4 @@
-//! Many simulations side by side, and which of them to take.
+//! Sweeps over device splits and staleness bounds, and the recommendation drawn from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,88 +6,89 @@ use super::{Report, Scenario, SimError, Split, simulate};
 
 /// One point of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Choice {
-    /// Who has which devices.
+pub struct Candidate {
+    /// Assignment of the devices.
     pub split: Split,
     /// The bound on staleness.
     pub max_staleness: u64,
-    /// What came of it.
+    /// Result of the simulation.
     pub report: Report,
 }
 
-/// Simulates every pair of a split and a bound on staleness. `scenario` makes each of them. Shared devices are looked at
-/// with a bound of 0 alone: where nothing overlaps, staleness gains nothing.
+/// Simulates every combination of a split and a staleness bound, with the scenarios built by `scenario`. Shared devices are
+/// simulated with a bound of 0 only: nothing overlaps there, so staleness gains nothing.
 pub fn frontier(
     splits: &[Split],
     bounds: &[u64],
     scenario: impl Fn(Split, u64) -> Scenario,
-) -> Result<Vec<Choice>, SimError> {
-    let mut choices = Vec::new();
+) -> Result<Vec<Candidate>, SimError> {
+    let mut candidates = Vec::new();
     for &split in splits {
         let alone = matches!(split, Split::Shared { .. });
         for &max_staleness in bounds.iter().filter(|&&eta| !alone || eta == 0) {
             let report = simulate(&scenario(split, max_staleness))?;
-            choices.push(Choice { split, max_staleness, report });
+            candidates.push(Candidate { split, max_staleness, report });
         }
     }
-    Ok(choices)
+    Ok(candidates)
 }
 
-/// Why a choice is recommended.
+/// Reason for a recommendation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// Nothing is faster.
+pub enum Reason {
+    /// No candidate is faster.
     Fastest,
-    /// Others are faster by less than the tolerance, with staler data.
+    /// Faster candidates gain less than the tolerance, with staler data.
     FreshestWithinTolerance,
 }
 
-/// Which choice to take.
+/// The recommended candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Recommendation {
-    /// Its place among the choices.
-    pub choice: usize,
-    /// The place of the fastest one.
+    /// Index of the candidate.
+    pub candidate: usize,
+    /// Index of the fastest candidate.
     pub fastest: usize,
-    /// Why.
-    pub why: Why,
-    /// The share of the fastest one's speed that may be given up for fresher data.
+    /// Reason for the recommendation.
+    pub reason: Reason,
+    /// Fraction of the highest speed that may be given up for fresher data.
     pub tolerance: f64,
-    /// Staler choices were not considered.
-    pub most_staleness: u64,
+    /// Largest staleness bound considered.
+    pub staleness_limit: u64,
 }
 
-/// Among the choices whose bound on staleness is at most `most_staleness`: the fastest one with the smallest bound at which
-/// less than a share `tolerance` of the best speed is lost. `None` of none.
-pub fn recommend(choices: &[Choice], tolerance: f64, most_staleness: u64) -> Option<Recommendation> {
-    let speed = |i: &usize| choices[*i].report.steps_per_hour;
-    let fresh = |i: &usize| choices[*i].max_staleness <= most_staleness;
-    let fastest_of = |places: &mut dyn Iterator<Item = usize>| {
-        places.reduce(|best, i| if speed(&i) > speed(&best) { i } else { best })
+/// Recommends, among candidates with a staleness bound of at most `staleness_limit`, the fastest one with the smallest bound
+/// that loses less than a fraction `tolerance` of the highest speed. Returns `None` if there are no such candidates.
+pub fn recommend(candidates: &[Candidate], tolerance: f64, staleness_limit: u64) -> Option<Recommendation> {
+    let speed = |i: &usize| candidates[*i].report.steps_per_hour;
+    let fresh = |i: &usize| candidates[*i].max_staleness <= staleness_limit;
+    let fastest_of = |indices: &mut dyn Iterator<Item = usize>| {
+        indices.reduce(|best, i| if speed(&i) > speed(&best) { i } else { best })
     };
-    let fastest = fastest_of(&mut (0..choices.len()).filter(fresh))?;
+    let fastest = fastest_of(&mut (0..candidates.len()).filter(fresh))?;
     let enough = speed(&fastest) * (1.0 - tolerance);
-    let freshest = (0..choices.len())
+    let freshest = (0..candidates.len())
         .filter(|i| fresh(i) && speed(i) >= enough)
-        .map(|i| choices[i].max_staleness)
+        .map(|i| candidates[i].max_staleness)
         .min()
         .unwrap_or_default();
-    let choice = fastest_of(&mut (0..choices.len()).filter(|&i| choices[i].max_staleness == freshest))?;
-    let why = if choice == fastest { Why::Fastest } else { Why::FreshestWithinTolerance };
-    Some(Recommendation { choice, fastest, why, tolerance, most_staleness })
+    let candidate =
+        fastest_of(&mut (0..candidates.len()).filter(|&i| candidates[i].max_staleness == freshest))?;
+    let reason = if candidate == fastest { Reason::Fastest } else { Reason::FreshestWithinTolerance };
+    Some(Recommendation { candidate, fastest, reason, tolerance, staleness_limit })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world_examples::plain;
+    use crate::example_scenarios::simple_scenario;
 
-    /// One replica and one trainer, or both on both; each speed is that of its own devices.
-    fn choices(bounds: &[u64]) -> Vec<Choice> {
+    /// One replica and one trainer, on shared or separate devices of equal speed.
+    fn candidates(bounds: &[u64]) -> Vec<Candidate> {
         let splits = [Split::Shared { devices: 2 }, Split::Separate { rollout: 1, train: 1 }];
         frontier(&splits, bounds, |split, eta| {
-            let mut scenario = plain(4, 40, eta);
+            let mut scenario = simple_scenario(4, 40, eta);
             scenario.hardware.shared = matches!(split, Split::Shared { .. });
             scenario.hardware.rollout.max_concurrency = 8;
             scenario
@@ -96,15 +97,15 @@ mod tests {
     }
 
     #[test]
-    fn the_freshest_of_the_fast_ones_is_recommended() {
-        let choices = choices(&[0, 1, 2, 4]);
-        assert_eq!(choices.len(), 5, "shared devices are looked at once");
-        let found = recommend(&choices, 0.02, 4).unwrap();
-        let chosen = &choices[found.choice];
-        // Beyond a bound of 1 the trainer never waits, and nothing is gained.
+    fn the_freshest_fast_candidate_is_recommended() {
+        let candidates = candidates(&[0, 1, 2, 4]);
+        assert_eq!(candidates.len(), 5, "shared devices are simulated once");
+        let found = recommend(&candidates, 0.02, 4).unwrap();
+        let chosen = &candidates[found.candidate];
+        // Beyond a bound of 1 the trainer never waits, so nothing is gained.
         assert_eq!((chosen.split, chosen.max_staleness), (Split::Separate { rollout: 1, train: 1 }, 1));
-        assert_eq!(recommend(&choices, 0.02, 0).map(|r| choices[r.choice].max_staleness), Some(0));
-        assert_eq!(recommend(&choices, 0.99, 4).map(|r| choices[r.choice].max_staleness), Some(0));
+        assert_eq!(recommend(&candidates, 0.02, 0).map(|r| candidates[r.candidate].max_staleness), Some(0));
+        assert_eq!(recommend(&candidates, 0.99, 4).map(|r| candidates[r.candidate].max_staleness), Some(0));
         assert_eq!(recommend(&[], 0.02, 4), None);
     }
 }

@@ -1,107 +1,109 @@
-//! What is simulated: the scheduler's settings, the work, the hardware and what goes wrong.
+//! Input of a simulation: the scheduler's settings, the workload, the hardware and failures.
 
 use rloom_core::OnUpdate;
 use rloom_sched::{Priority, SchedulerSettings};
 use serde::{Deserialize, Serialize};
 
-use super::{Distribution, Hardware, SimError};
+use super::{Distribution, Hardware, ScenarioError};
 
-/// What a group is made of.
+/// Composition of a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Samples of a group.
+    /// Samples per group.
     pub group_size: u32,
-    /// Tokens of a prompt; the same for the samples of a group.
+    /// Prompt tokens; the same for all samples of a group.
     pub prompt_tokens: Distribution,
-    /// Tokens that the policy generates in one turn.
+    /// Tokens that the policy generates per turn.
     pub turn_tokens: Distribution,
-    /// How much of a sample's luck with lengths is its group's: 0 for none (samples are independent), 1 for all.
+    /// Correlation of the lengths within a group: 0 for independent samples, 1 for equal lengths.
     pub group_correlation: f64,
-    /// Turns of a sample, at least one.
+    /// Turns per sample, at least one.
     pub turns: Distribution,
-    /// Tokens with which the environment answers a turn that is not the last.
+    /// Tokens of the environment's observation after a turn that is not the last.
     pub observation_tokens: Distribution,
-    /// Seconds for which it thinks about it.
+    /// Latency of the environment per observation, in seconds.
     pub environment_seconds: Distribution,
-    /// Seconds from a sample's last token to its reward.
+    /// Time from a sample's last token to its reward, in seconds.
     pub reward_seconds: Distribution,
-    /// Share of a prompt that another sample of the group has left in the cache, and of a context that the turn
-    /// before has: 0 reads everything anew, 1 only what is new.
+    /// Fraction found in the prefix cache, of a prompt that another sample of the group has read and of the context of
+    /// the previous turn: at 0 everything is read again, at 1 only new tokens are.
     pub prefix_cache: f64,
-    /// Share of the groups that are taken out before training.
+    /// Fraction of the groups filtered out before training.
     pub filter_rate: f64,
 }
 
-/// What goes wrong.
+/// Failures of groups and replicas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failures {
-    /// Share of the groups that fail, when their first sample is done.
+    /// Fraction of the groups that fail, when their first sample is scored.
     pub group_rate: f64,
-    /// Mean seconds between two failures of one replica; 0 for never.
+    /// Mean time between failures of one replica, in seconds; 0 for none.
     pub replica_seconds: f64,
-    /// Seconds until it is back. Its sequences start their turns again elsewhere.
+    /// Time until a failed replica is back, in seconds. Its sequences restart their turns on other replicas.
     pub restart_seconds: f64,
 }
 
 impl Failures {
-    /// Nothing goes wrong.
+    /// No failures.
     pub const NONE: Self = Self { group_rate: 0.0, replica_seconds: 0.0, restart_seconds: 0.0 };
 }
 
-/// A world and the stage that runs in it.
+/// A stage and the environment that it runs in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// What the scheduler is told.
+    /// Settings of the scheduler.
     pub scheduler: SchedulerSettings,
-    /// What becomes of sequences when new weights come.
+    /// Policy for in-flight sequences when new weights arrive.
     pub on_update: OnUpdate,
-    /// Who goes first.
+    /// Order of the queue for replicas.
     pub priority: Priority,
-    /// What a group is made of.
+    /// Composition of a group.
     pub workload: Workload,
-    /// The machines.
+    /// Speed of rollout and training.
     pub hardware: Hardware,
-    /// What goes wrong.
+    /// Failures of groups and replicas.
     pub failures: Failures,
-    /// Names the random streams.
+    /// Seed of the random streams.
     pub seed: u64,
-    /// Gives up after so many events: a world in which nothing is ever trained has no end.
-    pub most_events: u64,
+    /// Limit on simulated events, since a scenario in which no group can be trained would never end.
+    pub max_events: u64,
 }
 
 impl Scenario {
-    /// Refuses what cannot be simulated.
-    pub(crate) fn check(&self) -> Result<(), SimError> {
+    /// Rejects invalid values.
+    pub(crate) fn check(&self) -> Result<(), ScenarioError> {
         self.hardware.check()?;
         let w = &self.workload;
-        for (what, distribution) in [
-            ("prompt tokens", &w.prompt_tokens),
-            ("turn tokens", &w.turn_tokens),
+        for (name, distribution) in [
+            ("prompt_tokens", &w.prompt_tokens),
+            ("turn_tokens", &w.turn_tokens),
             ("turns", &w.turns),
-            ("observation tokens", &w.observation_tokens),
-            ("environment seconds", &w.environment_seconds),
-            ("reward seconds", &w.reward_seconds),
+            ("observation_tokens", &w.observation_tokens),
+            ("environment_seconds", &w.environment_seconds),
+            ("reward_seconds", &w.reward_seconds),
         ] {
-            distribution.check(what)?;
+            distribution.check(name)?;
         }
-        let wrong =
-            |what: &str, why: &str| Err(SimError::Scenario { what: what.to_owned(), why: why.to_owned() });
         if w.group_size == 0 {
-            return wrong("group size", "a group has at least one sample");
+            return Err(ScenarioError::EmptyGroup);
         }
-        for (what, share) in [
-            ("group correlation", w.group_correlation),
-            ("prefix cache", w.prefix_cache),
-            ("filter rate", w.filter_rate),
-            ("rate of failing groups", self.failures.group_rate),
+        for (name, value) in [
+            ("group_correlation", w.group_correlation),
+            ("prefix_cache", w.prefix_cache),
+            ("filter_rate", w.filter_rate),
+            ("group_rate", self.failures.group_rate),
         ] {
-            if !(0.0..=1.0).contains(&share) {
-                return wrong(what, "it is a share, from 0 to 1");
+            if !(0.0..=1.0).contains(&value) {
+                return Err(ScenarioError::Fraction { name, value });
             }
         }
         let f = &self.failures;
-        if !(f.replica_seconds >= 0.0 && f.restart_seconds >= 0.0) {
-            return wrong("failures of replicas", "seconds are at least 0");
+        for (name, seconds) in
+            [("replica_seconds", f.replica_seconds), ("restart_seconds", f.restart_seconds)]
+        {
+            if seconds.is_nan() || seconds < 0.0 {
+                return Err(ScenarioError::Duration { name });
+            }
         }
         Ok(())
     }

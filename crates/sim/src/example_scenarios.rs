@@ -1,4 +1,4 @@
-//! Worlds that tests begin with.
+//! Scenarios that tests start from.
 
 use super::{
     DecodeRate, Distribution, Failures, Hardware, RolloutHardware, Scenario, TrainHardware, Workload,
@@ -10,8 +10,8 @@ pub(crate) fn constant(value: f64) -> Distribution {
     Distribution::Constant { value }
 }
 
-/// Every sequence decodes at 100 tokens/s whatever runs beside it, training takes 2 + tokens/1000 seconds.
-pub(crate) fn plain(batch: u64, steps: u64, eta: u64) -> Scenario {
+/// Every sequence decodes at 100 tokens/s at any concurrency; training takes 2 + tokens/1000 seconds.
+pub(crate) fn simple_scenario(batch: u64, steps: u64, eta: u64) -> Scenario {
     Scenario {
         scheduler: SchedulerSettings {
             groups_per_batch: batch,
@@ -57,6 +57,6 @@ pub(crate) fn plain(batch: u64, steps: u64, eta: u64) -> Scenario {
         },
         failures: Failures::NONE,
         seed: 1,
-        most_events: 10_000_000,
+        max_events: 10_000_000,
     }
 }
