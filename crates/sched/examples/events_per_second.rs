@@ -1,19 +1,21 @@
-//! Events per second of the scheduler with 100,000 groups alive: `cargo run --release --example events_per_second`
-//! (Linux, whose count of CPU time it reads).
+//! Events per second of the scheduler with 100,000 open groups: `cargo run --release -p rloom-sched --example
+//! events_per_second` (Linux only: reads CPU time from `/proc`).
 
-#![expect(clippy::print_stdout, reason = "an example shows what it measured")]
+#![expect(clippy::print_stdout, reason = "an example prints its measurements")]
 
 use rloom_core::{PolicyVersion, Ticket};
-use rloom_sched::{Command, CutOrder, Event, SchedError, Scheduler, SchedulerSettings, Stragglers};
+use rloom_sched::{
+    CutOrder, SchedError, Scheduler, SchedulerCommand, SchedulerEvent, SchedulerSettings, Stragglers,
+};
 
 const GROUPS: u64 = 1_000_000;
 
 fn main() -> Result<(), SchedError> {
     for cut_order in [CutOrder::Ticket, CutOrder::Completion] {
-        for (batch_groups, max_staleness) in [(1_000, 99), (10_000, 9), (50_000, 1), (1, 99_999)] {
+        for (groups_per_batch, max_staleness) in [(1_000, 99), (10_000, 9), (50_000, 1), (1, 99_999)] {
             let settings = SchedulerSettings {
-                batch_groups,
-                batches: GROUPS / batch_groups,
+                groups_per_batch,
+                batches: GROUPS / groups_per_batch,
                 max_staleness,
                 pin_version: false,
                 oversample: 0,
@@ -22,10 +24,10 @@ fn main() -> Result<(), SchedError> {
                 evaluate_every: 0,
                 checkpoint_every: 0,
             };
-            let (events, said, most_alive, seconds) = drive(settings)?;
+            let (events, commands_issued, most_open, seconds) = drive(settings)?;
             println!(
-                "{cut_order:?} order, batches of {batch_groups}, at most {most_alive} alive: \
-                 {events} events, {said} commands, {:.2} million events per CPU second",
+                "{cut_order:?} order, batches of {groups_per_batch}, at most {most_open} open: \
+                 {events} events, {commands_issued} commands, {:.2} million events per CPU second",
                 events as f64 / seconds / 1e6
             );
         }
@@ -33,40 +35,40 @@ fn main() -> Result<(), SchedError> {
     Ok(())
 }
 
-/// A stage in which a random one of the running groups is always the next to be ready, and a batch is trained as soon
-/// as it is cut. Its own bookkeeping is in the time.
+/// Runs a stage in which a random running group becomes ready next and a batch is trained as soon as it is cut. The time
+/// includes the example's own bookkeeping.
 fn drive(settings: SchedulerSettings) -> Result<(u64, usize, usize, f64), SchedError> {
     let mut scheduler = Scheduler::new(settings)?;
     let mut running: Vec<Ticket> = Vec::new();
     let mut commands = Vec::new();
-    // By ticket: the version under which it started, or none when it was dropped.
+    // By ticket: the version it started with; `None` once dropped.
     let mut started: Vec<Option<PolicyVersion>> = Vec::new();
-    let (mut events, mut said, mut most_alive) = (0, 0, 0);
+    let (mut events, mut commands_issued, mut most_open) = (0, 0, 0);
     let mut random = 1u64;
-    let mut next = Event::Begin;
+    let mut next = SchedulerEvent::Begin;
     let start = cpu_seconds();
     loop {
         scheduler.handle_into(next, &mut commands)?;
         events += 1;
-        said += commands.len();
+        commands_issued += commands.len();
         let (mut report, mut finished) = (None, false);
         for command in commands.drain(..) {
             match command {
-                Command::StartGroup(ticket) => {
+                SchedulerCommand::StartGroup(ticket) => {
                     started.push(Some(scheduler.version()));
                     running.push(ticket);
                 }
-                Command::Drop(ticket, _) => started[ticket.0 as usize] = None,
-                Command::TrainBatch { .. } => report = Some(Event::BatchTrained),
-                Command::Checkpoint(_) => report = Some(Event::Checkpointed),
-                Command::Finish => finished = true,
-                Command::PutOff(_) | Command::Evaluate(_) => {}
+                SchedulerCommand::Drop(ticket, _) => started[ticket.0 as usize] = None,
+                SchedulerCommand::TrainBatch { .. } => report = Some(SchedulerEvent::BatchTrained),
+                SchedulerCommand::Checkpoint(_) => report = Some(SchedulerEvent::Checkpointed),
+                SchedulerCommand::Finish => finished = true,
+                SchedulerCommand::Defer(_) | SchedulerCommand::Evaluate(_) => {}
             }
         }
         if finished {
-            return Ok((events, said, most_alive, cpu_seconds() - start));
+            return Ok((events, commands_issued, most_open, cpu_seconds() - start));
         }
-        most_alive = most_alive.max({
+        most_open = most_open.max({
             let counts = scheduler.counts();
             counts.running + counts.ready + counts.in_batch
         });
@@ -75,14 +77,14 @@ fn drive(settings: SchedulerSettings) -> Result<(u64, usize, usize, f64), SchedE
             loop {
                 let ticket = running.swap_remove((random >> 33) as usize % running.len());
                 if let Some(oldest) = started[ticket.0 as usize] {
-                    return Event::GroupReady { ticket, oldest };
+                    return SchedulerEvent::GroupReady { ticket, oldest };
                 }
             }
         });
     }
 }
 
-/// Time that this thread had a processor, so that what else the machine does counts less.
+/// CPU time of this thread, so that other load on the machine matters less.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).map_or(f64::NAN, |ns| ns / 1e9)

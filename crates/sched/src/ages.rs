@@ -2,20 +2,19 @@ use std::collections::BTreeMap;
 
 use rloom_core::{PolicyVersion, Ticket};
 
-/// Groups and their oldest versions, oldest first: a set of pairs, in which 64 neighbouring tickets of one version are the
-/// bits of one entry. Groups start in ticket order, so most entries are full, and the map is small enough to stay in
-/// the processor's cache.
+/// Set of (oldest version, ticket) pairs in ascending order. An entry stores 64 neighbouring tickets of one version as
+/// bits. Groups start in ticket order, so most entries are full and the map stays small enough for the processor's cache.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ages(BTreeMap<(PolicyVersion, u64), u64>);
 
 impl Ages {
     pub(crate) fn insert(&mut self, version: PolicyVersion, ticket: Ticket) {
-        let (row, bit) = place(ticket);
+        let (row, bit) = position(ticket);
         *self.0.entry((version, row)).or_default() |= bit;
     }
 
     pub(crate) fn remove(&mut self, version: PolicyVersion, ticket: Ticket) {
-        let (row, bit) = place(ticket);
+        let (row, bit) = position(ticket);
         if let Some(bits) = self.0.get_mut(&(version, row)) {
             *bits &= !bit;
             if *bits == 0 {
@@ -24,7 +23,7 @@ impl Ages {
         }
     }
 
-    /// The group with the oldest version, of several the one with the lowest ticket.
+    /// Returns the group with the oldest version, the lowest ticket first.
     pub(crate) fn first(&self) -> Option<(PolicyVersion, Ticket)> {
         let (&(version, row), bits) = self.0.first_key_value()?;
         Some((version, Ticket(row * 64 + u64::from(bits.trailing_zeros()))))
@@ -35,6 +34,6 @@ impl Ages {
     }
 }
 
-fn place(ticket: Ticket) -> (u64, u64) {
+fn position(ticket: Ticket) -> (u64, u64) {
     (ticket.0 / 64, 1 << (ticket.0 % 64))
 }

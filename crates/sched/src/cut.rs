@@ -1,30 +1,31 @@
-//! SCHED-2, SCHED-4 and SCHED-7: what is trained, and what can no longer be.
+//! SCHED-2, SCHED-4 and SCHED-7: cutting batches and dropping groups that no batch can contain.
 
-use crate::groups::Held;
-use crate::state::UnderWay;
-use crate::{Command, End, Scheduler, Stragglers};
+use crate::groups::HeldGroup;
+use crate::state::InFlightWork;
+use crate::{End, Scheduler, SchedulerCommand, Stragglers};
 
 impl Scheduler {
-    /// Cuts a batch if there is one, and ends what came too late for all later ones.
-    pub(crate) fn cut(&mut self, commands: &mut Vec<Command>) {
-        let size = usize::try_from(self.settings.batch_groups).unwrap_or(usize::MAX);
+    /// Cuts a batch if enough groups are ready, and drops the groups that are too old for all later batches.
+    pub(crate) fn cut(&mut self, commands: &mut Vec<SchedulerCommand>) {
+        let size = usize::try_from(self.settings.groups_per_batch).unwrap_or(usize::MAX);
         let Some(tickets) = self.groups.take_batch(size) else { return };
-        self.under_way = UnderWay::Training(tickets.clone());
-        self.put_off_round = false;
-        // First, so that nothing is generated for nothing beside a driver that trains before it does anything else.
-        self.end_hopeless(commands);
-        commands.push(Command::TrainBatch { batch: self.version.0, tickets });
+        self.in_flight = InFlightWork::Training(tickets.clone());
+        self.deferred_round = false;
+        // Before the training command: a driver that trains synchronously must not keep generating for dropped groups.
+        self.drop_untrainable(commands);
+        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets });
     }
 
-    /// The number of the batch that is cut next: the earliest that a group can still be in.
+    /// Number of the next batch to be cut: the earliest one that an open group can still join.
     fn next_batch(&self) -> u64 {
-        self.version.0 + u64::from(matches!(self.under_way, UnderWay::Training(_)))
+        self.version.0 + u64::from(matches!(self.in_flight, InFlightWork::Training(_)))
     }
 
-    /// Ends or puts off the groups that no batch can have any more.
-    pub(crate) fn end_hopeless(&mut self, commands: &mut Vec<Command>) {
+    /// Drops or defers the groups that can no longer join a batch.
+    pub(crate) fn drop_untrainable(&mut self, commands: &mut Vec<SchedulerCommand>) {
         if self.next_batch() >= self.settings.batches {
-            commands.extend(self.groups.clear().into_iter().map(|t| Command::Drop(t, End::Surplus)));
+            let surplus = self.groups.clear().into_iter();
+            commands.extend(surplus.map(|t| SchedulerCommand::Drop(t, End::Surplus)));
             return;
         }
         let oldest_trainable = self.next_batch().saturating_sub(self.settings.max_staleness);
@@ -34,11 +35,11 @@ impl Scheduler {
             }
             let Some(held) = self.groups.remove(ticket) else { return };
             match (held, self.settings.stragglers) {
-                (Held::Running { .. }, Stragglers::PutOff) => {
-                    self.groups.keep_for_later(ticket);
-                    commands.push(Command::PutOff(ticket));
+                (HeldGroup::Running { .. }, Stragglers::Defer) => {
+                    self.groups.defer(ticket);
+                    commands.push(SchedulerCommand::Defer(ticket));
                 }
-                _ => commands.push(Command::Drop(ticket, End::Stale)),
+                _ => commands.push(SchedulerCommand::Drop(ticket, End::Stale)),
             }
         }
     }

@@ -4,19 +4,19 @@ use rloom_core::{PolicyVersion, Ticket};
 
 use crate::ages::Ages;
 use crate::order::ReadyOrder;
-use crate::state::{AliveGroup, Progress};
+use crate::state::{GroupStatus, OpenGroup};
 use crate::table::Table;
 use crate::{CutOrder, SchedulerState};
 
-/// A group that holds a place: it runs or is ready.
+/// A group that holds a slot: running or ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum HeldGroup {
     Running { started: PolicyVersion },
-    Ready { oldest: PolicyVersion, place: u64 },
+    Ready { oldest: PolicyVersion, completion_index: u64 },
 }
 
-impl Held {
-    /// No policy token of the group is older.
+impl HeldGroup {
+    /// Lower bound of the versions of the group's policy tokens.
     fn oldest(self) -> PolicyVersion {
         match self {
             Self::Running { started } => started,
@@ -25,60 +25,62 @@ impl Held {
     }
 }
 
-/// The groups that have not ended and are in no batch, with an index for each question that is asked of them, so that
-/// no event looks at all of them.
+/// The open groups, indexed for each query so that no event scans all of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Groups {
     held: Table,
     running: usize,
-    /// Those held, oldest version first.
+    /// Held groups by their oldest version.
     by_age: Ages,
     order: ReadyOrder,
-    put_off: BTreeSet<Ticket>,
+    deferred: BTreeSet<Ticket>,
 }
 
 impl Groups {
     pub(crate) fn restore(state: &SchedulerState, order: CutOrder) -> Self {
         let mut held = Table::default();
-        let mut put_off = BTreeSet::new();
-        for group in &state.alive {
-            match group.progress {
-                Progress::Running { started } => {
-                    held.insert(group.ticket, Held::Running { started });
+        let mut deferred = BTreeSet::new();
+        for group in &state.open_groups {
+            match group.status {
+                GroupStatus::Running { started } => {
+                    held.insert(group.ticket, HeldGroup::Running { started });
                 }
-                Progress::Ready { oldest, place } => {
-                    held.insert(group.ticket, Held::Ready { oldest, place });
+                GroupStatus::Ready { oldest, completion_index } => {
+                    held.insert(group.ticket, HeldGroup::Ready { oldest, completion_index });
                 }
-                Progress::PutOff => {
-                    put_off.insert(group.ticket);
+                GroupStatus::Deferred => {
+                    deferred.insert(group.ticket);
                 }
             }
         }
-        let running = held.iter().filter(|(_, h)| matches!(h, Held::Running { .. })).count();
+        let running = held.iter().filter(|(_, h)| matches!(h, HeldGroup::Running { .. })).count();
         let mut by_age = Ages::default();
         for (ticket, held) in held.iter() {
             by_age.insert(held.oldest(), ticket);
         }
         let order = ReadyOrder::new(order, &held);
-        Self { held, running, by_age, order, put_off }
+        Self { held, running, by_age, order, deferred }
     }
 
-    /// Every group, by ticket.
-    pub(crate) fn alive(&self) -> Vec<AliveGroup> {
+    /// All open groups, by ticket.
+    pub(crate) fn open_groups(&self) -> Vec<OpenGroup> {
         let held = self.held.iter().map(|(ticket, held)| {
-            let progress = match held {
-                Held::Running { started } => Progress::Running { started },
-                Held::Ready { oldest, place } => Progress::Ready { oldest, place },
+            let status = match held {
+                HeldGroup::Running { started } => GroupStatus::Running { started },
+                HeldGroup::Ready { oldest, completion_index } => {
+                    GroupStatus::Ready { oldest, completion_index }
+                }
             };
-            AliveGroup { ticket, progress }
+            OpenGroup { ticket, status }
         });
-        let put_off = self.put_off.iter().map(|&ticket| AliveGroup { ticket, progress: Progress::PutOff });
-        let mut alive: Vec<AliveGroup> = held.chain(put_off).collect();
-        alive.sort_unstable_by_key(|g| g.ticket);
-        alive
+        let deferred =
+            self.deferred.iter().map(|&ticket| OpenGroup { ticket, status: GroupStatus::Deferred });
+        let mut groups: Vec<OpenGroup> = held.chain(deferred).collect();
+        groups.sort_unstable_by_key(|g| g.ticket);
+        groups
     }
 
-    /// Groups that run or are ready.
+    /// Number of groups running or ready.
     pub(crate) fn held(&self) -> usize {
         self.held.len()
     }
@@ -91,65 +93,65 @@ impl Groups {
         self.held.len() - self.running
     }
 
-    pub(crate) fn put_off(&self) -> usize {
-        self.put_off.len()
+    pub(crate) fn deferred(&self) -> usize {
+        self.deferred.len()
     }
 
-    /// The running groups, by ticket.
+    /// Tickets of the running groups, ascending.
     pub(crate) fn running_tickets(&self) -> impl Iterator<Item = Ticket> {
-        self.held.iter().filter(|(_, h)| matches!(h, Held::Running { .. })).map(|(ticket, _)| ticket)
+        self.held.iter().filter(|(_, h)| matches!(h, HeldGroup::Running { .. })).map(|(ticket, _)| ticket)
     }
 
-    /// The version under which a running group started.
+    /// The version that a running group started with.
     pub(crate) fn started(&self, ticket: Ticket) -> Option<PolicyVersion> {
         match self.held.get(ticket) {
-            Some(Held::Running { started }) => Some(started),
+            Some(HeldGroup::Running { started }) => Some(started),
             _ => None,
         }
     }
 
-    /// The group with the oldest version.
+    /// The held group with the oldest version.
     pub(crate) fn oldest(&self) -> Option<(PolicyVersion, Ticket)> {
         self.by_age.first()
     }
 
-    /// A group begins to run.
+    /// Adds a running group.
     pub(crate) fn start(&mut self, ticket: Ticket, version: PolicyVersion) {
-        self.held.insert(ticket, Held::Running { started: version });
+        self.held.insert(ticket, HeldGroup::Running { started: version });
         self.running += 1;
         self.by_age.insert(version, ticket);
         self.order.started(ticket);
     }
 
-    /// A running group becomes ready. False when it does not run.
-    pub(crate) fn complete(&mut self, ticket: Ticket, oldest: PolicyVersion, place: u64) -> bool {
+    /// Makes a running group ready. Returns false if it is not running.
+    pub(crate) fn complete(&mut self, ticket: Ticket, oldest: PolicyVersion, completion_index: u64) -> bool {
         let Some(held) = self.held.get_mut(ticket) else { return false };
-        let Held::Running { started } = *held else { return false };
-        *held = Held::Ready { oldest, place };
+        let HeldGroup::Running { started } = *held else { return false };
+        *held = HeldGroup::Ready { oldest, completion_index };
         self.running -= 1;
         if oldest != started {
             self.by_age.remove(started, ticket);
             self.by_age.insert(oldest, ticket);
         }
-        self.order.completed(ticket, place, &self.held);
+        self.order.completed(ticket, completion_index, &self.held);
         true
     }
 
-    /// A group that is held goes.
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Held> {
+    /// Removes a held group.
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<HeldGroup> {
         let held = self.held.remove(ticket)?;
         self.by_age.remove(held.oldest(), ticket);
         match held {
-            Held::Running { .. } => {
+            HeldGroup::Running { .. } => {
                 self.running -= 1;
-                self.order.cancelled(ticket, &self.held);
+                self.order.running_removed(ticket, &self.held);
             }
-            Held::Ready { place, .. } => self.order.withdrawn(ticket, place),
+            HeldGroup::Ready { completion_index, .. } => self.order.ready_removed(ticket, completion_index),
         }
         Some(held)
     }
 
-    /// Takes a batch out, if there is one.
+    /// Removes and returns the next batch, if enough groups are ready.
     pub(crate) fn take_batch(&mut self, size: usize) -> Option<Vec<Ticket>> {
         let tickets = self.order.take(size, &self.held)?;
         for ticket in &tickets {
@@ -160,22 +162,22 @@ impl Groups {
         Some(tickets)
     }
 
-    /// Keeps the ticket of a group that was removed, to start it again.
-    pub(crate) fn keep_for_later(&mut self, ticket: Ticket) {
-        self.put_off.insert(ticket);
+    /// Adds the ticket of a removed group to the deferred ones.
+    pub(crate) fn defer(&mut self, ticket: Ticket) {
+        self.deferred.insert(ticket);
     }
 
-    /// The lowest ticket that was put off.
-    pub(crate) fn take_put_off(&mut self) -> Option<Ticket> {
-        self.put_off.pop_first()
+    /// Removes and returns the lowest deferred ticket.
+    pub(crate) fn take_deferred(&mut self) -> Option<Ticket> {
+        self.deferred.pop_first()
     }
 
-    /// Takes every group out, by ticket.
+    /// Removes every group and returns their tickets, ascending.
     pub(crate) fn clear(&mut self) -> Vec<Ticket> {
-        let tickets = self.alive().into_iter().map(|g| g.ticket).collect();
+        let tickets = self.open_groups().into_iter().map(|g| g.ticket).collect();
         self.held.clear();
         self.by_age.clear();
-        self.put_off.clear();
+        self.deferred.clear();
         self.running = 0;
         self.order.clear();
         tickets

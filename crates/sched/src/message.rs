@@ -1,73 +1,74 @@
 use rloom_core::{PolicyVersion, Ticket};
 use serde::{Deserialize, Serialize};
 
-/// How a ticket ended.
+/// Final outcome of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// In a batch that was trained and published.
+    /// Part of a batch that was trained and published.
     Trained,
-    /// Taken out before training, its rewards carry nothing.
+    /// Removed before training because its rewards carry no signal.
     Filtered,
-    /// Too old for any batch that is still to be cut.
+    /// Too old for every batch still to be cut.
     Stale,
     /// Could not be generated or scored.
     Failed,
-    /// Alive when the last batch of the stage was cut.
+    /// Still open when the last batch of the stage was cut.
     Surplus,
 }
 
-/// What happened in the world. Groups may be reported at any time, also beside training, evaluation and saving.
+/// Input of the scheduler. Group events may arrive at any time, including during training, evaluation and checkpointing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// The driver is ready for commands: first of all events, also after a resume. A request to stop that comes before
-    /// it is heeded then.
+pub enum SchedulerEvent {
+    /// The driver accepts commands. The first event of every attempt, except that a stop request may precede it; that
+    /// request then takes effect here.
     Begin,
-    /// A group is generated and scored.
+    /// A group was generated and scored.
     GroupReady {
-        /// Which.
+        /// Ticket of the group.
         ticket: Ticket,
-        /// The oldest version among its policy tokens; the current one when it has none.
+        /// The oldest version among its policy tokens; the current version when it has none.
         oldest: PolicyVersion,
     },
-    /// A group was taken out before training.
+    /// A group was removed before training.
     GroupFiltered(Ticket),
     /// A group could not be generated or scored.
     GroupFailed(Ticket),
-    /// The batch that was cut is trained and its weights are published.
+    /// The batch in flight was trained and its weights were published.
     BatchTrained,
-    /// The evaluation that was asked for is done.
+    /// The requested evaluation finished.
     Evaluated,
-    /// The checkpoint that was asked for is durable.
+    /// The requested checkpoint is durable.
     Checkpointed,
-    /// Finish the batch under way, save, and end.
+    /// Finish the current batch, save a checkpoint and end the stage.
     StopRequested,
-    /// Go on after all, also when the stage has ended on request: the history of a run that was stopped and resumed is
-    /// told as one.
+    /// Cancels a stop request, even if the stage has already ended because of it. Used to replay the history of a run
+    /// that was stopped and resumed as one sequence of events.
     StopWithdrawn,
 }
 
-/// What the driver is to do, in this order.
+/// Output of the scheduler, to be executed in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
-    /// Generate and score a group; again for one that was put off, or that was running when the process died.
+pub enum SchedulerCommand {
+    /// Generate and score a group. Issued again for a group that was deferred, or that was running when the process
+    /// died.
     StartGroup(Ticket),
-    /// Cancel a running group and forget what it has: it will be started again, under a later version.
-    PutOff(Ticket),
-    /// Train on these groups, publish, then report [`Event::BatchTrained`].
+    /// Cancel a running group and discard its episodes. It starts again later, with a newer version.
+    Defer(Ticket),
+    /// Train on these groups, publish the weights, then send [`SchedulerEvent::BatchTrained`].
     TrainBatch {
-        /// The batch's number, from 0: the version that it starts from.
+        /// Number of the batch, from 0: the version that training starts from.
         batch: u64,
         /// Its groups in training order.
         tickets: Vec<Ticket>,
     },
-    /// A ticket ended without being trained: it is cancelled if it runs, and what is kept of it can go.
+    /// The ticket ended without being trained on: cancel it if it is running and discard its data.
     Drop(Ticket, End),
-    /// Evaluate this version, then report [`Event::Evaluated`].
+    /// Evaluate this version, then send [`SchedulerEvent::Evaluated`].
     Evaluate(PolicyVersion),
-    /// Save this version with [`Scheduler::state`](crate::Scheduler::state) as it is now, then report
-    /// [`Event::Checkpointed`].
+    /// Save this version together with the current [`Scheduler::state`](crate::Scheduler::state), then send
+    /// [`SchedulerEvent::Checkpointed`].
     Checkpoint(PolicyVersion),
-    /// The stage is over. Every ticket has ended, or the stage was asked to stop and the checkpoint has the others.
+    /// The stage is over. Every ticket has ended, or a stop was requested and the checkpoint contains the open groups.
     Finish,
 }

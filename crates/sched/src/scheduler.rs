@@ -1,49 +1,52 @@
 use rloom_core::{PolicyVersion, Ticket};
 
 use crate::groups::Groups;
-use crate::state::UnderWay;
-use crate::{Command, End, Event, SchedError, SchedulerSettings, SchedulerState};
+use crate::state::InFlightWork;
+use crate::{
+    End, GroupEvent, SchedError, SchedulerCommand, SchedulerEvent, SchedulerSettings, SchedulerState,
+    WorkKind,
+};
 
-/// The state machine of one stage. An event costs the logarithm of the number of groups that are alive, and as much
-/// again for each command that it gives.
+/// The state machine of one stage. An event costs O(log n) in the number of open groups, and as much again per command
+/// returned.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
     pub(crate) settings: SchedulerSettings,
     pub(crate) version: PolicyVersion,
     pub(crate) next_ticket: Ticket,
     pub(crate) groups: Groups,
-    pub(crate) under_way: UnderWay,
-    /// Whether the groups that run are those that were put off.
-    pub(crate) put_off_round: bool,
+    pub(crate) in_flight: InFlightWork,
+    /// True while the running groups are those that were deferred.
+    pub(crate) deferred_round: bool,
     completions: u64,
     evaluated: Option<PolicyVersion>,
     saved: Option<PolicyVersion>,
-    /// The version at which a stop ends the stage early.
+    /// Version at which a stop request ends the stage early.
     stop_at: Option<u64>,
     begun: bool,
     finished: bool,
 }
 
-/// How many groups are where.
+/// Number of groups in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Generated and scored at present.
+    /// Being generated and scored.
     pub running: usize,
     /// Waiting for their batch.
     pub ready: usize,
-    /// Cancelled, to start again.
-    pub put_off: usize,
-    /// In the batch that is trained at present.
+    /// Cancelled, to be started again.
+    pub deferred: usize,
+    /// In the batch being trained.
     pub in_batch: usize,
 }
 
 impl Scheduler {
-    /// A stage that begins.
+    /// Creates the scheduler of a new stage.
     pub fn new(settings: SchedulerSettings) -> Result<Self, SchedError> {
         Self::resume(settings, SchedulerState::default())
     }
 
-    /// A stage that goes on from where `state` was taken.
+    /// Resumes a stage from a saved state.
     pub fn resume(settings: SchedulerSettings, state: SchedulerState) -> Result<Self, SchedError> {
         settings.validate()?;
         state.validate(&settings)?;
@@ -52,8 +55,8 @@ impl Scheduler {
             version: state.version,
             next_ticket: state.next_ticket,
             groups: Groups::restore(&state, settings.cut_order),
-            under_way: state.under_way,
-            put_off_round: state.put_off_round,
+            in_flight: state.in_flight,
+            deferred_round: state.deferred_round,
             completions: state.completions,
             evaluated: state.evaluated,
             saved: state.saved,
@@ -63,15 +66,15 @@ impl Scheduler {
         })
     }
 
-    /// What a checkpoint must hold to resume from here.
+    /// The state that a checkpoint must contain to resume from here.
     pub fn state(&self) -> SchedulerState {
         SchedulerState {
             version: self.version,
             next_ticket: self.next_ticket,
-            alive: self.groups.alive(),
+            open_groups: self.groups.open_groups(),
             completions: self.completions,
-            under_way: self.under_way.clone(),
-            put_off_round: self.put_off_round,
+            in_flight: self.in_flight.clone(),
+            deferred_round: self.deferred_round,
             evaluated: self.evaluated,
             saved: self.saved,
         }
@@ -82,61 +85,69 @@ impl Scheduler {
         self.version
     }
 
-    /// How many groups are where.
+    /// Number of groups in each state.
     pub fn counts(&self) -> Counts {
         Counts {
             running: self.groups.running(),
             ready: self.groups.ready(),
-            put_off: self.groups.put_off(),
+            deferred: self.groups.deferred(),
             in_batch: self.in_batch(),
         }
     }
 
-    /// The version under which a group started that still runs.
+    /// The version that a running group started with; `None` if the group is not running.
     pub fn started(&self, ticket: Ticket) -> Option<PolicyVersion> {
         self.groups.started(ticket)
     }
 
-    /// Takes an event and says what to do next.
-    pub fn handle(&mut self, event: Event) -> Result<Vec<Command>, SchedError> {
+    /// Processes an event and returns the commands it causes.
+    pub fn handle(&mut self, event: SchedulerEvent) -> Result<Vec<SchedulerCommand>, SchedError> {
         let mut commands = Vec::new();
         self.handle_into(event, &mut commands)?;
         Ok(commands)
     }
 
-    /// [`handle`](Self::handle) for callers with many events: appends to `commands`.
-    pub fn handle_into(&mut self, event: Event, commands: &mut Vec<Command>) -> Result<(), SchedError> {
+    /// Like [`handle`](Self::handle), but appends to `commands` so that the buffer can be reused.
+    pub fn handle_into(
+        &mut self,
+        event: SchedulerEvent,
+        commands: &mut Vec<SchedulerCommand>,
+    ) -> Result<(), SchedError> {
         match event {
-            Event::Begin => self.begin(commands)?,
-            Event::GroupReady { ticket, oldest } => {
+            SchedulerEvent::Begin => self.begin(commands)?,
+            SchedulerEvent::GroupReady { ticket, oldest } => {
                 if !self.groups.complete(ticket, oldest, self.completions) {
-                    return Err(SchedError::NotRunning { ticket, what: "ready" });
+                    return Err(SchedError::NotRunning { ticket, event: GroupEvent::Ready });
                 }
                 self.completions += 1;
-                self.end_hopeless(commands);
+                self.drop_untrainable(commands);
             }
-            Event::GroupFiltered(ticket) => self.replace(ticket, "filtered", End::Filtered, commands)?,
-            Event::GroupFailed(ticket) => self.replace(ticket, "failed", End::Failed, commands)?,
-            Event::BatchTrained => {
-                if !matches!(self.under_way, UnderWay::Training(_)) {
-                    return Err(SchedError::NotAsked("batch trained"));
+            SchedulerEvent::GroupFiltered(ticket) => {
+                self.drop_running(ticket, GroupEvent::Filtered, End::Filtered, commands)?;
+            }
+            SchedulerEvent::GroupFailed(ticket) => {
+                self.drop_running(ticket, GroupEvent::Failed, End::Failed, commands)?;
+            }
+            SchedulerEvent::BatchTrained => {
+                if !matches!(self.in_flight, InFlightWork::Training(_)) {
+                    return Err(SchedError::NotInFlight(WorkKind::Training));
                 }
-                self.under_way = UnderWay::Nothing;
+                self.in_flight = InFlightWork::Nothing;
                 self.version.0 += 1;
             }
-            Event::Evaluated => {
-                self.done(&UnderWay::Evaluating, "evaluated")?;
+            SchedulerEvent::Evaluated => {
+                self.complete_work(&InFlightWork::Evaluating, WorkKind::Evaluation)?;
                 self.evaluated = Some(self.version);
             }
-            Event::Checkpointed => {
-                self.done(&UnderWay::Saving, "checkpointed")?;
+            SchedulerEvent::Checkpointed => {
+                self.complete_work(&InFlightWork::Checkpointing, WorkKind::Checkpoint)?;
                 self.saved = Some(self.version);
             }
-            Event::StopRequested => {
-                let batch_under_way = self.in_batch() + self.groups.held() > 0;
-                self.stop_at.get_or_insert(self.version.0 + u64::from(batch_under_way));
+            SchedulerEvent::StopRequested => {
+                let batch_in_flight = self.in_batch() + self.groups.held() > 0;
+                self.stop_at.get_or_insert(self.version.0 + u64::from(batch_in_flight));
             }
-            Event::StopWithdrawn => {
+            SchedulerEvent::StopWithdrawn => {
                 self.stop_at = None;
                 self.finished = false;
             }
@@ -145,67 +156,68 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Says again what a resumed stage had under way.
-    fn begin(&mut self, commands: &mut Vec<Command>) -> Result<(), SchedError> {
+    /// Reissues the commands that a resumed stage had in flight.
+    fn begin(&mut self, commands: &mut Vec<SchedulerCommand>) -> Result<(), SchedError> {
         if std::mem::replace(&mut self.begun, true) {
-            return Err(SchedError::BegunTwice);
+            return Err(SchedError::AlreadyBegun);
         }
-        self.end_hopeless(commands);
-        commands.extend(self.groups.running_tickets().map(Command::StartGroup));
-        match &self.under_way {
-            UnderWay::Nothing => {}
-            UnderWay::Training(tickets) => {
-                commands.push(Command::TrainBatch { batch: self.version.0, tickets: tickets.clone() });
+        self.drop_untrainable(commands);
+        commands.extend(self.groups.running_tickets().map(SchedulerCommand::StartGroup));
+        match &self.in_flight {
+            InFlightWork::Nothing => {}
+            InFlightWork::Training(tickets) => {
+                commands
+                    .push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets: tickets.clone() });
             }
-            UnderWay::Evaluating => commands.push(Command::Evaluate(self.version)),
-            UnderWay::Saving => commands.push(Command::Checkpoint(self.version)),
+            InFlightWork::Evaluating => commands.push(SchedulerCommand::Evaluate(self.version)),
+            InFlightWork::Checkpointing => commands.push(SchedulerCommand::Checkpoint(self.version)),
         }
         Ok(())
     }
 
-    /// A running group ends before its time; admission starts another.
-    fn replace(
+    /// Ends a running group early; admission starts a replacement.
+    fn drop_running(
         &mut self,
         ticket: Ticket,
-        what: &'static str,
+        event: GroupEvent,
         end: End,
-        commands: &mut Vec<Command>,
+        commands: &mut Vec<SchedulerCommand>,
     ) -> Result<(), SchedError> {
         if self.groups.started(ticket).is_none() {
-            return Err(SchedError::NotRunning { ticket, what });
+            return Err(SchedError::NotRunning { ticket, event });
         }
         if self.settings.pin_version {
-            return Err(SchedError::Pinned { ticket, what });
+            return Err(SchedError::Pinned { ticket, event });
         }
         self.groups.remove(ticket);
-        commands.push(Command::Drop(ticket, end));
+        commands.push(SchedulerCommand::Drop(ticket, end));
         Ok(())
     }
 
-    fn done(&mut self, what: &UnderWay, name: &'static str) -> Result<(), SchedError> {
-        if self.under_way != *what {
-            return Err(SchedError::NotAsked(name));
+    fn complete_work(&mut self, work: &InFlightWork, kind: WorkKind) -> Result<(), SchedError> {
+        if self.in_flight != *work {
+            return Err(SchedError::NotInFlight(kind));
         }
-        self.under_way = UnderWay::Nothing;
+        self.in_flight = InFlightWork::Nothing;
         Ok(())
     }
 
-    /// Groups of the batch that is trained at present.
+    /// Number of groups in the batch being trained.
     pub(crate) fn in_batch(&self) -> usize {
-        match &self.under_way {
-            UnderWay::Training(tickets) => tickets.len(),
+        match &self.in_flight {
+            InFlightWork::Training(tickets) => tickets.len(),
             _ => 0,
         }
     }
 
-    /// The version at which this stage ends, by count or by request.
-    pub(crate) fn last(&self) -> u64 {
+    /// Version at which the stage ends, by its settings or by request.
+    pub(crate) fn final_version(&self) -> u64 {
         self.stop_at.map_or(self.settings.batches, |stop| stop.min(self.settings.batches))
     }
 
-    /// Whether the training of this stage is over.
-    fn over(&self) -> bool {
-        self.version.0 >= self.last()
+    /// True once the stage has trained its last batch.
+    fn training_finished(&self) -> bool {
+        self.version.0 >= self.final_version()
     }
 
     fn due(every: u64, version: PolicyVersion) -> bool {
@@ -221,36 +233,36 @@ impl Scheduler {
     }
 
     fn checkpoint_due(&self) -> bool {
-        // Version 0 of a stage is its input: there is nothing new to save.
+        // Version 0 of a stage is its input, so there is nothing new to save.
         self.version.0 > 0
             && self.saved != Some(self.version)
-            && (Self::due(self.settings.checkpoint_every, self.version) || self.over())
+            && (Self::due(self.settings.checkpoint_every, self.version) || self.training_finished())
     }
 
-    fn advance(&mut self, commands: &mut Vec<Command>) {
+    fn advance(&mut self, commands: &mut Vec<SchedulerCommand>) {
         if self.finished || !self.begun {
             return;
         }
-        if self.under_way == UnderWay::Nothing {
-            self.proceed(commands);
+        if self.in_flight == InFlightWork::Nothing {
+            self.start_next_work(commands);
         }
-        // A group that starts beside training is for a later batch, so it is a version old at least when it is trained.
-        if self.under_way != UnderWay::Nothing && self.settings.max_staleness > 0 {
+        // A group that starts during training joins a later batch, so it is at least one version old when trained.
+        if self.in_flight != InFlightWork::Nothing && self.settings.max_staleness > 0 {
             self.admit(commands);
         }
     }
 
-    /// The next thing to be done, when nothing is.
-    fn proceed(&mut self, commands: &mut Vec<Command>) {
+    /// Starts the next evaluation, checkpoint or batch while no work is in flight.
+    fn start_next_work(&mut self, commands: &mut Vec<SchedulerCommand>) {
         if self.evaluation_due() {
-            self.under_way = UnderWay::Evaluating;
-            commands.push(Command::Evaluate(self.version));
+            self.in_flight = InFlightWork::Evaluating;
+            commands.push(SchedulerCommand::Evaluate(self.version));
         } else if self.checkpoint_due() {
-            self.under_way = UnderWay::Saving;
-            commands.push(Command::Checkpoint(self.version));
-        } else if self.over() {
+            self.in_flight = InFlightWork::Checkpointing;
+            commands.push(SchedulerCommand::Checkpoint(self.version));
+        } else if self.training_finished() {
             self.finished = true;
-            commands.push(Command::Finish);
+            commands.push(SchedulerCommand::Finish);
         } else {
             self.choose_round();
             self.admit(commands);

@@ -1,75 +1,99 @@
 use serde::{Deserialize, Serialize};
 
-use crate::SchedError;
+use crate::{Requirement, SchedError, ScheduleSettings};
 
-/// The order in which ready groups make batches.
+/// Order in which ready groups form batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutOrder {
     /// By ticket: batches do not depend on which group finished first.
     #[default]
     Ticket,
-    /// By completion: a slow group delays nobody.
+    /// By completion: a slow group does not delay the others.
     Completion,
 }
 
-/// What becomes of a running group that can no longer be trained in time.
+/// Policy for running groups that can no longer be trained in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stragglers {
-    /// It ends as [`End::Stale`](crate::End::Stale).
+    /// Ends them as [`End::Stale`](crate::End::Stale).
     #[default]
     Drop,
-    /// It is cancelled and starts again later, in a batch that has none but such groups (tail batching).
-    PutOff,
+    /// Cancels them and starts them again later, in a batch of deferred groups only (tail batching).
+    Defer,
 }
 
-/// What the scheduler of one stage is told.
+/// Settings of the scheduler for one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerSettings {
-    /// Groups in a batch (`B`), at least 1.
-    pub batch_groups: u64,
+    /// Groups per batch (`B`), at least 1.
+    pub groups_per_batch: u64,
     /// Batches to train.
     pub batches: u64,
-    /// Bound on the age of a trained group, in versions (`η`).
+    /// Maximum age of a trained group, in versions (`η`).
     pub max_staleness: u64,
-    /// Start group `t` under version `max(0, ⌊t/B⌋ − η)` and no other, so that what it samples does not depend on
-    /// timing. Needs ticket order and no over-sampling; a group that is filtered or fails is then an error.
+    /// Starts group `t` with version `max(0, ⌊t/B⌋ − η)` only, so that its samples do not depend on timing. Requires
+    /// ticket order and no over-sampling; a group that is filtered or fails is then an error.
     pub pin_version: bool,
-    /// Groups that may run beyond what the batches need.
+    /// Groups that may run beyond the number that the batches need.
     pub oversample: u64,
-    /// How batches are cut.
+    /// Order in which ready groups form batches.
     pub cut_order: CutOrder,
-    /// What becomes of groups too slow for their batch. [`Stragglers::PutOff`] needs `max_staleness` 0, completion
-    /// order and over-sampling.
+    /// Policy for groups too slow for their batch. [`Stragglers::Defer`] requires `max_staleness` 0, completion order
+    /// and over-sampling.
     pub stragglers: Stragglers,
-    /// Evaluate every so many batches (0: never), at the start and at the end too.
+    /// Batches between evaluations, which also happen at the start and the end; 0 for none.
     pub evaluate_every: u64,
-    /// Save every so many batches (0: at the end alone).
+    /// Batches between checkpoints; 0 saves at the end only.
     pub checkpoint_every: u64,
 }
 
 impl SchedulerSettings {
-    /// Refuses what no run can have.
+    /// Combines a stage's `[schedule]` with its batch size, length and intervals.
+    ///
+    /// At `max_staleness = 0` every group already runs with the version of its batch, so pinning has no effect there, and
+    /// replacements stay possible.
+    pub fn new(
+        schedule: &ScheduleSettings,
+        groups_per_batch: u64,
+        batches: u64,
+        evaluate_every: u64,
+        checkpoint_every: u64,
+    ) -> Self {
+        Self {
+            groups_per_batch,
+            batches,
+            max_staleness: schedule.max_staleness,
+            pin_version: schedule.pin_version && schedule.overlaps(),
+            oversample: schedule.oversample,
+            cut_order: schedule.cut_order,
+            stragglers: schedule.stragglers,
+            evaluate_every,
+            checkpoint_every,
+        }
+    }
+
+    /// Rejects contradictory settings.
     pub fn validate(&self) -> Result<(), SchedError> {
-        if self.batch_groups == 0 {
+        if self.groups_per_batch == 0 {
             return Err(SchedError::EmptyBatch);
         }
         if self.pin_version && self.cut_order != CutOrder::Ticket {
-            return Err(SchedError::PinNeeds("batches cut in ticket order"));
+            return Err(SchedError::PinRequires(Requirement::TicketOrder));
         }
         if self.pin_version && self.oversample > 0 {
-            return Err(SchedError::PinNeeds("no over-sampling"));
+            return Err(SchedError::PinRequires(Requirement::NoOversampling));
         }
-        if self.stragglers == Stragglers::PutOff {
+        if self.stragglers == Stragglers::Defer {
             if self.max_staleness > 0 {
-                return Err(SchedError::PutOffNeeds("a staleness bound of 0"));
+                return Err(SchedError::DeferRequires(Requirement::NoStaleness));
             }
             if self.cut_order != CutOrder::Completion {
-                return Err(SchedError::PutOffNeeds("batches cut in completion order"));
+                return Err(SchedError::DeferRequires(Requirement::CompletionOrder));
             }
             if self.oversample == 0 {
-                return Err(SchedError::PutOffNeeds("over-sampling"));
+                return Err(SchedError::DeferRequires(Requirement::Oversampling));
             }
         }
         Ok(())

@@ -3,129 +3,140 @@ use std::collections::BTreeSet;
 use rloom_core::{PolicyVersion, Ticket};
 use serde::{Deserialize, Serialize};
 
-use crate::{SchedError, SchedulerSettings, Stragglers};
+use crate::{SchedError, SchedulerSettings, StateDefect, Stragglers};
 
-/// All that a scheduler knows, but for a request to stop: [`Scheduler::resume`](crate::Scheduler::resume) from it and the
-/// same events give the same commands.
+/// Complete state of a scheduler except for a stop request: after [`Scheduler::resume`](crate::Scheduler::resume) the same
+/// events give the same commands.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SchedulerState {
     /// Batches trained and published.
     pub version: PolicyVersion,
-    /// The next ticket to give out.
+    /// Next ticket to issue.
     pub next_ticket: Ticket,
-    /// Tickets given out, not ended and in no batch, in order.
-    pub alive: Vec<AliveGroup>,
-    /// Groups that became ready so far.
+    /// Groups with a ticket that have neither ended nor been cut into a batch, by ticket.
+    pub open_groups: Vec<OpenGroup>,
+    /// Groups that have become ready so far.
     #[serde(default)]
     pub completions: u64,
-    /// What was asked for and is not done.
+    /// Work requested and not reported as complete.
     #[serde(default)]
-    pub under_way: UnderWay,
-    /// Whether the groups that run are those that were put off.
+    pub in_flight: InFlightWork,
+    /// True while the running groups are those that were deferred.
     #[serde(default)]
-    pub put_off_round: bool,
-    /// The last version that was evaluated.
+    pub deferred_round: bool,
+    /// Last version that was evaluated.
     pub evaluated: Option<PolicyVersion>,
-    /// The last version that the scheduler knows to be saved.
+    /// Last version known to be saved.
     #[serde(default)]
     pub saved: Option<PolicyVersion>,
 }
 
-/// A ticket that has not ended.
+/// A group that has not ended and is in no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AliveGroup {
-    /// The ticket.
+pub struct OpenGroup {
+    /// Ticket of the group.
     pub ticket: Ticket,
-    /// How far it is.
-    pub progress: Progress,
+    /// Progress of the group.
+    pub status: GroupStatus,
 }
 
-/// How far a group is.
+/// Progress of an open group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Progress {
-    /// It is generated and scored.
+pub enum GroupStatus {
+    /// Being generated and scored.
     Running {
-        /// The version under which it started.
+        /// Version the group started with.
         started: PolicyVersion,
     },
-    /// It waits for its batch.
+    /// Waiting for its batch.
     Ready {
         /// The oldest version among its policy tokens.
         oldest: PolicyVersion,
-        /// Its place in the order of completion, from 0.
-        place: u64,
+        /// Position in the order of completion, from 0.
+        completion_index: u64,
     },
-    /// It was cancelled and will start again.
-    PutOff,
+    /// Cancelled, to be started again.
+    Deferred,
 }
 
-/// What the driver was asked to do and has not reported as done. One thing at a time.
+/// Work that the driver was asked to do and has not reported as complete. One item at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum UnderWay {
-    /// Nothing.
+pub enum InFlightWork {
+    /// No work.
     #[default]
     Nothing,
-    /// A batch is trained and published.
+    /// Training and publishing a batch of these groups.
     Training(Vec<Ticket>),
-    /// The policy is evaluated.
+    /// Evaluating the current version.
     Evaluating,
-    /// The policy is saved.
-    Saving,
+    /// Saving the current version.
+    Checkpointing,
 }
 
 impl SchedulerState {
-    /// Mends a state whose ready group was lost: it runs under the state's version, and [`Event::Begin`] starts it.
-    /// False when no such ticket is ready.
+    /// Repairs a state whose ready group was lost: the group becomes running with the state's version, and
+    /// [`SchedulerEvent::Begin`] starts it again. Returns false if the ticket is not ready.
     ///
-    /// [`Event::Begin`]: crate::Event::Begin
-    pub fn forget(&mut self, ticket: Ticket) -> bool {
+    /// [`SchedulerEvent::Begin`]: crate::SchedulerEvent::Begin
+    pub fn restart_group(&mut self, ticket: Ticket) -> bool {
         let version = self.version;
-        let ready = |g: &&mut AliveGroup| g.ticket == ticket && matches!(g.progress, Progress::Ready { .. });
-        match self.alive.iter_mut().find(ready) {
+        let ready = |g: &&mut OpenGroup| g.ticket == ticket && matches!(g.status, GroupStatus::Ready { .. });
+        match self.open_groups.iter_mut().find(ready) {
             Some(group) => {
-                group.progress = Progress::Running { started: version };
+                group.status = GroupStatus::Running { started: version };
                 true
             }
             None => false,
         }
     }
 
-    /// Refuses a state that no scheduler with these settings can have had.
+    /// Rejects a state that no scheduler with these settings can have.
     pub(crate) fn validate(&self, settings: &SchedulerSettings) -> Result<(), SchedError> {
-        let refuse = |what| Err(SchedError::ImpossibleState(what));
-        if !self.alive.iter().map(|g| g.ticket).is_sorted_by(|a, b| a < b) {
-            return refuse("its tickets are not in order");
+        if !self.open_groups.iter().map(|g| g.ticket).is_sorted_by(|a, b| a < b) {
+            return Err(StateDefect::TicketOrder.into());
         }
-        if self.alive.last().is_some_and(|g| g.ticket >= self.next_ticket) {
-            return refuse("it has a ticket that was not given out");
+        if let Some(last) = self.open_groups.last().filter(|g| g.ticket >= self.next_ticket) {
+            return Err(StateDefect::TicketNotIssued(last.ticket).into());
         }
-        let mut places = BTreeSet::new();
-        for group in &self.alive {
-            match group.progress {
-                Progress::Running { started } if started > self.version => {
-                    return refuse("a group started under a version that there is not");
+        self.validate_groups(settings)?;
+        self.validate_batch(settings)?;
+        Ok(())
+    }
+
+    fn validate_groups(&self, settings: &SchedulerSettings) -> Result<(), StateDefect> {
+        let mut indices = BTreeSet::new();
+        for group in &self.open_groups {
+            match group.status {
+                GroupStatus::Running { started } if started > self.version => {
+                    return Err(StateDefect::UnknownVersion(group.ticket));
                 }
-                Progress::Ready { place, .. } if place >= self.completions || !places.insert(place) => {
-                    return refuse("the order in which its groups completed is broken");
+                GroupStatus::Ready { completion_index, .. }
+                    if completion_index >= self.completions || !indices.insert(completion_index) =>
+                {
+                    return Err(StateDefect::CompletionOrder);
                 }
-                Progress::PutOff if settings.stragglers != Stragglers::PutOff => {
-                    return refuse("it has groups that were put off, and the settings put none off");
+                GroupStatus::Deferred if settings.stragglers != Stragglers::Defer => {
+                    return Err(StateDefect::Deferred(group.ticket));
                 }
                 _ => {}
             }
         }
-        if let UnderWay::Training(tickets) = &self.under_way {
-            if tickets.len() as u64 != settings.batch_groups {
-                return refuse("the batch that is trained has another size than the settings say");
-            }
-            let distinct: BTreeSet<Ticket> = tickets.iter().copied().collect();
-            let alive = |t: &Ticket| self.alive.binary_search_by_key(t, |g| g.ticket).is_ok();
-            if distinct.len() < tickets.len() || tickets.iter().any(|t| *t >= self.next_ticket || alive(t)) {
-                return refuse("the batch that is trained has a ticket that cannot be in it");
-            }
-        }
         Ok(())
+    }
+
+    fn validate_batch(&self, settings: &SchedulerSettings) -> Result<(), StateDefect> {
+        let InFlightWork::Training(tickets) = &self.in_flight else { return Ok(()) };
+        let (found, expected) = (tickets.len() as u64, settings.groups_per_batch);
+        if found != expected {
+            return Err(StateDefect::BatchSize { found, expected });
+        }
+        let mut distinct = BTreeSet::new();
+        let open = |t: &Ticket| self.open_groups.binary_search_by_key(t, |g| g.ticket).is_ok();
+        match tickets.iter().find(|t| !distinct.insert(**t) || **t >= self.next_ticket || open(t)) {
+            Some(invalid) => Err(StateDefect::BatchTicket(*invalid)),
+            None => Ok(()),
+        }
     }
 }

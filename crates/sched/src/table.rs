@@ -2,15 +2,15 @@ use std::collections::BTreeMap;
 
 use rloom_core::Ticket;
 
-use crate::groups::Held;
+use crate::groups::HeldGroup;
 
-/// Tickets of one page.
+/// Tickets per page.
 const PAGE: usize = 64;
 
-/// The groups that hold a place, by ticket.
+/// Map from ticket to held group.
 ///
-/// Tickets are given out in order, so those alive lie close together: a page of neighbours is one allocation, found in
-/// a map so small that it stays in the processor's cache. A page whose last group goes, goes too.
+/// Tickets are issued in order, so those of held groups lie close together: a page of neighbours is one allocation, found
+/// through a map small enough to stay in the processor's cache. An empty page is freed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pages: BTreeMap<u64, Page>,
@@ -19,7 +19,7 @@ pub(crate) struct Table {
 
 #[derive(Debug, Clone)]
 struct Page {
-    slots: Box<[Option<Held>; PAGE]>,
+    slots: Box<[Option<HeldGroup>; PAGE]>,
     len: usize,
 }
 
@@ -28,19 +28,19 @@ impl Table {
         self.len
     }
 
-    pub(crate) fn get(&self, ticket: Ticket) -> Option<Held> {
-        let (page, slot) = place(ticket);
+    pub(crate) fn get(&self, ticket: Ticket) -> Option<HeldGroup> {
+        let (page, slot) = position(ticket);
         self.pages.get(&page)?.slots[slot]
     }
 
-    pub(crate) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Held> {
-        let (page, slot) = place(ticket);
+    pub(crate) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut HeldGroup> {
+        let (page, slot) = position(ticket);
         self.pages.get_mut(&page)?.slots[slot].as_mut()
     }
 
-    /// Puts in a ticket that is not there.
-    pub(crate) fn insert(&mut self, ticket: Ticket, held: Held) {
-        let (page, slot) = place(ticket);
+    /// Inserts a ticket that is not in the table.
+    pub(crate) fn insert(&mut self, ticket: Ticket, held: HeldGroup) {
+        let (page, slot) = position(ticket);
         let page = self.pages.entry(page).or_insert_with(|| Page { slots: Box::new([None; PAGE]), len: 0 });
         if page.slots[slot].replace(held).is_none() {
             page.len += 1;
@@ -48,8 +48,8 @@ impl Table {
         }
     }
 
-    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<Held> {
-        let (number, slot) = place(ticket);
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> Option<HeldGroup> {
+        let (number, slot) = position(ticket);
         let page = self.pages.get_mut(&number)?;
         let held = page.slots[slot].take()?;
         page.len -= 1;
@@ -60,13 +60,13 @@ impl Table {
         Some(held)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Ticket, Held)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Ticket, HeldGroup)> {
         self.range_from(Ticket(0))
     }
 
-    /// Those from a ticket on, in order.
-    pub(crate) fn range_from(&self, ticket: Ticket) -> impl Iterator<Item = (Ticket, Held)> {
-        let (first, slot) = place(ticket);
+    /// Groups from a ticket on, in ascending order.
+    pub(crate) fn range_from(&self, ticket: Ticket) -> impl Iterator<Item = (Ticket, HeldGroup)> {
+        let (first, slot) = position(ticket);
         self.pages.range(first..).flat_map(move |(&number, page)| {
             let skip = if number == first { slot } else { 0 };
             let slots = page.slots.iter().enumerate().skip(skip);
@@ -80,6 +80,6 @@ impl Table {
     }
 }
 
-fn place(ticket: Ticket) -> (u64, usize) {
+fn position(ticket: Ticket) -> (u64, usize) {
     (ticket.0 / PAGE as u64, (ticket.0 % PAGE as u64) as usize)
 }

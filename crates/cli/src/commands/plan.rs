@@ -8,7 +8,7 @@ mod view;
 use std::path::Path;
 
 use rloom_config::Config;
-use rloom_sched::sim::{
+use rloom_sim::{
     Calibration, Choice, Profile, Recommendation, Report, Split, calibrate, frontier, recommend, simulate,
 };
 use serde::Serialize;

@@ -1,26 +1,27 @@
-//! The scheduler under random worlds: groups finish in any order, some slowly, fail, are filtered; runs stop, die and
-//! resume. The rules of the crate's documentation are checked after every event.
+//! Randomised simulation of the scheduler: groups finish in any order, some slowly, fail or are filtered; runs stop, crash
+//! and resume. The rules of the crate's documentation are checked after every event.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod cases;
+mod driver;
 mod reference;
 mod restarts;
 mod rules;
-mod world;
 
 use proptest::prelude::*;
 use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
-use crate::world::Schedule;
+use crate::driver::Schedule;
 
-/// Any settings that are valid.
+/// Arbitrary valid settings.
 fn settings() -> impl Strategy<Value = SchedulerSettings> {
     let numbers = (1u64..5, 0u64..7, 0u64..4, 0u64..5, 0u64..4, 0u64..4);
     (numbers, any::<bool>(), 0u8..4).prop_map(|(numbers, completion, kind)| {
-        let (batch_groups, batches, max_staleness, oversample, evaluate_every, checkpoint_every) = numbers;
+        let (groups_per_batch, batches, max_staleness, oversample, evaluate_every, checkpoint_every) =
+            numbers;
         let plain = SchedulerSettings {
-            batch_groups,
+            groups_per_batch,
             batches,
             max_staleness,
             pin_version: false,
@@ -32,20 +33,20 @@ fn settings() -> impl Strategy<Value = SchedulerSettings> {
         };
         match kind {
             0 => SchedulerSettings { pin_version: true, oversample: 0, cut_order: CutOrder::Ticket, ..plain },
-            1 => put_off(plain),
+            1 => deferring(plain),
             _ => plain,
         }
     })
 }
 
-/// The same with tail batching.
-fn put_off(settings: SchedulerSettings) -> SchedulerSettings {
+/// The same settings with tail batching.
+fn deferring(settings: SchedulerSettings) -> SchedulerSettings {
     SchedulerSettings {
         max_staleness: 0,
         pin_version: false,
         oversample: settings.oversample.max(1),
         cut_order: CutOrder::Completion,
-        stragglers: Stragglers::PutOff,
+        stragglers: Stragglers::Defer,
         ..settings
     }
 }
@@ -60,8 +61,8 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// One in which no group is lost.
-fn gentle() -> impl Strategy<Value = Schedule> {
+/// A schedule in which no group is filtered or fails.
+fn lossless_schedule() -> impl Strategy<Value = Schedule> {
     schedule().prop_map(|mut schedule| {
         schedule.rejects = (0, 0);
         for step in &mut schedule.steps {

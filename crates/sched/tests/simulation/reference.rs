@@ -1,15 +1,15 @@
-//! The rules in their plainest form: every event looks at every group. It knows no pauses beside rollouts and ends old
-//! groups only when the next batch is wanted, so it is comparable where neither can be told apart.
+//! Reference implementation of the rules: every event scans every group. It has no pauses during rollouts and ends stale
+//! groups only when the next batch is cut, so it is comparable where neither makes a difference.
 
 use std::collections::BTreeMap;
 
 use rloom_core::{PolicyVersion, Ticket};
-use rloom_sched::{Command, CutOrder, End, Event, SchedulerSettings};
+use rloom_sched::{CutOrder, End, SchedulerCommand, SchedulerEvent, SchedulerSettings};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Running,
-    /// Its oldest version and its place in the order of completion.
+    /// Oldest version and completion index.
     Ready(PolicyVersion, u64),
 }
 
@@ -18,14 +18,14 @@ enum Busy {
     Nothing,
     Training,
     Evaluating,
-    Saving,
+    Checkpointing,
 }
 
 pub(crate) struct Reference {
     settings: SchedulerSettings,
     version: PolicyVersion,
     next_ticket: Ticket,
-    alive: BTreeMap<Ticket, Progress>,
+    open_groups: BTreeMap<Ticket, Progress>,
     in_batch: Vec<Ticket>,
     completions: u64,
     busy: Busy,
@@ -41,7 +41,7 @@ impl Reference {
             settings,
             version: PolicyVersion(0),
             next_ticket: Ticket(0),
-            alive: BTreeMap::new(),
+            open_groups: BTreeMap::new(),
             in_batch: Vec::new(),
             completions: 0,
             busy: Busy::Nothing,
@@ -52,34 +52,36 @@ impl Reference {
         }
     }
 
-    pub(crate) fn handle(&mut self, event: Event) -> Vec<Command> {
+    pub(crate) fn handle(&mut self, event: SchedulerEvent) -> Vec<SchedulerCommand> {
         let mut commands = Vec::new();
         match event {
-            Event::Begin => commands.extend(self.alive.keys().map(|&t| Command::StartGroup(t))),
-            Event::GroupReady { ticket, oldest } => {
-                *self.alive.get_mut(&ticket).unwrap() = Progress::Ready(oldest, self.completions);
+            SchedulerEvent::Begin => {
+                commands.extend(self.open_groups.keys().map(|&t| SchedulerCommand::StartGroup(t)))
+            }
+            SchedulerEvent::GroupReady { ticket, oldest } => {
+                *self.open_groups.get_mut(&ticket).unwrap() = Progress::Ready(oldest, self.completions);
                 self.completions += 1;
             }
-            Event::GroupFiltered(ticket) => self.end(ticket, End::Filtered, &mut commands),
-            Event::GroupFailed(ticket) => self.end(ticket, End::Failed, &mut commands),
-            Event::BatchTrained => {
+            SchedulerEvent::GroupFiltered(ticket) => self.end(ticket, End::Filtered, &mut commands),
+            SchedulerEvent::GroupFailed(ticket) => self.end(ticket, End::Failed, &mut commands),
+            SchedulerEvent::BatchTrained => {
                 self.done(Busy::Training);
                 self.in_batch.clear();
                 self.version.0 += 1;
             }
-            Event::Evaluated => {
+            SchedulerEvent::Evaluated => {
                 self.done(Busy::Evaluating);
                 self.evaluated = Some(self.version);
             }
-            Event::Checkpointed => {
-                self.done(Busy::Saving);
+            SchedulerEvent::Checkpointed => {
+                self.done(Busy::Checkpointing);
                 self.saved = self.version;
             }
-            Event::StopRequested => {
-                let under_way = self.busy == Busy::Training || !self.alive.is_empty();
-                self.stop_at.get_or_insert(self.version.0 + u64::from(under_way));
+            SchedulerEvent::StopRequested => {
+                let in_flight = self.busy == Busy::Training || !self.open_groups.is_empty();
+                self.stop_at.get_or_insert(self.version.0 + u64::from(in_flight));
             }
-            Event::StopWithdrawn => self.stop_at = None,
+            SchedulerEvent::StopWithdrawn => self.stop_at = None,
         }
         self.advance(&mut commands);
         commands
@@ -90,9 +92,9 @@ impl Reference {
         self.busy = Busy::Nothing;
     }
 
-    fn end(&mut self, ticket: Ticket, end: End, commands: &mut Vec<Command>) {
-        assert!(self.alive.remove(&ticket).is_some());
-        commands.push(Command::Drop(ticket, end));
+    fn end(&mut self, ticket: Ticket, end: End, commands: &mut Vec<SchedulerCommand>) {
+        assert!(self.open_groups.remove(&ticket).is_some());
+        commands.push(SchedulerCommand::Drop(ticket, end));
     }
 
     fn last(&self) -> u64 {
@@ -113,7 +115,7 @@ impl Reference {
             && (self.due(self.settings.evaluate_every) || self.version.0 >= self.settings.batches)
     }
 
-    fn advance(&mut self, commands: &mut Vec<Command>) {
+    fn advance(&mut self, commands: &mut Vec<SchedulerCommand>) {
         if self.finished || self.busy != Busy::Nothing {
             if self.busy == Busy::Training {
                 self.admit(commands);
@@ -122,23 +124,23 @@ impl Reference {
         }
         if self.evaluation_due() && self.stop_at.is_none() {
             self.busy = Busy::Evaluating;
-            commands.push(Command::Evaluate(self.version));
+            commands.push(SchedulerCommand::Evaluate(self.version));
             return;
         }
         if self.version.0 >= self.settings.batches {
-            let surplus: Vec<Ticket> = self.alive.keys().copied().collect();
+            let surplus: Vec<Ticket> = self.open_groups.keys().copied().collect();
             for ticket in surplus {
                 self.end(ticket, End::Surplus, commands);
             }
         }
         if self.saved != self.version && (self.due(self.settings.checkpoint_every) || self.over()) {
-            self.busy = Busy::Saving;
-            commands.push(Command::Checkpoint(self.version));
+            self.busy = Busy::Checkpointing;
+            commands.push(SchedulerCommand::Checkpoint(self.version));
             return;
         }
         if self.over() {
             self.finished = true;
-            commands.push(Command::Finish);
+            commands.push(SchedulerCommand::Finish);
             return;
         }
         self.drop_stale(commands);
@@ -146,10 +148,10 @@ impl Reference {
         self.cut(commands);
     }
 
-    fn drop_stale(&mut self, commands: &mut Vec<Command>) {
+    fn drop_stale(&mut self, commands: &mut Vec<SchedulerCommand>) {
         let bound = self.version.0.saturating_sub(self.settings.max_staleness);
         let stale: Vec<Ticket> = self
-            .alive
+            .open_groups
             .iter()
             .filter(|(_, p)| matches!(p, Progress::Ready(oldest, _) if oldest.0 < bound))
             .map(|(&t, _)| t)
@@ -159,33 +161,33 @@ impl Reference {
         }
     }
 
-    fn admit(&mut self, commands: &mut Vec<Command>) {
+    fn admit(&mut self, commands: &mut Vec<SchedulerCommand>) {
         let s = &self.settings;
         let ahead = (self.version.0 + 1 + s.max_staleness).min(self.last());
-        let bound = ahead * s.batch_groups + if ahead < self.last() { s.oversample } else { 0 };
-        let trained = self.version.0 * s.batch_groups;
-        let mut sum = trained + self.in_batch.len() as u64 + self.alive.len() as u64;
+        let bound = ahead * s.groups_per_batch + if ahead < self.last() { s.oversample } else { 0 };
+        let trained = self.version.0 * s.groups_per_batch;
+        let mut sum = trained + self.in_batch.len() as u64 + self.open_groups.len() as u64;
         while sum < bound {
             let ticket = self.next_ticket;
             self.next_ticket.0 += 1;
-            self.alive.insert(ticket, Progress::Running);
-            commands.push(Command::StartGroup(ticket));
+            self.open_groups.insert(ticket, Progress::Running);
+            commands.push(SchedulerCommand::StartGroup(ticket));
             sum += 1;
         }
     }
 
-    fn cut(&mut self, commands: &mut Vec<Command>) {
-        let size = self.settings.batch_groups as usize;
+    fn cut(&mut self, commands: &mut Vec<SchedulerCommand>) {
+        let size = self.settings.groups_per_batch as usize;
         let mut ready: Vec<(u64, Ticket)> = match self.settings.cut_order {
             CutOrder::Ticket => self
-                .alive
+                .open_groups
                 .iter()
                 .take(size)
                 .take_while(|(_, p)| matches!(p, Progress::Ready(..)))
                 .map(|(&t, _)| (t.0, t))
                 .collect(),
             CutOrder::Completion => self
-                .alive
+                .open_groups
                 .iter()
                 .filter_map(|(&t, p)| match p {
                     Progress::Ready(_, place) => Some((*place, t)),
@@ -199,11 +201,11 @@ impl Reference {
             return;
         }
         for ticket in &tickets {
-            self.alive.remove(ticket);
+            self.open_groups.remove(ticket);
         }
         self.in_batch.clone_from(&tickets);
         self.busy = Busy::Training;
-        commands.push(Command::TrainBatch { batch: self.version.0, tickets });
+        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets });
         self.admit(commands);
     }
 }

@@ -1,69 +1,69 @@
-//! Whole runs: every rule after every event, and what they come to.
+//! Whole runs: every rule is checked after every event, and the outcome at the end.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use rloom_core::Ticket;
-use rloom_sched::{CutOrder, End, Event, SchedulerSettings, Stragglers};
+use rloom_sched::{CutOrder, End, SchedulerEvent, SchedulerSettings, Stragglers};
 
+use crate::driver::SimulatedDriver;
 use crate::reference::Reference;
-use crate::world::World;
-use crate::{gentle, put_off, schedule, settings};
+use crate::{deferring, lossless_schedule, schedule, settings};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// Every world that lets groups through in the end finishes, with every rule kept.
+    /// Every run whose groups eventually succeed finishes without violating a rule.
     #[test]
-    fn random_worlds_finish(settings in settings(), schedule in schedule()) {
-        let mut world = World::new(settings);
-        world.finish(&schedule);
-        world.check_ends();
-        prop_assert_eq!(world.batches.len() as u64, settings.batches);
-        let trained: BTreeSet<Ticket> = world.batches.iter().flatten().copied().collect();
-        prop_assert_eq!(trained.len() as u64, settings.batches * settings.batch_groups);
+    fn random_runs_finish(settings in settings(), schedule in schedule()) {
+        let mut driver = SimulatedDriver::new(settings);
+        driver.finish(&schedule);
+        driver.check_ends();
+        prop_assert_eq!(driver.batches.len() as u64, settings.batches);
+        let trained: BTreeSet<Ticket> = driver.batches.iter().flatten().copied().collect();
+        prop_assert_eq!(trained.len() as u64, settings.batches * settings.groups_per_batch);
         if settings.batches > 0 {
-            prop_assert_eq!(world.checkpoints.last(), Some(&settings.batches));
+            prop_assert_eq!(driver.checkpoints.last(), Some(&settings.batches));
         }
         if settings.evaluate_every > 0 {
-            prop_assert_eq!(world.evaluations.first(), Some(&0));
-            prop_assert_eq!(world.evaluations.last(), Some(&settings.batches));
+            prop_assert_eq!(driver.evaluations.first(), Some(&0));
+            prop_assert_eq!(driver.evaluations.last(), Some(&settings.batches));
         }
         let due = |every: u64| (1..settings.batches).filter(move |v| every > 0 && v % every == 0);
-        prop_assert!(due(settings.evaluate_every).all(|v| world.evaluations.contains(&v)));
-        prop_assert!(due(settings.checkpoint_every).all(|v| world.checkpoints.contains(&v)));
-        prop_assert!(world.scheduler.state().alive.is_empty());
+        prop_assert!(due(settings.evaluate_every).all(|v| driver.evaluations.contains(&v)));
+        prop_assert!(due(settings.checkpoint_every).all(|v| driver.checkpoints.contains(&v)));
+        prop_assert!(driver.scheduler.state().open_groups.is_empty());
     }
 
-    /// Where groups come in ticket order and none is lost, a batch is a run of tickets, whatever the timing.
+    /// In ticket order without lost groups, batches are consecutive tickets regardless of timing.
     #[test]
-    fn batches_in_ticket_order_do_not_depend_on_timing(settings in settings(), schedule in gentle()) {
+    fn batches_in_ticket_order_do_not_depend_on_timing(settings in settings(), schedule in lossless_schedule()) {
         let settings = SchedulerSettings {
             cut_order: CutOrder::Ticket,
             stragglers: Stragglers::Drop,
             oversample: 0,
             ..settings
         };
-        let mut world = World::new(settings);
-        world.finish(&schedule);
-        let tickets: Vec<u64> = world.batches.iter().flatten().map(|t| t.0).collect();
-        prop_assert!(tickets.into_iter().eq(0..settings.batches * settings.batch_groups));
+        let mut driver = SimulatedDriver::new(settings);
+        driver.finish(&schedule);
+        let tickets: Vec<u64> = driver.batches.iter().flatten().map(|t| t.0).collect();
+        prop_assert!(tickets.into_iter().eq(0..settings.batches * settings.groups_per_batch));
     }
 
-    /// A group that was put off is trained with others that were, and nothing is left behind but what no batch is made of.
+    /// Deferred groups are trained together; only a remainder too small for a batch is left.
     #[test]
-    fn those_put_off_are_trained(settings in settings(), schedule in gentle()) {
-        let settings = put_off(settings);
-        let mut world = World::new(settings);
-        world.finish(&schedule);
-        prop_assert!(world.ends.values().all(|end| matches!(end, End::Trained | End::Surplus)));
-        let surplus = world.ends.values().filter(|end| **end == End::Surplus).count() as u64;
-        prop_assert!(surplus < settings.batch_groups + settings.oversample);
+    fn deferred_groups_are_trained(settings in settings(), schedule in lossless_schedule()) {
+        let settings = deferring(settings);
+        let mut driver = SimulatedDriver::new(settings);
+        driver.finish(&schedule);
+        prop_assert!(driver.ends.values().all(|end| matches!(end, End::Trained | End::Surplus)));
+        let surplus = driver.ends.values().filter(|end| **end == End::Surplus).count() as u64;
+        prop_assert!(surplus < settings.groups_per_batch + settings.oversample);
     }
 
-    /// Synchronous training, and training in ticket order without pauses, is what the plain rules say, command for command.
+    /// Synchronous training, and training in ticket order without pauses, match the reference command for command.
     #[test]
-    fn the_same_as_the_plain_rules(
+    fn matches_the_reference(
         settings in settings(),
         schedule in schedule(),
         synchronous in any::<bool>(),
@@ -82,17 +82,17 @@ proptest! {
                 ..settings
             }
         };
-        let mut world = World::new(settings);
-        while !world.finished {
-            if world.log.len() > stop_after {
-                world.tell(Event::StopRequested);
+        let mut driver = SimulatedDriver::new(settings);
+        while !driver.finished {
+            if driver.log.len() > stop_after {
+                driver.send(SchedulerEvent::StopRequested);
                 break;
             }
-            prop_assert!(world.happen(&schedule));
+            prop_assert!(driver.step(&schedule));
         }
-        world.finish(&schedule);
+        driver.finish(&schedule);
         let mut reference = Reference::new(settings);
-        for (event, commands) in &world.log {
+        for (event, commands) in &driver.log {
             prop_assert_eq!(&reference.handle(*event), commands, "{:?}", event);
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rloom_core::{Author, Trajectory, metric};
 use rloom_run::{Event, EventLine, read_events, surviving};
-use rloom_sched::sim::{Observed, ObservedStep, group_correlation};
+use rloom_sim::{Observed, ObservedStep, group_correlation};
 use serde::Deserialize;
 
 use crate::failure::Failure;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rloom_sched::sim::{Choice, Split};
+use rloom_sim::{Choice, Split};
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rloom_sched::sim::{Choice, Report, Speeds, Split, Why};
+use rloom_sim::{Choice, Report, Speeds, Split, Why};
 
 use super::recipe::Recipe;
 use super::{Fitted, Found, Recommended};

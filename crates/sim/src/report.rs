@@ -1,73 +1,73 @@
-//! What a simulation found.
+//! Results of a simulation.
 
 use serde::{Deserialize, Serialize};
 
-use super::account::{Ends, Lane, Totals};
-use super::replica::Doing;
+use super::replica::ReplicaActivity;
 use super::scenario::Scenario;
+use super::totals::{Ends, Totals, TrainerActivity};
 
-/// Shares of the replicas' time; they add up to 1.
+/// Fractions of the replicas' time; they add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RolloutShares {
     /// Decoding.
     pub generate: f64,
-    /// Reading prompts and contexts.
+    /// Prefill of prompts and contexts.
     pub prefill: f64,
-    /// Taking new weights.
+    /// Loading new weights.
     pub load: f64,
-    /// The devices were training instead.
+    /// Paused while the devices train.
     pub shared: f64,
-    /// Broken down.
+    /// Failed and not yet restarted.
     pub down: f64,
-    /// Nothing to do: the bound on staleness, the end of a batch, or environments that think.
+    /// Without work because of the staleness bound, the end of a batch, or environment latency.
     pub idle: f64,
 }
 
-/// Shares of the trainer's time; they add up to 1.
+/// Fractions of the trainer's time; they add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrainShares {
-    /// Optimiser steps.
+    /// Training.
     pub train: f64,
     /// Publishing weights.
     pub publish: f64,
-    /// Evaluating.
+    /// Evaluation.
     pub evaluate: f64,
-    /// Saving.
+    /// Checkpointing.
     pub checkpoint: f64,
     /// Waiting for a batch.
     pub idle: f64,
 }
 
-/// A number of things over time.
+/// Length of a queue over time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Queue {
-    /// Its mean over time.
+    /// Mean over time.
     pub mean: f64,
-    /// Its largest value in the whole simulation.
-    pub most: f64,
+    /// Maximum over the whole simulation.
+    pub max: f64,
 }
 
-/// How many of what there were.
+/// Numbers of samples and groups in each state over time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Queues {
-    /// Samples that wait for a replica.
+    /// Samples waiting for a replica.
     pub waiting: Queue,
-    /// Seconds that a sample waits before each turn.
+    /// Mean time that a sample waits before each turn, in seconds.
     pub wait_seconds: f64,
-    /// Samples that are being decoded.
+    /// Samples being decoded.
     pub running: Queue,
-    /// Samples with their environment or their reward.
-    pub away: Queue,
-    /// Groups that are ready and in no batch yet.
+    /// Samples waiting for their environment or reward.
+    pub external: Queue,
+    /// Groups ready and not yet in a batch.
     pub ready: Queue,
 }
 
-/// Ages in versions at the time of training: the share of age `i` is at place `i`.
+/// Ages in versions at the time of training: element `i` is the fraction with age `i`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Staleness {
-    /// Of the oldest token of each group: what the bound is about.
+    /// Ages of the oldest token of each group, which the bound limits.
     pub groups: Vec<f64>,
-    /// Of every generated token.
+    /// Ages of all generated tokens.
     pub tokens: Vec<f64>,
 }
 
@@ -78,18 +78,18 @@ impl Staleness {
     }
 }
 
-/// What a simulation found. Rates, shares and queues are those of the steady window, counts those of everything.
+/// Result of a simulation. Rates, fractions and queues are measured over the steady window, counts over the whole stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Batches that were trained.
+    /// Batches trained.
     pub steps: u64,
-    /// Seconds from the first command to the last event.
+    /// Simulated time from the first command to the last event, in seconds.
     pub seconds: f64,
-    /// Batches in the window: without those that fill the pipeline and those that empty it.
+    /// Batches in the steady window, which excludes those that fill and drain the pipeline.
     pub window_steps: u64,
     /// Seconds per batch.
     pub seconds_per_step: f64,
-    /// Batches in an hour.
+    /// Batches per hour.
     pub steps_per_hour: f64,
     /// Samples trained on per second.
     pub samples_per_second: f64,
@@ -97,28 +97,28 @@ pub struct Report {
     pub generated_tokens_per_second: f64,
     /// Tokens generated per second that were trained on.
     pub useful_tokens_per_second: f64,
-    /// Share of the generated tokens that will never be trained on.
+    /// Fraction of the generated tokens that are never trained on.
     pub wasted: f64,
-    /// Generated tokens as a share of what full replicas would generate.
+    /// Generated tokens as a fraction of those that replicas at full concurrency would generate.
     pub rollout_efficiency: f64,
-    /// What the replicas did.
+    /// Time of the replicas by activity.
     pub rollout: RolloutShares,
-    /// What the trainer did.
+    /// Time of the trainer by activity.
     pub train: TrainShares,
-    /// How old the data were.
+    /// Ages of the trained data.
     pub staleness: Staleness,
-    /// How long the queues were.
+    /// Queue lengths.
     pub queues: Queues,
-    /// Groups that were given a ticket.
+    /// Tickets issued.
     pub groups: u64,
-    /// How they ended.
+    /// Outcomes of the tickets.
     pub ends: Ends,
-    /// How often a group was put off.
-    pub put_off: u64,
-    /// How often a replica broke down.
+    /// Number of times a group was deferred.
+    pub deferred: u64,
+    /// Number of replica failures.
     pub replica_failures: u64,
-    /// Events that were simulated: starts and ends of turns, answers, rewards, optimiser steps, loads, failures, and what
-    /// the scheduler was told.
+    /// Events simulated: starts and ends of turns, observations, rewards, training steps, loads, failures, and scheduler
+    /// events.
     pub events: u64,
 }
 
@@ -127,18 +127,18 @@ impl Report {
         let seconds = window.seconds.max(f64::MIN_POSITIVE);
         let steps = window.version.max(1) as f64;
         let replicas = f64::from(scenario.hardware.rollout.replicas);
-        let doing = |what: Doing| window.doing[what as usize] / (replicas * seconds);
-        let lane = |what: Lane| window.lanes[what as usize] / seconds;
+        let replica = |what: ReplicaActivity| window.replica_seconds[what as usize] / (replicas * seconds);
+        let trainer = |what: TrainerActivity| window.trainer_seconds[what as usize] / seconds;
         let prefill = window.prefill / (replicas * seconds);
-        let queue = |level| {
-            let (mean, most) = window.of(level);
-            Queue { mean, most }
+        let queue = |gauge| {
+            let (mean, max) = window.mean_and_max(gauge);
+            Queue { mean, max }
         };
         let shares = |ages: &[f64]| {
             let sum: f64 = ages.iter().sum();
             ages.iter().map(|a| a / sum.max(f64::MIN_POSITIVE)).collect()
         };
-        let groups = f64::from(scenario.workload.group_size) * scenario.scheduler.batch_groups as f64;
+        let groups = f64::from(scenario.workload.group_size) * scenario.scheduler.groups_per_batch as f64;
         Self {
             steps: whole.version,
             seconds: whole.seconds,
@@ -147,35 +147,35 @@ impl Report {
             steps_per_hour: 3600.0 * steps / seconds,
             samples_per_second: groups * steps / seconds,
             generated_tokens_per_second: window.generated / seconds,
-            useful_tokens_per_second: window.learned / seconds,
+            useful_tokens_per_second: window.useful / seconds,
             wasted: whole.wasted / whole.generated.max(f64::MIN_POSITIVE),
             rollout_efficiency: window.generated / seconds / scenario.hardware.peak_tokens_per_second(),
             rollout: RolloutShares {
-                generate: doing(Doing::Generate) - prefill,
+                generate: replica(ReplicaActivity::Generate) - prefill,
                 prefill,
-                load: doing(Doing::Load),
-                shared: doing(Doing::Shared),
-                down: doing(Doing::Down),
-                idle: doing(Doing::Idle),
+                load: replica(ReplicaActivity::Load),
+                shared: replica(ReplicaActivity::Shared),
+                down: replica(ReplicaActivity::Down),
+                idle: replica(ReplicaActivity::Idle),
             },
             train: TrainShares {
-                train: lane(Lane::Train),
-                publish: lane(Lane::Publish),
-                evaluate: lane(Lane::Evaluate),
-                checkpoint: lane(Lane::Checkpoint),
-                idle: lane(Lane::Wait),
+                train: trainer(TrainerActivity::Train),
+                publish: trainer(TrainerActivity::Publish),
+                evaluate: trainer(TrainerActivity::Evaluate),
+                checkpoint: trainer(TrainerActivity::Checkpoint),
+                idle: trainer(TrainerActivity::Idle),
             },
             staleness: Staleness { groups: shares(&window.group_ages), tokens: shares(&window.token_ages) },
             queues: Queues {
                 waiting: queue(&window.waiting),
                 wait_seconds: window.wait_seconds / (window.admitted.max(1) as f64),
                 running: queue(&window.running),
-                away: queue(&window.away),
+                external: queue(&window.external),
                 ready: queue(&window.ready),
             },
             groups: whole.started,
             ends: whole.ends,
-            put_off: whole.put_off,
+            deferred: whole.deferred,
             replica_failures: whole.replica_failures,
             events: whole.events,
         }

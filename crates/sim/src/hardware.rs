@@ -1,23 +1,23 @@
-//! What the simulated machines can do.
+//! Speed of the simulated hardware.
 
 use serde::{Deserialize, Serialize};
 
-use super::SimError;
+use super::ScenarioError;
 
-/// Tokens per second of one sequence, given how many the replica decodes at once.
+/// Decoding speed of one sequence in tokens per second, as a function of the replica's concurrency.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecodeRate {
-    /// `1 / (step_seconds + concurrency · step_seconds_per_sequence)`: what reading the weights costs once, and each
-    /// sequence's own arithmetic and cache.
+    /// `1 / (step_seconds + concurrency · step_seconds_per_sequence)`: the cost of reading the weights once per step, plus
+    /// each sequence's arithmetic and cache reads.
     Roofline {
-        /// Seconds of a decoding step, however many sequences take part.
+        /// Seconds per decoding step, independent of the number of sequences.
         step_seconds: f64,
-        /// Seconds that every sequence adds to it.
+        /// Additional seconds per sequence.
         step_seconds_per_sequence: f64,
     },
-    /// Measured: `(concurrency, tokens per second of one sequence)`, linear in the concurrency between points. Beyond
-    /// the last point the replica as a whole gets no faster.
+    /// Measured: `(concurrency, tokens per second of one sequence)`, interpolated linearly. Beyond the last point the
+    /// throughput of the replica stays constant.
     Table(Vec<(f64, f64)>),
 }
 
@@ -43,8 +43,8 @@ impl DecodeRate {
         }
     }
 
-    fn check(&self) -> Result<(), SimError> {
-        let fine = match self {
+    fn check(&self) -> Result<(), ScenarioError> {
+        let valid = match self {
             Self::Roofline { step_seconds, step_seconds_per_sequence } => {
                 *step_seconds >= 0.0
                     && *step_seconds_per_sequence >= 0.0
@@ -56,83 +56,83 @@ impl DecodeRate {
                     && points.windows(2).all(|w| w[0].0 < w[1].0)
             }
         };
-        if fine {
-            return Ok(());
-        }
-        let why = "a rate is above 0, and a table's concurrencies ascend from 1".to_owned();
-        Err(SimError::Scenario { what: "decode rate".to_owned(), why })
+        if valid { Ok(()) } else { Err(ScenarioError::DecodeRate) }
     }
 }
 
-/// What generates.
+/// Rollout hardware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RolloutHardware {
-    /// Engines that decode independently of each other.
+    /// Independent rollout engines.
     pub replicas: u32,
-    /// Sequences that one replica decodes at once; the others wait.
+    /// Sequences that one replica decodes concurrently; the others wait.
     pub max_concurrency: u32,
-    /// How fast.
+    /// Decoding speed.
     pub decode: DecodeRate,
-    /// Tokens per second at which one replica reads prompts. While it does, its sequences do not advance.
+    /// Prefill speed of one replica in tokens per second. Its sequences do not advance during prefill.
     pub prefill_tokens_per_second: f64,
-    /// Seconds a replica stands still to take new weights.
+    /// Seconds for which a replica is blocked while loading new weights.
     pub load_seconds: f64,
 }
 
-/// What trains.
+/// Training hardware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainHardware {
-    /// Tokens per second of a whole optimiser step: every pass that the method needs over prompt and completion.
+    /// Tokens per second of a whole training step, with every pass that the method needs over prompt and completion.
     pub tokens_per_second: f64,
-    /// Seconds of a step whatever its size.
+    /// Fixed cost of a step in seconds.
     pub fixed_seconds: f64,
-    /// Seconds until what was trained is with the rollout replicas, which then take [`RolloutHardware::load_seconds`].
+    /// Seconds until new weights reach the rollout replicas, which then need [`RolloutHardware::load_seconds`].
     pub publish_seconds: f64,
-    /// Seconds of an evaluation.
+    /// Duration of an evaluation in seconds.
     pub evaluate_seconds: f64,
-    /// Seconds of a checkpoint.
+    /// Duration of a checkpoint in seconds.
     pub checkpoint_seconds: f64,
 }
 
-/// All of it.
+/// Hardware of a stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
-    /// What generates.
+    /// Rollout hardware.
     pub rollout: RolloutHardware,
-    /// What trains.
+    /// Training hardware.
     pub train: TrainHardware,
-    /// Rollout and training take turns on the same devices: nothing is generated while a batch trains.
+    /// Rollout and training alternate on the same devices: nothing is generated while a batch is trained.
     pub shared: bool,
 }
 
 impl Hardware {
-    /// Tokens per second of all replicas when every one is full.
+    /// Tokens per second of all replicas at full concurrency.
     pub fn peak_tokens_per_second(&self) -> f64 {
         let c = f64::from(self.rollout.max_concurrency);
         f64::from(self.rollout.replicas) * c * self.rollout.decode.per_sequence(c)
     }
 
-    /// Refuses hardware on which nothing would ever end.
-    pub(crate) fn check(&self) -> Result<(), SimError> {
-        let wrong =
-            |what: &str, why: &str| Err(SimError::Scenario { what: what.to_owned(), why: why.to_owned() });
-        self.rollout.decode.check()?;
-        if self.rollout.replicas == 0 || self.rollout.max_concurrency == 0 {
-            return wrong("rollout", "it needs at least one replica and one sequence at once");
+    /// Rejects hardware on which a simulation would never end.
+    pub(crate) fn check(&self) -> Result<(), ScenarioError> {
+        let (r, t) = (&self.rollout, &self.train);
+        r.decode.check()?;
+        if r.replicas == 0 || r.max_concurrency == 0 {
+            return Err(ScenarioError::NoReplicas);
         }
-        let t = &self.train;
-        if !(self.rollout.prefill_tokens_per_second > 0.0 && t.tokens_per_second > 0.0) {
-            return wrong("tokens per second", "they are above 0");
+        for (name, rate) in [
+            ("prefill_tokens_per_second", r.prefill_tokens_per_second),
+            ("tokens_per_second", t.tokens_per_second),
+        ] {
+            if rate.is_nan() || rate <= 0.0 {
+                return Err(ScenarioError::Rate { name });
+            }
         }
-        let seconds = [
-            self.rollout.load_seconds,
-            t.fixed_seconds,
-            t.publish_seconds,
-            t.evaluate_seconds,
-            t.checkpoint_seconds,
-        ];
-        if seconds.iter().any(|s| !(s.is_finite() && *s >= 0.0)) {
-            return wrong("hardware", "seconds are finite and at least 0");
+        for (name, seconds) in [
+            ("load_seconds", r.load_seconds),
+            ("fixed_seconds", t.fixed_seconds),
+            ("publish_seconds", t.publish_seconds),
+            ("evaluate_seconds", t.evaluate_seconds),
+            ("checkpoint_seconds", t.checkpoint_seconds),
+        ] {
+            if !(seconds.is_finite() && seconds >= 0.0) {
+                return Err(ScenarioError::Duration { name });
+            }
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_interpolated_and_a_full_replica_gets_no_faster() {
+    fn rates_are_interpolated_and_throughput_is_constant_beyond_the_table() {
         let table = DecodeRate::Table(vec![(1.0, 100.0), (3.0, 80.0), (5.0, 50.0)]);
         assert_eq!([1.0, 2.0, 3.0, 4.0, 5.0].map(|c| table.per_sequence(c)), [100.0, 90.0, 80.0, 65.0, 50.0]);
         assert_eq!(table.per_sequence(10.0) * 10.0, 250.0);

@@ -1,88 +1,87 @@
-//! From what a short run showed to a profile of its machine.
+//! Fits a hardware profile to the measurements of a short run.
 //!
-//! Two sums are fitted by least squares over the steps, with no coefficient below zero:
+//! Two models are fitted by non-negative least squares over the steps:
 //!
-//! - `rollout seconds = step_seconds · longest + step_seconds_per_sequence · tokens / replicas`. A replica decodes as long
-//!   as its longest sequence lives, and each step costs its weights once and each sequence once. Prefill is in there.
+//! - `rollout seconds = step_seconds · longest + step_seconds_per_sequence · tokens / replicas`. A replica decodes for as
+//!   many steps as its longest sequence has tokens; each step costs the weights once and each sequence once. Prefill is
+//!   included.
 //! - `train seconds = fixed + tokens / rate`.
 //!
-//! Steps that are all alike cannot tell the two parts of a sum apart; then all is put on the second.
+//! If all steps are alike, the two terms cannot be separated, and everything is attributed to the second.
 
 use super::profile::{Measured, Profile, Speeds, WorkloadShape};
 use super::{DecodeRate, Distribution, Failures, SimError};
 
-/// Quantiles that are kept of what was measured.
+/// Number of quantiles kept of a measured distribution.
 const QUANTILES: usize = 65;
-/// Below this share of what they could differ by, steps are alike.
+/// Steps count as alike if the determinant is below this fraction of its upper bound.
 const ALIKE: f64 = 1e-4;
 
-/// One step of a run in which rollout and training took turns.
+/// Measurements of a step in which rollout and training alternated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ObservedStep {
-    /// Seconds in which the engine generated.
+    /// Duration of generation in seconds.
     pub rollout_seconds: f64,
-    /// Tokens that it generated.
+    /// Tokens generated.
     pub generated: f64,
     /// Tokens of the longest sequence.
     pub longest: f64,
-    /// Seconds of the optimiser step.
+    /// Duration of training in seconds.
     pub train_seconds: f64,
-    /// Tokens that it trained on, prompts included.
+    /// Tokens trained on, including prompts.
     pub trained: f64,
 }
 
-/// What a run showed.
+/// Measurements of a run.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Observed {
-    /// What to call it.
+pub struct ObservedRun {
+    /// Description for the profile.
     pub about: String,
-    /// Cores or GPUs.
+    /// Number of devices: cores or GPUs.
     pub devices: u32,
-    /// Its steps.
+    /// Measured steps.
     pub steps: Vec<ObservedStep>,
-    /// Seconds of its publications, loads, evaluations and checkpoints.
+    /// Durations of weight publications in seconds.
     pub publish: Vec<f64>,
-    /// See `publish`.
+    /// Durations of weight loads in seconds.
     pub load: Vec<f64>,
-    /// See `publish`.
+    /// Durations of evaluations in seconds.
     pub evaluate: Vec<f64>,
-    /// See `publish`.
+    /// Durations of checkpoints in seconds.
     pub checkpoint: Vec<f64>,
-    /// Tokens of prompts.
+    /// Tokens per prompt.
     pub prompt_tokens: Vec<f64>,
-    /// Tokens of turns.
+    /// Tokens per turn.
     pub turn_tokens: Vec<f64>,
-    /// Turns of samples.
+    /// Turns per sample.
     pub turns: Vec<f64>,
-    /// Tokens of what environments answered.
+    /// Tokens per observation.
     pub observation_tokens: Vec<f64>,
-    /// Seconds of rewards, per sample.
+    /// Mean duration of the reward of a sample, in seconds.
     pub reward_seconds: f64,
-    /// Groups that were taken out before training, as a share of all.
+    /// Fraction of the groups filtered out before training.
     pub filter_rate: f64,
     /// Correlation of the lengths within a group.
     pub group_correlation: f64,
 }
 
-/// A profile and how well it tells what it was made from.
+/// A fitted profile and its errors on the steps it was fitted to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
-    /// The profile.
+    /// The fitted profile.
     pub profile: Profile,
-    /// Steps that it comes from.
+    /// Number of steps it was fitted to.
     pub steps: usize,
-    /// Mean of |fitted − measured| / measured of the rollout's seconds.
+    /// Mean of |fitted − measured| / measured over the rollout durations.
     pub rollout_error: f64,
-    /// The same of training.
+    /// Mean of |fitted − measured| / measured over the training durations.
     pub train_error: f64,
 }
 
-/// Fits a profile.
-pub fn calibrate(observed: &Observed) -> Result<Calibration, SimError> {
+/// Fits a profile to a run.
+pub fn calibrate(observed: &ObservedRun) -> Result<Calibration, SimError> {
     if observed.steps.is_empty() || observed.turn_tokens.is_empty() {
-        let why =
-            "the run has no step with its rollouts\nhint: let it train a few steps of a stage that samples";
-        return Err(SimError::Profile(why.to_owned()));
+        return Err(SimError::NothingToCalibrate);
     }
     let replicas = f64::from(observed.devices.max(1));
     let rollout: Vec<[f64; 3]> =
@@ -111,7 +110,7 @@ pub fn calibrate(observed: &Observed) -> Result<Calibration, SimError> {
                     positive(per_sequence)
                 },
             },
-            // It is in the decoding's seconds.
+            // Included in the decoding time.
             prefill_tokens_per_second: 1e12,
             train_tokens_per_second: 1.0 / positive(per_token) / replicas,
             train_fixed_seconds: fixed,
@@ -142,7 +141,7 @@ pub fn calibrate(observed: &Observed) -> Result<Calibration, SimError> {
     })
 }
 
-/// `a, b ≥ 0` such that `a·x + b·y` is closest to `z` over all `[x, y, z]`.
+/// Returns `a, b ≥ 0` minimising the squared error of `a·x + b·y = z` over all `[x, y, z]`.
 fn least_squares(rows: &[[f64; 3]]) -> (f64, f64) {
     let dot = |i: usize, j: usize| rows.iter().map(|r| r[i] * r[j]).sum::<f64>();
     let (xx, xy, yy, xz, yz) = (dot(0, 0), dot(0, 1), dot(1, 1), dot(0, 2), dot(1, 2));
@@ -164,8 +163,8 @@ fn error(rows: &[[f64; 3]], a: f64, b: f64) -> f64 {
     off.sum::<f64>() / rows.len().max(1) as f64
 }
 
-/// The correlation of lengths within groups: the share of their variance that lies between groups (one-way analysis of
-/// variance; groups of one say nothing).
+/// Correlation of lengths within groups: the fraction of their variance that lies between groups (one-way analysis of
+/// variance). Groups of one are ignored.
 pub fn group_correlation(groups: &[Vec<f64>]) -> f64 {
     let groups: Vec<&Vec<f64>> = groups.iter().filter(|g| g.len() > 1).collect();
     let all: f64 = groups.iter().map(|g| g.len() as f64).sum();
@@ -189,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_constants_of_a_world_come_back() {
+    fn known_constants_are_recovered() {
         let steps = (1..10u32)
             .map(|i| {
                 let (longest, generated) =
@@ -204,28 +203,29 @@ mod tests {
                 }
             })
             .collect();
-        let observed = Observed { devices: 2, steps, turn_tokens: vec![1.0, 2.0], ..Observed::default() };
+        let observed =
+            ObservedRun { devices: 2, steps, turn_tokens: vec![1.0, 2.0], ..ObservedRun::default() };
         let found = calibrate(&observed).unwrap();
-        let Speeds::Measured(m) = &found.profile.speeds else { panic!("it is measured") };
+        let Speeds::Measured(m) = &found.profile.speeds else { panic!("not measured") };
         let DecodeRate::Roofline { step_seconds, step_seconds_per_sequence } = m.decode else {
-            panic!("it is a roofline")
+            panic!("not a roofline")
         };
         assert!((step_seconds - 0.02).abs() < 1e-6 && (step_seconds_per_sequence - 0.001).abs() < 1e-6);
         assert!(
             (m.train_tokens_per_second - 450.0).abs() < 1e-3 && (m.train_fixed_seconds - 0.5).abs() < 1e-6
         );
         assert!(found.rollout_error < 1e-6 && found.train_error < 1e-6);
-        assert!(calibrate(&Observed::default()).unwrap_err().to_string().contains("hint:"));
+        assert!(calibrate(&ObservedRun::default()).unwrap_err().to_string().contains("hint:"));
     }
 
     #[test]
-    fn steps_that_are_alike_are_put_on_one_number() {
+    fn steps_that_are_alike_give_one_coefficient() {
         assert_eq!(least_squares(&[[10.0, 20.0, 60.0], [10.0, 20.0, 62.0]]), (0.0, 3.05));
         assert_eq!(least_squares(&[[1.0, 5.0, 3.0], [2.0, 1.0, 6.0], [3.0, 0.0, 9.1]]).1, 0.0);
     }
 
     #[test]
-    fn lengths_that_come_in_groups_are_correlated() {
+    fn lengths_that_vary_between_groups_are_correlated() {
         assert_eq!(group_correlation(&[vec![1.0, 1.0], vec![5.0, 5.0], vec![9.0, 9.0]]), 1.0);
         assert_eq!(group_correlation(&[vec![1.0, 9.0], vec![9.0, 1.0]]), 0.0);
         assert_eq!(group_correlation(&[vec![1.0]]), 0.0);

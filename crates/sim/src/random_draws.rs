@@ -1,5 +1,5 @@
-//! What is drawn, and from which stream: the same ticket has the same luck in every world with the same seed, so that
-//! policies are compared on the same work.
+//! Random draws of the workload. A ticket draws the same values in every simulation with the same seed, so that policies are
+//! compared on identical work.
 
 use rloom_core::{Purpose, RandomKey, RandomStream, Ticket};
 
@@ -7,38 +7,41 @@ use super::Distribution;
 use super::distribution::normal_probability;
 use super::scenario::{Failures, Workload};
 
-/// The place of a group's own draws among its samples', and of replicas among tickets.
+/// Sample numbers that stand for the draws of the group itself, and for those of a replica.
 const GROUP: u32 = u32::MAX;
 const REPLICA: u32 = u32::MAX - 1;
-/// Draws of a turn are four positions apart; these are beyond any turn.
+/// Positions beyond those of any turn, which has four each.
 const TURNS: u64 = 1 << 40;
 const REWARD: u64 = TURNS + 1;
 
+/// Random values as a function of the seed and of what they are for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Luck {
+pub(crate) struct RandomDraws {
     pub(crate) seed: u64,
 }
 
-/// A group's draws.
+/// Random values of a group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GroupLuck {
-    pub(crate) length: f64,
+pub(crate) struct GroupDraws {
+    /// Standard normal component shared by the lengths of the group's samples.
+    pub(crate) shared_length: f64,
+    /// Prompt tokens.
     pub(crate) prompt: f64,
     pub(crate) fails: bool,
     pub(crate) filtered: bool,
 }
 
-impl Luck {
+impl RandomDraws {
     fn stream(self, ticket: u64, sample: u32) -> RandomStream {
         RandomKey { seed: self.seed, stage: 0, purpose: Purpose::Simulation, ticket, sample, segment: 0 }
             .stream()
     }
 
-    pub(crate) fn group(self, ticket: Ticket, work: &Workload, failures: &Failures) -> GroupLuck {
+    pub(crate) fn group(self, ticket: Ticket, work: &Workload, failures: &Failures) -> GroupDraws {
         let stream = self.stream(ticket.0, GROUP);
         let happens = |position, rate: f64| rate > 0.0 && stream.uniform(position) < rate;
-        GroupLuck {
-            length: if work.group_correlation > 0.0 { stream.normal(0) } else { 0.0 },
+        GroupDraws {
+            shared_length: if work.group_correlation > 0.0 { stream.normal(0) } else { 0.0 },
             prompt: draw(&work.prompt_tokens, stream, 1).round().max(1.0),
             fails: happens(2, failures.group_rate),
             filtered: happens(3, work.filter_rate),
@@ -52,7 +55,7 @@ impl Luck {
         }
     }
 
-    /// Tokens of a turn, at least 1. `shared` is the group's part of the luck.
+    /// Tokens of a turn, at least 1. `shared` is the group's component.
     pub(crate) fn tokens(self, ticket: Ticket, sample: u32, turn: u16, shared: f64, work: &Workload) -> f64 {
         if let Distribution::Constant { value } = work.turn_tokens {
             return value.round().max(1.0);
@@ -61,14 +64,14 @@ impl Luck {
         let correlation = work.group_correlation;
         let z = correlation.sqrt() * shared + (1.0 - correlation).sqrt() * own;
         let value = match &work.turn_tokens {
-            Distribution::Lognormal { median, sigma, most } => (median * (sigma * z).exp()).min(*most),
+            Distribution::Lognormal { median, sigma, max } => (median * (sigma * z).exp()).min(*max),
             other => other.quantile(normal_probability(z)),
         };
         value.round().max(1.0)
     }
 
-    /// Tokens with which the environment answers, and seconds until it does.
-    pub(crate) fn answer(self, ticket: Ticket, sample: u32, turn: u16, work: &Workload) -> (f64, f64) {
+    /// Tokens of the environment's observation and its latency in seconds.
+    pub(crate) fn observation(self, ticket: Ticket, sample: u32, turn: u16, work: &Workload) -> (f64, f64) {
         let stream = self.stream(ticket.0, sample);
         let at = 4 * u64::from(turn);
         let tokens = draw(&work.observation_tokens, stream, at + 1).round();
@@ -82,7 +85,7 @@ impl Luck {
         }
     }
 
-    /// Seconds that a replica works until its next failure (exponential).
+    /// Seconds until the next failure of a replica (exponential).
     pub(crate) fn until_failure(self, replica: u32, count: u32, mean: f64) -> f64 {
         let uniform = self.stream(u64::from(replica), REPLICA).uniform(u64::from(count));
         -mean * (1.0 - uniform).ln()

@@ -1,20 +1,20 @@
-//! Worlds that tests begin with.
+//! Scenarios that tests start from.
 
 use super::{
-    DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario,
-    TrainHardware, Workload,
+    DecodeRate, Distribution, Failures, Hardware, RolloutHardware, Scenario, TrainHardware, Workload,
 };
-use crate::{CutOrder, SchedulerSettings, Stragglers};
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
 
 pub(crate) fn constant(value: f64) -> Distribution {
     Distribution::Constant { value }
 }
 
-/// Every sequence decodes at 100 tokens/s whatever runs beside it, training takes 2 + tokens/1000 seconds.
-pub(crate) fn plain(batch: u64, steps: u64, eta: u64) -> Scenario {
+/// Every sequence decodes at 100 tokens/s at any concurrency; training takes 2 + tokens/1000 seconds.
+pub(crate) fn simple_scenario(batch: u64, steps: u64, eta: u64) -> Scenario {
     Scenario {
         scheduler: SchedulerSettings {
-            batch_groups: batch,
+            groups_per_batch: batch,
             batches: steps,
             max_staleness: eta,
             pin_version: false,
@@ -57,6 +57,6 @@ pub(crate) fn plain(batch: u64, steps: u64, eta: u64) -> Scenario {
         },
         failures: Failures::NONE,
         seed: 1,
-        most_events: 10_000_000,
+        max_events: 10_000_000,
     }
 }

@@ -1,26 +1,27 @@
-//! How fast the simulator is: ten thousand replicas and a million groups, and a small stage for comparison.
+//! Speed of the simulator, from a small stage to ten thousand replicas and a million groups.
 //!
-//!     cargo run --release -p rloom-sched --example simulator_speed
+//!     cargo run --release -p rloom-sim --example simulator_speed
 
-#![expect(clippy::print_stdout, reason = "a program that reports")]
+#![expect(clippy::print_stdout, reason = "an example prints its measurements")]
 
 use std::time::Instant;
 
-use rloom_sched::sim::{
-    DecodeRate, Distribution, Failures, Hardware, OnUpdate, Priority, RolloutHardware, Scenario, SimError,
-    TrainHardware, Workload, simulate,
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
+use rloom_sim::{
+    DecodeRate, Distribution, Failures, Hardware, RolloutHardware, Scenario, SimError, TrainHardware,
+    Workload, simulate,
 };
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
-fn scenario(replicas: u32, batch_groups: u64, batches: u64) -> Scenario {
+fn scenario(replicas: u32, groups_per_batch: u64, batches: u64) -> Scenario {
     let zero = Distribution::ZERO;
     Scenario {
         scheduler: SchedulerSettings {
-            batch_groups,
+            groups_per_batch,
             batches,
             max_staleness: 2,
             pin_version: false,
-            oversample: batch_groups / 4,
+            oversample: groups_per_batch / 4,
             cut_order: CutOrder::Completion,
             stragglers: Stragglers::Drop,
             evaluate_every: 0,
@@ -31,7 +32,7 @@ fn scenario(replicas: u32, batch_groups: u64, batches: u64) -> Scenario {
         workload: Workload {
             group_size: 8,
             prompt_tokens: Distribution::Constant { value: 500.0 },
-            turn_tokens: Distribution::Lognormal { median: 3000.0, sigma: 0.9, most: 32_000.0 },
+            turn_tokens: Distribution::Lognormal { median: 3000.0, sigma: 0.9, max: 32_000.0 },
             group_correlation: 0.3,
             turns: Distribution::Constant { value: 1.0 },
             observation_tokens: zero.clone(),
@@ -59,7 +60,7 @@ fn scenario(replicas: u32, batch_groups: u64, batches: u64) -> Scenario {
         },
         failures: Failures { group_rate: 0.001, replica_seconds: 1e6, restart_seconds: 120.0 },
         seed: 1,
-        most_events: u64::MAX,
+        max_events: u64::MAX,
     }
 }
 

@@ -1,14 +1,14 @@
-//! The simulated world against formulas, and against its own books.
+//! The simulation against closed-form results and conservation laws.
 
-use rloom_core::{Purpose, RandomKey};
+use rloom_core::{OnUpdate, Purpose, RandomKey};
 
 use super::*;
-use crate::sim::world_examples::{constant, plain};
-use crate::sim::{DecodeRate, Distribution, Failures, OnUpdate, simulate};
-use crate::{CutOrder, Stragglers};
+use crate::example_scenarios::{constant, simple_scenario};
+use crate::{DecodeRate, Distribution, Failures, ScenarioError, simulate};
+use rloom_sched::{CutOrder, Priority, Stragglers};
 
 fn lognormal(median: f64, sigma: f64) -> Distribution {
-    Distribution::Lognormal { median, sigma, most: f64::INFINITY }
+    Distribution::Lognormal { median, sigma, max: f64::INFINITY }
 }
 
 fn close(a: f64, b: f64) {
@@ -16,9 +16,9 @@ fn close(a: f64, b: f64) {
 }
 
 #[test]
-fn synchronous_steps_take_what_the_formula_says() {
-    let mut s = plain(4, 5, 0);
-    // 8 sequences of 500 tokens at 1 / (0.01 + 8·0.005) = 20 tokens/s, 8 prompts of 100 at 400/s before them.
+fn synchronous_step_time_matches_the_formula() {
+    let mut s = simple_scenario(4, 5, 0);
+    // 8 prompts of 100 tokens at 400 tokens/s, then 8 sequences of 500 tokens at 1 / (0.01 + 8·0.005) = 20 tokens/s.
     s.hardware.rollout.decode = DecodeRate::Roofline { step_seconds: 0.01, step_seconds_per_sequence: 0.005 };
     s.hardware.rollout.prefill_tokens_per_second = 400.0;
     s.hardware.rollout.load_seconds = 0.25;
@@ -35,19 +35,19 @@ fn synchronous_steps_take_what_the_formula_says() {
     close(report.train.idle, (prefill + generate + 0.25) / step);
     close(report.generated_tokens_per_second, 4000.0 / step);
     assert_eq!(report.staleness.groups, [1.0]);
-    // The first step has nothing to load.
+    // The first step loads no weights.
     close(report.seconds, 5.0 * step - 0.25);
 }
 
 #[test]
-fn overlapped_steps_take_the_longer_of_the_two() {
-    // Rollout 5 s, training 2 + 4.8 + 0.5 s; then with a trainer that is ten times faster.
+fn overlapped_steps_take_the_longer_of_rollout_and_training() {
+    // Rollout 5 s, training 2 + 4.8 + 0.5 s; then with a trainer ten times as fast.
     for (rate, fixed, train) in [(1000.0, 2.0, 7.3), (10_000.0, 0.2, 1.18)] {
         for eta in [1, 2, 4] {
-            let mut s = plain(4, 100, eta);
+            let mut s = simple_scenario(4, 100, eta);
             s.hardware.train.tokens_per_second = rate;
             s.hardware.train.fixed_seconds = fixed;
-            // As many sequences at once as a batch has: more would only be more in flight.
+            // Concurrency of exactly one batch; more would only increase the number in flight.
             s.hardware.rollout.max_concurrency = 8;
             let report = simulate(&s).unwrap();
             close(report.seconds_per_step, f64::max(5.0, train));
@@ -58,8 +58,8 @@ fn overlapped_steps_take_the_longer_of_the_two() {
 }
 
 #[test]
-fn shared_devices_take_turns() {
-    let mut s = plain(4, 30, 1);
+fn shared_devices_alternate() {
+    let mut s = simple_scenario(4, 30, 1);
     s.hardware.rollout.max_concurrency = 8;
     s.hardware.shared = true;
     let report = simulate(&s).unwrap();
@@ -67,17 +67,17 @@ fn shared_devices_take_turns() {
     close(report.rollout.shared, 7.3 / 12.3);
 }
 
-/// A world in which a bit of everything happens.
-fn wild(seed: u64) -> Scenario {
+/// A random scenario that uses every feature.
+fn random_scenario(seed: u64) -> Scenario {
     let stream = RandomKey::new(seed, 0, Purpose::Simulation, 77).stream();
     let pick = |position, bound| stream.below(position, bound);
-    let put_off = pick(0, 4) == 0;
-    let eta = if put_off { 0 } else { pick(1, 4) };
-    let mut s = plain(2 + pick(2, 6), 12, eta);
+    let deferred = pick(0, 4) == 0;
+    let eta = if deferred { 0 } else { pick(1, 4) };
+    let mut s = simple_scenario(2 + pick(2, 6), 12, eta);
     s.seed = seed;
-    s.scheduler.oversample = if put_off { 1 + pick(3, 4) } else { pick(3, 5) };
-    s.scheduler.cut_order = if put_off || pick(4, 2) == 0 { CutOrder::Completion } else { CutOrder::Ticket };
-    s.scheduler.stragglers = if put_off { Stragglers::PutOff } else { Stragglers::Drop };
+    s.scheduler.oversample = if deferred { 1 + pick(3, 4) } else { pick(3, 5) };
+    s.scheduler.cut_order = if deferred || pick(4, 2) == 0 { CutOrder::Completion } else { CutOrder::Ticket };
+    s.scheduler.stragglers = if deferred { Stragglers::Defer } else { Stragglers::Drop };
     s.scheduler.evaluate_every = pick(5, 3) * 3;
     s.scheduler.checkpoint_every = pick(6, 3) * 2;
     s.on_update =
@@ -105,13 +105,13 @@ fn wild(seed: u64) -> Scenario {
 }
 
 #[test]
-fn the_books_balance_in_wild_worlds() {
+fn totals_balance_in_random_scenarios() {
     for seed in 0..300 {
-        let s = wild(seed);
+        let s = random_scenario(seed);
         let report = simulate(&s).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert_eq!(report.steps, 12);
-        assert_eq!(report.ends.total(), report.groups, "seed {seed}: every ticket has one end");
-        assert_eq!(report.ends.trained, 12 * s.scheduler.batch_groups);
+        assert_eq!(report.ends.total(), report.groups, "seed {seed}: every ticket has one outcome");
+        assert_eq!(report.ends.trained, 12 * s.scheduler.groups_per_batch);
         let r = report.rollout;
         close(r.generate + r.prefill + r.load + r.shared + r.down + r.idle, 1.0);
         let t = report.train;
@@ -121,89 +121,89 @@ fn the_books_balance_in_wild_worlds() {
         close(report.staleness.tokens.iter().sum(), 1.0);
         assert!((0.0..=1.0).contains(&report.wasted), "seed {seed}: {}", report.wasted);
         assert!(report.rollout_efficiency <= 1.0 + 1e-9);
-        assert_eq!(report, simulate(&s).unwrap(), "seed {seed}: a world repeats itself");
+        assert_eq!(report, simulate(&s).unwrap(), "seed {seed}: a simulation repeats itself");
     }
 }
 
 #[test]
 fn work_is_conserved() {
-    // Nothing is dropped, so what is generated is what was asked for, however it was scattered.
+    // Nothing is dropped, so the tokens generated are those drawn, however they were distributed.
     for (on_update, eta) in [OnUpdate::Finish, OnUpdate::Keep, OnUpdate::Recompute, OnUpdate::Abort]
         .into_iter()
         .flat_map(|u| [(u, 0), (u, 2)])
     {
-        let mut s = plain(4, 10, eta);
+        let mut s = simple_scenario(4, 10, eta);
         s.on_update = on_update;
         s.workload.turn_tokens = lognormal(300.0, 1.0);
         s.hardware.rollout.max_concurrency = 3;
         s.hardware.rollout.replicas = 2;
         s.hardware.rollout.load_seconds = 0.5;
-        let world = World::new(&s).unwrap();
-        let luck = world.luck;
+        let simulation = Simulation::new(&s).unwrap();
+        let draws = simulation.draws;
         let report = simulate(&s).unwrap();
-        let asked: f64 = (0..40)
+        let drawn: f64 = (0..40)
             .flat_map(|t| (0..2).map(move |i| (Ticket(t), i)))
-            .map(|(t, i)| luck.tokens(t, i, 0, 0.0, &s.workload))
+            .map(|(t, i)| draws.tokens(t, i, 0, 0.0, &s.workload))
             .sum();
         assert_eq!(report.ends.total(), 40);
-        let totals = whole(&s);
-        close(totals.generated, asked);
-        close(totals.learned, asked);
-        close(totals.trained, asked + 80.0 * 100.0);
-        close(totals.token_ages.iter().sum(), asked);
+        let totals = run_totals(&s);
+        close(totals.generated, drawn);
+        close(totals.useful, drawn);
+        close(totals.trained, drawn + 80.0 * 100.0);
+        close(totals.token_ages.iter().sum(), drawn);
         assert_eq!(totals.wasted, 0.0);
     }
 }
 
-/// The books of a whole run.
-fn whole(s: &Scenario) -> Totals {
-    let mut world = World::new(s).unwrap();
-    world.settle().unwrap();
-    while !world.finished {
-        let (time, next) = world.agenda.pop().unwrap();
-        world.pass(time);
-        world.happen(next);
-        world.settle().unwrap();
+/// Totals of a whole run.
+fn run_totals(s: &Scenario) -> Totals {
+    let mut simulation = Simulation::new(s).unwrap();
+    simulation.run_scheduler().unwrap();
+    while !simulation.finished {
+        let (time, next) = simulation.events.pop().unwrap();
+        simulation.advance_to(time);
+        simulation.handle_event(next);
+        simulation.run_scheduler().unwrap();
     }
-    world.totals
+    simulation.totals
 }
 
 #[test]
-fn the_queue_obeys_littles_law() {
-    let mut s = plain(8, 40, 1);
+fn the_queue_satisfies_littles_law() {
+    let mut s = simple_scenario(8, 40, 1);
     s.workload.turn_tokens = lognormal(300.0, 1.0);
     s.hardware.rollout.max_concurrency = 4;
-    let totals = whole(&s);
-    let (mean, most) = totals.of(&totals.waiting);
-    assert!(mean > 1.0 && most >= mean);
-    // Mean length = arrivals per second × mean wait; at the end the queue is empty, so it holds exactly.
+    let totals = run_totals(&s);
+    let (mean, max) = totals.mean_and_max(&totals.waiting);
+    assert!(mean > 1.0 && max >= mean);
+    // Mean length = arrivals per second × mean wait, exactly, because the queue is empty at the end.
     close(mean, totals.admitted as f64 / totals.seconds * (totals.wait_seconds / totals.admitted as f64));
-    assert_eq!(world_is_empty(&s), (0, 0, 0, 0));
+    assert_eq!(remaining_work(&s), (0, 0, 0, 0));
 }
 
-fn world_is_empty(s: &Scenario) -> (u64, u64, u64, u64) {
-    let mut world = World::new(s).unwrap();
-    world.settle().unwrap();
-    while !world.finished {
-        let (time, next) = world.agenda.pop().unwrap();
-        world.pass(time);
-        world.happen(next);
-        world.settle().unwrap();
+fn remaining_work(s: &Scenario) -> (u64, u64, u64, u64) {
+    let mut simulation = Simulation::new(s).unwrap();
+    simulation.run_scheduler().unwrap();
+    while !simulation.finished {
+        let (time, next) = simulation.events.pop().unwrap();
+        simulation.advance_to(time);
+        simulation.handle_event(next);
+        simulation.run_scheduler().unwrap();
     }
-    (world.waiting, world.away, world.ready, world.totals.running.now as u64)
+    (simulation.waiting, simulation.external, simulation.ready, simulation.totals.running.current as u64)
 }
 
 #[test]
-fn nothing_is_left_behind_in_wild_worlds() {
+fn random_scenarios_leave_no_work_behind() {
     for seed in 0..100 {
-        assert_eq!(world_is_empty(&wild(seed)), (0, 0, 0, 0), "seed {seed}");
+        assert_eq!(remaining_work(&random_scenario(seed)), (0, 0, 0, 0), "seed {seed}");
     }
 }
 
 #[test]
-fn more_of_anything_is_never_slower() {
+fn more_resources_are_never_slower() {
     let time = |change: &dyn Fn(&mut Scenario)| {
-        let mut s = plain(8, 20, 0);
+        let mut s = simple_scenario(8, 20, 0);
         s.workload.turn_tokens = lognormal(300.0, 1.0);
         s.hardware.rollout.max_concurrency = 4;
         change(&mut s);
@@ -219,9 +219,9 @@ fn more_of_anything_is_never_slower() {
 }
 
 #[test]
-fn weights_in_flight_leave_their_versions_in_the_tokens() {
-    // A sequence of 500 tokens at 100/s on its own: 5 s; training takes 1 s, so some of them see several versions.
-    let mut s = plain(1, 40, 4);
+fn in_flight_updates_mix_versions_within_a_sequence() {
+    // Sequences take 1 or 9 s and training takes less, so long sequences span several versions.
+    let mut s = simple_scenario(1, 40, 4);
     s.workload.group_size = 1;
     s.workload.turn_tokens = Distribution::Quantiles { values: vec![100.0, 900.0] };
     s.hardware.train.fixed_seconds = 0.4;
@@ -238,38 +238,38 @@ fn weights_in_flight_leave_their_versions_in_the_tokens() {
     let recompute = simulate(&s).unwrap();
     s.on_update = OnUpdate::Keep;
     let keep = simulate(&s).unwrap();
-    assert!(recompute.rollout.prefill > 1.5 * keep.rollout.prefill, "reading contexts again costs prefill");
+    assert!(recompute.rollout.prefill > 1.5 * keep.rollout.prefill, "recomputing contexts costs prefill");
 }
 
 #[test]
-fn a_replica_that_breaks_down_costs_its_work_and_its_time() {
-    let mut s = plain(8, 20, 1);
+fn replica_failures_cost_work_and_time() {
+    let mut s = simple_scenario(8, 20, 1);
     s.hardware.rollout.replicas = 3;
     s.hardware.train.tokens_per_second = 1e5;
     s.hardware.train.fixed_seconds = 0.1;
     s.failures = Failures { group_rate: 0.0, replica_seconds: 40.0, restart_seconds: 10.0 };
-    let broken = simulate(&s).unwrap();
-    assert!(broken.replica_failures > 3);
-    assert!((0.05..0.4).contains(&broken.rollout.down), "{}", broken.rollout.down);
-    assert!(broken.wasted > 0.0);
-    assert_eq!(broken.ends.total(), 160);
+    let failing = simulate(&s).unwrap();
+    assert!(failing.replica_failures > 3);
+    assert!((0.05..0.4).contains(&failing.rollout.down), "{}", failing.rollout.down);
+    assert!(failing.wasted > 0.0);
+    assert_eq!(failing.ends.total(), 160);
     s.failures = Failures::NONE;
-    let sound = simulate(&s).unwrap();
-    assert!(sound.seconds < broken.seconds, "{} {}", sound.seconds, broken.seconds);
-    assert_eq!(sound.wasted, 0.0);
+    let healthy = simulate(&s).unwrap();
+    assert!(healthy.seconds < failing.seconds, "{} {}", healthy.seconds, failing.seconds);
+    assert_eq!(healthy.wasted, 0.0);
 }
 
 #[test]
-fn a_world_without_hope_is_reported() {
-    let mut s = plain(2, 2, 0);
+fn invalid_and_endless_scenarios_are_reported() {
+    let mut s = simple_scenario(2, 2, 0);
     s.workload.filter_rate = 1.0;
-    s.most_events = 10_000;
+    s.max_events = 10_000;
     let error = simulate(&s).unwrap_err();
-    assert!(matches!(error, SimError::Endless { version: 0, .. }), "{error}");
+    assert!(matches!(error, SimError::TooManyEvents { version: 0, .. }), "{error}");
     assert!(error.to_string().contains("hint:"));
-    s = plain(0, 2, 0);
+    s = simple_scenario(0, 2, 0);
     assert!(matches!(simulate(&s), Err(SimError::Scheduler(_))));
-    s = plain(2, 2, 0);
+    s = simple_scenario(2, 2, 0);
     s.hardware.rollout.replicas = 0;
-    assert!(matches!(simulate(&s), Err(SimError::Scenario { .. })));
+    assert!(matches!(simulate(&s), Err(SimError::Scenario(ScenarioError::NoReplicas))));
 }

@@ -1,32 +1,32 @@
-//! One replica: processor sharing by a clock that counts the tokens of one sequence.
+//! A replica: processor sharing with a clock that counts the tokens of one sequence.
 //!
-//! All sequences of a replica advance at the same rate, so one number says how far they are: the clock. A sequence that
-//! starts at clock `s` with `n` tokens to generate ends at clock `s + n`, whoever joins or leaves meanwhile; only when
-//! that is in seconds changes. A start, an end and a change of rate therefore cost O(log n).
+//! All sequences of a replica advance at the same rate, so a single clock measures their progress in tokens. A sequence that
+//! starts at clock `s` with `n` tokens to generate ends at clock `s + n`, no matter which sequences join or leave meanwhile;
+//! only the corresponding time in seconds changes. A start, an end and a change of rate therefore cost O(log n).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::agenda::Time;
-use super::population::Sample;
+use super::active_workload::Sample;
+use super::event_queue::Time;
 
-/// What a replica is doing.
+/// Activity of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
+pub(crate) enum ReplicaActivity {
     Generate = 0,
     Load = 1,
-    /// Its devices train.
+    /// Paused while its devices train.
     Shared = 2,
     Down = 3,
     Idle = 4,
 }
 
-/// How many there are.
-pub(crate) const DOINGS: usize = 5;
+/// Number of variants of [`ReplicaActivity`].
+pub(crate) const REPLICA_ACTIVITIES: usize = 5;
 
-/// A sequence in the order of its end.
+/// A running sequence, ordered by its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Running {
+pub(crate) struct RunningSequence {
     finish: Time,
     pub(crate) sample: u32,
     stamp: u32,
@@ -34,42 +34,39 @@ pub(crate) struct Running {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent holds: any of them may come and go beside the others"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent reasons to be blocked, in any combination")]
 pub(crate) struct Replica {
-    /// Tokens that a sequence has generated that was here from the beginning.
+    /// Tokens that a sequence running from the start would have generated.
     pub(crate) clock: f64,
-    /// When the clock was read.
+    /// Time at which the clock was last advanced.
     read_at: f64,
-    /// Seconds of prefill before the clock goes on.
-    stall: f64,
+    /// Seconds of prefill before decoding continues.
+    prefill_left: f64,
     pub(crate) running: u32,
-    heap: BinaryHeap<Reverse<Running>>,
+    heap: BinaryHeap<Reverse<RunningSequence>>,
     pub(crate) paused: bool,
     pub(crate) loading: bool,
     pub(crate) down: bool,
-    /// Starts nothing, because new weights wait for what is running.
+    /// Accepts no sequences because new weights wait for the running ones.
     pub(crate) draining: bool,
     pub(crate) version: u64,
-    /// The weights that are being loaded, or waited for.
+    /// Version being loaded or waiting to be loaded.
     pub(crate) pending: u64,
     pub(crate) load_stamp: u32,
-    /// From which clock on which version generates.
+    /// Versions with the clock from which they generate.
     history: VecDeque<(f64, u64)>,
     prune_at: usize,
-    /// Contexts of its sequences when they started, less the clock at that time.
+    /// Sum over running sequences of the context at their start minus the clock at that time.
     contexts: f64,
 }
 
 impl Replica {
-    /// One that has the weights that the stage begins with.
+    /// A replica with the initial weights of the stage.
     pub(crate) fn new() -> Self {
         Self {
             clock: 0.0,
             read_at: 0.0,
-            stall: 0.0,
+            prefill_left: 0.0,
             running: 0,
             heap: BinaryHeap::new(),
             paused: false,
@@ -85,62 +82,62 @@ impl Replica {
         }
     }
 
-    pub(crate) fn doing(&self) -> Doing {
+    pub(crate) fn activity(&self) -> ReplicaActivity {
         if self.down {
-            Doing::Down
+            ReplicaActivity::Down
         } else if self.paused {
-            Doing::Shared
+            ReplicaActivity::Shared
         } else if self.loading {
-            Doing::Load
+            ReplicaActivity::Load
         } else if self.running > 0 {
-            Doing::Generate
+            ReplicaActivity::Generate
         } else {
-            Doing::Idle
+            ReplicaActivity::Idle
         }
     }
 
-    /// Whether it takes another sequence.
-    pub(crate) fn open(&self, max_concurrency: u32) -> bool {
+    /// True if it can start another sequence.
+    pub(crate) fn accepts_work(&self, max_concurrency: u32) -> bool {
         !self.down && !self.draining && self.running < max_concurrency
     }
 
-    fn held(&self) -> bool {
+    fn is_blocked(&self) -> bool {
         self.down || self.paused || self.loading
     }
 
-    /// Brings the clock to `now`; says how many of the seconds went into prefill.
+    /// Advances the clock to `now` and returns the seconds spent on prefill.
     pub(crate) fn advance(&mut self, now: f64, rates: &[f64]) -> f64 {
         let elapsed = now - self.read_at;
         self.read_at = now;
-        if self.held() {
+        if self.is_blocked() {
             return 0.0;
         }
-        let prefill = self.stall.min(elapsed);
-        self.stall -= prefill;
+        let prefill = self.prefill_left.min(elapsed);
+        self.prefill_left -= prefill;
         if self.running > 0 {
             self.clock += (elapsed - prefill) * rates[self.running as usize];
         }
         prefill
     }
 
-    /// When its next sequence ends, after [`Replica::advance`].
+    /// Time at which its next sequence ends. Call after [`Replica::advance`].
     pub(crate) fn next_end(&mut self, rates: &[f64], samples: &[Sample]) -> f64 {
-        while self.heap.peek().is_some_and(|top| void(&top.0, samples)) {
+        while self.heap.peek().is_some_and(|top| is_outdated(&top.0, samples)) {
             self.heap.pop();
         }
         match self.heap.peek() {
-            Some(Reverse(top)) if !self.held() => {
+            Some(Reverse(top)) if !self.is_blocked() => {
                 let tokens = (top.finish.0 - self.clock).max(0.0);
-                self.read_at + self.stall + tokens / rates[self.running as usize]
+                self.read_at + self.prefill_left + tokens / rates[self.running as usize]
             }
             _ => f64::INFINITY,
         }
     }
 
-    /// Takes the sequence whose end was announced for now: the clock is set to it, so that no rounding is left over.
+    /// Removes the sequence scheduled to end now and sets the clock to its end, so that no rounding error remains.
     pub(crate) fn take_ended(&mut self, samples: &[Sample]) -> Option<u32> {
         while let Some(Reverse(top)) = self.heap.pop() {
-            if !void(&top, samples) {
+            if !is_outdated(&top, samples) {
                 self.clock = self.clock.max(top.finish.0);
                 return Some(top.sample);
             }
@@ -148,7 +145,7 @@ impl Replica {
         None
     }
 
-    /// The next one that has ended at this clock, too.
+    /// Removes another sequence that ends at the same clock.
     pub(crate) fn take_also_ended(&mut self, samples: &[Sample]) -> Option<u32> {
         let ended = self.heap.peek().is_some_and(|top| top.0.finish.0 <= self.clock + 1e-9);
         if ended { self.take_ended(samples) } else { None }
@@ -159,11 +156,11 @@ impl Replica {
         if self.running == 0 && self.history.len() > 1 {
             self.history.drain(..self.history.len() - 1);
         }
-        self.stall += prefill;
+        self.prefill_left += prefill;
         self.running += 1;
         self.contexts += sample.context - self.clock;
         sample.start = self.clock;
-        self.heap.push(Reverse(Running {
+        self.heap.push(Reverse(RunningSequence {
             finish: Time(self.clock + sample.left),
             sample: id,
             stamp: sample.stamp,
@@ -171,41 +168,41 @@ impl Replica {
         }));
     }
 
-    /// A sequence leaves, at its end or before. Its stamp must change.
+    /// Accounts for a sequence that ended or was cancelled. The caller must change its stamp.
     pub(crate) fn remove(&mut self, sample: &Sample) {
         self.running -= 1;
         self.contexts -= sample.context - sample.start;
         if self.running == 0 {
             self.contexts = 0.0;
-            self.stall = 0.0;
+            self.prefill_left = 0.0;
         }
     }
 
-    /// All that are running, in the order of their samples.
-    pub(crate) fn everyone(&mut self, samples: &[Sample]) -> Vec<u32> {
+    /// Removes all running sequences from the heap and returns them by sample number.
+    pub(crate) fn drain_running(&mut self, samples: &[Sample]) -> Vec<u32> {
         let mut ids: Vec<u32> = self
             .heap
             .drain()
-            .filter(|running| !void(&running.0, samples))
+            .filter(|running| !is_outdated(&running.0, samples))
             .map(|running| running.0.sample)
             .collect();
         ids.sort_unstable();
         ids
     }
 
-    /// Tokens in the contexts of all its sequences.
+    /// Total context tokens of all its sequences.
     pub(crate) fn context_tokens(&self) -> f64 {
         (self.contexts + f64::from(self.running) * self.clock).max(0.0)
     }
 
-    /// The pending weights generate from here on. `reread` are seconds to read the contexts again.
+    /// Switches to the pending weights. `reread` is the time to prefill the contexts again, in seconds.
     pub(crate) fn loaded(&mut self, reread: f64) {
         self.version = self.pending;
         self.loading = false;
         self.draining = false;
-        self.stall += reread;
+        self.prefill_left += reread;
         if self.history.back().is_some_and(|last| last.0 >= self.clock) {
-            // Nothing was generated under it.
+            // Nothing was generated with that version.
             self.history.pop_back();
         }
         self.history.push_back((self.clock, self.version));
@@ -214,7 +211,7 @@ impl Replica {
         }
     }
 
-    /// Forgets versions that ended before any of its sequences began.
+    /// Drops versions that ended before any running sequence started.
     fn prune(&mut self) {
         let first = self.heap.iter().map(|r| r.0.start.0).fold(self.clock, f64::min);
         while self.history.get(1).is_some_and(|next| next.0 <= first) {
@@ -223,13 +220,13 @@ impl Replica {
         self.prune_at = 2 * self.history.len();
     }
 
-    /// Tells by which versions the tokens from clock `start` to `end` were generated.
-    pub(crate) fn by_version(&self, start: f64, end: f64, mut tell: impl FnMut(u64, f64)) {
+    /// Passes the number of tokens generated with each version between clocks `start` and `end` to `record`.
+    pub(crate) fn tokens_by_version(&self, start: f64, end: f64, mut record: impl FnMut(u64, f64)) {
         let mut until = end;
         for &(from, version) in self.history.iter().rev() {
             let begin = from.max(start);
             if until > begin {
-                tell(version, until - begin);
+                record(version, until - begin);
                 until = begin;
             }
             if from <= start {
@@ -239,7 +236,7 @@ impl Replica {
     }
 }
 
-/// Whether the sequence has left since.
-fn void(running: &Running, samples: &[Sample]) -> bool {
+/// True if the sequence has left the replica since.
+fn is_outdated(running: &RunningSequence, samples: &[Sample]) -> bool {
     samples[running.sample as usize].stamp != running.stamp
 }

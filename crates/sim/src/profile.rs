@@ -1,212 +1,212 @@
-//! Hardware profiles: what one device can do, from data sheets and published measurements, or measured in a run.
+//! Hardware profiles: device speeds from data sheets and published measurements, or measured in a run.
 
 use serde::{Deserialize, Serialize};
 
 use super::hardware::{DecodeRate, Hardware, RolloutHardware, TrainHardware};
 use super::scenario::Failures;
-use super::{Distribution, SimError};
+use super::{Distribution, ProfileError};
 
-/// The profiles that come with the program: name and text.
+/// Built-in profiles: name and TOML text.
 const BUILT_IN: [(&str, &str); 3] = [
-    ("laptop-cpu", include_str!("../../profiles/laptop-cpu.toml")),
-    ("node-8xH100", include_str!("../../profiles/node-8xH100.toml")),
-    ("cluster-1024", include_str!("../../profiles/cluster-1024.toml")),
+    ("laptop-cpu", include_str!("../profiles/laptop-cpu.toml")),
+    ("node-8xH100", include_str!("../profiles/node-8xH100.toml")),
+    ("cluster-1024", include_str!("../profiles/cluster-1024.toml")),
 ];
 
-/// A number of devices and what they can do.
+/// A number of devices, their speed, and default workload and failure rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// What it describes.
+    /// Description for output.
     pub about: String,
-    /// Devices in all.
+    /// Total number of devices.
     pub devices: u32,
-    /// Devices of one rollout replica.
+    /// Devices per rollout replica.
     pub devices_per_replica: u32,
-    /// Sequences that a replica decodes at most; 0 for what the recipe's `rollout.max_batch` says.
+    /// Maximum concurrency of a replica; 0 for the recipe's `rollout.max_batch`.
     pub max_concurrency: u32,
-    /// How fast they are.
+    /// Speed of the devices.
     pub speeds: Speeds,
-    /// The work, where the recipe does not say.
+    /// Workload parameters that the recipe does not determine.
     pub workload: WorkloadShape,
-    /// What breaks.
-    #[serde(default = "unbroken")]
+    /// Failure rates.
+    #[serde(default = "no_failures")]
     pub failures: Failures,
 }
 
-fn unbroken() -> Failures {
+fn no_failures() -> Failures {
     Failures::NONE
 }
 
-/// How fast devices are.
+/// Speed of devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speeds {
-    /// From first principles, for any model.
+    /// Derived from the device's specification, for any model.
     Roofline(Roofline),
-    /// Of one model, as they were measured.
+    /// Measured with one model.
     Measured(Measured),
 }
 
-/// What a device does per second, and which share of it each kind of work gets.
+/// Peak rates of a device and the fraction of them that each kind of work achieves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roofline {
-    /// Bytes per second from its memory.
+    /// Memory bandwidth in bytes per second.
     pub memory_bytes_per_second: f64,
-    /// Bytes of its memory.
+    /// Memory size in bytes.
     pub memory_bytes: f64,
     /// Floating-point operations per second.
     pub flops: f64,
-    /// Seconds of a decoding step that are neither reading nor arithmetic: scheduling, launches, sampling.
+    /// Seconds per decoding step spent on neither memory reads nor arithmetic: scheduling, launches, sampling.
     pub decode_fixed_seconds: f64,
-    /// Share of the bandwidth that decoding gets.
+    /// Fraction of the bandwidth that decoding achieves.
     pub decode_bandwidth_share: f64,
-    /// Share of the operations that decoding gets.
+    /// Fraction of the operations that decoding achieves.
     pub decode_flops_share: f64,
-    /// Share of the operations that prefill gets.
+    /// Fraction of the operations that prefill achieves.
     pub prefill_flops_share: f64,
-    /// Share of the operations that training gets.
+    /// Fraction of the operations that training achieves.
     pub train_flops_share: f64,
-    /// Operations of training per parameter and token: 6, or 8 where activations are computed again.
+    /// Training operations per parameter and token: 6, or 8 with activation checkpointing.
     pub train_flops_per_parameter: f64,
-    /// Training on n devices is as fast as n to the power of this.
+    /// Exponent of the training speed as a function of the number of devices.
     pub train_scaling: f64,
-    /// Seconds of an optimiser step whatever its size.
+    /// Fixed cost of a training step in seconds.
     pub train_fixed_seconds: f64,
-    /// Seconds of a publication whatever its size.
+    /// Fixed cost of a weight publication in seconds.
     pub publish_fixed_seconds: f64,
-    /// Bytes of weights that are published per second.
+    /// Publication bandwidth in bytes per second.
     pub publish_bytes_per_second: f64,
-    /// Bytes of a weight.
+    /// Bytes per weight.
     pub bytes_per_parameter: f64,
-    /// The model that is assumed where the recipe's is not known.
+    /// Model assumed if the recipe's is not known.
     pub model: ModelShape,
 }
 
-/// What of a model its speed depends on.
+/// Properties of a model that determine its speed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShape {
-    /// Parameters that take part in a token.
+    /// Parameters used per token.
     pub parameters: f64,
-    /// Numbers in the keys and values of one token, each as wide as a weight.
+    /// Key and value elements per token, each as wide as a weight.
     pub kv_numbers_per_token: f64,
 }
 
-/// What a run showed, per device.
+/// Speeds measured in a run, per device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// How fast a replica decodes.
+    /// Decoding speed of a replica.
     pub decode: DecodeRate,
-    /// Prompt tokens per second of a replica.
+    /// Prefill speed of a replica in tokens per second.
     pub prefill_tokens_per_second: f64,
-    /// Trained tokens per second of a device.
+    /// Training speed of a device in tokens per second.
     pub train_tokens_per_second: f64,
-    /// Seconds of an optimiser step whatever its size.
+    /// Fixed cost of a training step in seconds.
     pub train_fixed_seconds: f64,
-    /// Seconds of a publication.
+    /// Duration of a weight publication in seconds.
     pub publish_seconds: f64,
-    /// Seconds that a replica takes to load.
+    /// Time for which a replica is blocked while loading weights, in seconds.
     pub load_seconds: f64,
-    /// Seconds of an evaluation.
+    /// Duration of an evaluation in seconds.
     pub evaluate_seconds: f64,
-    /// Seconds of a checkpoint.
+    /// Duration of a checkpoint in seconds.
     pub checkpoint_seconds: f64,
 }
 
-/// The work, where the recipe does not say.
+/// Workload parameters that the recipe does not determine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadShape {
-    /// Tokens of a prompt.
+    /// Prompt tokens.
     pub prompt_tokens: Distribution,
-    /// Tokens of a turn, as shares of the most that the recipe allows.
+    /// Tokens per turn as fractions of the recipe's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_share: Option<Distribution>,
-    /// Tokens of a turn, measured; wins over the shares.
+    /// Measured tokens per turn; takes precedence over `turn_share`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_tokens: Option<Distribution>,
-    /// Turns of a sample, measured; by default as many as the recipe's environment allows.
+    /// Measured turns per sample; by default the maximum of the recipe's environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Distribution>,
-    /// How much of the luck with lengths is the group's.
+    /// Correlation of the lengths within a group.
     pub group_correlation: f64,
-    /// Tokens with which an environment answers.
+    /// Tokens of an environment's observation.
     pub observation_tokens: Distribution,
-    /// Seconds for which it thinks.
+    /// Latency of the environment per observation, in seconds.
     pub environment_seconds: Distribution,
-    /// Seconds of a reward.
+    /// Duration of a reward computation in seconds.
     pub reward_seconds: Distribution,
-    /// Share of known context that is still in the cache.
+    /// Fraction of known context found in the prefix cache.
     pub prefix_cache: f64,
-    /// Share of groups that are taken out before training.
+    /// Fraction of the groups filtered out before training.
     #[serde(default)]
     pub filter_rate: f64,
 }
 
-/// Who has which devices.
+/// Assignment of devices to rollout and training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// Rollout and training take turns on all of them.
+    /// Rollout and training alternate on all devices.
     Shared {
-        /// How many there are.
+        /// Number of devices.
         devices: u32,
     },
-    /// Each has its own.
+    /// Rollout and training have separate devices.
     Separate {
-        /// Devices that generate.
+        /// Rollout devices.
         rollout: u32,
-        /// Devices that train.
+        /// Training devices.
         train: u32,
     },
 }
 
-/// What of a recipe the speeds depend on.
+/// Properties of a recipe that determine the speeds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
-    /// The model, where it is known.
+    /// The model, if known.
     pub model: Option<ModelShape>,
-    /// Passes of training that only score, of the policy before its update or of a reference: a third of training's
-    /// own each.
+    /// Forward-only passes per training step, over the policy before its update or over a reference. Each costs a third of
+    /// training itself.
     pub scoring_passes: u32,
-    /// Tokens in the context of a sequence that is half done.
+    /// Context length of a half-finished sequence in tokens.
     pub context_tokens: f64,
     /// The recipe's `rollout.max_batch`.
     pub max_batch: u32,
 }
 
 impl Profile {
-    /// A profile that comes with the program.
-    pub fn built_in(name: &str) -> Option<Result<Self, SimError>> {
+    /// Returns a built-in profile by name. Parsing never fails for these (covered by a test).
+    pub fn built_in(name: &str) -> Option<Result<Self, ProfileError>> {
         BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| Self::parse(text))
     }
 
-    /// The names of those.
+    /// Names of the built-in profiles.
     pub fn names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    /// Reads a profile from TOML.
-    pub fn parse(text: &str) -> Result<Self, SimError> {
-        let profile: Self = toml::from_str(text).map_err(|e| SimError::Profile(e.to_string()))?;
+    /// Parses a profile from TOML.
+    pub fn parse(text: &str) -> Result<Self, ProfileError> {
+        let profile: Self = toml::from_str(text)?;
         if profile.workload.turn_share.is_none() && profile.workload.turn_tokens.is_none() {
-            return Err(SimError::Profile("[workload] says neither `turn_share` nor `turn_tokens`".into()));
+            return Err(ProfileError::NoTurnLengths);
         }
         if profile.devices == 0 || profile.devices_per_replica == 0 {
-            return Err(SimError::Profile("it has no devices".into()));
+            return Err(ProfileError::NoDevices);
         }
         Ok(profile)
     }
 
-    /// As TOML.
-    pub fn to_toml(&self) -> Result<String, SimError> {
-        toml::to_string(self).map_err(|e| SimError::Profile(e.to_string()))
+    /// Serializes the profile as TOML.
+    pub fn to_toml(&self) -> Result<String, ProfileError> {
+        Ok(toml::to_string(self)?)
     }
 
-    /// The machines of a split.
+    /// Hardware of a split of the devices.
     pub fn hardware(&self, split: Split, demand: &Demand) -> Hardware {
         let (rollout, train, shared) = match split {
             Split::Shared { devices } => (devices, devices, true),
@@ -253,13 +253,13 @@ impl Profile {
 
     fn derived(&self, r: &Roofline, replicas: u32, devices: f64, shared: bool, demand: &Demand) -> Hardware {
         let model = demand.model.unwrap_or(r.model);
-        let of_replica = f64::from(self.devices_per_replica);
-        let bandwidth = r.memory_bytes_per_second * r.decode_bandwidth_share * of_replica;
+        let per_replica = f64::from(self.devices_per_replica);
+        let bandwidth = r.memory_bytes_per_second * r.decode_bandwidth_share * per_replica;
         let weights = model.parameters * r.bytes_per_parameter;
         let forward = 2.0 * model.parameters;
         let context = demand.context_tokens * model.kv_numbers_per_token * r.bytes_per_parameter;
-        // Nine tenths of the memory are used, as engines do by default, and what the weights leave of that is cache.
-        let cache = 0.9 * r.memory_bytes * of_replica - weights;
+        // Inference engines use nine tenths of the memory by default; the weights leave the rest of that to the cache.
+        let cache = 0.9 * r.memory_bytes * per_replica - weights;
         let fit = (cache / context.max(1.0)).max(1.0) as u32;
         let trained =
             r.train_flops_per_parameter * model.parameters + f64::from(demand.scoring_passes) * forward;
@@ -270,9 +270,9 @@ impl Profile {
                 decode: DecodeRate::Roofline {
                     step_seconds: r.decode_fixed_seconds + weights / bandwidth,
                     step_seconds_per_sequence: context / bandwidth
-                        + forward / (r.flops * r.decode_flops_share * of_replica),
+                        + forward / (r.flops * r.decode_flops_share * per_replica),
                 },
-                prefill_tokens_per_second: r.flops * r.prefill_flops_share * of_replica / forward,
+                prefill_tokens_per_second: r.flops * r.prefill_flops_share * per_replica / forward,
                 load_seconds: 0.0,
             },
             train: TrainHardware {
@@ -286,15 +286,15 @@ impl Profile {
         }
     }
 
-    /// The splits that are worth a look: shared devices, and at most `most` ways to divide them.
-    pub fn splits(&self, devices: u32, most: u32) -> Vec<Split> {
+    /// Candidate splits: shared devices, and at most `limit` ways to divide them.
+    pub fn splits(&self, devices: u32, limit: u32) -> Vec<Split> {
         let unit = self.devices_per_replica;
         let replicas = devices.saturating_sub(1) / unit;
         let mut splits = vec![Split::Shared { devices }];
-        let ways = replicas.min(most);
+        let ways = replicas.min(limit);
         let mut before = 0;
         for i in 1..=ways {
-            // Evenly spaced, every one where there are few.
+            // Evenly spaced; all of them if there are few.
             let n = (u64::from(replicas) * u64::from(i) / u64::from(ways)) as u32;
             if n > before {
                 splits.push(Split::Separate { rollout: n * unit, train: devices - n * unit });
@@ -312,7 +312,7 @@ mod tests {
     const DEMAND: Demand = Demand { model: None, scoring_passes: 0, context_tokens: 1000.0, max_batch: 64 };
 
     #[test]
-    fn the_profiles_that_come_with_the_program_are_read_and_written() {
+    fn built_in_profiles_survive_a_round_trip() {
         for name in Profile::names() {
             let profile = Profile::built_in(name).unwrap().unwrap_or_else(|e| panic!("{name}: {e}"));
             let again = Profile::parse(&profile.to_toml().unwrap()).unwrap();
@@ -322,11 +322,11 @@ mod tests {
             }
         }
         assert!(Profile::built_in("abacus").is_none());
-        assert!(matches!(Profile::parse("about = 3"), Err(SimError::Profile(_))));
+        assert!(matches!(Profile::parse("about = 3"), Err(ProfileError::Parse(_))));
     }
 
     #[test]
-    fn splits_are_evenly_spaced_and_leave_somebody_to_train() {
+    fn splits_are_evenly_spaced_and_leave_devices_for_training() {
         let profile = Profile::built_in("node-8xH100").unwrap().unwrap();
         let splits = profile.splits(8, 16);
         assert_eq!(splits.len(), 8);
@@ -340,12 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn a_roofline_gives_the_speeds_of_its_formula() {
+    fn a_roofline_gives_the_speeds_of_the_formula() {
         let profile = Profile::built_in("node-8xH100").unwrap().unwrap();
         let model = ModelShape { parameters: 8.03e9, kv_numbers_per_token: 65_536.0 };
         let demand = Demand { model: Some(model), ..DEMAND };
         let hardware = profile.hardware(Split::Separate { rollout: 4, train: 4 }, &demand);
-        // What was measured at a concurrency of one (docs/plan.md): 6.48 ms for a token.
+        // Measured at concurrency 1 (docs/plan.md): 6.48 ms per token.
         let one = 1.0 / hardware.rollout.decode.per_sequence(1.0);
         assert!((one / 6.48e-3 - 1.0).abs() < 0.02, "{one}");
         assert_eq!(hardware.rollout.replicas, 4);

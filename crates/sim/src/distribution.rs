@@ -1,43 +1,43 @@
 //! Distributions of lengths and latencies.
 //!
-//! Everything is drawn through the quantile function at a probability, so that a long sample stays long when the
-//! distribution's scale is changed, and a group's samples can share a part of their luck.
+//! Values are drawn through the quantile function at a probability, so that a long sample stays long when the scale of the
+//! distribution changes, and the lengths of a group's samples can be correlated.
 
 use serde::{Deserialize, Serialize};
 
-use super::SimError;
+use super::{DistributionError, ScenarioError};
 
-/// How a quantity (tokens, turns, seconds) is distributed.
+/// Distribution of a quantity (tokens, turns, seconds).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Distribution {
-    /// Always the same.
+    /// A constant.
     Constant {
         /// The value.
         value: f64,
     },
-    /// Log-normal: `exp(ln median + sigma · z)`, cut off at `most`.
+    /// Log-normal: `exp(ln median + sigma · z)`, limited to `max`.
     Lognormal {
-        /// Half of the values are below it.
+        /// The median.
         median: f64,
         /// Standard deviation of the logarithm.
         sigma: f64,
-        /// No value is larger.
+        /// Upper limit of the values.
         #[serde(default = "unbounded", skip_serializing_if = "is_unbounded")]
-        most: f64,
+        max: f64,
     },
     /// Measured: values at evenly spaced probabilities from 0 to 1, linear between them.
     Quantiles {
-        /// At least one, ascending.
+        /// At least one value, ascending.
         values: Vec<f64>,
     },
-    /// A share of the values comes from another distribution: a heavy tail.
+    /// Mixture with a heavy tail: a share of the values comes from another distribution.
     Tail {
-        /// What most values are.
+        /// Distribution of most values.
         body: Box<Distribution>,
-        /// What the others are.
+        /// Distribution of the others.
         tail: Box<Distribution>,
-        /// The share of the others, from 0 to 1. They are the luckiest ones of all draws.
+        /// Share of the tail, between 0 and 1. The tail replaces the highest quantiles.
         share: f64,
     },
 }
@@ -46,20 +46,20 @@ fn unbounded() -> f64 {
     f64::INFINITY
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks with a reference")]
-fn is_unbounded(most: &f64) -> bool {
-    most.is_infinite()
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_unbounded(max: &f64) -> bool {
+    max.is_infinite()
 }
 
 impl Distribution {
-    /// Nothing, ever.
+    /// The constant 0.
     pub const ZERO: Self = Self::Constant { value: 0.0 };
 
-    /// The value below which a share `p` (0 to 1) of all values lies.
+    /// The value below which a fraction `p` (0 to 1) of all values lies.
     pub fn quantile(&self, p: f64) -> f64 {
         match self {
             Self::Constant { value } => *value,
-            Self::Lognormal { median, sigma, most } => (median * (sigma * probit(p)).exp()).min(*most),
+            Self::Lognormal { median, sigma, max } => (median * (sigma * probit(p)).exp()).min(*max),
             Self::Quantiles { values } => interpolate(values, p),
             Self::Tail { body, tail, share } => {
                 let split = 1.0 - share;
@@ -68,36 +68,36 @@ impl Distribution {
         }
     }
 
-    /// The same shape, cut off at `most`.
+    /// The same shape, limited to `max`.
     #[must_use]
-    pub fn at_most(self, most: f64) -> Self {
+    pub fn clamped(self, max: f64) -> Self {
         match self {
-            Self::Constant { value } => Self::Constant { value: value.min(most) },
-            Self::Lognormal { median, sigma, most: old } => {
-                Self::Lognormal { median, sigma, most: old.min(most) }
+            Self::Constant { value } => Self::Constant { value: value.min(max) },
+            Self::Lognormal { median, sigma, max: old } => {
+                Self::Lognormal { median, sigma, max: old.min(max) }
             }
             Self::Quantiles { values } => {
-                Self::Quantiles { values: values.into_iter().map(|v| v.min(most)).collect() }
+                Self::Quantiles { values: values.into_iter().map(|v| v.min(max)).collect() }
             }
             Self::Tail { body, tail, share } => {
-                Self::Tail { body: Box::new(body.at_most(most)), tail: Box::new(tail.at_most(most)), share }
+                Self::Tail { body: Box::new(body.clamped(max)), tail: Box::new(tail.clamped(max)), share }
             }
         }
     }
 
-    /// The same shape, `factor` times as large.
+    /// The same shape, scaled by `factor`.
     #[must_use]
-    pub fn times(self, factor: f64) -> Self {
+    pub fn scaled(self, factor: f64) -> Self {
         match self {
             Self::Constant { value } => Self::Constant { value: value * factor },
-            Self::Lognormal { median, sigma, most } => {
-                Self::Lognormal { median: median * factor, sigma, most: most * factor }
+            Self::Lognormal { median, sigma, max } => {
+                Self::Lognormal { median: median * factor, sigma, max: max * factor }
             }
             Self::Quantiles { values } => {
                 Self::Quantiles { values: values.into_iter().map(|v| v * factor).collect() }
             }
             Self::Tail { body, tail, share } => {
-                Self::Tail { body: Box::new(body.times(factor)), tail: Box::new(tail.times(factor)), share }
+                Self::Tail { body: Box::new(body.scaled(factor)), tail: Box::new(tail.scaled(factor)), share }
             }
         }
     }
@@ -116,47 +116,46 @@ impl Distribution {
         Self::Quantiles { values: (0..points).map(at).collect() }
     }
 
-    /// Refuses what is no distribution of a quantity.
-    pub(crate) fn check(&self, what: &str) -> Result<(), SimError> {
-        let wrong = |why: String| Err(SimError::Scenario { what: what.to_owned(), why });
+    /// Rejects invalid parameters; `name` is the field that holds the distribution.
+    pub(crate) fn check(&self, name: &'static str) -> Result<(), ScenarioError> {
+        self.check_parameters().map_err(|error| ScenarioError::Distribution { name, error })
+    }
+
+    fn check_parameters(&self) -> Result<(), DistributionError> {
         match self {
             Self::Constant { value } if !(value.is_finite() && *value >= 0.0) => {
-                wrong(format!("{value} is not a finite number of at least 0"))
+                Err(DistributionError::Constant(*value))
             }
-            Self::Lognormal { median, sigma, most } if !(*median > 0.0 && *sigma >= 0.0 && *most > 0.0) => {
-                wrong(format!(
-                    "a log-normal needs median > 0, sigma >= 0 and most > 0, not {median}, {sigma}, {most}"
-                ))
+            &Self::Lognormal { median, sigma, max } if !(median > 0.0 && sigma >= 0.0 && max > 0.0) => {
+                Err(DistributionError::Lognormal { median, sigma, max })
             }
             Self::Quantiles { values } => {
                 let ascending = values.windows(2).all(|w| w[0] <= w[1]);
                 let finite = values.iter().all(|v| v.is_finite() && *v >= 0.0);
                 if values.is_empty() || !ascending || !finite {
-                    return wrong(
-                        "quantiles are ascending finite numbers of at least 0, and not none".into(),
-                    );
+                    return Err(DistributionError::Quantiles);
                 }
                 Ok(())
             }
             Self::Tail { body, tail, share } => {
                 if !(*share > 0.0 && *share < 1.0) {
-                    return wrong(format!("the tail's share lies between 0 and 1, not at {share}"));
+                    return Err(DistributionError::TailShare(*share));
                 }
-                body.check(what)?;
-                tail.check(what)
+                body.check_parameters()?;
+                tail.check_parameters()
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Linear between evenly spaced points; 0 of none.
+/// Interpolates linearly between evenly spaced points; 0 if there are none.
 fn interpolate(values: &[f64], p: f64) -> f64 {
     let Some(last) = values.len().checked_sub(1) else { return 0.0 };
-    let place = p.clamp(0.0, 1.0) * last as f64;
-    let low = (place.floor() as usize).min(last);
+    let position = p.clamp(0.0, 1.0) * last as f64;
+    let low = (position.floor() as usize).min(last);
     let high = (low + 1).min(last);
-    values[low] + (values[high] - values[low]) * (place - low as f64)
+    values[low] + (values[high] - values[low]) * (position - low as f64)
 }
 
 /// The standard normal's cumulative probability, to about 1e-7 (Abramowitz and Stegun 26.2.17).
@@ -194,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn means_and_quantiles_are_those_of_the_formula() {
-        let lognormal = Distribution::Lognormal { median: 100.0, sigma: 0.5, most: f64::INFINITY };
+    fn means_and_quantiles_match_the_formula() {
+        let lognormal = Distribution::Lognormal { median: 100.0, sigma: 0.5, max: f64::INFINITY };
         assert!((lognormal.mean() / (100.0 * (0.125f64).exp()) - 1.0).abs() < 1e-3);
         assert!((lognormal.quantile(0.5) - 100.0).abs() < 1e-4);
         let measured = Distribution::measured(vec![3.0, 1.0, 2.0], 5);
@@ -207,20 +206,20 @@ mod tests {
         };
         assert!((tail.mean() - 2.0).abs() < 0.01);
         assert_eq!((tail.quantile(0.89), tail.quantile(0.91)), (1.0, 11.0));
-        assert_eq!(tail.clone().times(2.0).quantile(0.95), 22.0);
-        assert_eq!(tail.at_most(5.0).quantile(0.95), 5.0);
+        assert_eq!(tail.clone().scaled(2.0).quantile(0.95), 22.0);
+        assert_eq!(tail.clamped(5.0).quantile(0.95), 5.0);
     }
 
     #[test]
-    fn what_is_no_distribution_is_refused() {
-        for wrong in [
+    fn invalid_distributions_are_rejected() {
+        for invalid in [
             Distribution::Constant { value: -1.0 },
-            Distribution::Lognormal { median: 0.0, sigma: 1.0, most: 1.0 },
+            Distribution::Lognormal { median: 0.0, sigma: 1.0, max: 1.0 },
             Distribution::Quantiles { values: vec![2.0, 1.0] },
             Distribution::Quantiles { values: vec![] },
         ] {
-            let error = wrong.check("length").unwrap_err();
-            assert!(error.to_string().contains("length"), "{error}");
+            let error = invalid.check("length").unwrap_err();
+            assert!(error.to_string().contains("`length`: "), "{error}");
         }
     }
 }

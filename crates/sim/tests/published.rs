@@ -1,20 +1,20 @@
-//! The model held against published measurements: fitted on one row of each table, it predicts the others.
+//! The model compared with published measurements: fitted to one row of each table, it predicts the others.
 //!
-//! The constants that are fitted are said in the snapshot; everything else is from data sheets, from the publication, or
-//! an assumption that is named in `docs/plan.md`. What the snapshot says of the misses is the point of it: a change of
-//! the model that moves them must be looked at.
+//! The snapshot shows the fitted constants; everything else comes from data sheets, the publication, or an assumption named
+//! in `docs/plan.md`. The snapshot pins the prediction errors, so that a change of the model that moves them is noticed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fmt::Write as _;
 
-use rloom_sched::sim::{
-    Demand, Distribution, Failures, ModelShape, OnUpdate, Priority, Profile, Report, Roofline, Scenario,
-    Speeds, Split, Workload, WorkloadShape, simulate,
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, Priority, SchedulerSettings, Stragglers};
+use rloom_sim::{
+    Demand, Distribution, Failures, ModelShape, Profile, Report, Roofline, Scenario, Speeds, Split, Workload,
+    WorkloadShape, simulate,
 };
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
 
-/// What a table's rows have in common: one kind of GPU, and one task.
+/// Properties shared by the rows of a table: one kind of GPU and one task.
 #[derive(Clone, Copy)]
 struct Study {
     memory: f64,
@@ -27,22 +27,23 @@ struct Study {
     prompt: f64,
     max_staleness: u64,
     on_update: OnUpdate,
-    /// Seconds of a decoding step that are neither reading nor arithmetic.
+    /// Seconds per decoding step spent on neither memory reads nor arithmetic.
     decode_fixed: f64,
-    /// The share of the operations that training gets, in turns with rollout and beside it.
+    /// Fraction of the operations that training achieves when alternating with rollout.
     train_shared: f64,
-    train_beside: f64,
+    /// Fraction of the operations that training achieves when overlapping with rollout.
+    train_overlapped: f64,
     scoring: u32,
 }
 
-/// A row: a model on a number of GPUs.
+/// A row of a table: a model on a number of GPUs.
 #[derive(Clone, Copy)]
 struct Row {
     model: ModelShape,
     gpus: u32,
     rollout: u32,
     per_replica: u32,
-    /// The share of the operations that training gets, where it is published.
+    /// Fraction of the operations that training achieves, if published.
     train: Option<f64>,
 }
 
@@ -89,7 +90,7 @@ impl Study {
     }
 
     fn scenario(&self, row: Row, overlapped: bool) -> Scenario {
-        let lengths = Distribution::Lognormal { median: self.median, sigma: self.sigma, most: self.longest };
+        let lengths = Distribution::Lognormal { median: self.median, sigma: self.sigma, max: self.longest };
         let demand = Demand {
             model: Some(row.model),
             scoring_passes: if overlapped { 0 } else { self.scoring },
@@ -98,13 +99,13 @@ impl Study {
         };
         let (split, train) = if overlapped {
             let split = Split::Separate { rollout: row.rollout, train: row.gpus - row.rollout };
-            (split, row.train.unwrap_or(self.train_beside))
+            (split, row.train.unwrap_or(self.train_overlapped))
         } else {
             (Split::Shared { devices: row.gpus }, row.train.unwrap_or(self.train_shared))
         };
         Scenario {
             scheduler: SchedulerSettings {
-                batch_groups: self.groups,
+                groups_per_batch: self.groups,
                 batches: STEPS,
                 max_staleness: if overlapped { self.max_staleness } else { 0 },
                 pin_version: false,
@@ -131,7 +132,7 @@ impl Study {
             hardware: self.profile(row, train).hardware(split, &demand),
             failures: Failures::NONE,
             seed: 7,
-            most_events: 100_000_000,
+            max_events: 100_000_000,
         }
     }
 
@@ -144,7 +145,7 @@ impl Study {
     }
 }
 
-/// Where in a range a monotone function is `target`; the end that is nearest where it never is.
+/// Finds where a monotone function reaches `target` within a range, or the nearest end of the range.
 fn solve(target: f64, (mut low, mut high): (f64, f64), seconds: impl Fn(f64) -> f64) -> f64 {
     let rises = seconds(high) > seconds(low);
     for _ in 0..12 {
@@ -158,7 +159,7 @@ fn solve(target: f64, (mut low, mut high): (f64, f64), seconds: impl Fn(f64) -> 
     (low * high).sqrt()
 }
 
-/// Shares of a device's operations.
+/// Range of the fraction of a device's operations.
 const SHARES: (f64, f64) = (0.01, 1.0);
 
 fn off(predicted: f64, published: f64) -> String {
@@ -169,8 +170,8 @@ fn qwen(parameters: f64, layers: f64, kv_heads: f64) -> ModelShape {
     ModelShape { parameters, kv_numbers_per_token: 2.0 * layers * kv_heads * 128.0 }
 }
 
-/// AReaL, arXiv 2505.24298, table 1: steps and hours of the synchronous and of the asynchronous system. H800 GPUs, eight
-/// a node, three quarters of them generate; 512 prompts, 16 answers each.
+/// AReaL, arXiv 2505.24298, table 1: steps and hours of the synchronous and the asynchronous system. H800 GPUs, eight per
+/// node, three quarters of them for rollout; 512 prompts with 16 answers each.
 #[test]
 fn areal() {
     let row = |model, nodes: u32, per_replica, train| Row {
@@ -199,7 +200,7 @@ fn areal() {
         on_update: OnUpdate::Recompute,
         decode_fixed: 0.01,
         train_shared: 0.1,
-        train_beside: 0.1,
+        train_overlapped: 0.1,
         scoring: 0,
     };
     let (_, fit, steps, sync, overlapped) = rows[0];
@@ -207,13 +208,12 @@ fn areal() {
     for _ in 0..3 {
         let shared = |decode_fixed| Study { decode_fixed, ..study }.step(fit, false);
         study.decode_fixed = solve(seconds(sync), (1e-4, 0.1), shared);
-        let beside = |median| Study { median, ..study }.step(fit, true);
-        study.median = solve(seconds(overlapped), (500.0, 30_000.0), beside);
+        let overlapped_step = |median| Study { median, ..study }.step(fit, true);
+        study.median = solve(seconds(overlapped), (500.0, 30_000.0), overlapped_step);
     }
     let mut text = format!(
-        "fitted on the row 1.5B: {:.1} ms of each decoding step are overhead, half of the answers have less \
-         than {:.0} tokens\n\n\
-         model      hours in turns         hours overlapped         speed-up\n\
+        "fitted to the row 1.5B: {:.1} ms of overhead per decoding step, median answer of {:.0} tokens\n\n\
+         model    hours synchronous        hours overlapped         speed-up\n\
          {:>5} {:>9} {:>6} {:>7} {:>10} {:>6} {:>7} {:>9} {:>5} {:>7}\n",
         1e3 * study.decode_fixed,
         study.median,
@@ -243,7 +243,7 @@ fn areal() {
         );
     }
     text.push_str(
-        "\ngeneration throughput gained by interrupting for new weights instead of waiting, 4 nodes\n",
+        "\ngeneration throughput gained by interrupting sequences for new weights instead of draining, 4 nodes\n",
     );
     for ((name, row, ..), published) in rows.into_iter().zip([0.12, 0.17]) {
         let row = Row { gpus: 32, rollout: 24, ..row };
@@ -256,12 +256,13 @@ fn areal() {
 }
 
 /// verl's fully asynchronous trainer (docs/advance/fully_async.md): seconds of a step on H20 GPUs, Qwen2.5-Math-7B,
-/// 512 prompts with 16 answers of at most 28 k tokens, half of the GPUs generate.
+/// 512 prompts with 16 answers of at most 28 k tokens, half of the GPUs for rollout.
 #[test]
 fn verl() {
     let model = qwen(7.62e9, 28.0, 4.0);
     let row = |gpus: u32| Row { model, gpus, rollout: gpus / 2, per_replica: 1, train: None };
-    // GPUs; generation, old log-probabilities and update of a step in turns; a step in turns; one overlapped.
+    // GPUs; seconds of generation, old log-probabilities and update of a synchronous step; a synchronous step; an
+    // overlapped step.
     let rows = [
         (128, 177.85, 53.92, 113.81, 356.30, 150.63),
         (64, 150.72, 70.26, 133.41, 365.28, 189.26),
@@ -280,7 +281,7 @@ fn verl() {
         on_update: OnUpdate::Keep,
         decode_fixed: 0.0,
         train_shared: 0.3,
-        train_beside: 0.3,
+        train_overlapped: 0.3,
         scoring: 0,
     };
     let (gpus, generate, _, _, step, overlapped) = rows[0];
@@ -291,16 +292,16 @@ fn verl() {
         (1.0 - report.rollout.shared) * report.seconds_per_step
     });
     study.train_shared = solve(step, SHARES, |train| Study { train_shared: train, ..study }.step(fit, false));
-    study.train_beside =
-        solve(overlapped, SHARES, |train| Study { train_beside: train, ..study }.step(fit, true));
+    study.train_overlapped =
+        solve(overlapped, SHARES, |train| Study { train_overlapped: train, ..study }.step(fit, true));
     let mut text = format!(
-        "fitted on the row 128: half of the answers have less than {:.0} tokens, training gets {:.3} of the operations in turns \
-         and {:.3} beside rollout\n\n\
-         GPUs     seconds in turns       seconds overlapped         speed-up\n\
+        "fitted to the row 128: median answer of {:.0} tokens, training achieves {:.3} of the operations when \
+         synchronous and {:.3} when overlapped\n\n\
+         GPUs   seconds synchronous      seconds overlapped         speed-up\n\
          {:>5} {:>9} {:>6} {:>7} {:>10} {:>6} {:>7} {:>9} {:>5} {:>7}\n",
         study.median,
         study.train_shared,
-        study.train_beside,
+        study.train_overlapped,
         "",
         "published",
         "model",

@@ -1,48 +1,48 @@
-//! Groups and their samples, in slots that are used again.
+//! Active groups and their samples, in reusable slots.
 
 use std::collections::BTreeMap;
 
 use rloom_core::Ticket;
 
-/// Where a sample is.
+/// Progress of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
-    /// In no living group.
-    Nowhere,
+pub(crate) enum SampleState {
+    /// Not part of an active group, or cancelled.
+    Inactive,
     /// In the queue for a replica.
     Waiting,
-    /// Being decoded.
-    On(u32),
-    /// Off its replica with its turn's last token, this very instant.
-    Ended,
-    /// With its environment or its reward.
-    Away,
+    /// Being decoded on this replica.
+    Decoding(u32),
+    /// Its turn ended at the current instant and has not been processed.
+    TurnEnded,
+    /// Waiting for its environment or its reward.
+    External,
     /// Scored.
     Done,
 }
 
-/// One cache line.
+/// State of a sample. Aligned to a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Sample {
-    pub(crate) at: Whereabouts,
-    /// Counts changes of place, over all lives of the slot: what was announced for an earlier one is void.
+    pub(crate) state: SampleState,
+    /// Number of state changes over all uses of the slot; invalidates events scheduled for an earlier state.
     pub(crate) stamp: u32,
     pub(crate) turn: u16,
     pub(crate) turns: u16,
-    /// Tokens still to be generated in this turn when its replica took it.
+    /// Tokens still to be generated in this turn when decoding started.
     pub(crate) left: f64,
-    /// Tokens before those: prompt, earlier turns, and what an aborted attempt has kept.
+    /// Tokens before those: prompt, earlier turns, and tokens kept from an aborted attempt.
     pub(crate) context: f64,
-    /// Tokens that must be read before it goes on.
+    /// Tokens to prefill before decoding starts.
     pub(crate) unread: f64,
-    /// The replica's clock when it took it.
+    /// Replica clock when decoding started.
     pub(crate) start: f64,
     pub(crate) queued_at: f64,
 }
 
 const EMPTY: Sample = Sample {
-    at: Whereabouts::Nowhere,
+    state: SampleState::Inactive,
     stamp: 0,
     turn: 0,
     turns: 1,
@@ -54,27 +54,30 @@ const EMPTY: Sample = Sample {
 };
 
 #[derive(Debug, Clone, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "two draws and two moments, each on its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "two random outcomes and two progress flags, all independent"
+)]
 pub(crate) struct Group {
     pub(crate) ticket: Ticket,
     /// Samples without a reward.
     pub(crate) unfinished: u32,
-    /// Tokens of its samples by the version that generated them.
+    /// Generated tokens by policy version.
     pub(crate) by_version: Vec<(u64, f64)>,
-    /// Tokens of its finished samples, prompts and observations included.
+    /// Tokens of its finished samples, including prompts and observations.
     pub(crate) tokens: f64,
-    /// The group's part in its samples' luck with lengths.
-    pub(crate) luck: f64,
+    /// Standard normal component shared by the lengths of its samples.
+    pub(crate) shared_length: f64,
     pub(crate) prompt: f64,
     pub(crate) fails: bool,
     pub(crate) filtered: bool,
     pub(crate) ready: bool,
-    /// The scheduler is told of its end, or of its readiness.
-    pub(crate) told: bool,
+    /// An event that the group is ready, filtered or failed was queued for the scheduler.
+    pub(crate) reported: bool,
 }
 
 impl Group {
-    /// Counts tokens that a version generated.
+    /// Adds tokens generated with a version.
     pub(crate) fn add(&mut self, version: u64, tokens: f64) {
         match self.by_version.iter_mut().find(|(v, _)| *v == version) {
             Some((_, sum)) => *sum += tokens,
@@ -87,9 +90,9 @@ impl Group {
     }
 }
 
-/// All living groups.
+/// All active groups and their samples.
 #[derive(Debug)]
-pub(crate) struct Population {
+pub(crate) struct ActiveWorkload {
     pub(crate) group_size: u32,
     pub(crate) groups: Vec<Group>,
     pub(crate) samples: Vec<Sample>,
@@ -97,13 +100,14 @@ pub(crate) struct Population {
     slots: BTreeMap<Ticket, u32>,
 }
 
-impl Population {
+impl ActiveWorkload {
     pub(crate) fn new(group_size: u32) -> Self {
         Self { group_size, groups: Vec::new(), samples: Vec::new(), free: Vec::new(), slots: BTreeMap::new() }
     }
 
-    /// A slot for a group; its samples are those of [`Population::samples_of`]. `None` if the ticket has one.
-    pub(crate) fn enter(&mut self, ticket: Ticket) -> Option<u32> {
+    /// Allocates a slot for a group; its samples are those of [`ActiveWorkload::samples_of`]. Returns `None` if the ticket
+    /// has a slot already.
+    pub(crate) fn insert(&mut self, ticket: Ticket) -> Option<u32> {
         if self.slots.contains_key(&ticket) {
             return None;
         }
@@ -128,8 +132,8 @@ impl Population {
         self.slots.get(&ticket).copied()
     }
 
-    /// The group has ended, or is put off. Its samples must be nowhere.
-    pub(crate) fn leave(&mut self, ticket: Ticket) {
+    /// Frees the slot of a group. Its samples must be inactive or done.
+    pub(crate) fn remove(&mut self, ticket: Ticket) {
         if let Some(slot) = self.slots.remove(&ticket) {
             self.free.push(slot);
         }

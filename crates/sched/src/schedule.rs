@@ -1,0 +1,84 @@
+use rloom_core::OnUpdate;
+use serde::{Deserialize, Serialize};
+
+use crate::{CutOrder, Stragglers};
+
+/// `[schedule]`: how rollouts and training are interleaved. The scheduler's part becomes
+/// [`SchedulerSettings`](crate::SchedulerSettings); the rest is for the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleSettings {
+    /// Maximum age of a trained group (η): the number of batches trained since the oldest policy version that wrote any
+    /// of its tokens. At 0 rollouts and training alternate; above 0 they overlap.
+    pub max_staleness: u64,
+    /// Samples group `t` with version `max(0, ⌊t/B⌋ − η)` from its first token to its last, so that a run is bitwise
+    /// reproducible at any η. New weights then wait for the groups of older versions.
+    pub pin_version: bool,
+    /// Policy for in-flight completions when a new version is published.
+    pub on_update: OnUpdate,
+    /// Order in which ready groups form batches.
+    pub cut_order: CutOrder,
+    /// Groups that may run beyond the number that the batches need, so that a batch need not wait for the slowest.
+    pub oversample: u64,
+    /// Policy for groups that can no longer be part of a batch in time.
+    pub stragglers: Stragglers,
+    /// Order in which waiting completions start when not all can run at once.
+    pub priority: Priority,
+    /// Reaction to a group that cannot be generated or scored.
+    pub on_failure: OnFailure,
+    /// With [`OnFailure::Replace`], the number of groups that may fail per batch, times the `1 + max_staleness` batches
+    /// in preparation at once; one more ends the run.
+    pub max_failures: u64,
+}
+
+impl Default for ScheduleSettings {
+    /// Rollouts and training alternate, and the first failure ends the run.
+    fn default() -> Self {
+        Self {
+            max_staleness: 0,
+            pin_version: false,
+            on_update: OnUpdate::Finish,
+            cut_order: CutOrder::Ticket,
+            oversample: 0,
+            stragglers: Stragglers::Drop,
+            priority: Priority::Oldest,
+            on_failure: OnFailure::Stop,
+            max_failures: 16,
+        }
+    }
+}
+
+impl ScheduleSettings {
+    /// True if rollouts continue while a batch is trained.
+    pub fn overlaps(&self) -> bool {
+        self.max_staleness > 0
+    }
+
+    /// Default of `on_update`. Synchronous and pinned runs have no completions to update in flight; elsewhere
+    /// recomputing keeps log-probabilities exact without draining the engine.
+    pub fn default_on_update(max_staleness: u64, pin_version: bool) -> OnUpdate {
+        if max_staleness == 0 || pin_version { OnUpdate::Finish } else { OnUpdate::Recompute }
+    }
+}
+
+/// Order in which waiting completions start when not all can run at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Lowest ticket first: the group that a batch waits for longest and that becomes stale first.
+    #[default]
+    Oldest,
+    /// First come, first served. A sample returning from its environment joins the end of the queue.
+    Arrival,
+}
+
+/// Reaction to a group that cannot be generated or scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// Ends the run with the cause; the run can be resumed.
+    #[default]
+    Stop,
+    /// Admits another group in its place and counts the failure.
+    Replace,
+}

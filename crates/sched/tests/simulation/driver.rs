@@ -1,0 +1,456 @@
+//! A driver that executes the commands of the scheduler in an order drawn by the test and checks every command and every
+//! state against the rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rloom_core::{PolicyVersion, Ticket};
+use rloom_sched::{
+    Counts, CutOrder, End, GroupStatus, InFlightWork, OpenGroup, Scheduler, SchedulerCommand, SchedulerEvent,
+    SchedulerSettings, SchedulerState, Stragglers,
+};
+
+/// Random choices of a test: the order of events and the outcome of groups.
+#[derive(Debug, Clone)]
+pub(crate) struct Schedule {
+    /// For each step: the event to pick, the outcome of a group, and its oldest version.
+    pub(crate) steps: Vec<(u64, u8, u64)>,
+    /// Range of steps in which every finished group is filtered.
+    pub(crate) rejects: (usize, usize),
+    /// Tickets divisible by this are slow: they finish only when nothing else can; 0 for none.
+    pub(crate) slow_every: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct SimulatedDriver {
+    pub(crate) settings: SchedulerSettings,
+    pub(crate) scheduler: Scheduler,
+    /// Running groups and the versions they started with.
+    pub(crate) running: BTreeMap<Ticket, u64>,
+    /// Ready groups, their oldest versions and their completion indices.
+    ready: BTreeMap<Ticket, (u64, u64)>,
+    deferred: BTreeSet<Ticket>,
+    ever_deferred: BTreeSet<Ticket>,
+    pub(crate) ends: BTreeMap<Ticket, End>,
+    training: Option<Vec<Ticket>>,
+    pub(crate) pending: Option<SchedulerEvent>,
+    completions: u64,
+    pub(crate) batches: Vec<Vec<Ticket>>,
+    pub(crate) evaluations: Vec<u64>,
+    pub(crate) checkpoints: Vec<u64>,
+    pub(crate) finished: bool,
+    stopping: bool,
+    /// Groups replaced since the last cut.
+    replaced: usize,
+    /// Number of deferred tickets when the last batch was cut.
+    deferred_before: usize,
+    /// Events sent and the commands returned.
+    pub(crate) log: Vec<(SchedulerEvent, Vec<SchedulerCommand>)>,
+    /// Checkpointed states with the length of the log at that time.
+    pub(crate) saved: Vec<(usize, SchedulerState)>,
+    step: usize,
+}
+
+impl SimulatedDriver {
+    pub(crate) fn new(settings: SchedulerSettings) -> Self {
+        let mut driver = Self {
+            settings,
+            scheduler: Scheduler::new(settings).unwrap(),
+            running: BTreeMap::new(),
+            ready: BTreeMap::new(),
+            deferred: BTreeSet::new(),
+            ever_deferred: BTreeSet::new(),
+            ends: BTreeMap::new(),
+            training: None,
+            pending: None,
+            completions: 0,
+            batches: Vec::new(),
+            evaluations: Vec::new(),
+            checkpoints: Vec::new(),
+            finished: false,
+            stopping: false,
+            replaced: 0,
+            deferred_before: 0,
+            log: Vec::new(),
+            saved: Vec::new(),
+            step: 0,
+        };
+        driver.send(SchedulerEvent::Begin);
+        driver
+    }
+
+    fn version(&self) -> u64 {
+        self.batches.len() as u64
+    }
+
+    /// Sends an event to the scheduler and executes its commands.
+    pub(crate) fn send(&mut self, event: SchedulerEvent) {
+        self.stopping |= event == SchedulerEvent::StopRequested;
+        let commands = self.scheduler.handle(event).unwrap();
+        for command in &commands {
+            assert!(!self.finished, "{command:?} after the end");
+            self.execute(command);
+        }
+        let saves = commands.iter().any(|c| matches!(c, SchedulerCommand::Checkpoint(_)));
+        self.log.push((event, commands));
+        if saves {
+            self.saved.push((self.log.len(), self.scheduler.state()));
+        }
+        self.check();
+    }
+
+    fn execute(&mut self, command: &SchedulerCommand) {
+        match command {
+            SchedulerCommand::StartGroup(ticket) => self.start(*ticket),
+            SchedulerCommand::Defer(ticket) => {
+                assert_eq!(self.settings.stragglers, Stragglers::Defer);
+                assert!(self.running.remove(ticket).is_some(), "only a running group is deferred");
+                assert!(self.deferred.insert(*ticket));
+                assert!(self.ever_deferred.insert(*ticket), "a group is deferred at most once");
+            }
+            SchedulerCommand::TrainBatch { batch, tickets } => self.train(*batch, tickets),
+            SchedulerCommand::Drop(ticket, end) => self.drop_group(*ticket, *end),
+            SchedulerCommand::Evaluate(version) => {
+                assert_eq!(version.0, self.version());
+                self.request(SchedulerEvent::Evaluated);
+                self.evaluations.push(version.0);
+            }
+            SchedulerCommand::Checkpoint(version) => {
+                assert_eq!(version.0, self.version());
+                self.request(SchedulerEvent::Checkpointed);
+                self.checkpoints.push(version.0);
+            }
+            SchedulerCommand::Finish => {
+                assert!(self.pending.is_none());
+                assert!(self.stopping || (self.running.is_empty() && self.ready.is_empty()));
+                self.finished = true;
+            }
+        }
+    }
+
+    fn request(&mut self, answer: SchedulerEvent) {
+        assert!(self.pending.replace(answer).is_none(), "SCHED-6: one item of work at a time");
+    }
+
+    fn start(&mut self, ticket: Ticket) {
+        assert!(!self.ends.contains_key(&ticket), "SCHED-5");
+        let again = self.deferred.remove(&ticket);
+        assert_eq!(
+            again,
+            self.ever_deferred.contains(&ticket),
+            "a ticket starts once, and once more if deferred"
+        );
+        if !again && self.ever_put_off_runs() {
+            assert!(self.deferred.is_empty() && self.replaced > 0, "a deferred round contains other groups");
+        }
+        assert!(self.running.insert(ticket, self.version()).is_none());
+        if self.settings.pin_version {
+            let batch = ticket.0 / self.settings.groups_per_batch;
+            let pinned = batch.saturating_sub(self.settings.max_staleness);
+            assert_eq!(pinned, self.version(), "SCHED-8: {ticket:?}");
+        }
+    }
+
+    fn ever_put_off_runs(&self) -> bool {
+        self.running.keys().chain(self.ready.keys()).any(|t| self.ever_deferred.contains(t))
+    }
+
+    fn train(&mut self, batch: u64, tickets: &[Ticket]) {
+        assert_eq!(batch, self.version());
+        assert_eq!(tickets.len() as u64, self.settings.groups_per_batch);
+        let mut indices = Vec::new();
+        for ticket in tickets {
+            let (oldest, completion_index) =
+                self.ready.remove(ticket).expect("only ready groups are trained");
+            assert!(batch - oldest <= self.settings.max_staleness, "SCHED-2");
+            indices.push(completion_index);
+        }
+        match self.settings.cut_order {
+            CutOrder::Ticket => {
+                assert!(tickets.is_sorted(), "SCHED-4");
+                let next = self.running.keys().chain(self.ready.keys()).min();
+                assert!(next.is_none_or(|n| n > tickets.last().unwrap()), "SCHED-4");
+            }
+            CutOrder::Completion => {
+                assert!(indices.is_sorted(), "SCHED-4");
+                let next = self.ready.values().map(|(_, index)| index).min();
+                assert!(next.is_none_or(|n| n > indices.last().unwrap()), "SCHED-4");
+            }
+        }
+        let were_deferred = tickets.iter().filter(|t| self.ever_deferred.contains(t)).count();
+        if self.deferred_before < tickets.len() {
+            assert_eq!(were_deferred, 0, "a deferred round is not due yet");
+        } else {
+            assert!(tickets.len() - were_deferred <= self.replaced, "a deferred round was due");
+        }
+        self.replaced = 0;
+        self.deferred_before = self.deferred.len();
+        self.training = Some(tickets.to_vec());
+        self.request(SchedulerEvent::BatchTrained);
+    }
+
+    fn drop_group(&mut self, ticket: Ticket, end: End) {
+        let held = self.running.remove(&ticket).is_some() | self.ready.remove(&ticket).is_some();
+        let deferred = self.deferred.remove(&ticket);
+        assert!(self.ends.insert(ticket, end).is_none(), "SCHED-5");
+        match end {
+            End::Trained => panic!("a trained group is not dropped"),
+            End::Filtered | End::Failed => self.replaced += 1,
+            End::Stale => {
+                assert!(held && self.settings.stragglers == Stragglers::Drop);
+                // In ticket order without over-sampling every group is trained in time.
+                assert!(self.settings.cut_order == CutOrder::Completion || self.settings.oversample > 0);
+            }
+            End::Surplus => assert!(held || deferred),
+        }
+    }
+
+    /// Makes the next event happen. Returns false if there is none.
+    pub(crate) fn step(&mut self, schedule: &Schedule) -> bool {
+        let step = self.step;
+        self.step += 1;
+        let (choice, outcome, age) = schedule.steps.get(step).copied().unwrap_or((step as u64, 7, 0));
+        let slow = |t: Ticket| schedule.slow_every > 0 && t.0.is_multiple_of(schedule.slow_every);
+        let mut groups: Vec<Ticket> = self.running.keys().copied().filter(|t| !slow(*t)).collect();
+        if groups.is_empty() && self.pending.is_none() {
+            groups.extend(self.running.keys());
+        }
+        let options = groups.len() + usize::from(self.pending.is_some());
+        if options == 0 {
+            return false;
+        }
+        let pick = (choice % options as u64) as usize;
+        let Some(&ticket) = groups.get(pick) else {
+            self.finish_pending();
+            return true;
+        };
+        let rejected = (schedule.rejects.0..schedule.rejects.1).contains(&step);
+        match outcome {
+            _ if self.settings.pin_version => self.complete(ticket, age),
+            0 => self.send(SchedulerEvent::GroupFailed(ticket)),
+            _ if outcome == 1 || rejected => self.send(SchedulerEvent::GroupFiltered(ticket)),
+            _ => self.complete(ticket, age),
+        }
+        true
+    }
+
+    /// Makes a group ready with an oldest version between its start and the current one.
+    fn complete(&mut self, ticket: Ticket, age: u64) {
+        let started = self.running.remove(&ticket).unwrap();
+        let oldest = started + age % (self.version() - started + 1);
+        self.ready.insert(ticket, (oldest, self.completions));
+        self.completions += 1;
+        self.send(SchedulerEvent::GroupReady { ticket, oldest: PolicyVersion(oldest) });
+    }
+
+    pub(crate) fn finish_pending(&mut self) {
+        let event = self.pending.take().unwrap();
+        if event == SchedulerEvent::BatchTrained {
+            let tickets = self.training.take().unwrap();
+            for &ticket in &tickets {
+                assert!(self.ends.insert(ticket, End::Trained).is_none(), "SCHED-5");
+            }
+            self.batches.push(tickets);
+        }
+        self.send(event);
+    }
+
+    /// Runs to the end of the stage.
+    pub(crate) fn finish(&mut self, schedule: &Schedule) {
+        while !self.finished {
+            assert!(self.step(schedule), "deadlock: {:?}", self.scheduler);
+            assert!(self.step < 20_000, "the run does not end: {:?}", self.scheduler);
+        }
+    }
+
+    /// Checks the invariants that hold after every event.
+    fn check(&self) {
+        let s = &self.settings;
+        let v = self.version();
+        let in_flight = self.pending.is_some();
+        let in_batch = self.training.as_ref().map_or(0, Vec::len);
+        let held = self.running.len() + self.ready.len();
+        assert_eq!(self.scheduler.version().0, v);
+        assert_eq!(
+            self.scheduler.counts(),
+            Counts {
+                running: self.running.len(),
+                ready: self.ready.len(),
+                deferred: self.deferred.len(),
+                in_batch
+            }
+        );
+
+        let sum = v * s.groups_per_batch + (held + in_batch) as u64;
+        assert!(sum <= (v + 1 + s.max_staleness) * s.groups_per_batch + s.oversample, "SCHED-1");
+        assert!(
+            (self.deferred.len() as u64) < s.groups_per_batch + s.oversample,
+            "deferred groups accumulate"
+        );
+        let may_admit = s.max_staleness > 0 || !in_flight;
+        if may_admit && !self.stopping && !self.finished {
+            let needed = (v + 1 + s.max_staleness).min(s.batches) * s.groups_per_batch;
+            assert!(sum >= needed, "SCHED-1: slots are free and nothing starts");
+        }
+        if s.max_staleness == 0 && in_flight {
+            assert_eq!(held, 0, "SCHED-6");
+        }
+        let next_batch = v + u64::from(in_batch > 0);
+        let versions = self.running.values().chain(self.ready.values().map(|(oldest, _)| oldest));
+        for oldest in versions {
+            assert!(next_batch < s.batches && oldest + s.max_staleness >= next_batch, "SCHED-7");
+        }
+        if !in_flight && !self.finished {
+            let size = s.groups_per_batch as usize;
+            let cuttable = match s.cut_order {
+                CutOrder::Completion => self.ready.len() >= size,
+                CutOrder::Ticket => {
+                    let first_running = self.running.keys().next();
+                    let in_line = self.ready.keys().filter(|t| first_running.is_none_or(|r| *t < r));
+                    in_line.count() >= size
+                }
+            };
+            assert!(!cuttable, "SCHED-4: a complete batch was not cut");
+        }
+        assert_eq!(self.scheduler.state().open_groups, self.open_groups());
+    }
+
+    fn open_groups(&self) -> Vec<OpenGroup> {
+        let running = self
+            .running
+            .iter()
+            .map(|(&ticket, &v)| (ticket, GroupStatus::Running { started: PolicyVersion(v) }));
+        let ready = self.ready.iter().map(|(&ticket, &(v, completion_index))| {
+            (ticket, GroupStatus::Ready { oldest: PolicyVersion(v), completion_index })
+        });
+        let deferred = self.deferred.iter().map(|&ticket| (ticket, GroupStatus::Deferred));
+        let open_groups: BTreeMap<Ticket, GroupStatus> = running.chain(ready).chain(deferred).collect();
+        open_groups.into_iter().map(|(ticket, status)| OpenGroup { ticket, status }).collect()
+    }
+
+    /// Simulates a crash and restart: resumes a scheduler from the state saved at log index `from` and replays the log
+    /// since then. It must return the same commands.
+    pub(crate) fn restart(&mut self, from: usize, state: &SchedulerState) {
+        let (mut scheduler, more) = resumed(self.settings, state);
+        assert_eq!(more, []);
+        for (event, commands) in &self.log[from..] {
+            assert_eq!(&scheduler.handle(*event).unwrap(), commands, "replay of {event:?}");
+        }
+        assert_eq!(scheduler.state(), self.scheduler.state());
+        self.scheduler = scheduler;
+    }
+
+    /// Simulates the next attempt after a stop request it does not know about: replays the log since `state` without the
+    /// request; at least the same batches are cut.
+    pub(crate) fn resume_after_stop(&mut self, from: usize, state: &SchedulerState) {
+        let (mut scheduler, mut commands) = resumed(self.settings, state);
+        let mut cuts = Vec::new();
+        if let InFlightWork::Training(tickets) = &state.in_flight {
+            cuts.push(tickets.clone());
+        }
+        let mut finished = false;
+        let replayed: Vec<SchedulerEvent> = self.log[from..]
+            .iter()
+            .map(|(e, _)| *e)
+            .filter(|e| *e != SchedulerEvent::StopRequested)
+            .collect();
+        let mut replayed = replayed.into_iter();
+        loop {
+            for command in commands {
+                match command {
+                    SchedulerCommand::TrainBatch { tickets, .. } => {
+                        cuts.push(tickets);
+                        self.replaced = 0;
+                        self.deferred_before = scheduler.counts().deferred;
+                    }
+                    SchedulerCommand::Drop(ticket, end) => {
+                        self.ends.insert(ticket, end);
+                    }
+                    SchedulerCommand::Evaluate(version) => self.evaluations.push(version.0),
+                    SchedulerCommand::Finish => finished = true,
+                    SchedulerCommand::StartGroup(_)
+                    | SchedulerCommand::Defer(_)
+                    | SchedulerCommand::Checkpoint(_) => {}
+                }
+            }
+            let Some(event) = replayed.next() else { break };
+            commands = scheduler.handle(event).unwrap();
+        }
+        self.evaluations.dedup();
+        let mut recorded = self.batches.iter().chain(&self.training).skip(state.version.0 as usize);
+        assert!(cuts.iter().all(|cut| recorded.next().is_none_or(|r| r == cut)), "{cuts:?}");
+        assert_eq!(recorded.next(), None);
+        self.adopt(scheduler, finished);
+    }
+
+    /// Continues with another scheduler, from its state alone.
+    pub(crate) fn adopt(&mut self, scheduler: Scheduler, finished: bool) {
+        let state = scheduler.state();
+        self.running.clear();
+        self.ready.clear();
+        self.deferred.clear();
+        for group in &state.open_groups {
+            match group.status {
+                GroupStatus::Running { started } => {
+                    self.running.insert(group.ticket, started.0);
+                }
+                GroupStatus::Ready { oldest, completion_index } => {
+                    self.ready.insert(group.ticket, (oldest.0, completion_index));
+                }
+                GroupStatus::Deferred => {
+                    self.deferred.insert(group.ticket);
+                }
+            }
+        }
+        self.ever_deferred.extend(&self.deferred);
+        self.training = None;
+        self.pending = match state.in_flight {
+            InFlightWork::Nothing => None,
+            InFlightWork::Training(tickets) => {
+                self.training = Some(tickets);
+                Some(SchedulerEvent::BatchTrained)
+            }
+            InFlightWork::Evaluating => Some(SchedulerEvent::Evaluated),
+            InFlightWork::Checkpointing => Some(SchedulerEvent::Checkpointed),
+        };
+        self.completions = state.completions;
+        self.scheduler = scheduler;
+        self.stopping = false;
+        self.finished = finished;
+        self.check();
+    }
+
+    /// Asserts that every issued ticket has ended.
+    pub(crate) fn check_ends(&self) {
+        let issued = self.scheduler.state().next_ticket.0;
+        assert!(self.ends.keys().map(|t| t.0).eq(0..issued), "SCHED-5");
+    }
+}
+
+/// Resumes a scheduler from a serialised state and begins it. Checks that it reissues the commands in flight and returns
+/// any further commands.
+pub(crate) fn resumed(
+    settings: SchedulerSettings,
+    state: &SchedulerState,
+) -> (Scheduler, Vec<SchedulerCommand>) {
+    let state: SchedulerState = serde_json::from_slice(&serde_json::to_vec(state).unwrap()).unwrap();
+    let mut scheduler = Scheduler::resume(settings, state.clone()).unwrap();
+    assert_eq!(scheduler.state(), state);
+    let mut expected: Vec<SchedulerCommand> = state
+        .open_groups
+        .iter()
+        .filter(|g| matches!(g.status, GroupStatus::Running { .. }))
+        .map(|g| SchedulerCommand::StartGroup(g.ticket))
+        .collect();
+    expected.extend(match &state.in_flight {
+        InFlightWork::Nothing => None,
+        InFlightWork::Training(tickets) => {
+            Some(SchedulerCommand::TrainBatch { batch: state.version.0, tickets: tickets.clone() })
+        }
+        InFlightWork::Evaluating => Some(SchedulerCommand::Evaluate(state.version)),
+        InFlightWork::Checkpointing => Some(SchedulerCommand::Checkpoint(state.version)),
+    });
+    let commands = scheduler.handle(SchedulerEvent::Begin).unwrap();
+    let (reissued, more) = commands.split_at(expected.len());
+    assert_eq!(reissued, expected);
+    (scheduler, more.to_vec())
+}
