@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
 
-use crate::events::Metrics;
+use rloom_telemetry::Metrics;
 
 /// Rewards, lengths and staleness of a batch that is trained from `version`.
 pub(crate) fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {

@@ -16,9 +16,9 @@ use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::journal::Partial;
 use crate::outcome::shape;
 use crate::waits::{Waits, Whom};
+use rloom_store::journal::Partial;
 
 /// Counts of work done, read by the progress display.
 #[derive(Debug, Default)]

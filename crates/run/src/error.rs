@@ -1,67 +1,18 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use rloom_store::StoreError;
+use rloom_telemetry::TelemetryError;
 
 /// What can end a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// A file operation failed.
-    #[error("could not {operation} {}: {source}{}", path.display(), io_hint(source))]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// The directory of a new run holds something already.
-    #[error("{} is not empty\nhint: `--resume {}` goes on with the run in it; `--run-name` starts another", path.display(), path.display())]
-    DirectoryInUse {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// No run lies there.
-    #[error("{} holds no run: there is no config.toml in it\nhint: give the run's directory, such as runs/arithmetic", path.display())]
-    NotARun {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Another process works in the directory.
-    #[error("another process is working in {}\nhint: wait for it, or end it; the directory is free as soon as that process is gone", path.display())]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A journal segment does not match its checksums, and not as a killed process leaves it.
-    #[error("{}: record {record} at byte {offset} is damaged: {reason}\nhint: remove the file to generate its groups again from the last checkpoint", path.display())]
-    JournalDamaged {
-        /// The segment.
-        path: PathBuf,
-        /// The record's number.
-        record: usize,
-        /// Its place.
-        offset: u64,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A checkpoint is not what its manifest says.
-    #[error("the checkpoint {} is damaged: {reason}", path.display())]
-    CheckpointDamaged {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A checkpoint of another version of the program.
-    #[error("the checkpoint {} has format {found}, this program reads format {reads}\nhint: finish the run with the version of rloom that wrote it, or start a new run from its weights with `--set model.path={}`", path.display(), path.display())]
-    CheckpointFormat {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-        /// The format that can be read.
-        reads: u32,
-    },
+    /// Durable storage failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file of the run's telemetry cannot be read.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// The recorded history cannot be repeated.
     #[error(
         "stage `{stage}`, batch {batch}: the journal says that groups {recorded:?} were trained on, this run would take {now:?}\nhint: the configuration or the binary has changed since; start a new run"
@@ -263,23 +214,5 @@ fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
             "it cannot be trained again from version {base} either: the groups of batch {batch} are in neither \
              `rollouts` nor the journal. `run.keep_every` keeps more checkpoints"
         ),
-    }
-}
-
-fn io_hint(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::StorageFull => {
-            "\nhint: free some space, then `--resume` the run: its last checkpoint and its journal are whole"
-        }
-        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
-            "\nhint: choose a writable place with `--set run.directory=…`"
-        }
-        _ => "",
-    }
-}
-
-impl RunError {
-    pub(crate) fn io(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { operation, path: path.to_owned(), source }
     }
 }

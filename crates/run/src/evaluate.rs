@@ -14,8 +14,8 @@ use rloom_rollout::{InFlight, RolloutEngine, SamplingSettings};
 use crate::RunError;
 use crate::batch_metrics::pass_at_k;
 use crate::episodes::{Assignment, Attempts, Counters, Scored, prompt_text, shown_text, together};
-use crate::events::{Metrics, Sample};
 use crate::setup::{Policy, Shared};
+use rloom_telemetry::{Metrics, Sample};
 
 /// What is evaluated, and how.
 #[derive(Debug)]

@@ -14,11 +14,11 @@ use serde::Serialize;
 
 use crate::RunError;
 use crate::batch::{BatchTraining, Engines, Moment, optimizer_steps};
-use crate::checkpoint::{CheckpointName, Checkpoints, verify};
 use crate::generated::History;
 use crate::setup::{Policy, numeric_path, start_of};
-use crate::state::{TrainerState, sampler_folder};
 use crate::trainer::checksum;
+use rloom_store::checkpoint::{CheckpointName, Checkpoints, verify};
+use rloom_store::checkpoint::{TrainerState, sampler_folder};
 
 /// Where the weights of a version came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -14,10 +14,10 @@ use serde::Serialize;
 
 use crate::RunError;
 use crate::generated::{FoundIn, History};
-use crate::history::{read_events, surviving};
 use crate::lineage::{SampleName, ranges};
 use crate::rebuild::{Origin, Versions};
 use crate::setup::{Policy, Shared, context};
+use rloom_telemetry::{read_events, surviving};
 
 /// The first place where the replay is another.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -16,12 +16,12 @@ use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
 
 use crate::RunError;
-use crate::checkpoint::Checkpoints;
 use crate::demonstrations::DemonstrationSource;
 use crate::episodes::{Attempts, Counters, GroupSource};
 use crate::evaluate::Evaluator;
 use crate::stage::Source;
 use crate::waits::Waits;
+use rloom_store::checkpoint::Checkpoints;
 
 fn setup(error: impl std::fmt::Display) -> RunError {
     RunError::Setup(error.to_string())

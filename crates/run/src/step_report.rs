@@ -9,9 +9,9 @@ use crate::batch::BatchReport;
 use crate::batch_metrics::batch_metrics;
 use crate::episodes::{prompt_text, shown_text};
 use crate::evaluate::stop_name;
-use crate::events::{Event, Sample};
-use crate::rollout_log;
 use crate::stage::{Source, Stage};
+use rloom_telemetry::rollout_log;
+use rloom_telemetry::{Event, Sample};
 
 impl Stage<'_, '_> {
     /// Tells of a batch that was trained. Called with the events placed at its step.
@@ -121,7 +121,7 @@ impl Stage<'_, '_> {
     }
 }
 
-fn supervised_metrics(groups: &[Group]) -> crate::events::Metrics {
+fn supervised_metrics(groups: &[Group]) -> rloom_telemetry::Metrics {
     let lengths: Vec<usize> =
         groups.iter().flat_map(|g| &g.episodes).map(rloom_core::Episode::policy_tokens).collect();
     let mean = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;

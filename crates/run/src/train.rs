@@ -10,16 +10,17 @@ use rloom_rollout::RolloutSettings;
 use rloom_sched::{Scheduler, SchedulerSettings};
 
 use crate::batch::{BatchTraining, Engines, optimizer_steps};
-use crate::checkpoint::{CheckpointName, Checkpoints};
-use crate::directory::RunDirectory;
-use crate::disk::write_atomically;
-use crate::events::{Event, EventStream, Observer, StageOutline};
-use crate::journal::{Journal, Recovered};
 use crate::setup::{Policy, Shared, context, numeric_path, start_of};
 use crate::stage::{Ended, Groups, Keeping, Publisher, Replay, Source, Stage, StageParts, Watch, restore};
-use crate::state::{Best, TrainerState, sampler_folder};
 use crate::trainer::{Trainer, Workshop};
-use crate::{RunError, StopFlag, report, runtime};
+use crate::{RunError, StopFlag, runtime};
+use rloom_store::checkpoint::{Best, TrainerState, sampler_folder};
+use rloom_store::checkpoint::{CheckpointName, Checkpoints};
+use rloom_store::directory::RunDirectory;
+use rloom_store::disk::write_atomically;
+use rloom_store::journal::{Journal, Recovered};
+use rloom_telemetry::report;
+use rloom_telemetry::{Event, EventStream, Observer, StageOutline};
 
 /// What became of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -213,7 +214,7 @@ impl<'r, 's> Run<'r, 's> {
         let source = &self.config.stages[from];
         let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let path = self.directory.checkpoints().join(name.folder());
-        crate::checkpoint::verify(&path).map_err(|error| {
+        rloom_store::checkpoint::verify(&path).map_err(|error| {
             RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
         })?;
         let model = Model::load(&path).map_err(setup)?;

@@ -19,8 +19,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::RunError;
 use crate::batch::{BatchReport, BatchTraining, Engines, Moment};
-use crate::checkpoint::{CheckpointName, Checkpoints};
-use crate::state::{TrainerState, sampler_folder};
+use rloom_store::StoreError;
+use rloom_store::checkpoint::{CheckpointName, Checkpoints};
+use rloom_store::checkpoint::{TrainerState, sampler_folder};
 
 /// What the thread works with.
 #[derive(Debug)]
@@ -244,15 +245,15 @@ impl Workshop {
         let SaveJob { name, mut state, older } = job;
         state.samplers = older.iter().map(|weights| weights.version).collect();
         let setup = |e: &dyn std::fmt::Display| RunError::Setup(e.to_string());
-        self.checkpoints.write(&name, |folder| {
+        self.checkpoints.write(&name, |folder| -> Result<(), RunError> {
             self.engines.save(folder)?;
             self.tokenizer.save(folder).map_err(|e| setup(&e))?;
             for weights in &older {
                 let own = sampler_folder(folder, weights.version);
-                std::fs::create_dir_all(&own).map_err(|source| RunError::io("create", &own, source))?;
+                std::fs::create_dir_all(&own).map_err(|source| StoreError::io("create", &own, source))?;
                 weights.model.save(&own, &self.generation).map_err(|e| setup(&e))?;
             }
-            state.save(folder)
+            Ok(state.save(folder)?)
         })
     }
 }

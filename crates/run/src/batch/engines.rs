@@ -10,6 +10,7 @@ use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 
 use super::Engines;
 use crate::RunError;
+use rloom_store::StoreError;
 
 /// Where a checkpoint keeps a critic of its own.
 const CRITIC: &str = "trainer/critic";
@@ -57,7 +58,7 @@ impl Engines<EmbeddedTrainEngine> {
         for (name, engine) in self.beside() {
             if let Some(engine) = engine {
                 let own = folder.join(name);
-                std::fs::create_dir_all(&own).map_err(|source| RunError::io("create", &own, source))?;
+                std::fs::create_dir_all(&own).map_err(|source| StoreError::io("create", &own, source))?;
                 engine.save(&own).map_err(setup)?;
             }
         }

@@ -11,9 +11,9 @@ use tokio::task::{JoinError, JoinHandle};
 use super::{Stage, Told};
 use crate::RunError;
 use crate::evaluate::EvaluationReport;
-use crate::events::{Activity, Event, Lane, Phase};
-use crate::journal::Record;
-use crate::state::Best;
+use rloom_store::checkpoint::Best;
+use rloom_store::journal::Record;
+use rloom_telemetry::{Activity, Event, Lane, Phase};
 
 /// Held-out completions that the event stream shows.
 const SHOWN: usize = 24;

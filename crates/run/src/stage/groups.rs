@@ -15,9 +15,9 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use super::{Source, Stage, TICK, Told};
 use crate::RunError;
 use crate::episodes::{GroupFailure, GroupNews, Leftover};
-use crate::events::{Activity, Lane};
-use crate::journal::{Partial, Record};
 use crate::trainer::message;
+use rloom_store::journal::{Partial, Record};
+use rloom_telemetry::{Activity, Lane};
 
 /// The groups of a stage that have not ended.
 #[derive(Debug)]

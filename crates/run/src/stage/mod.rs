@@ -13,7 +13,7 @@ mod saving;
 mod training;
 mod watch;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,19 +24,18 @@ use rloom_core::PolicyVersion;
 use rloom_rollout::EmbeddedEngine;
 use rloom_sched::{Command, End, Event as Happened, Scheduler};
 use rloom_text::Tokenizer;
-use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchTraining;
-use crate::checkpoint::Checkpoints;
 use crate::demonstrations::DemonstrationSource;
-use crate::directory::RunDirectory;
 use crate::episodes::GroupSource;
 use crate::evaluate::Evaluator;
-use crate::events::{Event, EventStream, StageOutline};
-use crate::journal::{Journal, Record};
-use crate::state::Best;
 use crate::trainer::Trainer;
 use crate::{RunError, StopFlag};
+use rloom_store::checkpoint::Checkpoints;
+use rloom_store::checkpoint::{Best, Drawn};
+use rloom_store::directory::RunDirectory;
+use rloom_store::journal::{Journal, Record};
+use rloom_telemetry::{Event, EventStream, StageOutline};
 
 use evaluating::Evaluation;
 pub(crate) use groups::Groups;
@@ -142,17 +141,6 @@ pub(crate) struct Stage<'r, 's> {
     /// Whether the scheduler waits for a checkpoint.
     pub(crate) checkpoint_asked: bool,
     pub(crate) watch: Watch,
-}
-
-/// Groups that were generated.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Drawn {
-    /// Tokens of the groups that became complete in the stage so far.
-    pub(crate) tokens: u64,
-    /// Groups replaced by others since the last batch, by reason.
-    pub(crate) filtered: BTreeMap<String, u64>,
-    /// Groups that failed since the last batch.
-    pub(crate) failed: u64,
 }
 
 impl Stage<'_, '_> {

@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 use super::Stage;
 use super::evaluating::Evaluation;
 use crate::RunError;
-use crate::events::{Activity, Lane};
 use crate::trainer::Work;
+use rloom_telemetry::{Activity, Lane};
 
 /// The weights that the rollout engine has, and those that it will have.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use rloom_sched::{AliveGroup, Event as Happened, Progress, SchedulerState, Under
 use super::groups::{Groups, Kept};
 use super::{Source, Stage, Told};
 use crate::RunError;
-use crate::journal::Record;
+use rloom_store::journal::Record;
 
 /// The records that are still to be replayed.
 #[derive(Debug, Default)]

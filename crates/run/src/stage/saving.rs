@@ -10,11 +10,11 @@ use rloom_sched::{Event as Happened, SchedulerState, UnderWay as Asked};
 use super::groups::UnderWay;
 use super::{Source, Stage, Told};
 use crate::RunError;
-use crate::checkpoint::CheckpointName;
-use crate::events::{Activity, Event, Lane};
-use crate::journal::Record;
-use crate::state::TrainerState;
 use crate::trainer::SaveJob;
+use rloom_store::checkpoint::CheckpointName;
+use rloom_store::checkpoint::TrainerState;
+use rloom_store::journal::Record;
+use rloom_telemetry::{Activity, Event, Lane};
 
 impl Stage<'_, '_> {
     /// The scheduler wants the current version saved, which it may be already.
@@ -46,7 +46,7 @@ impl Stage<'_, '_> {
     pub(super) fn save_best(&mut self) -> Result<(), RunError> {
         match &self.saved {
             Some((saved, path)) if *saved == self.scheduler.version().0 => {
-                self.checkpoints.point("best", path)
+                Ok(self.checkpoints.point("best", path)?)
             }
             _ => self.save(),
         }
@@ -127,8 +127,9 @@ impl Stage<'_, '_> {
         let (path, bytes) = result?;
         self.saving = None;
         self.checkpoints.point("latest", &path)?;
-        let is_best =
-            |best: &crate::state::Best| best.stage == self.parts.outline.name && best.step == version;
+        let is_best = |best: &rloom_store::checkpoint::Best| {
+            best.stage == self.parts.outline.name && best.step == version
+        };
         if self.best.as_ref().is_some_and(is_best) {
             self.checkpoints.point("best", &path)?;
         }

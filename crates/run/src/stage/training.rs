@@ -8,9 +8,9 @@ use rloom_train::TrainError;
 
 use super::{Source, Stage, Told};
 use crate::RunError;
-use crate::events::{Activity, Lane};
-use crate::journal::Record;
 use crate::trainer::{Done, TrainJob, Trained, TrainedWeights, Work};
+use rloom_store::journal::Record;
+use rloom_telemetry::{Activity, Lane};
 
 impl Stage<'_, '_> {
     /// Cuts a batch and gives it to the trainer.
@@ -53,7 +53,7 @@ impl Stage<'_, '_> {
                 now: tickets.iter().map(|t| t.0).collect(),
             }),
             Some(_) => Ok(()),
-            None => self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec() }),
+            None => Ok(self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec() })?),
         }
     }
 

@@ -13,8 +13,8 @@ use super::groups::GroupEvent;
 use super::publishing::Change;
 use super::{Source, Stage, TICK, Told};
 use crate::RunError;
-use crate::events::{Activity, Event, Lane, Phase};
 use crate::trainer::Done;
+use rloom_telemetry::{Activity, Event, Lane, Phase};
 
 /// Clocks of a stage.
 #[derive(Debug)]
