@@ -21,7 +21,9 @@ use tempfile::TempDir;
 use crate::episodes::{Attempts, GroupSource};
 use crate::stage::{Source, StageParts};
 use crate::trainer::Workshop;
-use crate::{Event, EventLine, Observer, RunError, StopFlag, Summary, faults, read_events};
+use crate::{RunError, StopFlag, Summary};
+use rloom_store::{StoreError, faults};
+use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 type Engine = rloom_embedded::EmbeddedEngine;
 type Change = Box<dyn Fn(&mut StageParts, &mut Workshop) + Send>;
@@ -202,7 +204,7 @@ fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 
 impl Trial {
     fn new(overrides: &[&str]) -> Self {
-        let directory = faults::quick_directory();
+        let directory = tempfile::tempdir_in(faults::quick_parent()).unwrap();
         let all: Vec<&str> =
             ["stage.warmup.steps=2", "stage.rl.steps=4"].iter().chain(overrides).copied().collect();
         let config = recipe::config(directory.path(), &all);
@@ -221,7 +223,7 @@ impl Trial {
             loop {
                 // A training thread that was left behind holds the lock until its batch is done.
                 match crate::resume(&run, &config, &mut observer, &stop) {
-                    Err(RunError::Locked { .. }) => std::thread::yield_now(),
+                    Err(RunError::Store(StoreError::Locked { .. })) => std::thread::yield_now(),
                     ended => return ended,
                 }
             }

@@ -17,11 +17,10 @@ use serde::Serialize;
 pub(crate) use self::name::ranges;
 pub use self::name::{LineageError, SampleName};
 
-use crate::LoggedTrajectory;
 use crate::episodes::{prompt_text, shown_text};
-use crate::events::{Activity, Event, EventLine};
 use crate::generated::{Found, History, JournalFate, Journaled};
-use crate::history::{read_events, surviving};
+use rloom_telemetry::{Activity, Event, EventLine};
+use rloom_telemetry::{LoggedTrajectory, read_events, surviving};
 
 /// What became of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -6,10 +6,11 @@ use std::path::Path;
 use rloom_core::{Episode, Group, Task, Ticket};
 use serde::Serialize;
 
-use crate::events::{Event, EventLine};
-use crate::journal::{self, Record};
-use crate::step_files::StepFiles;
-use crate::{LoggedTrajectory, RunError, rollout_log};
+use crate::RunError;
+use rloom_store::journal::{self, Record};
+use rloom_telemetry::StepFiles;
+use rloom_telemetry::{Event, EventLine};
+use rloom_telemetry::{LoggedTrajectory, rollout_log};
 
 /// Where a sample was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -174,7 +175,7 @@ impl History {
         if !self.files.has(batch + 1) {
             return Ok(None);
         }
-        rollout_log::read(&self.files.path(batch + 1)).map(Some)
+        Ok(rollout_log::read(&self.files.path(batch + 1)).map(Some)?)
     }
 
     /// The checksum of the weights that a batch gave, where the journal has it.

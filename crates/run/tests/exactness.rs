@@ -10,7 +10,8 @@ use std::path::Path;
 use rloom_core::{Author, Trajectory};
 use rloom_model::{Compute, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
-use rloom_run::{Event, StopFlag, read_events};
+use rloom_run::StopFlag;
+use rloom_telemetry::{Event, read_events};
 use serde::Deserialize;
 
 #[derive(Deserialize)]

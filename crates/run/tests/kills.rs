@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_run::faults::{Fault, Plan, install, install_at};
-use rloom_run::{Event, EventLine, LoggedTrajectory, Metrics, Observer, StopFlag, read_events};
+use rloom_run::StopFlag;
+use rloom_store::faults::{Fault, Plan, install, install_at};
+use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use tempfile::TempDir;
 
 const KIND: &str = "RLOOM_TEST_KIND";

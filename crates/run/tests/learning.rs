@@ -5,7 +5,8 @@
 use std::path::Path;
 
 use rloom_config::Config;
-use rloom_run::{Event, StopFlag, read_events};
+use rloom_run::StopFlag;
+use rloom_telemetry::{Event, read_events};
 
 /// What the flagship recipe does, from the same file, with fewer reinforcement-learning steps.
 const RECIPE: &str = include_str!("../../../recipes/arithmetic.toml");

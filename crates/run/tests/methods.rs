@@ -10,7 +10,8 @@ use std::path::Path;
 
 use rloom_algo::{Algorithm, Method};
 use rloom_config::Config;
-use rloom_run::{Event, EventLine, Observer, StopFlag, read_events};
+use rloom_run::StopFlag;
+use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 /// Rewards that need no skill, so that groups have contrast from the first step.
 const SHORT: [&str; 9] = [

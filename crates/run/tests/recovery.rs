@@ -7,8 +7,10 @@ mod recipe;
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_run::faults::{Fault, Plan, install};
-use rloom_run::{Event, EventLine, Observer, RunError, StopFlag, read_events};
+use rloom_run::{RunError, StopFlag};
+use rloom_store::StoreError;
+use rloom_store::faults::{Fault, Plan, install};
+use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 /// What a run leaves: the bytes of the last model and of the optimiser's moments.
 fn result(config: &Config) -> (Vec<u8>, Vec<u8>) {
@@ -71,7 +73,7 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert!(result(&config) == before);
     assert!(matches!(
         rloom_run::train(&config, &mut (), &StopFlag::default()),
-        Err(RunError::DirectoryInUse { .. })
+        Err(RunError::Store(StoreError::DirectoryInUse { .. }))
     ));
 }
 
@@ -215,9 +217,9 @@ fn two_processes_cannot_work_on_one_run() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &["stage.warmup.steps=1", "stage.rl.steps=1"]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
-    let held = rloom_run::directory::RunDirectory::open(&config.run_directory()).unwrap();
+    let held = rloom_store::directory::RunDirectory::open(&config.run_directory()).unwrap();
     let error = resume(&config).unwrap_err();
-    assert!(matches!(error, RunError::Locked { .. }), "{error}");
+    assert!(matches!(error, RunError::Store(StoreError::Locked { .. })), "{error}");
     drop(held);
     resume(&config).unwrap();
 }
@@ -234,7 +236,10 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     // All but the folder, which is there.
     let full = install(Plan { below, faults: (1..100).map(|number| (number, Fault::Full)).collect() });
     let error = resume(&config).unwrap_err().to_string();
-    assert!(error.contains("journal/stage-01-from-") && error.contains("hint: free some space"), "{error}");
+    assert!(
+        error.contains("journal/stage-01-from-") && error.contains("hint: free some disk space"),
+        "{error}"
+    );
     drop(full);
     resume(&config).unwrap();
     assert!(result(&config) == expected);
@@ -276,7 +281,7 @@ fn a_loss_that_is_not_finite_names_step_samples_and_checkpoint() {
     };
     assert_eq!((stage.as_str(), samples.starts_with("16/0, 17/0")), ("warmup", true), "{error}");
     assert!(checkpoint.ends_with("checkpoints/warmup-step-000001"), "{error}");
-    rloom_run::checkpoint::verify(Path::new(checkpoint)).unwrap();
+    rloom_store::checkpoint::verify(Path::new(checkpoint)).unwrap();
 }
 
 #[test]
@@ -287,7 +292,7 @@ fn weights_that_diverged_are_noticed_where_they_are_sampled_from() {
     let config = recipe::config(directory.path(), &overrides);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err();
     assert!(matches!(error, RunError::Group { step: 2, .. }), "{error}");
-    rloom_run::checkpoint::verify(&config.run_directory().join("checkpoints/warmup-step-000004")).unwrap();
+    rloom_store::checkpoint::verify(&config.run_directory().join("checkpoints/warmup-step-000004")).unwrap();
 }
 
 #[test]

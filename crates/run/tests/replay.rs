@@ -16,9 +16,8 @@ use rloom_embedded::EmbeddedEngine;
 use rloom_engine::{GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_model::Weights;
 use rloom_run::lineage::{Fate, SampleName, lineage};
-use rloom_run::{
-    Difference, Event, EventLine, FoundIn, Observer, Origin, Policy, Replay, RunError, StopFlag, Verdict,
-};
+use rloom_run::{Difference, FoundIn, Origin, Policy, Replay, RunError, StopFlag, Verdict};
+use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::Value;
 
 /// Rewards that differ within every group, so that every batch changes the weights.

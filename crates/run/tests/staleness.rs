@@ -11,7 +11,8 @@ use rloom_config::Config;
 use rloom_core::{PolicyVersion, Trajectory};
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
-use rloom_run::{Event, EventLine, LoggedTrajectory, Metrics, Observer, StopFlag, read_events};
+use rloom_run::StopFlag;
+use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 
 /// More steps, every one of them saved, and nothing solved by chance alone.
 const LONG: [&str; 5] = [

@@ -6,7 +6,7 @@ mod trace;
 use std::path::Path;
 
 use rloom_core::metric;
-use rloom_run::{Event, EventLine, StageOutline, read_events, surviving};
+use rloom_telemetry::{Event, EventLine, StageOutline, read_events, surviving};
 use serde::Serialize;
 
 use super::train::find_run;
@@ -55,7 +55,7 @@ struct StageOverview {
     reward: Vec<f64>,
     loss: Vec<f64>,
     accuracy: Vec<Measured>,
-    last: rloom_run::Metrics,
+    last: rloom_telemetry::Metrics,
 }
 
 #[derive(Debug, Serialize)]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
 use rloom_run::{RunError, StopFlag, Summary};
+use rloom_store::StoreError;
 use serde_json::json;
 
 use crate::arguments::Train;
@@ -31,7 +32,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         return dry_run(&config, output);
     }
     if arguments.run_name.is_none() {
-        let free = rloom_run::directory::free_name(&config.run.directory, &config.run.name);
+        let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
         if free != config.run.name {
             output.say(&format!("the run is called `{free}`: `{}` exists", config.run_directory().display()));
             config.run.name = free;
@@ -101,7 +102,8 @@ fn watched(
 
 /// Errors that are found before anything is done.
 fn is_usage(error: &RunError) -> bool {
-    matches!(error, RunError::DirectoryInUse { .. } | RunError::NotARun { .. } | RunError::Locked { .. })
+    use StoreError::{DirectoryInUse, Locked, NotARun};
+    matches!(error, RunError::Store(DirectoryInUse { .. } | NotARun { .. } | Locked { .. }))
 }
 
 fn told(summary: &Summary, output: Output) {

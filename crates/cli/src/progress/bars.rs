@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rloom_core::metric;
-use rloom_run::{Event, EventLine, Metrics, Phase};
+use rloom_telemetry::{Event, EventLine, Metrics, Phase};
 
 use super::numbers::{age, duration};
 use super::sparkline::sparkline;

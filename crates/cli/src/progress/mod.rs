@@ -7,7 +7,7 @@ pub(crate) mod story;
 
 use std::sync::Arc;
 
-use rloom_run::{Event, EventLine, Observer};
+use rloom_telemetry::{Event, EventLine, Observer};
 
 use crate::output::Output;
 use bars::Bars;

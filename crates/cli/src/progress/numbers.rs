@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use rloom_core::metric;
-use rloom_run::Metrics;
+use rloom_telemetry::Metrics;
 
 /// `12 ms`, `1.2 s`, `45 s`, `3 m 05 s`, `2 h 10 m`.
 pub(crate) fn duration(seconds: f64) -> String {

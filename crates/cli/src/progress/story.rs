@@ -1,7 +1,7 @@
 //! What is said about a run, in words.
 
 use rloom_core::metric;
-use rloom_run::{Event, EventLine, Metrics, Sample, StageOutline};
+use rloom_telemetry::{Event, EventLine, Metrics, Sample, StageOutline};
 
 use super::numbers::{age, bytes, count, duration, excerpt, percent};
 use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};

@@ -97,6 +97,9 @@ pub enum LineageError {
     /// The run's files cannot be read.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// The event stream or the rollouts cannot be read.
+    #[error(transparent)]
+    Telemetry(#[from] rloom_telemetry::TelemetryError),
 }
 
 fn stages_hint(stages: &[String]) -> String {

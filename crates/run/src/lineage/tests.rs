@@ -1,9 +1,9 @@
 use rloom_core::{Ticket, Trajectory};
 
 use super::*;
-use crate::events::{Lane, StageOutline};
-use crate::journal::{Journal, Record};
-use crate::{rollout_log, synthetic};
+use rloom_store::journal::{Journal, Record};
+use rloom_telemetry::{Lane, StageOutline};
+use rloom_telemetry::{rollout_log, synthetic};
 
 fn line(stage: &str, step: u64, event: Event) -> EventLine {
     EventLine { attempt: 1, time: 0.0, elapsed: 0.0, stage: stage.into(), step, global_step: step, event }

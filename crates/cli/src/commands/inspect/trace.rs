@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use rloom_run::{Event, EventLine, trace};
+use rloom_telemetry::{Event, EventLine, trace};
 use serde_json::json;
 
 use crate::failure::Failure;

@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use rloom_core::{Author, Trajectory, metric};
-use rloom_run::{Event, EventLine, read_events, surviving};
 use rloom_sim::{Observed, ObservedStep, group_correlation};
+use rloom_telemetry::{Event, EventLine, read_events, surviving};
 use serde::Deserialize;
 
 use crate::failure::Failure;

@@ -3,7 +3,7 @@ use std::io;
 use std::sync::Arc;
 
 use indicatif::TermLike;
-use rloom_run::StageOutline;
+use rloom_telemetry::StageOutline;
 
 use super::*;
 

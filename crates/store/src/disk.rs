@@ -8,34 +8,46 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::RunError;
-use crate::faults::{self, Verdict};
+use crate::StoreError;
+
+/// Runs one operation.
+#[cfg(not(any(test, feature = "faults")))]
+fn operation<T>(
+    _area: &str,
+    operation: &'static str,
+    path: &Path,
+    _halfway: impl FnOnce(),
+    run: impl FnOnce() -> std::io::Result<T>,
+) -> Result<T, StoreError> {
+    run().map_err(|source| StoreError::io(operation, path, source))
+}
 
 /// Runs one operation, or what a test has in its place. `halfway` leaves what an interrupted one leaves.
+#[cfg(any(test, feature = "faults"))]
 fn operation<T>(
     area: &str,
     operation: &'static str,
     path: &Path,
     halfway: impl FnOnce(),
     run: impl FnOnce() -> std::io::Result<T>,
-) -> Result<T, RunError> {
-    let result = match faults::reached(area, operation, path) {
-        Verdict::Go => run(),
-        Verdict::GoThenDie => {
+) -> Result<T, StoreError> {
+    let result = match crate::faults::reached(area, operation, path) {
+        crate::faults::Verdict::Go => run(),
+        crate::faults::Verdict::GoThenDie => {
             let _ = run();
             std::process::abort()
         }
-        Verdict::HalfwayThenDie => {
+        crate::faults::Verdict::HalfwayThenDie => {
             halfway();
             std::process::abort()
         }
-        Verdict::Fail(error) => Err(error),
-        Verdict::HalfwayThenFail(error) => {
+        crate::faults::Verdict::Fail(error) => Err(error),
+        crate::faults::Verdict::HalfwayThenFail(error) => {
             halfway();
             Err(error)
         }
     };
-    result.map_err(|source| RunError::io(operation, path, source))
+    result.map_err(|source| StoreError::io(operation, path, source))
 }
 
 fn nothing() {}
@@ -49,13 +61,13 @@ pub(crate) struct DiskFile {
 
 impl DiskFile {
     /// An empty file.
-    pub(crate) fn create(area: &str, path: &Path) -> Result<Self, RunError> {
+    pub(crate) fn create(area: &str, path: &Path) -> Result<Self, StoreError> {
         let file = operation(area, "create", path, nothing, || File::create(path))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
     /// A file that is there, to be written on at its end.
-    pub(crate) fn append(area: &str, path: &Path) -> Result<Self, RunError> {
+    pub(crate) fn append(area: &str, path: &Path) -> Result<Self, StoreError> {
         let file = operation(area, "open", path, nothing, || File::options().append(true).open(path))?;
         Ok(Self { file, path: path.to_owned() })
     }
@@ -65,7 +77,7 @@ impl DiskFile {
     }
 
     /// Writes all of the bytes, or an unknown part of them when it fails.
-    pub(crate) fn write(&mut self, area: &str, bytes: &[u8]) -> Result<(), RunError> {
+    pub(crate) fn write(&mut self, area: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let mut half = &self.file;
         let halfway = || {
             let _ = half.write_all(&bytes[..bytes.len() / 2]);
@@ -76,18 +88,18 @@ impl DiskFile {
 
     /// Waits until everything written is on the disk. After a failure nobody knows what is: the system may have let
     /// go of the bytes, so that another try would succeed without them.
-    pub(crate) fn sync(&self, area: &str) -> Result<(), RunError> {
+    pub(crate) fn sync(&self, area: &str) -> Result<(), StoreError> {
         operation(area, "sync", &self.path, nothing, || self.file.sync_all())
     }
 
     /// Cuts the file off at a length.
-    pub(crate) fn truncate(&self, area: &str, length: u64) -> Result<(), RunError> {
+    pub(crate) fn truncate(&self, area: &str, length: u64) -> Result<(), StoreError> {
         operation(area, "truncate", &self.path, nothing, || self.file.set_len(length))
     }
 }
 
 /// Takes over a file that another crate has written: it counts as one write, and is then synced.
-pub(crate) fn adopt(area: &str, path: &Path) -> Result<(), RunError> {
+pub(crate) fn adopt(area: &str, path: &Path) -> Result<(), StoreError> {
     let cut_in_half = || {
         if let Ok(file) = File::options().write(true).open(path)
             && let Ok(metadata) = file.metadata()
@@ -99,21 +111,21 @@ pub(crate) fn adopt(area: &str, path: &Path) -> Result<(), RunError> {
     operation(area, "sync", path, nothing, || File::open(path)?.sync_all())
 }
 
-pub(crate) fn create_folder(area: &str, path: &Path) -> Result<(), RunError> {
+pub(crate) fn create_folder(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "create", path, nothing, || fs::create_dir_all(path))
 }
 
 /// The new name is durable once its directory is synced.
-pub(crate) fn rename(area: &str, from: &Path, to: &Path) -> Result<(), RunError> {
+pub(crate) fn rename(area: &str, from: &Path, to: &Path) -> Result<(), StoreError> {
     operation(area, "rename", to, nothing, || fs::rename(from, to))
 }
 
-pub(crate) fn remove_file(area: &str, path: &Path) -> Result<(), RunError> {
+pub(crate) fn remove_file(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "remove", path, nothing, || fs::remove_file(path))
 }
 
 /// Removes a folder and all that is in it.
-pub(crate) fn remove_folder(area: &str, path: &Path) -> Result<(), RunError> {
+pub(crate) fn remove_folder(area: &str, path: &Path) -> Result<(), StoreError> {
     let halfway = || {
         let files = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
         if let Some(first) = files.filter(|path| path.is_file()).min() {
@@ -124,18 +136,18 @@ pub(crate) fn remove_folder(area: &str, path: &Path) -> Result<(), RunError> {
 }
 
 /// Makes what happened to the names in a directory durable.
-pub(crate) fn sync_directory(area: &str, path: &Path) -> Result<(), RunError> {
+pub(crate) fn sync_directory(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "sync", path, nothing, || File::open(path)?.sync_all())
 }
 
 /// Makes a symbolic link, where the file system has them.
 #[cfg(unix)]
-pub(crate) fn link(area: &str, target: &Path, path: &Path) -> Result<(), RunError> {
+pub(crate) fn link(area: &str, target: &Path, path: &Path) -> Result<(), StoreError> {
     operation(area, "link", path, nothing, || std::os::unix::fs::symlink(target, path))
 }
 
 /// Writes a file whole or not at all: beside, synced, renamed, and the name synced.
-pub(crate) fn write_atomically(area: &str, path: &Path, contents: &[u8]) -> Result<(), RunError> {
+pub fn write_atomically(area: &str, path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     let partial = path.with_file_name(name);

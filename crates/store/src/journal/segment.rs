@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Record;
-use crate::RunError;
+use crate::{JournalDamage, StoreError};
 
 /// What every segment begins with; the digit is the format's.
 pub(super) const MAGIC: &[u8; 8] = b"rloomJ2\n";
@@ -55,7 +55,7 @@ enum Frame<'a> {
     /// The file ends within it.
     CutOff,
     /// What is wrong, as the rest of a sentence.
-    Damaged(&'static str),
+    Damaged(JournalDamage),
 }
 
 impl<'a> Frame<'a> {
@@ -66,14 +66,12 @@ impl<'a> Frame<'a> {
         let number =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         if number(8) != header_checksum(&header[..8], offset as u64) {
-            return Self::Damaged("its length cannot be trusted: the header's checksum does not match");
+            return Self::Damaged(JournalDamage::Header);
         }
         let from = offset + HEADER;
         match bytes.get(from..from + number(0) as usize) {
             None => Self::CutOff,
-            Some(payload) if crc32c::crc32c(payload) != number(4) => {
-                Self::Damaged("its checksum does not match")
-            }
+            Some(payload) if crc32c::crc32c(payload) != number(4) => Self::Damaged(JournalDamage::Payload),
             Some(payload) => Self::Sound(payload),
         }
     }
@@ -91,28 +89,24 @@ pub(super) struct Parsed {
 }
 
 /// Reads a segment. `may_be_torn` says that it is the last one, whose end a killed process may have left unfinished.
-pub(super) fn parse(bytes: &[u8], path: &Path, may_be_torn: bool) -> Result<Parsed, RunError> {
-    let damaged = |record: usize, offset: usize, reason: String| RunError::JournalDamaged {
+pub(super) fn parse(bytes: &[u8], path: &Path, may_be_torn: bool) -> Result<Parsed, StoreError> {
+    let damaged = |record: usize, offset: usize, damage| StoreError::JournalDamaged {
         path: path.to_owned(),
         record,
         offset: offset as u64,
-        reason,
+        damage,
     };
     if !bytes.starts_with(MAGIC) {
-        return Err(damaged(
-            0,
-            0,
-            "the file does not begin as a journal of this version of rloom does".into(),
-        ));
+        return Err(damaged(0, 0, JournalDamage::Magic));
     }
     let mut records = Vec::new();
     let mut head = None;
     let mut at = MAGIC.len();
     while at < bytes.len() {
-        let reason = match Frame::at(bytes, at) {
+        let damage = match Frame::at(bytes, at) {
             Frame::Sound(payload) => {
-                let record = decode(payload)
-                    .map_err(|e| damaged(records.len(), at, format!("its text cannot be read: {e}")))?;
+                let record =
+                    decode(payload).map_err(|e| damaged(records.len(), at, JournalDamage::Undecodable(e)))?;
                 if record == Record::Head && head.is_none() {
                     head = Some(records.len());
                 }
@@ -120,20 +114,16 @@ pub(super) fn parse(bytes: &[u8], path: &Path, may_be_torn: bool) -> Result<Pars
                 at += HEADER + payload.len();
                 continue;
             }
-            Frame::CutOff => "the file ends within it",
-            Frame::Damaged(reason) => reason,
+            Frame::CutOff => JournalDamage::Truncated,
+            Frame::Damaged(damage) => damage,
         };
         if !may_be_torn || head.is_none() || sound_record_after(bytes, at) {
-            return Err(damaged(records.len(), at, reason.into()));
+            return Err(damaged(records.len(), at, damage));
         }
         break;
     }
     let Some(head) = head else {
-        return Err(damaged(
-            records.len(),
-            at,
-            "the file ends before it: the copies at its beginning are incomplete".into(),
-        ));
+        return Err(damaged(records.len(), at, JournalDamage::SnapshotIncomplete));
     };
     let log = records.split_off(head + 1);
     records.truncate(head);

@@ -45,11 +45,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-pub(crate) use record::Partial;
-pub(crate) use record::Record;
+pub use record::{Partial, Record};
 use segment::{Encoder, MAGIC, Parsed, parse};
 
-use crate::RunError;
+use crate::StoreError;
 use crate::disk::{self, DiskFile};
 
 const APPEND: &str = "journal/append";
@@ -62,7 +61,7 @@ const PARTIAL: &str = ".partial";
 
 /// The journal of a stage, open at its end.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub struct Journal {
     directory: PathBuf,
     stage: u32,
     /// The version that the last segment follows.
@@ -77,15 +76,15 @@ pub(crate) struct Journal {
 
 /// What a journal held when it was opened.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Recovered {
+pub struct Recovered {
     /// What was alive at the version that it was opened from.
-    pub(crate) head: Vec<Record>,
+    pub head: Vec<Record>,
     /// What happened since, in order, over all segments.
-    pub(crate) log: Vec<Record>,
+    pub log: Vec<Record>,
     /// Bytes of a torn last record that were cut off.
-    pub(crate) torn_bytes: u64,
+    pub torn_bytes: u64,
     /// Segments that were removed because the one that they follow is missing.
-    pub(crate) dropped_segments: Vec<PathBuf>,
+    pub dropped_segments: Vec<PathBuf>,
 }
 
 /// A segment by its name.
@@ -109,8 +108,8 @@ impl Segment {
     }
 
     /// Those in a folder, in order; and what is left of ones that were being written.
-    fn list(directory: &Path) -> Result<(Vec<Self>, Vec<PathBuf>), RunError> {
-        let read = |source| RunError::io("read", directory, source);
+    fn list(directory: &Path) -> Result<(Vec<Self>, Vec<PathBuf>), StoreError> {
+        let read = |source| StoreError::io("read", directory, source);
         let (mut whole, mut begun) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(directory).map_err(read)? {
             let name = entry.map_err(read)?.file_name();
@@ -131,12 +130,12 @@ impl Journal {
     /// hold. If that segment is missing, it is begun, and later ones, which are then of another history, are removed;
     /// those of later stages, too, where the stage will be `made_anew`: where it samples what it has not sampled before.
     /// Segments of earlier stages are removed; files that are none are left alone.
-    pub(crate) fn open(
+    pub fn open(
         directory: &Path,
         stage: u32,
         version: u64,
         made_anew: bool,
-    ) -> Result<(Self, Recovered), RunError> {
+    ) -> Result<(Self, Recovered), StoreError> {
         let (segments, begun) = Segment::list(directory)?;
         for path in begun {
             disk::remove_file(OPEN, &path)?;
@@ -148,7 +147,7 @@ impl Journal {
             .into_iter()
             .filter(|segment| segment.stage > stage || (segment.stage == stage && segment.version >= version))
             .partition(|segment| segment.stage == stage);
-        let mut encoder = Encoder::new().map_err(|e| RunError::io("open", directory, e))?;
+        let mut encoder = Encoder::new().map_err(|e| StoreError::io("open", directory, e))?;
         let mut recovered = Recovered::default();
         if segments.first().is_none_or(|first| first.version != version) {
             if made_anew {
@@ -174,10 +173,10 @@ impl Journal {
     }
 
     /// Appends a record. A [cut](Record::Cut) is on the disk when this returns, and all records before it.
-    pub(crate) fn append(&mut self, record: &Record) -> Result<(), RunError> {
+    pub fn append(&mut self, record: &Record) -> Result<(), StoreError> {
         self.check_open()?;
         let encoded = self.encoder.frame(record, self.length);
-        let frame = encoded.map_err(|e| RunError::io("encode", self.file.path(), e))?;
+        let frame = encoded.map_err(|e| StoreError::io("encode", self.file.path(), e))?;
         if let Err(error) = self.file.write(APPEND, &frame) {
             self.take_back(&error);
             return Err(error);
@@ -195,25 +194,25 @@ impl Journal {
     }
 
     /// Cuts a record off that was not written whole. If that fails, there is no end to write at any more.
-    fn take_back(&mut self, error: &RunError) {
+    fn take_back(&mut self, error: &StoreError) {
         if self.file.truncate(APPEND, self.length).is_err() {
             self.closed = Some(error.to_string());
         }
     }
 
-    fn check_open(&self) -> Result<(), RunError> {
+    fn check_open(&self) -> Result<(), StoreError> {
         match &self.closed {
             None => Ok(()),
-            Some(error) => {
-                let reason = format!("an earlier failure left its end unknown ({error})");
-                Err(RunError::io("write", self.file.path(), std::io::Error::other(reason)))
+            Some(failure) => {
+                let path = self.file.path().to_owned();
+                Err(StoreError::JournalClosed { path, failure: failure.clone() })
             }
         }
     }
 
     /// Begins the segment that follows `version`; `head` is what is alive there. Does nothing where the chain has
     /// reached that version already: a history that is replayed comes by its own segments again.
-    pub(crate) fn roll(&mut self, version: u64, head: &[Record]) -> Result<(), RunError> {
+    pub fn roll(&mut self, version: u64, head: &[Record]) -> Result<(), StoreError> {
         if version <= self.version {
             return Ok(());
         }
@@ -241,7 +240,7 @@ impl Journal {
 
     /// Removes the stage's segments that no kept checkpoint needs: those that follow a version older than
     /// `oldest_kept`, except the last one.
-    pub(crate) fn prune(&self, oldest_kept: u64) -> Result<(), RunError> {
+    pub fn prune(&self, oldest_kept: u64) -> Result<(), StoreError> {
         let (segments, _) = Segment::list(&self.directory)?;
         for segment in segments {
             if segment.stage == self.stage && segment.version < oldest_kept.min(self.version) {
@@ -253,19 +252,19 @@ impl Journal {
 }
 
 /// What the segments of a stage hold, without touching them: a run may be at work there.
-pub(crate) fn read(directory: &Path, stage: u32) -> Result<Recovered, RunError> {
+pub fn read(directory: &Path, stage: u32) -> Result<Recovered, StoreError> {
     let (mut segments, _) = Segment::list(directory)?;
     segments.retain(|segment| segment.stage == stage);
     Ok(read_chain(directory, &segments)?.0)
 }
 
 /// The records of segments that follow each other, the version of the last, and the length of what is sound in it.
-fn read_chain(directory: &Path, segments: &[Segment]) -> Result<(Recovered, u64, u64), RunError> {
+fn read_chain(directory: &Path, segments: &[Segment]) -> Result<(Recovered, u64, u64), StoreError> {
     let mut recovered = Recovered::default();
     let (mut version, mut length) = (0, 0);
     for (place, segment) in segments.iter().enumerate() {
         let path = directory.join(segment.file());
-        let bytes = read_to_length(&path).map_err(|source| RunError::io("read", &path, source))?;
+        let bytes = read_to_length(&path).map_err(|source| StoreError::io("read", &path, source))?;
         let Parsed { head, log, sound } = parse(&bytes, &path, place + 1 == segments.len())?;
         if place == 0 {
             recovered.head = head;
@@ -284,13 +283,13 @@ fn begin(
     segment: Segment,
     head: &[Record],
     encoder: &mut Encoder,
-) -> Result<(DiskFile, u64), RunError> {
+) -> Result<(DiskFile, u64), StoreError> {
     let path = directory.join(segment.file());
     let partial = directory.join(segment.file() + PARTIAL);
     let mut bytes = MAGIC.to_vec();
     for record in head.iter().chain([&Record::Head]) {
         let frame = encoder.frame(record, bytes.len() as u64);
-        bytes.extend(frame.map_err(|e| RunError::io("encode", &path, e))?);
+        bytes.extend(frame.map_err(|e| StoreError::io("encode", &path, e))?);
     }
     let written = DiskFile::create(area, &partial).and_then(|mut file| {
         file.write(area, &bytes)?;

@@ -9,10 +9,10 @@ use crate::events::{Activity, Event, EventLine, Lane, Metrics, StageOutline};
 
 /// How the run went.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Course {
-    pub(crate) max_staleness: u64,
-    pub(crate) steps: u64,
-    pub(crate) groups: u64,
+pub struct Course {
+    pub max_staleness: u64,
+    pub steps: u64,
+    pub groups: u64,
 }
 
 /// Seconds of the parts of a step.
@@ -58,7 +58,7 @@ impl Teller {
 }
 
 /// The events of a whole run in one attempt, in the order in which they happen.
-pub(crate) fn run(course: Course) -> Vec<EventLine> {
+pub fn run(course: Course) -> Vec<EventLine> {
     let Course { max_staleness, steps, groups } = course;
     let mut teller = Teller { attempt: 1, told: Vec::new() };
     let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps };
@@ -149,7 +149,7 @@ fn look_after(teller: &mut Teller, version: u64, mut now: f64) -> f64 {
 }
 
 /// The same run in two attempts: the first is killed after its 30th step, and the second goes on from the 25th.
-pub(crate) fn resumed(course: Course) -> Vec<EventLine> {
+pub fn resumed(course: Course) -> Vec<EventLine> {
     let whole = run(course);
     let at = |wanted: u64| {
         let trained = |line: &&EventLine| matches!(line.event, Event::Step { .. }) && line.step == wanted;
@@ -175,7 +175,7 @@ pub(crate) fn resumed(course: Course) -> Vec<EventLine> {
 }
 
 /// A group of two-part episodes: the first half of each was sampled by the version before.
-pub(crate) fn group(ticket: u64, version: u64, samples: u32) -> Group {
+pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
     let task = Task {
         index: ticket * 10,
         prompt: PromptSource::Text("3+4=".into()),

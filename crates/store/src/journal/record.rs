@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// One thing that must not be lost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Record {
+pub enum Record {
     /// An episode is generated and scored.
     Episode {
         /// Its group.
@@ -91,8 +91,8 @@ impl Record {
 ///
 /// The conversation is replayed from the turns; what the environment said is not needed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Partial {
+pub struct Partial {
     /// Finished turns, then the unfinished one, whose stop reason is
     /// [`Aborted`](rloom_core::StopReason::Aborted).
-    pub(crate) turns: Vec<Turn>,
+    pub turns: Vec<Turn>,
 }

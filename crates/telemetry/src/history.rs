@@ -8,11 +8,11 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::RunError;
+use crate::TelemetryError;
 use crate::events::{Activity, Event, EventLine};
 
 /// Reads an event stream. Lines that cannot be read (a torn one, one of another program version) are skipped.
-pub fn read_events(path: &Path) -> Result<Vec<EventLine>, RunError> {
+pub fn read_events(path: &Path) -> Result<Vec<EventLine>, TelemetryError> {
     let mut lines = Vec::new();
     each_line(path, |line| lines.push(line))?;
     Ok(lines)
@@ -30,14 +30,14 @@ pub(crate) fn last_attempt(path: &Path) -> u32 {
     last
 }
 
-fn each_line<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T)) -> Result<(), RunError> {
-    let file = File::open(path).map_err(|source| RunError::io("open", path, source))?;
+fn each_line<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T)) -> Result<(), TelemetryError> {
+    let file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
     let mut reader = BufReader::new(file);
     let mut text = Vec::new();
     loop {
         text.clear();
         let read =
-            reader.read_until(b'\n', &mut text).map_err(|source| RunError::io("read", path, source))?;
+            reader.read_until(b'\n', &mut text).map_err(|source| TelemetryError::io("read", path, source))?;
         if read == 0 {
             return Ok(());
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 use rloom_core::{Episode, Group, PolicyVersion, PromptSource, Rewards, Role, Task, Trajectory};
 use serde::{Deserialize, Serialize};
 
-use crate::RunError;
+use crate::TelemetryError;
 
 /// The skippable frame's magic number: one of sixteen that the format leaves to its users.
 const INDEX_MAGIC: u32 = 0x184D_2A5D;
@@ -62,15 +62,15 @@ struct Line<'a> {
 
 /// Writes the groups that `step` trained on; the file appears whole or not at all. `text` gives prompt and completion
 /// of a trajectory as text.
-pub(crate) fn write(
+pub fn write(
     path: &Path,
     step: u64,
     groups: &[Group],
     advantages: &[Vec<f64>],
     text: &dyn Fn(&Trajectory) -> (String, String),
-) -> Result<(), RunError> {
+) -> Result<(), TelemetryError> {
     let beside = path.with_extension("part");
-    let io = |source| RunError::io("write", &beside, source);
+    let io = |source| TelemetryError::io("write", &beside, source);
     let mut out = zstd::Encoder::new(File::create(&beside).map_err(io)?, 3).map_err(io)?;
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate() {
@@ -96,7 +96,7 @@ pub(crate) fn write(
     let mut file = out.finish().map_err(io)?;
     let tickets: Vec<u64> = groups.iter().map(|group| group.ticket.0).collect();
     file.write_all(&index_frame(&tickets)).map_err(io)?;
-    std::fs::rename(&beside, path).map_err(|source| RunError::io("rename", &beside, source))
+    std::fs::rename(&beside, path).map_err(|source| TelemetryError::io("rename", &beside, source))
 }
 
 fn index_frame(tickets: &[u64]) -> Vec<u8> {
@@ -111,8 +111,8 @@ fn index_frame(tickets: &[u64]) -> Vec<u8> {
 }
 
 /// The tickets of a file, in the order of its groups. Of a file without an index, everything is read.
-pub(crate) fn tickets(path: &Path) -> Result<Vec<u64>, RunError> {
-    let mut file = File::open(path).map_err(|source| RunError::io("open", path, source))?;
+pub fn tickets(path: &Path) -> Result<Vec<u64>, TelemetryError> {
+    let mut file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
     if let Some(tickets) = read_index(&mut file) {
         return Ok(tickets);
     }
@@ -145,19 +145,22 @@ fn read_index(file: &mut File) -> Option<Vec<u64>> {
 }
 
 /// The trajectories of one group, in order; empty where the file has none of it.
-pub(crate) fn group(path: &Path, ticket: u64) -> Result<Vec<LoggedTrajectory>, RunError> {
-    let own = |line: &Result<LoggedTrajectory, RunError>| {
+pub fn group(path: &Path, ticket: u64) -> Result<Vec<LoggedTrajectory>, TelemetryError> {
+    let own = |line: &Result<LoggedTrajectory, TelemetryError>| {
         line.as_ref().map_or(true, |line| line.trajectory.key.ticket.0 == ticket)
     };
     lines(path)?.filter(own).collect()
 }
 
-fn lines(path: &Path) -> Result<impl Iterator<Item = Result<LoggedTrajectory, RunError>>, RunError> {
-    let file = File::open(path).map_err(|source| RunError::io("open", path, source))?;
-    let decoder = zstd::Decoder::new(file).map_err(|source| RunError::io("read", path, source))?;
+fn lines(
+    path: &Path,
+) -> Result<impl Iterator<Item = Result<LoggedTrajectory, TelemetryError>>, TelemetryError> {
+    let file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
+    let decoder = zstd::Decoder::new(file).map_err(|source| TelemetryError::io("read", path, source))?;
     let path = path.to_owned();
     Ok(BufReader::new(decoder).lines().enumerate().map(move |(number, line)| {
-        line.and_then(|line| parse(&line, number + 1)).map_err(|source| RunError::io("read", &path, source))
+        line.and_then(|line| parse(&line, number + 1))
+            .map_err(|source| TelemetryError::io("read", &path, source))
     }))
 }
 
@@ -172,7 +175,7 @@ fn parse(line: &str, number: usize) -> std::io::Result<LoggedTrajectory> {
 }
 
 /// The groups of one step, in training order. Their tasks hold what the file has of them.
-pub(crate) fn read(path: &Path) -> Result<Vec<Group>, RunError> {
+pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
     let mut groups: Vec<Group> = Vec::new();
     for line in lines(path)? {
         let line = line?;
@@ -195,7 +198,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Group>, RunError> {
 }
 
 /// The episodes of one group's trajectories.
-pub(crate) fn episodes(group: Vec<LoggedTrajectory>) -> Vec<Episode> {
+pub fn episodes(group: Vec<LoggedTrajectory>) -> Vec<Episode> {
     let mut episodes = Vec::new();
     for line in group {
         add_segment(&mut episodes, line);

@@ -100,7 +100,7 @@ fn every_flipped_bit_is_reported_with_its_place() {
         };
         let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
         assert!(
-            matches!(&error, RunError::JournalDamaged { path: named, record, offset, .. }
+            matches!(&error, StoreError::JournalDamaged { path: named, record, offset, .. }
                 if (named, *record, *offset) == (&path, number, place)),
             "bit {bit}: {error}"
         );
@@ -115,7 +115,7 @@ fn a_length_beyond_the_end_is_no_torn_record() {
     bytes[places[1] as usize + 3] = 0x7f;
     fs::write(&path, &bytes).unwrap();
     let error = Journal::open(directory.path(), 1, 10, false).unwrap_err().to_string();
-    assert!(error.contains("record 2") && error.contains("its length cannot be trusted"), "{error}");
+    assert!(error.contains("record 2") && error.contains("its length is unknown"), "{error}");
 }
 
 /// Three segments: from 10, 20 and 30.
@@ -155,7 +155,10 @@ fn only_the_end_of_the_chain_can_be_torn() {
     let bytes = fs::read(&middle).unwrap();
     fs::write(&middle, &bytes[..bytes.len() - 1]).unwrap();
     let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
-    assert!(matches!(&error, RunError::JournalDamaged { path, record: 3, .. } if *path == middle), "{error}");
+    assert!(
+        matches!(&error, StoreError::JournalDamaged { path, record: 3, .. } if *path == middle),
+        "{error}"
+    );
     assert_eq!(open(directory.path(), 30).1.torn_bytes, 0, "who does not need it does not read it");
 }
 
@@ -167,7 +170,7 @@ fn a_torn_head_is_damage() {
     for keep in 0..places[0] as usize {
         fs::write(&path, &bytes[..keep]).unwrap();
         let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
-        assert!(matches!(error, RunError::JournalDamaged { record: 0, .. }), "{keep}: {error}");
+        assert!(matches!(error, StoreError::JournalDamaged { record: 0, .. }), "{keep}: {error}");
     }
 }
 
@@ -229,7 +232,7 @@ fn pruning_keeps_what_the_oldest_checkpoint_needs() {
 const ERRORS: [Fault; 3] = [Fault::Full, Fault::Short, Fault::Device];
 
 /// Appends, rolls and prunes; returns the records of the log that were written without an error.
-fn work(journal: &mut Journal) -> (Vec<Record>, Vec<RunError>) {
+fn work(journal: &mut Journal) -> (Vec<Record>, Vec<StoreError>) {
     let (mut held, mut errors) = (Vec::new(), Vec::new());
     for number in 0..3 {
         for record in [filtered(number), cut(number)] {
@@ -264,7 +267,7 @@ fn a_fault_at_any_operation_names_the_file_and_loses_only_what_failed() {
             let installed = install(plan);
             let (held, errors) = work(&mut journal);
             let here = format!("{fault:?} at {number}, {point}");
-            let RunError::Io { path, operation, .. } = &errors[0] else { panic!("{here}: {}", errors[0]) };
+            let StoreError::Io { path, operation, .. } = &errors[0] else { panic!("{here}: {}", errors[0]) };
             assert!(
                 path.starts_with(directory.path()) && point.ends_with(operation),
                 "{here}: {}",

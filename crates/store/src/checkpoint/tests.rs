@@ -5,7 +5,7 @@ fn name(stage: u32, step: u64) -> CheckpointName {
     CheckpointName { stage, step, stage_name: format!("s{stage}") }
 }
 
-fn fill(folder: &Path, stage: u32, step: u64) -> Result<(), RunError> {
+fn fill(folder: &Path, stage: u32, step: u64) -> Result<(), StoreError> {
     fs::create_dir_all(folder.join("trainer/critic")).unwrap();
     fs::write(folder.join("trainer/critic/model"), vec![8; 20]).unwrap();
     fs::write(folder.join("model"), vec![7; 100]).unwrap();
@@ -32,10 +32,10 @@ fn any_damage_is_refused_by_name_and_the_last_good_one_is_found() {
         let whole = fs::read(&path).unwrap();
         let refused = |what: &str| {
             let error = verify(&newest).unwrap_err();
-            let RunError::CheckpointDamaged { path, reason } = &error else {
+            let StoreError::CheckpointDamaged { path, damage } = &error else {
                 panic!("{what} {file}: {error}")
             };
-            assert!(*path == newest && reason.starts_with(file), "{what} {file}: {error}");
+            assert!(*path == newest && damage.to_string().starts_with(file), "{what} {file}: {error}");
         };
         let passed_over = |what: &str| {
             let (found, refused) = checkpoints.newest_sound().unwrap();
@@ -79,13 +79,13 @@ fn another_format_is_no_damage() {
         manifest.checksum = (version > 1).then(|| Manifest::checksum(version, &manifest.files));
         fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
         let error = checkpoints.newest_sound().unwrap_err();
-        assert!(matches!(error, RunError::CheckpointFormat { found, .. } if found == version), "{error}");
+        assert!(matches!(error, StoreError::CheckpointFormat { found, .. } if found == version), "{error}");
         assert!(error.to_string().contains("model.path="), "{error}");
     }
 }
 
 /// Saves step 1 again and step 2, then prunes to the last one.
-fn work(directory: &Path) -> Result<(), RunError> {
+fn work(directory: &Path) -> Result<(), StoreError> {
     let checkpoints = Checkpoints::open(directory.to_owned())?;
     for step in [1, 2] {
         let (path, _) = checkpoints.write(&name(0, step), |folder| fill(folder, 0, step))?;
@@ -134,7 +134,7 @@ fn a_fault_at_any_operation_names_the_file_and_leaves_nothing_half_made() {
             let error = work(directory.path()).unwrap_err();
             drop(installed);
             let here = format!("{fault:?} at {number}, {point}");
-            let RunError::Io { operation, path, .. } = &error else { panic!("{here}: {error}") };
+            let StoreError::Io { operation, path, .. } = &error else { panic!("{here}: {error}") };
             let file = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".partial");
             assert!(point.ends_with(operation), "{here}: {error}");
             assert!(!point.starts_with("checkpoint/m") || point.contains(file), "{here}: {error}");
@@ -193,7 +193,7 @@ fn a_write_that_fails_leaves_nothing() {
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
     let fail = |folder: &Path| {
         fs::write(folder.join("model"), [1]).unwrap();
-        Err(RunError::Setup("no".into()))
+        Err(StoreError::NotARun { path: folder.to_owned() })
     };
     assert!(checkpoints.write(&name(0, 1), fail).is_err());
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -9,10 +9,10 @@ use std::path::Path;
 use rloom_core::metric;
 use serde::Serialize;
 
-use crate::RunError;
-use crate::disk::write_atomically;
+use crate::TelemetryError;
 use crate::events::{Event, EventLine, Sample};
 use crate::history::{read_events, surviving};
+use rloom_store::disk::write_atomically;
 use timeline::StageTime;
 
 const TEMPLATE: &str = include_str!("template.html");
@@ -247,14 +247,15 @@ pub fn render(lines: &[EventLine], config: &str) -> Result<String, serde_json::E
 }
 
 /// Writes `report.html` for the run in `directory`.
-pub fn write(directory: &Path) -> Result<(), RunError> {
+pub fn write(directory: &Path) -> Result<(), TelemetryError> {
     let lines = read_events(&directory.join("events.jsonl"))?;
     let path = directory.join("config.toml");
-    let config = std::fs::read_to_string(&path).map_err(|source| RunError::io("read", &path, source))?;
+    let config =
+        std::fs::read_to_string(&path).map_err(|source| TelemetryError::io("read", &path, source))?;
     let report = directory.join("report.html");
-    let html =
-        render(&lines, &config).map_err(|e| RunError::io("encode", &report, std::io::Error::other(e)))?;
-    write_atomically("report", &report, html.as_bytes())
+    let html = render(&lines, &config)
+        .map_err(|e| TelemetryError::io("encode", &report, std::io::Error::other(e)))?;
+    Ok(write_atomically("report", &report, html.as_bytes())?)
 }
 
 #[cfg(test)]

@@ -129,10 +129,14 @@ pub(crate) fn reached(area: &str, operation: &str, path: &Path) -> Verdict {
     }
 }
 
-/// A folder for tests that sync thousands of times: in memory, where the machine has that.
+/// Where tests make folders that are synced thousands of times: in memory, where the machine has that.
+pub fn quick_parent() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() { memory } else { std::env::temp_dir() }
+}
+
+/// A folder for tests that sync thousands of times.
 #[cfg(test)]
 pub(crate) fn quick_directory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-    made.expect("a folder for a test")
+    tempfile::tempdir_in(quick_parent()).expect("a folder for a test")
 }

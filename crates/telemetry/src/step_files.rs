@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::directory::rollouts_file;
-use crate::{LoggedTrajectory, RunError, rollout_log};
+use crate::{LoggedTrajectory, TelemetryError, rollout_log};
+use rloom_store::directory::rollouts_file;
 
 /// The files of the steps of one stage.
 #[derive(Debug)]
-pub(crate) struct StepFiles {
+pub struct StepFiles {
     run: PathBuf,
     stage: String,
     /// The last step that counts: a later one was trained by an interrupted attempt, and is done again.
@@ -15,16 +15,16 @@ pub(crate) struct StepFiles {
 }
 
 impl StepFiles {
-    pub(crate) fn new(run: &Path, stage: &str, last: u64) -> Self {
+    pub fn new(run: &Path, stage: &str, last: u64) -> Self {
         Self { run: run.to_owned(), stage: stage.to_owned(), last }
     }
 
-    pub(crate) fn path(&self, step: u64) -> PathBuf {
+    pub fn path(&self, step: u64) -> PathBuf {
         rollouts_file(&self.run, &self.stage, step)
     }
 
     /// Whether the file of a step is there.
-    pub(crate) fn has(&self, step: u64) -> bool {
+    pub fn has(&self, step: u64) -> bool {
         step <= self.last && self.path(step).is_file()
     }
 
@@ -48,14 +48,14 @@ impl StepFiles {
     }
 
     /// A group with the step that trained on it.
-    pub(crate) fn group(&self, ticket: u64) -> Result<Option<(u64, Vec<LoggedTrajectory>)>, RunError> {
+    pub fn group(&self, ticket: u64) -> Result<Option<(u64, Vec<LoggedTrajectory>)>, TelemetryError> {
         let holding = self.tickets_by_step().find(|(_, tickets)| tickets.contains(&ticket));
         let read = |(step, _)| Ok((step, rollout_log::group(&self.path(step), ticket)?));
         holding.map(read).transpose()
     }
 
     /// All tickets that were trained on, in any order.
-    pub(crate) fn tickets(&self) -> Vec<u64> {
+    pub fn tickets(&self) -> Vec<u64> {
         self.tickets_by_step().flat_map(|(_, tickets)| tickets).collect()
     }
 }

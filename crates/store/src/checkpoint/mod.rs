@@ -3,6 +3,10 @@
 //! A checkpoint is written beside its place, synced, then renamed. `MANIFEST` (JSON) holds the format version and
 //! size and SHA-256 of every file, and a checksum of itself; a checkpoint that does not match it is refused by name.
 
+mod state;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,8 +15,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::RunError;
+pub use state::{Best, Drawn, TrainerState, sampler_folder};
+
 use crate::disk;
+use crate::{CheckpointDamage, StoreError};
 
 /// The layout that this program writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 2;
@@ -76,12 +82,12 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// The checkpoints in `directory`, to be looked at: a run may be at work there.
-    pub(crate) fn at(directory: PathBuf) -> Self {
+    pub fn at(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// The checkpoints in `directory`. What an interrupted write left there is removed.
-    pub fn open(directory: PathBuf) -> Result<Self, RunError> {
+    pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
         let checkpoints = Self::at(directory);
         for folder in checkpoints.folders()? {
             if folder.starts_with(PARTIAL) {
@@ -92,8 +98,8 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    fn folders(&self) -> Result<Vec<String>, RunError> {
-        let read = |source| RunError::io("read", &self.directory, source);
+    fn folders(&self) -> Result<Vec<String>, StoreError> {
+        let read = |source| StoreError::io("read", &self.directory, source);
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(read)? {
             let entry = entry.map_err(read)?;
@@ -106,11 +112,11 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint; `fill` puts the files into the folder that it is given. Returns the folder and its bytes.
-    pub fn write(
+    pub fn write<E: From<StoreError>>(
         &self,
         name: &CheckpointName,
-        fill: impl FnOnce(&Path) -> Result<(), RunError>,
-    ) -> Result<(PathBuf, u64), RunError> {
+        fill: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<(PathBuf, u64), E> {
         let partial = self.directory.join(format!("{PARTIAL}{}", name.folder()));
         let last = self.directory.join(name.folder());
         let written = Self::write_partial(&partial, name, fill).and_then(|bytes| {
@@ -130,24 +136,28 @@ impl Checkpoints {
     }
 
     /// Takes a checkpoint away. Renamed first, so that a death in the middle leaves no half-removed one under its name.
-    fn remove(&self, checkpoint: &Path) -> Result<(), RunError> {
+    fn remove(&self, checkpoint: &Path) -> Result<(), StoreError> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let partial = self.directory.join(format!("{PARTIAL}removed-{name}"));
         disk::rename(REMOVE, checkpoint, &partial)?;
         disk::remove_folder(REMOVE, &partial)
     }
 
-    fn write_partial(
+    fn write_partial<E: From<StoreError>>(
         partial: &Path,
         name: &CheckpointName,
-        fill: impl FnOnce(&Path) -> Result<(), RunError>,
-    ) -> Result<u64, RunError> {
-        let encoding = |e| RunError::io("encode", partial, std::io::Error::other(e));
+        fill: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<u64, E> {
         if partial.exists() {
             disk::remove_folder(AREA, partial)?;
         }
         disk::create_folder(AREA, partial)?;
         fill(partial)?;
+        Ok(Self::finish_partial(partial, name)?)
+    }
+
+    fn finish_partial(partial: &Path, name: &CheckpointName) -> Result<u64, StoreError> {
+        let encoding = |e| StoreError::io("encode", partial, std::io::Error::other(e));
         let trainer = partial.join("trainer");
         disk::create_folder(AREA, &trainer)?;
         let named = serde_json::to_vec_pretty(name).map_err(encoding)?;
@@ -157,7 +167,8 @@ impl Checkpoints {
         for relative in below.files {
             let path = partial.join(&relative);
             disk::adopt(&format!("{AREA}/{relative}"), &path)?;
-            files.insert(relative, describe(&path)?);
+            let entry = describe(&path).map_err(|source| StoreError::io("read", &path, source))?;
+            files.insert(relative, entry);
         }
         for relative in below.folders {
             disk::sync_directory(&format!("{AREA}/{relative}"), &partial.join(&relative))?;
@@ -172,7 +183,7 @@ impl Checkpoints {
 
     /// Every checkpoint in the order of training, oldest first. A folder whose name file cannot be read is listed
     /// among the damaged ones.
-    pub fn list(&self) -> Result<(Vec<Found>, Vec<RunError>), RunError> {
+    pub fn list(&self) -> Result<(Vec<Found>, Vec<StoreError>), StoreError> {
         let mut sound = Vec::new();
         let mut damaged = Vec::new();
         for folder in self.folders()?.into_iter().filter(|folder| !folder.starts_with(PARTIAL)) {
@@ -188,12 +199,12 @@ impl Checkpoints {
 
     /// The newest checkpoint that is whole, and why newer ones are not. A newer one of another format is an error: it
     /// is not damaged, and going back behind it would throw sound work away.
-    pub fn newest_sound(&self) -> Result<(Option<Found>, Vec<RunError>), RunError> {
+    pub fn newest_sound(&self) -> Result<(Option<Found>, Vec<StoreError>), StoreError> {
         let (mut list, mut damaged) = self.list()?;
         while let Some((name, path)) = list.pop() {
             match verify(&path) {
                 Ok(()) => return Ok((Some((name, path)), damaged)),
-                Err(error @ RunError::CheckpointFormat { .. }) => return Err(error),
+                Err(error @ StoreError::CheckpointFormat { .. }) => return Err(error),
                 Err(error) => damaged.push(error),
             }
         }
@@ -202,7 +213,7 @@ impl Checkpoints {
 
     /// Removes what need not be kept: of each stage the last `keep_last` stay, every step that `keep_every` divides
     /// stays (0: none for that reason), and so do the last one of each finished stage and `best`.
-    pub fn prune(&self, keep_last: usize, keep_every: u64, best: Option<&Path>) -> Result<(), RunError> {
+    pub fn prune(&self, keep_last: usize, keep_every: u64, best: Option<&Path>) -> Result<(), StoreError> {
         let (list, _) = self.list()?;
         for (i, (name, path)) in list.iter().enumerate() {
             let later = list[i + 1..].iter().filter(|(n, _)| n.stage == name.stage).count();
@@ -219,7 +230,7 @@ impl Checkpoints {
     }
 
     /// Points `link` (`latest`, `best`) at a checkpoint, where the file system has symbolic links.
-    pub fn point(&self, link: &str, checkpoint: &Path) -> Result<(), RunError> {
+    pub fn point(&self, link: &str, checkpoint: &Path) -> Result<(), StoreError> {
         #[cfg(unix)]
         {
             let Some(target) = checkpoint.file_name() else {
@@ -236,53 +247,58 @@ impl Checkpoints {
     }
 }
 
-fn read_name(path: &Path) -> Result<CheckpointName, RunError> {
-    let damaged = |reason: String| RunError::CheckpointDamaged { path: path.to_owned(), reason };
-    let bytes = fs::read(path.join("trainer/name.json"))
-        .map_err(|e| damaged(format!("trainer/name.json cannot be read: {e}")))?;
-    serde_json::from_slice(&bytes).map_err(|e| damaged(format!("trainer/name.json: {e}")))
+fn read_name(path: &Path) -> Result<CheckpointName, StoreError> {
+    let file = || "trainer/name.json".to_owned();
+    let bytes = fs::read(path.join("trainer/name.json")).map_err(|source| {
+        StoreError::damaged_checkpoint(path, CheckpointDamage::Unreadable { file: file(), source })
+    })?;
+    serde_json::from_slice(&bytes).map_err(|source| {
+        StoreError::damaged_checkpoint(path, CheckpointDamage::Invalid { file: file(), source })
+    })
 }
 
 /// Checks every file of a checkpoint against its manifest.
-pub fn verify(path: &Path) -> Result<(), RunError> {
-    let damaged = |reason: String| RunError::CheckpointDamaged { path: path.to_owned(), reason };
-    let bytes =
-        fs::read(path.join("MANIFEST")).map_err(|e| damaged(format!("MANIFEST cannot be read: {e}")))?;
-    let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| damaged(format!("MANIFEST: {e}")))?;
+pub fn verify(path: &Path) -> Result<(), StoreError> {
+    let damaged = |damage| StoreError::damaged_checkpoint(path, damage);
+    let file = || "MANIFEST".to_owned();
+    let bytes = fs::read(path.join("MANIFEST"))
+        .map_err(|source| damaged(CheckpointDamage::Unreadable { file: file(), source }))?;
+    let manifest: Manifest = serde_json::from_slice(&bytes)
+        .map_err(|source| damaged(CheckpointDamage::Invalid { file: file(), source }))?;
     let Manifest { format_version, files, checksum } = manifest;
     let expected = Manifest::checksum(format_version, &files);
     // Format 1 had no checksum here.
     if checksum.is_some_and(|found| found != expected) || (checksum.is_none() && format_version != 1) {
-        return Err(damaged("MANIFEST does not match its own checksum".into()));
+        return Err(damaged(CheckpointDamage::Manifest));
     }
     if format_version != FORMAT_VERSION {
-        return Err(RunError::CheckpointFormat {
+        return Err(StoreError::CheckpointFormat {
             path: path.to_owned(),
             found: format_version,
-            reads: FORMAT_VERSION,
+            supported: FORMAT_VERSION,
         });
     }
     for (name, entry) in &files {
-        let file = path.join(name);
-        let found = describe(&file).map_err(|e| damaged(format!("{name} cannot be read: {e}")))?;
+        let found = describe(&path.join(name))
+            .map_err(|source| damaged(CheckpointDamage::Unreadable { file: name.clone(), source }))?;
         if found.size != entry.size {
-            return Err(damaged(format!("{name} has {} bytes, not {}", found.size, entry.size)));
+            let (found, expected) = (found.size, entry.size);
+            return Err(damaged(CheckpointDamage::Size { file: name.clone(), found, expected }));
         }
         if found.sha256 != entry.sha256 {
-            return Err(damaged(format!("{name} does not match its checksum")));
+            return Err(damaged(CheckpointDamage::Checksum { file: name.clone() }));
         }
     }
     Ok(())
 }
 
-fn describe(path: &Path) -> Result<FileEntry, RunError> {
-    let read = |source| RunError::io("read", path, source);
-    let mut file = File::open(path).map_err(read)?;
+fn describe(path: &Path) -> std::io::Result<FileEntry> {
+    let mut file = File::open(path)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0u8; 1 << 16];
     let mut size = 0u64;
     loop {
-        let n = file.read(&mut buffer).map_err(read)?;
+        let n = file.read(&mut buffer)?;
         if n == 0 {
             break;
         }
@@ -306,9 +322,9 @@ struct Below {
 }
 
 impl Below {
-    fn read(root: &Path) -> Result<Self, RunError> {
+    fn read(root: &Path) -> Result<Self, StoreError> {
         let mut below = Self::default();
-        below.walk(root, "").map_err(|source| RunError::io("read", root, source))?;
+        below.walk(root, "").map_err(|source| StoreError::io("read", root, source))?;
         below.files.sort();
         below.folders.sort();
         Ok(below)
@@ -328,6 +344,3 @@ impl Below {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -295,12 +295,12 @@ impl Observer for () {
 }
 
 /// Where events go: the file, TensorBoard, and the observer.
-pub(crate) struct EventStream<'a> {
+pub struct EventStream<'a> {
     file: Option<File>,
     tensorboard: Option<TensorBoardWriter>,
     observer: &'a mut dyn Observer,
     start: Instant,
-    pub(crate) attempt: u32,
+    pub attempt: u32,
     stage: String,
     stage_base: u64,
     step: u64,
@@ -319,7 +319,7 @@ fn unix_seconds() -> f64 {
 
 impl<'a> EventStream<'a> {
     /// Opens the stream of the next attempt. Telemetry that cannot be opened is counted as lost.
-    pub(crate) fn open(path: &Path, tensorboard: &Path, observer: &'a mut dyn Observer) -> Self {
+    pub fn open(path: &Path, tensorboard: &Path, observer: &'a mut dyn Observer) -> Self {
         let attempt = last_attempt(path) + 1;
         let mut file = File::options().create(true).append(true).open(path).ok();
         if let Some(file) = &mut file
@@ -342,26 +342,26 @@ impl<'a> EventStream<'a> {
     }
 
     /// Sets the place that the next events carry. `stage_base`: steps of the stages before.
-    pub(crate) fn place(&mut self, stage: &str, stage_base: u64, step: u64) {
+    pub fn place(&mut self, stage: &str, stage_base: u64, step: u64) {
         stage.clone_into(&mut self.stage);
         self.stage_base = stage_base;
         self.step = step;
     }
 
-    pub(crate) fn elapsed(&self) -> f64 {
+    pub fn elapsed(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
 
     /// A moment in seconds since the process began.
-    pub(crate) fn at(&self, moment: Instant) -> f64 {
+    pub fn at(&self, moment: Instant) -> f64 {
         moment.saturating_duration_since(self.start).as_secs_f64()
     }
 
-    pub(crate) fn lost_lines(&self) -> u64 {
+    pub fn lost_lines(&self) -> u64 {
         self.lost_lines
     }
 
-    pub(crate) fn emit(&mut self, event: Event) {
+    pub fn emit(&mut self, event: Event) {
         let line = EventLine {
             attempt: self.attempt,
             time: unix_seconds(),
@@ -393,7 +393,7 @@ impl<'a> EventStream<'a> {
         }
     }
 
-    pub(crate) fn warn(&mut self, message: impl Into<String>) {
+    pub fn warn(&mut self, message: impl Into<String>) {
         self.emit(Event::Warning { message: message.into() });
     }
 }

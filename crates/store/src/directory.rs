@@ -16,7 +16,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{RunError, disk};
+use crate::{StoreError, disk};
 
 /// An opened run directory. Holding it holds the lock; dropping it, or dying, frees the directory, at the latest when a
 /// training thread that was left behind has ended.
@@ -28,23 +28,23 @@ pub struct RunDirectory {
 
 impl RunDirectory {
     /// Makes a new run directory. It must not exist, or be empty.
-    pub fn create(path: &Path) -> Result<Self, RunError> {
+    pub fn create(path: &Path) -> Result<Self, StoreError> {
         if fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
-            return Err(RunError::DirectoryInUse { path: path.to_owned() });
+            return Err(StoreError::DirectoryInUse { path: path.to_owned() });
         }
         disk::create_folder("run", path)?;
         Self::locked(path)
     }
 
     /// Opens the directory of an earlier run.
-    pub fn open(path: &Path) -> Result<Self, RunError> {
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
         if !path.join("config.toml").is_file() {
-            return Err(RunError::NotARun { path: path.to_owned() });
+            return Err(StoreError::NotARun { path: path.to_owned() });
         }
         Self::locked(path)
     }
 
-    fn locked(path: &Path) -> Result<Self, RunError> {
+    fn locked(path: &Path) -> Result<Self, StoreError> {
         for folder in ["rollouts", "journal", "checkpoints", "tensorboard"] {
             let folder = path.join(folder);
             disk::create_folder("run", &folder)?;
@@ -55,16 +55,16 @@ impl RunDirectory {
             .truncate(false)
             .write(true)
             .open(&lock_path)
-            .map_err(|source| RunError::io("open", &lock_path, source))?;
+            .map_err(|source| StoreError::io("open", &lock_path, source))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), lock: Arc::new(lock) }),
-            Err(fs::TryLockError::WouldBlock) => Err(RunError::Locked { path: path.to_owned() }),
-            Err(fs::TryLockError::Error(source)) => Err(RunError::io("lock", &lock_path, source)),
+            Err(fs::TryLockError::WouldBlock) => Err(StoreError::Locked { path: path.to_owned() }),
+            Err(fs::TryLockError::Error(source)) => Err(StoreError::io("lock", &lock_path, source)),
         }
     }
 
     /// The lock, for a thread that may work in the directory for longer than whoever opened it.
-    pub(crate) fn lock(&self) -> Arc<File> {
+    pub fn lock(&self) -> Arc<File> {
         Arc::clone(&self.lock)
     }
 
@@ -110,7 +110,7 @@ impl RunDirectory {
 }
 
 /// The file of one step's rollouts in the run directory `run`.
-pub(crate) fn rollouts_file(run: &Path, stage: &str, step: u64) -> PathBuf {
+pub fn rollouts_file(run: &Path, stage: &str, step: u64) -> PathBuf {
     run.join("rollouts").join(format!("{stage}-step-{step:06}.jsonl.zst"))
 }
 

@@ -1,0 +1,236 @@
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Failures of durable storage. [`hint`](Self::hint) suggests what to do about one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// A file operation failed.
+    Io {
+        /// The operation, such as `write` or `sync`.
+        operation: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory of a new run is not empty.
+    DirectoryInUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory contains no run.
+    NotARun {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process holds the directory's lock.
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A journal segment is damaged, other than by an interrupted write at its end.
+    JournalDamaged {
+        /// The segment.
+        path: PathBuf,
+        /// Index of the record in the segment.
+        record: usize,
+        /// Byte offset of the record.
+        offset: u64,
+        /// The mismatch.
+        damage: JournalDamage,
+    },
+    /// A journal segment was written in another format.
+    JournalFormat {
+        /// The segment.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The format that this build reads and writes.
+        supported: u32,
+    },
+    /// An earlier failure left the end of a journal segment in an unknown state, so nothing more is written to it.
+    JournalClosed {
+        /// The segment.
+        path: PathBuf,
+        /// Message of the earlier failure.
+        failure: String,
+    },
+    /// A checkpoint does not match its manifest.
+    CheckpointDamaged {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The mismatch.
+        damage: CheckpointDamage,
+    },
+    /// A checkpoint was written in another format.
+    CheckpointFormat {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The format that this build reads and writes.
+        supported: u32,
+    },
+}
+
+/// Damage of a journal record.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalDamage {
+    /// The segment does not start with a journal's magic bytes.
+    #[error("the file does not start with the magic bytes of a journal")]
+    Magic,
+    /// The checksum of the record's header does not match.
+    #[error("its header does not match its checksum, so its length is unknown")]
+    Header,
+    /// The checksum of the record's payload does not match.
+    #[error("its payload does not match its checksum")]
+    Payload,
+    /// The file ends inside the record.
+    #[error("the file ends inside the record")]
+    Truncated,
+    /// The segment ends before its snapshot is complete.
+    #[error("the file ends inside the snapshot that a segment starts with")]
+    SnapshotIncomplete,
+    /// The payload is not a record.
+    #[error("its payload cannot be decoded: {0}")]
+    Undecodable(io::Error),
+}
+
+/// Damage of a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointDamage {
+    /// A file cannot be read.
+    #[error("{file} cannot be read: {source}")]
+    Unreadable {
+        /// Path relative to the checkpoint.
+        file: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A file is not valid JSON of the expected form.
+    #[error("{file} is invalid: {source}")]
+    Invalid {
+        /// Path relative to the checkpoint.
+        file: String,
+        /// The parser's error.
+        source: serde_json::Error,
+    },
+    /// The manifest does not match its own checksum.
+    #[error("MANIFEST does not match its own checksum")]
+    Manifest,
+    /// The size of a file differs from the manifest.
+    #[error("{file} has {found} bytes instead of {expected}")]
+    Size {
+        /// Path relative to the checkpoint.
+        file: String,
+        /// Size of the file in bytes.
+        found: u64,
+        /// Size in the manifest in bytes.
+        expected: u64,
+    },
+    /// The content of a file differs from the manifest.
+    #[error("{file} does not match its checksum")]
+    Checksum {
+        /// Path relative to the checkpoint.
+        file: String,
+    },
+}
+
+impl StoreError {
+    /// A failed file operation.
+    pub fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { operation, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn damaged_checkpoint(path: &Path, damage: CheckpointDamage) -> Self {
+        Self::CheckpointDamaged { path: path.to_owned(), damage }
+    }
+
+    /// A suggestion for the user, if there is one.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Io { source, .. } => return io_hint(source).map(str::to_owned),
+            Self::DirectoryInUse { path } => {
+                format!("`--resume {}` resumes the run in it; `--run-name` starts another", path.display())
+            }
+            Self::NotARun { .. } => "pass the directory of a run, such as runs/arithmetic".into(),
+            Self::Locked { .. } => "wait for that process to exit, or stop it".into(),
+            Self::JournalDamaged { .. } => {
+                "remove the file to regenerate its groups from the last checkpoint".into()
+            }
+            Self::JournalFormat { .. } => {
+                "finish the run with the version of rloom that wrote it, or start a new run from one of its \
+                 checkpoints with `--set model.path=…`"
+                    .into()
+            }
+            Self::JournalClosed { .. } => "`--resume` the run once the cause is fixed".into(),
+            Self::CheckpointDamaged { .. } => return None,
+            Self::CheckpointFormat { path, .. } => format!(
+                "finish the run with the version of rloom that wrote it, or start a new run from its weights with \
+                 `--set model.path={}`",
+                path.display()
+            ),
+        })
+    }
+
+    fn message(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io { operation, path, source } => {
+                write!(f, "could not {operation} {}: {source}", path.display())
+            }
+            Self::DirectoryInUse { path } => write!(f, "{} is not empty", path.display()),
+            Self::NotARun { path } => {
+                write!(f, "{} is not a run directory: it has no config.toml", path.display())
+            }
+            Self::Locked { path } => write!(f, "{} is locked by another process", path.display()),
+            Self::JournalDamaged { path, record, offset, damage } => {
+                write!(f, "{}: record {record} at byte {offset} is damaged: {damage}", path.display())
+            }
+            Self::JournalFormat { path, found, supported } => write!(
+                f,
+                "the journal segment {} has format {found}; this version of rloom supports format {supported}",
+                path.display()
+            ),
+            Self::JournalClosed { path, failure } => write!(
+                f,
+                "could not write {}: its end is unknown after an earlier failure ({failure})",
+                path.display()
+            ),
+            Self::CheckpointDamaged { path, damage } => {
+                write!(f, "the checkpoint {} is damaged: {damage}", path.display())
+            }
+            Self::CheckpointFormat { path, found, supported } => write!(
+                f,
+                "the checkpoint {} has format {found}; this version of rloom supports format {supported}",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.message(f)?;
+        match self.hint() {
+            Some(hint) => write!(f, "\nhint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Hint for a failed file operation.
+fn io_hint(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::StorageFull => Some(
+            "free some disk space, then `--resume` the run: its last checkpoint and its journal are intact",
+        ),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            Some("choose a writable directory with `--set run.directory=…`")
+        }
+        _ => None,
+    }
+}

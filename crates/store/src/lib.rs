@@ -1,0 +1,11 @@
+//! Durable state of a run: its directory and lock, the journal, checkpoints and atomic file operations.
+
+pub mod checkpoint;
+pub mod directory;
+pub mod disk;
+mod error;
+#[cfg(any(test, feature = "faults"))]
+pub mod faults;
+pub mod journal;
+
+pub use error::{CheckpointDamage, JournalDamage, StoreError};
