@@ -2,40 +2,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PolicyVersion, Task, Ticket, Trajectory};
 
-/// What an episode is for.
+/// Use of an episode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Trained on.
     Train,
-    /// Gives a baseline and is never trained on.
+    /// Provides a baseline for the advantage; never trained on.
     Baseline,
 }
 
-/// One named part of a reward.
+/// One named component of a reward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RewardComponent {
-    /// Its name, as `reward/<name>` shows it.
+    /// Name, as in the metric `reward/<name>`.
     pub name: String,
-    /// Its weight in the sum.
+    /// Weight in the sum.
     pub weight: f64,
-    /// What the verifier gave; `None` where it does not apply to this episode.
+    /// Value before weighting; `None` if the component does not apply to this episode.
     pub value: Option<f64>,
 }
 
-/// What an episode earned.
+/// The rewards of an episode.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Rewards {
-    /// Named parts, in configuration order.
+    /// Named components, in configuration order.
     pub components: Vec<RewardComponent>,
-    /// Whether the task was solved, judged by the outcome verifier (the one that evaluation counts).
+    /// True if the outcome verifier (the one that evaluation counts) accepts the episode.
     pub solved: Option<bool>,
-    /// Whether an answer could be read from the completion at all.
+    /// True if an answer could be read from the completion.
     pub parsed: Option<bool>,
 }
 
 impl Rewards {
-    /// The weighted sum of the components that apply; `None` when none does.
+    /// The weighted sum of the components that apply; `None` if none does.
     pub fn total(&self) -> Option<f64> {
         let mut applies = false;
         let mut sum = 0.0;
@@ -49,14 +49,14 @@ impl Rewards {
     }
 }
 
-/// One attempt: one or more segments that share an outcome.
+/// One attempt at a task: one or more segments that share an outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Episode {
-    /// What it is for.
+    /// Use of the episode.
     pub role: Role,
-    /// Its trajectories; a single-turn episode has one.
+    /// Trajectories of the episode; a single-turn episode has one.
     pub segments: Vec<Trajectory>,
-    /// What it earned.
+    /// Rewards of the episode.
     pub rewards: Rewards,
 }
 
@@ -67,19 +67,19 @@ impl Episode {
     }
 }
 
-/// All attempts at one task that are compared with each other.
+/// The episodes of one task, compared with each other by the advantage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Its place in the stage.
+    /// Unique number of the group within its stage.
     pub ticket: Ticket,
-    /// What was attempted.
+    /// The task.
     pub task: Task,
-    /// The attempts.
+    /// The attempts at it.
     pub episodes: Vec<Episode>,
 }
 
 impl Group {
-    /// The oldest policy version among its policy tokens.
+    /// Oldest policy version among the policy tokens.
     pub fn oldest_version(&self) -> Option<PolicyVersion> {
         self.episodes.iter().flat_map(|e| &e.segments).filter_map(Trajectory::oldest_version).min()
     }

@@ -1,21 +1,26 @@
-//! The vocabulary of RLoom: what the rooms of the workspace say to each other.
+//! The vocabulary of RLoom: the types that the crates of the workspace exchange.
 //!
 //! Tokens are the only truth. A [`Trajectory`] is token ids from the first prompt token to the last observation;
-//! text appears at the edges alone. Nothing here does I/O, starts a thread or computes on tensors.
+//! text exists only at the edges. Nothing here does I/O, starts a thread or computes on tensors.
+//!
+//! The [`glossary`] defines the terms of the workspace.
 
 mod base64_bytes;
 mod episode;
+pub mod glossary;
 pub mod metric;
 mod random;
 mod schedule;
+mod setting;
 mod task;
 mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
-pub use task::{ChatMessage, PromptSource, Task, WorkedExample};
+pub use setting::{SettingError, SettingProblem, ValueRange};
+pub use task::{ChatMessage, Demonstration, PromptSource, Task};
 pub use trajectory::{
-    Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, Step, StopReason, Ticket, Trajectory,
+    Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, StepReward, StopReason, Ticket, Trajectory,
     TrajectoryError, VersionSpan,
 };

@@ -1,13 +1,13 @@
-//! Counter-based random numbers: every draw is a pure function of its key and its position.
+//! Counter-based random numbers: every draw is a pure function of a key and a position.
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). There is no global
-//! generator, so results do not depend on the order in which work is done.
+//! generator, so results do not depend on the order of execution.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{SampleKey, Ticket};
 
-/// What a stream is for. Streams of different purposes never share numbers.
+/// Purpose of a stream. Streams of different purposes are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u32)]
@@ -28,40 +28,40 @@ pub enum Purpose {
     Interactive = 7,
     /// The random reward of control runs.
     RandomReward = 8,
-    /// Lengths, latencies and failures of simulated worlds.
+    /// Lengths, latencies and failures in simulations.
     Simulation = 9,
 }
 
-/// Names a stream.
+/// Identifies a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RandomKey {
     /// The run's seed.
     pub seed: u64,
-    /// The stage's place in the recipe.
+    /// Index of the stage in the recipe.
     pub stage: u32,
-    /// What the stream is for.
+    /// Purpose of the stream.
     pub purpose: Purpose,
-    /// Ticket, task index or another 64-bit name.
+    /// Ticket, task index or another 64-bit identifier.
     pub ticket: u64,
-    /// Sample in the group.
+    /// Index of the episode in its group.
     pub sample: u32,
-    /// Segment in the episode.
+    /// Index of the segment in its episode.
     pub segment: u32,
 }
 
 impl RandomKey {
-    /// A stream that needs no sample.
+    /// The key of a stream that does not depend on a sample.
     pub fn new(seed: u64, stage: u32, purpose: Purpose, ticket: u64) -> Self {
         Self { seed, stage, purpose, ticket, sample: 0, segment: 0 }
     }
 
-    /// The stream of a trajectory's tokens.
-    pub fn of_sample(seed: u64, stage: u32, purpose: Purpose, key: SampleKey) -> Self {
+    /// The key of a trajectory's stream.
+    pub fn for_sample(seed: u64, stage: u32, purpose: Purpose, key: SampleKey) -> Self {
         let Ticket(ticket) = key.ticket;
         Self { seed, stage, purpose, ticket, sample: key.sample, segment: key.segment }
     }
 
-    /// The stream itself.
+    /// The stream with this key.
     pub fn stream(self) -> RandomStream {
         RandomStream::new(self)
     }
@@ -88,16 +88,16 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A random stream that is read at any position.
+/// A random stream with random access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandomStream {
     key: [u32; 2],
-    /// High half of the counter: what distinguishes streams beyond the key.
+    /// High half of the counter; distinguishes streams with equal Philox keys.
     nonce: [u32; 2],
 }
 
 impl RandomStream {
-    /// The stream of `key`. Two chained Philox blocks absorb the 256 bits of the name.
+    /// The stream of `key`. Two chained Philox blocks absorb the 256 bits of the key.
     pub fn new(key: RandomKey) -> Self {
         let first = philox(
             [key.ticket as u32, (key.ticket >> 32) as u32, key.sample, key.segment],
@@ -141,7 +141,7 @@ impl RandomStream {
 mod tests {
     use super::*;
 
-    /// Known answers of the Random123 distribution (kat_vectors, philox4x32 with 10 rounds).
+    /// Known-answer vectors of the Random123 distribution (kat_vectors, philox4x32 with 10 rounds).
     #[test]
     fn philox_known_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_key_matters() {
+    fn streams_depend_on_every_field_of_the_key() {
         let base =
             RandomKey { seed: 1, stage: 0, purpose: Purpose::Rollout, ticket: 7, sample: 2, segment: 0 };
         let others = [

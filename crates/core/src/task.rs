@@ -5,32 +5,32 @@ use serde::{Deserialize, Serialize};
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said.
+    /// Text of the message.
     pub content: String,
 }
 
-/// What a task shows the policy, before tokenisation.
+/// The prompt of a task, before tokenisation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptSource {
-    /// Text that is tokenised as it stands.
+    /// Text, tokenised as is.
     Text(String),
-    /// Messages that the chat template renders.
+    /// Messages, rendered by the chat template.
     Messages(Vec<ChatMessage>),
 }
 
-/// What the policy is shown to write.
+/// A demonstration: the target of supervised training.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum WorkedExample {
+pub enum Demonstration {
     /// A completion.
     Completion(String),
-    /// The policy's turns in order. Between them stands what the environment answers, which it says itself.
+    /// The policy's turns in order. The observations between them come from the environment when it is replayed.
     Turns(Vec<String>),
 }
 
-impl WorkedExample {
-    /// The policy's turns in order; a completion is one.
+impl Demonstration {
+    /// The policy's turns in order; a completion is a single turn.
     pub fn turns(&self) -> &[String] {
         match self {
             Self::Completion(text) => std::slice::from_ref(text),
@@ -39,29 +39,29 @@ impl WorkedExample {
     }
 }
 
-impl From<String> for WorkedExample {
+impl From<String> for Demonstration {
     fn from(completion: String) -> Self {
         Self::Completion(completion)
     }
 }
 
-impl From<&str> for WorkedExample {
+impl From<&str> for Demonstration {
     fn from(completion: &str) -> Self {
         Self::Completion(completion.to_owned())
     }
 }
 
-/// One thing to do, with what is needed to judge the result.
+/// A prompt with the data needed to judge a completion of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// Place in the dataset (row number, or index of the generator's sequence): the task's identity in a run.
+    /// Position in the dataset (row number, or index in the generator's sequence). Identifies the task within a run.
     pub index: u64,
-    /// What the policy sees.
+    /// The prompt.
     pub prompt: PromptSource,
-    /// The reference answer, in the form that the dataset has it.
+    /// The reference answer, as the dataset has it.
     pub answer: String,
-    /// A worked example for supervised stages, where the dataset has one.
-    pub demonstration: Option<WorkedExample>,
-    /// What kind of task it is, for routing rewards and for quotas.
+    /// The target of supervised stages, if the dataset has one.
+    pub demonstration: Option<Demonstration>,
+    /// Domain of the task, used for reward routing and quotas.
     pub domain: String,
 }

@@ -20,24 +20,24 @@ impl fmt::Display for PolicyId {
     }
 }
 
-/// Number of batches a policy was trained on and published after. Optimiser steps are not counted.
+/// Number of batches that the policy was trained on and published after. Optimiser steps are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PolicyVersion(pub u64);
 
-/// A group's place in a stage, unique also when its task comes again.
+/// Unique number of a group within its stage, also if its task is drawn again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ticket(pub u64);
 
-/// Names one trajectory of a stage.
+/// Identifies one trajectory of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct SampleKey {
     /// The group.
     pub ticket: Ticket,
-    /// The episode's place in its group.
+    /// Index of the episode in its group.
     pub sample: u32,
-    /// The segment's place in its episode.
+    /// Index of the segment in its episode.
     pub segment: u32,
 }
 
@@ -49,25 +49,25 @@ impl fmt::Display for SampleKey {
     }
 }
 
-/// Who wrote a range of tokens.
+/// Author of a range of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Author {
     /// The task.
     Prompt,
-    /// The policy: the only tokens that can carry loss.
+    /// The policy. Only these tokens can carry loss.
     Policy,
-    /// The environment's observations.
+    /// The environment: observations.
     Environment,
 }
 
-/// What an environment made of one turn of the policy.
+/// Step reward of one turn of the policy, given by the environment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    /// What the turn earned of itself; 0 where the environment says nothing.
+pub struct StepReward {
+    /// Reward of the turn; 0 if the environment gives none.
     pub reward: f64,
-    /// Names what the policy knew before the turn: turns of a group that began in the same state have the same key.
-    /// `None` where the environment names no states.
+    /// Key of the state in which the turn was taken: turns of a group taken in the same state have equal keys.
+    /// `None` if the environment names no states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -75,27 +75,27 @@ pub struct Step {
 /// A range of tokens by one author.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Span {
-    /// Who wrote it.
+    /// Author of the range.
     pub author: Author,
     /// Token positions in the trajectory.
     pub range: Range<usize>,
     /// Sampling temperature; for policy spans the log-probabilities are of the full softmax at this temperature.
     /// Greedy decoding reports 1. Spans of other authors have 1.
     pub temperature: f32,
-    /// What the environment made of the turn; only policy spans can have it, and only where the environment says it.
+    /// Step reward of the turn. Only policy spans have one, and only if the environment gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub step: Option<Step>,
+    pub step: Option<StepReward>,
 }
 
 impl Span {
-    /// A span at temperature 1 without a step.
+    /// A span at temperature 1 without a step reward.
     pub fn new(author: Author, range: Range<usize>) -> Self {
         Self { author, range, temperature: 1.0, step: None }
     }
 
     /// The same span at another temperature.
     #[must_use]
-    pub fn at(self, temperature: f32) -> Self {
+    pub fn with_temperature(self, temperature: f32) -> Self {
         Self { temperature, ..self }
     }
 }
@@ -111,8 +111,8 @@ pub struct VersionSpan {
     pub range: Range<usize>,
 }
 
-/// Opaque data that belongs to a sequence, such as an encoded image. It is carried from the request to the training
-/// batch and interpreted by engines alone.
+/// Opaque data that belongs to a sequence, such as an encoded image. It travels from the request to the training
+/// batch; only engines interpret it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Media type, such as `image/png`. Engines refuse types that they do not support.
@@ -124,7 +124,7 @@ pub struct Attachment {
     pub data: Arc<[u8]>,
 }
 
-/// Why generation ended.
+/// Reason for the end of generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
@@ -139,7 +139,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// Its name, as files have it.
+    /// Name, as in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::StopToken => "stop_token",
@@ -149,85 +149,93 @@ impl StopReason {
         }
     }
 
-    /// Whether the policy did not come to an end of its own.
+    /// True if generation was cut off before the policy ended its turn.
     pub fn is_truncated(self) -> bool {
         matches!(self, Self::Length | Self::Aborted)
     }
 }
 
-/// Tokens in, tokens out: one segment of an episode.
+/// One segment of an episode: a token sequence with its authors, log-probabilities and policy versions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trajectory {
-    /// Its name in the stage.
+    /// Key within the stage.
     pub key: SampleKey,
-    /// Everything, prompt first.
+    /// All tokens, prompt first.
     pub tokens: Vec<u32>,
-    /// Who wrote which range, in order and without gaps.
+    /// Authors, in token order and without gaps.
     pub spans: Vec<Span>,
-    /// Log-probability of each policy token when it was sampled, in order (nats).
+    /// Log-probability of each policy token at sampling time, in token order (nats).
     pub logprobs: Vec<f32>,
-    /// The policy version that sampled which policy range, in order.
+    /// Policy versions that sampled the policy tokens, in token order.
     pub versions: Vec<VersionSpan>,
-    /// Why it ended.
+    /// Reason for the end of generation.
     pub stop: StopReason,
-    /// Data that belongs to the sequence beyond its tokens.
+    /// Attachments of the sequence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attachments: Vec<Attachment>,
 }
 
-/// A trajectory whose parts contradict each other.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// An inconsistent trajectory.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TrajectoryError {
-    /// Spans do not tile the tokens.
+    /// Spans that do not tile the tokens.
     #[error("sample {key}: spans do not tile its {tokens} tokens (broken at span {span})")]
     Spans {
         /// The trajectory.
         key: SampleKey,
         /// Number of tokens.
         tokens: usize,
-        /// The first span that is out of place.
+        /// The first misplaced span.
         span: usize,
     },
-    /// Another number of log-probabilities than policy tokens.
+    /// A number of log-probabilities that differs from the number of policy tokens.
     #[error("sample {key}: {logprobs} log-probabilities for {policy_tokens} policy tokens")]
     Logprobs {
         /// The trajectory.
         key: SampleKey,
-        /// Log-probabilities given.
+        /// Number of log-probabilities.
         logprobs: usize,
-        /// Policy tokens by the spans.
+        /// Number of policy tokens in the spans.
         policy_tokens: usize,
     },
     /// A policy token at position 0 has no prefix to be predicted from.
-    #[error("sample {key}: the first token cannot be the policy's, it has no prefix")]
+    #[error("sample {key}: the first token is the policy's and has no prefix")]
     NoPrompt {
         /// The trajectory.
         key: SampleKey,
     },
-    /// A step where there is none, or one that cannot be used.
-    #[error("sample {key}: the step of span {span} {problem}")]
-    Step {
+    /// A step reward on a span that the policy did not write.
+    #[error("sample {key}: span {span} has a step reward, but its author is not the policy")]
+    StepAuthor {
         /// The trajectory.
         key: SampleKey,
         /// The span.
         span: usize,
-        /// What is wrong with it, as the rest of the sentence.
-        problem: &'static str,
+    },
+    /// A step reward that is infinite or NaN.
+    #[error("sample {key}: the step reward of span {span} is {reward}; it must be finite")]
+    StepNotFinite {
+        /// The trajectory.
+        key: SampleKey,
+        /// The span.
+        span: usize,
+        /// Its value.
+        reward: f64,
     },
 }
 
 impl Trajectory {
-    /// Ranges that the policy wrote.
+    /// Token ranges written by the policy.
     pub fn policy_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.spans.iter().filter(|s| s.author == Author::Policy).map(|s| s.range.clone())
     }
 
-    /// What the environment made of the policy's turns, in order; empty where it says nothing.
-    pub fn steps(&self) -> impl Iterator<Item = &Step> + '_ {
+    /// Step rewards of the policy's turns, in order; empty if the environment gives none.
+    pub fn steps(&self) -> impl Iterator<Item = &StepReward> + '_ {
         self.spans.iter().filter_map(|span| span.step.as_ref())
     }
 
-    /// Number of policy tokens: the completion length of single-turn episodes.
+    /// Number of policy tokens; the completion length of single-turn episodes.
     pub fn policy_tokens(&self) -> usize {
         self.policy_ranges().map(|r| r.len()).sum()
     }
@@ -237,12 +245,12 @@ impl Trajectory {
         self.policy_ranges().next().map_or(self.tokens.len(), |r| r.start)
     }
 
-    /// The oldest policy version among its tokens.
+    /// Oldest policy version among the policy tokens.
     pub fn oldest_version(&self) -> Option<PolicyVersion> {
         self.versions.iter().map(|v| v.version).min()
     }
 
-    /// Checks that the parts agree.
+    /// Checks that spans, log-probabilities and step rewards are consistent.
     pub fn validate(&self) -> Result<(), TrajectoryError> {
         let mut end = 0;
         for (i, span) in self.spans.iter().enumerate() {
@@ -274,12 +282,13 @@ impl Trajectory {
     }
 
     fn validate_step(&self, span: usize, Span { author, step, .. }: &Span) -> Result<(), TrajectoryError> {
-        let problem = match step {
-            Some(_) if *author != Author::Policy => "is not the policy's",
-            Some(step) if !step.reward.is_finite() => "has a reward that is not finite",
-            _ => return Ok(()),
-        };
-        Err(TrajectoryError::Step { key: self.key, span, problem })
+        match step {
+            Some(_) if *author != Author::Policy => Err(TrajectoryError::StepAuthor { key: self.key, span }),
+            Some(step) if !step.reward.is_finite() => {
+                Err(TrajectoryError::StepNotFinite { key: self.key, span, reward: step.reward })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -287,7 +296,7 @@ impl Trajectory {
 mod tests {
     use super::*;
 
-    fn trajectory(step: Option<Step>) -> Trajectory {
+    fn trajectory(step: Option<StepReward>) -> Trajectory {
         Trajectory {
             key: SampleKey::default(),
             tokens: vec![5, 6, 7],
@@ -320,24 +329,26 @@ mod tests {
     }
 
     #[test]
-    fn only_the_policy_has_steps_and_their_rewards_are_finite() {
-        let step = Step { reward: -0.1, state: Some("3-9".into()) };
+    fn step_rewards_are_finite_and_only_on_policy_spans() {
+        let step = StepReward { reward: -0.1, state: Some("3-9".into()) };
         let good = trajectory(Some(step.clone()));
         assert_eq!((good.validate(), good.steps().cloned().collect()), (Ok(()), vec![step.clone()]));
         for author in [0, 2] {
             let mut bad = trajectory(None);
             bad.spans[author].step = Some(step.clone());
-            assert!(matches!(bad.validate(), Err(TrajectoryError::Step { span, .. }) if span == author));
+            assert!(
+                matches!(bad.validate(), Err(TrajectoryError::StepAuthor { span, .. }) if span == author)
+            );
         }
         for reward in [f64::NAN, f64::INFINITY] {
-            let bad = trajectory(Some(Step { reward, state: None }));
-            assert!(matches!(bad.validate(), Err(TrajectoryError::Step { span: 1, .. })));
+            let bad = trajectory(Some(StepReward { reward, state: None }));
+            assert!(matches!(bad.validate(), Err(TrajectoryError::StepNotFinite { span: 1, .. })));
         }
     }
 
-    /// Journals and rollout logs of environments without steps keep their bytes.
+    /// Journals and rollout logs of environments without step rewards keep their bytes.
     #[test]
-    fn a_span_without_a_step_is_written_and_read_as_ever() {
+    fn spans_without_step_rewards_keep_their_file_format() {
         let text = r#"{"author":"policy","range":{"start":1,"end":2},"temperature":1.0}"#;
         let span = Span::new(Author::Policy, 1..2);
         assert_eq!(serde_json::to_string(&span).ok().as_deref(), Some(text));
@@ -345,11 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_read_as_it_was_written() {
+    fn step_rewards_round_trip_through_json() {
         for state in [None, Some("3-9".to_owned())] {
             let span = Span {
-                step: Some(Step { reward: 0.1 + 0.2, state }),
-                ..Span::new(Author::Policy, 1..2).at(0.7)
+                step: Some(StepReward { reward: 0.1 + 0.2, state }),
+                ..Span::new(Author::Policy, 1..2).with_temperature(0.7)
             };
             let text = serde_json::to_string(&span).unwrap_or_default();
             assert_eq!(serde_json::from_str::<Span>(&text).ok(), Some(span), "{text}");

@@ -1,3 +1,4 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -7,27 +8,27 @@ const PAD: &str = "<|pad|>";
 const EOS: &str = "<|eos|>";
 const BOS: &str = "<|bos|>";
 
-/// What a character-level tokenizer is made of; see [`Tokenizer::characters`](crate::Tokenizer::characters).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A character-level tokenizer: one token per character of an alphabet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CharacterSettings {
-    /// Every character that texts may have, each once. Its order is the order of the token ids.
+    /// All characters of the texts, each once. Token ids follow their order.
     pub alphabet: String,
-    /// Whether texts begin with `<|bos|>`. Off by default.
+    /// Starts every text with the token `<|bos|>`.
     #[serde(default)]
     pub bos: bool,
-    /// A chat template to save with it. None by default.
+    /// Chat template (Jinja) to save with the tokenizer. Without one, prompts must be plain text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
 }
 
 impl CharacterSettings {
-    /// An alphabet and nothing else.
+    /// An alphabet, without `<|bos|>` and chat template.
     pub fn new(alphabet: impl Into<String>) -> Self {
         Self { alphabet: alphabet.into(), bos: false, chat_template: None }
     }
 
-    /// The files of a Hugging Face folder that say the same.
+    /// The files of the equivalent Hugging Face folder.
     pub(crate) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, TextError> {
         let special: &[&str] = if self.bos { &[PAD, EOS, BOS] } else { &[PAD, EOS] };
         let mut vocab: Map<String, Value> = Map::new();
@@ -37,17 +38,11 @@ impl CharacterSettings {
         for character in self.alphabet.chars() {
             let id = vocab.len();
             if vocab.insert(character.to_string(), json!(id)).is_some() {
-                return Err(TextError::Alphabet {
-                    reason: format!("{character:?} occurs twice"),
-                    hint: "write each character once",
-                });
+                return Err(TextError::RepeatedCharacter { character });
             }
         }
         if self.alphabet.is_empty() {
-            return Err(TextError::Alphabet {
-                reason: "it is empty".to_owned(),
-                hint: "give it some characters",
-            });
+            return Err(TextError::EmptyAlphabet);
         }
 
         let described = |id: usize, token: &str| {
@@ -72,11 +67,11 @@ impl CharacterSettings {
             "padding": null,
             "added_tokens": added,
             "normalizer": null,
-            // Any character at all, line breaks included, is a piece of its own.
+            // Every character, line breaks included, is a separate piece.
             "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": false},
             "post_processor": post_processor,
             "decoder": {"type": "Fuse"},
-            // The unknown token is deliberately not in the vocabulary: the model then refuses unknown characters.
+            // The unknown token is deliberately not in the vocabulary, so that unknown characters are errors.
             "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<|unknown|>"},
         });
 

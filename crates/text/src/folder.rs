@@ -1,10 +1,10 @@
-//! Reads and writes the tokenizer's part of a Hugging Face folder.
+//! The tokenizer's files in a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::TextError;
+use crate::{FileProblem, MissingFileHint, TextError};
 
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -12,8 +12,7 @@ pub(crate) const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATES: &str = "additional_chat_templates";
 
-/// Files that belong to the tokenizer and travel with it, besides [`TOKENIZER`]. The last three are read by nobody
-/// here: a folder that came with them is written with them.
+/// Other files of the tokenizer. The last four are not read, only copied.
 const OPTIONAL: [&str; 7] = [
     TOKENIZER_CONFIG,
     SPECIAL_TOKENS_MAP,
@@ -24,15 +23,15 @@ const OPTIONAL: [&str; 7] = [
     "tokenizer.model",
 ];
 
-/// Files that other tokenizer libraries use, in whose company a missing `tokenizer.json` can be explained.
-const FOREIGN: [(&str, &str); 4] = [
+/// Files of other tokenizer libraries, used to explain a missing `tokenizer.json`.
+const OTHER_FORMATS: [(&str, &str); 4] = [
     ("tokenizer.model", "a sentencepiece model"),
     ("tiktoken.model", "a tiktoken vocabulary"),
     ("tekken.json", "a mistral-common vocabulary"),
     ("vocab.json", "a vocabulary of the older layout"),
 ];
 
-/// The tokenizer's files, as they were found: names relative to the folder, and contents.
+/// The tokenizer's files: names relative to the folder, and unmodified contents.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Folder {
     root: PathBuf,
@@ -40,32 +39,32 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Files that exist nowhere yet.
+    /// Files that are not on disk.
     pub(crate) fn in_memory(files: Vec<(String, Vec<u8>)>) -> Self {
         Self { root: PathBuf::new(), files }
     }
 
     pub(crate) fn read(root: &Path) -> Result<Self, TextError> {
         let path = root.join(TOKENIZER);
-        let Some(bytes) = read_if_there(&path)? else {
+        let Some(bytes) = read_if_present(&path)? else {
             return Err(TextError::MissingFile { path, hint: missing_tokenizer_hint(root) });
         };
         let mut files = vec![(TOKENIZER.to_owned(), bytes)];
         for name in OPTIONAL {
-            if let Some(bytes) = read_if_there(&root.join(name))? {
+            if let Some(bytes) = read_if_present(&root.join(name))? {
                 files.push((name.to_owned(), bytes));
             }
         }
         for name in named_templates(&root.join(CHAT_TEMPLATES))? {
             let name = format!("{CHAT_TEMPLATES}/{name}");
-            if let Some(bytes) = read_if_there(&root.join(&name))? {
+            if let Some(bytes) = read_if_present(&root.join(&name))? {
                 files.push((name, bytes));
             }
         }
         Ok(Self { root: root.to_owned(), files })
     }
 
-    /// Writes every file as it was read.
+    /// Writes every file unmodified.
     pub(crate) fn write(&self, root: &Path) -> Result<(), TextError> {
         for (name, bytes) in &self.files {
             let path = root.join(name);
@@ -86,23 +85,23 @@ impl Folder {
         self.files.iter().find(|(n, _)| n == name).map(|(_, bytes)| bytes.as_slice())
     }
 
-    /// A file that has to be UTF-8 text.
+    /// The UTF-8 text of a file; `None` if it is absent.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&str>, TextError> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
-        std::str::from_utf8(bytes).map(Some).map_err(|error| self.malformed(name, error.to_string()))
+        std::str::from_utf8(bytes).map(Some).map_err(|error| self.invalid(name, error.into()))
     }
 
-    /// A file that has to hold one JSON object; an absent file is `None`.
+    /// The JSON object of a file; `None` if it is absent.
     pub(crate) fn object(&self, name: &str) -> Result<Option<Map<String, Value>>, TextError> {
         let Some(bytes) = self.bytes(name) else { return Ok(None) };
         match serde_json::from_slice(bytes) {
             Ok(Value::Object(object)) => Ok(Some(object)),
-            Ok(_) => Err(self.malformed(name, "it is not a JSON object".to_owned())),
-            Err(error) => Err(self.malformed(name, error.to_string())),
+            Ok(_) => Err(self.invalid(name, FileProblem::NotAnObject)),
+            Err(error) => Err(self.invalid(name, error.into())),
         }
     }
 
-    /// Templates from files of their own: the default one first, then the named ones, sorted.
+    /// Templates in separate files: the default one first, then the named ones, sorted.
     pub(crate) fn template_files(&self) -> Result<Vec<(String, String)>, TextError> {
         let mut templates = Vec::new();
         for (file, _) in &self.files {
@@ -120,16 +119,12 @@ impl Folder {
         Ok(templates)
     }
 
-    pub(crate) fn malformed(&self, name: &str, reason: String) -> TextError {
-        TextError::Malformed {
-            path: self.path(name),
-            reason,
-            hint: "if it was downloaded or copied, it may be incomplete: get it again",
-        }
+    pub(crate) fn invalid(&self, name: &str, source: FileProblem) -> TextError {
+        TextError::InvalidFile { path: self.path(name), source }
     }
 }
 
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
+fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -157,17 +152,12 @@ fn named_templates(folder: &Path) -> Result<Vec<String>, TextError> {
     Ok(names)
 }
 
-fn missing_tokenizer_hint(root: &Path) -> String {
+fn missing_tokenizer_hint(root: &Path) -> MissingFileHint {
     if !root.is_dir() {
-        return format!("there is no folder {}", root.display());
+        return MissingFileHint::NoFolder { path: root.to_owned() };
     }
-    match FOREIGN.iter().find(|(name, _)| root.join(name).is_file()) {
-        Some((name, what)) => format!(
-            "the folder has only {name} ({what}); `AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` \
-             with Python's transformers writes tokenizer.json"
-        ),
-        None => {
-            "a model folder needs the tokenizer.json that `transformers` saves beside the weights".to_owned()
-        }
+    match OTHER_FORMATS.iter().find(|(name, _)| root.join(name).is_file()) {
+        Some(&(file, format)) => MissingFileHint::OtherFormat { file, format },
+        None => MissingFileHint::NoTokenizer,
     }
 }

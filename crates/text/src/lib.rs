@@ -1,15 +1,16 @@
-//! Where text meets tokens: tokenizers, chat templates and incremental detokenising.
+//! Tokenizers, chat templates and incremental detokenisation.
 //!
-//! Tokens are the only truth of a run; this crate is the edge where text is turned into them, once, and where they
-//! are shown as text again. Three rules follow:
+//! Tokens are the only truth of a run; this crate converts text to tokens, once, and tokens to text for display and
+//! verification. Three rules follow:
 //!
-//! - what a Hugging Face folder holds is what is used, and it is written back byte for byte ([`Tokenizer`]);
-//! - a chat template renders what `transformers` renders ([`ChatTemplate`]), and a later turn is rendered as the text
-//!   that *follows*, so that history is never tokenised again ([`ChatTemplate::next_turn`]);
-//! - text that streams out is text that stands: [`IncrementalDecoder`] never takes back what it has said, and
-//!   [`StopStrings`] finds the same match however the text was cut.
+//! - a tokenizer behaves as its Hugging Face folder defines it, and the folder is written back byte for byte
+//!   ([`Tokenizer`]);
+//! - a chat template renders the same text as `transformers` ([`ChatTemplate`]), and a later turn is rendered as the
+//!   text that *follows*, so that the history is never tokenised again ([`ChatTemplate::next_turn`]);
+//! - streamed text is final: [`IncrementalDecoder`] never revises its output, and [`StopStrings`] finds the same match
+//!   however the text is divided into pieces.
 //!
-//! Nothing here reads a clock, a global or the environment.
+//! Nothing here reads a clock, a global or the process environment.
 
 mod characters;
 mod chat;
@@ -21,8 +22,8 @@ mod stop;
 mod tokenizer;
 
 pub use characters::CharacterSettings;
-pub use chat::{ChatTemplate, Moment, RenderOptions, Rendered};
-pub use error::TextError;
+pub use chat::{ChatTemplate, DateTime, RenderOptions, Rendered};
+pub use error::{FileProblem, MissingFileHint, TextError};
 pub use incremental::IncrementalDecoder;
 pub use special::SpecialTokens;
 pub use stop::{StopMatch, StopStrings};

@@ -1,28 +1,28 @@
 use serde_json::{Map, Value};
 
-/// The tokens with a role that has a name, as text.
+/// The special tokens, as text.
 ///
-/// Chat templates see each of them under its name (`bos_token`, `eos_token`, …) when it is set.
+/// Chat templates see each token that is set under its name (`bos_token`, `eos_token`, …).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
+    /// Start of a sequence.
     pub bos: Option<String>,
-    /// Ends a sequence.
+    /// End of a sequence.
     pub eos: Option<String>,
-    /// Fills up batches; never trained on.
+    /// Padding of batches; never trained on.
     pub pad: Option<String>,
-    /// Stands for what the vocabulary lacks.
+    /// Replacement of text that is not in the vocabulary.
     pub unk: Option<String>,
-    /// The other named ones (`sep_token`, `cls_token`, `mask_token`, and names that the model made up), in file order.
+    /// Other named tokens (`sep_token`, `cls_token`, `mask_token`, and those specific to the model), in file order.
     pub others: Vec<(String, String)>,
 }
 
-/// What `transformers` calls the roles that are not fields of their own here.
+/// Names in `transformers` of the roles without a field of [`SpecialTokens`].
 const OTHER_STANDARD: [&str; 3] = ["sep_token", "cls_token", "mask_token"];
 
 impl SpecialTokens {
-    /// Reads the roles from `tokenizer_config.json`'s object and, where that has no `added_tokens_decoder` (the older
-    /// layout), from `special_tokens_map.json`'s, which then wins.
+    /// Reads the roles from `tokenizer_config.json` and, if that has no `added_tokens_decoder` (the older layout), from
+    /// `special_tokens_map.json`, which then takes precedence.
     pub(crate) fn from_config(config: &Map<String, Value>, legacy_map: Option<&Map<String, Value>>) -> Self {
         let legacy_map = legacy_map.filter(|_| !config.contains_key("added_tokens_decoder"));
         let role = |name: &str| {
@@ -37,14 +37,14 @@ impl SpecialTokens {
                 .filter_map(|(name, value)| Some((name.clone(), token_text(value)?)))
                 .collect()
         };
-        let made_up = config
+        let model_specific = config
             .get("extra_special_tokens")
             .and_then(Value::as_object)
             .map(|map| named(map, true))
             .into_iter()
             .chain([named(config, false)])
             .flatten();
-        for (name, text) in made_up {
+        for (name, text) in model_specific {
             let standard = ["bos_token", "eos_token", "pad_token", "unk_token"].contains(&name.as_str());
             if !standard && !others.iter().any(|(known, _)| *known == name) {
                 others.push((name, text));
@@ -59,7 +59,7 @@ impl SpecialTokens {
         }
     }
 
-    /// Each role that is set: its name in templates, and the token's text.
+    /// The name in templates and the text of each token that is set.
     pub fn named(&self) -> impl Iterator<Item = (&str, &str)> {
         let fixed = [
             ("bos_token", &self.bos),
@@ -74,7 +74,7 @@ impl SpecialTokens {
     }
 }
 
-/// A token in a configuration file is its text, or an object with its text and how it matches.
+/// The text of a token in a configuration file, where it is a string or an object with matching options.
 fn token_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_text_or_an_object_with_content() {
+    fn tokens_are_strings_or_objects_with_content() {
         let config = json!({
             "bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>", "pad_token": null,
             "image_token": "<image>", "add_bos_token": true, "extra_special_tokens": {"video_token": "<video>"},
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_map_wins_only_in_the_old_layout() {
+    fn the_old_map_takes_precedence_only_in_the_old_layout() {
         let map = json!({"eos_token": {"content": "<old>"}});
         assert_eq!(special(&json!({"eos_token": "<new>"}), Some(&map)).eos.as_deref(), Some("<old>"));
         let config = json!({"eos_token": "<new>", "added_tokens_decoder": {}});

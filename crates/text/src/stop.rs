@@ -3,25 +3,25 @@ use std::sync::Arc;
 
 use crate::TextError;
 
-/// Where a stop string was found.
+/// A stop string found in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopMatch {
-    /// Which stop string, by its place in the list.
+    /// Index of the stop string in the list.
     pub index: usize,
-    /// Where it begins, in bytes from the start of all text pushed: the text to keep ends here.
+    /// Start of the match, in bytes from the start of all pushed text; the text to keep ends here.
     pub start: usize,
-    /// Where it ends.
+    /// End of the match.
     pub end: usize,
 }
 
-/// Watches text as it comes for any of several stop strings, also across the cuts between pieces.
+/// Searches streamed text for any of several stop strings, also across pieces.
 ///
-/// The match is the one that is complete first; of several that are complete at the same place, the longest. So it
-/// depends on the text alone, never on how it was cut into tokens. Clone an unused one for each sequence.
+/// The match is the one that completes first; of several that complete at the same position, the longest. It therefore
+/// depends on the text alone, not on its division into tokens. Clone an unused value for each sequence.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     stops: Arc<[String]>,
-    /// The last bytes seen, as many as the longest stop string has.
+    /// The last bytes, at most the length of the longest stop string.
     tail: VecDeque<u8>,
     longest: usize,
     seen: usize,
@@ -29,7 +29,7 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Watches for these strings; none at all never match.
+    /// Searches for `stops`; an empty list never matches.
     ///
     /// # Errors
     ///
@@ -43,12 +43,12 @@ impl StopStrings {
         Ok(Self { stops: stops.into(), tail, longest, seen: 0, found: None })
     }
 
-    /// Whether there is nothing to watch for.
+    /// True if there are no stop strings.
     pub fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
-    /// Takes the next piece of text. Once something was found, the answer stays the same.
+    /// Searches the next piece of text. After a match the result does not change.
     pub fn push(&mut self, text: &str) -> Option<StopMatch> {
         if self.found.is_some() || self.stops.is_empty() {
             self.seen += text.len();
@@ -60,7 +60,7 @@ impl StopStrings {
             }
             self.tail.push_back(byte);
             self.seen += 1;
-            // UTF-8 synchronises itself: a valid string found among bytes of valid text lies on character boundaries.
+            // UTF-8 is self-synchronising: a valid string within valid text lies on character boundaries.
             let complete = self.stops.iter().enumerate().filter(|(_, stop)| self.ends_with(stop.as_bytes()));
             if let Some((index, stop)) = complete.max_by_key(|(index, stop)| (stop.len(), usize::MAX - index))
             {

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use crate::folder::{self, Folder};
-use crate::{CharacterSettings, ChatTemplate, SpecialTokens, TextError};
+use crate::{CharacterSettings, ChatTemplate, FileProblem, SpecialTokens, TextError};
 
-/// Text to token ids and back, as a Hugging Face folder defines it. Cheap to clone.
+/// A tokenizer, as a Hugging Face folder defines it. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
@@ -36,24 +36,24 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` and what accompanies it (`tokenizer_config.json`, `special_tokens_map.json`, chat
-    /// templates, the end-of-text ids of `generation_config.json` or `config.json`) from a Hugging Face folder.
+    /// Loads a tokenizer from a Hugging Face folder: `tokenizer.json`, `tokenizer_config.json`,
+    /// `special_tokens_map.json`, the chat templates, and the end-of-text ids of `generation_config.json` or
+    /// `config.json`.
     ///
     /// # Errors
     ///
-    /// A missing `tokenizer.json` (with a hint that says what the folder has instead), a malformed file, and a chat
-    /// template that does not parse; each names the file.
+    /// A missing `tokenizer.json`, an invalid file, and a chat template that does not parse; each error names the file.
     pub fn load(dir: &Path) -> Result<Self, TextError> {
         let folder = Folder::read(dir)?;
         let declared = declared_stop_ids(dir)?;
         Self::from_folder(folder, &declared)
     }
 
-    /// Makes a tokenizer with one token per character, from nothing but an alphabet.
+    /// Creates a tokenizer with one token per character of an alphabet.
     ///
-    /// Token ids are fixed by the settings: the padding token is 0, the end-of-text token 1, the beginning-of-text
-    /// token 2 if there is one, and the alphabet follows in its own order. A character outside the alphabet is an
-    /// error, never a silent unknown token. What [`save`](Self::save) writes opens in `transformers` as a
+    /// The settings determine the token ids: the padding token is 0, the end-of-text token 1, the beginning-of-text
+    /// token 2 if there is one, followed by the alphabet in its order. A character outside the alphabet is an error, not
+    /// an unknown token. The folder that [`save`](Self::save) writes opens in `transformers` as a
     /// `PreTrainedTokenizerFast` with the same ids.
     ///
     /// # Errors
@@ -64,19 +64,18 @@ impl Tokenizer {
     }
 
     pub(crate) fn from_folder(folder: Folder, declared_stop: &[u32]) -> Result<Self, TextError> {
-        let unusable = |reason: String| folder.malformed(folder::TOKENIZER, reason);
+        let invalid = |error| folder.invalid(folder::TOKENIZER, FileProblem::Tokenizer(error));
         let bytes = folder.bytes(folder::TOKENIZER).unwrap_or_default();
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| unusable(error.to_string()))?;
-        // Some folders carry the truncation and padding of whoever saved them; a prompt is never cut or filled.
-        inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(invalid)?;
+        // Some folders store the truncation and padding of an earlier use; prompts are never truncated or padded.
+        inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
 
         let config = folder.object(folder::TOKENIZER_CONFIG)?.unwrap_or_default();
         let legacy_map = folder.object(folder::SPECIAL_TOKENS_MAP)?;
         let special = SpecialTokens::from_config(&config, legacy_map.as_ref());
         add_declared_tokens(&mut inner, &config, &special)
-            .map_err(|reason| folder.malformed(folder::TOKENIZER_CONFIG, reason))?;
+            .map_err(|problem| folder.invalid(folder::TOKENIZER_CONFIG, problem))?;
 
         let id = |text: &Option<String>| text.as_deref().and_then(|text| inner.token_to_id(text));
         let (bos, eos, pad) = (id(&special.bos), id(&special.eos), id(&special.pad));
@@ -90,34 +89,31 @@ impl Tokenizer {
         })
     }
 
-    /// Writes the tokenizer's files into `dir` (made if need be), byte for byte as they were loaded or made.
+    /// Writes the tokenizer's files to `dir`, byte for byte as loaded or created. Creates `dir` if it does not exist.
     ///
     /// # Errors
     ///
-    /// The first file that cannot be written.
+    /// [`TextError::Write`] for the first file that cannot be written.
     pub fn save(&self, dir: &Path) -> Result<(), TextError> {
         self.shared.folder.write(dir)
     }
 
     /// Token ids of a text.
     ///
-    /// Special tokens *written out* in the text become their ids. `add_special` adds what the tokenizer puts around a
-    /// text of its own accord (often a beginning-of-text token); a rendered chat has it already, so pass `false`
-    /// there.
+    /// The text of a special token becomes its id. `add_special` adds the tokens that the tokenizer places around a text
+    /// (often a beginning-of-text token); pass `false` for a rendered conversation, which already contains them.
     ///
     /// # Errors
     ///
-    /// A character for which there is no token, if the tokenizer has no unknown token for it.
+    /// A character without a token, if the tokenizer has no unknown token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         match self.shared.inner.encode_fast(text, add_special) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                Err(self.unknown_character(text).unwrap_or_else(|| TextError::Encode(error.to_string())))
-            }
+            Err(error) => Err(self.unknown_character(text).unwrap_or(TextError::Encode(error))),
         }
     }
 
-    /// Finds the character on which a whole text failed.
+    /// The first character that cannot be encoded.
     fn unknown_character(&self, text: &str) -> Option<TextError> {
         let mut buffer = [0; 4];
         text.chars().enumerate().find_map(|(position, character)| {
@@ -127,25 +123,24 @@ impl Tokenizer {
         })
     }
 
-    /// The text of token ids; `skip_special` leaves special tokens out.
+    /// The text of token ids; `skip_special` omits special tokens.
     ///
-    /// Ids beyond the vocabulary (models often have spare rows) stand for no text. Bytes that are not UTF-8 become
-    /// U+FFFD. No clean-up of spaces around punctuation is done, whatever `clean_up_tokenization_spaces` says: the
-    /// text is what the tokens say.
+    /// Ids beyond the vocabulary (models often have spare rows) have no text. Bytes that are not UTF-8 become U+FFFD.
+    /// Spaces around punctuation are kept, whatever `clean_up_tokenization_spaces` says.
     ///
     /// # Errors
     ///
-    /// Only what the tokenizer's own decoder refuses.
+    /// [`TextError::Decode`].
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
-        self.shared.inner.decode(ids, skip_special).map_err(|error| TextError::Decode(error.to_string()))
+        self.shared.inner.decode(ids, skip_special).map_err(TextError::Decode)
     }
 
-    /// The highest token id plus one, added tokens included: a model's embedding needs at least so many rows.
+    /// The highest token id plus one, added tokens included: the minimum number of rows of a model's embedding.
     pub fn vocab_size(&self) -> usize {
         self.shared.vocab_size
     }
 
-    /// The tokens with a named role, as text.
+    /// The special tokens, as text.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.shared.special
     }
@@ -155,7 +150,7 @@ impl Tokenizer {
         self.shared.bos
     }
 
-    /// The end-of-text token by the tokenizer's own configuration; generation ends at any of [`eos_ids`](Self::eos_ids).
+    /// The end-of-text token of the tokenizer's configuration. Generation ends at any of [`eos_ids`](Self::eos_ids).
     pub fn eos_id(&self) -> Option<u32> {
         self.shared.eos
     }
@@ -165,18 +160,18 @@ impl Tokenizer {
         self.shared.pad
     }
 
-    /// Every token that ends a completion, ascending: the end-of-text token, and those that `generation_config.json`
-    /// names (or `config.json`, where there is no generation configuration).
+    /// Every token that ends a completion, ascending: the end-of-text token, and those of `generation_config.json` (or
+    /// of `config.json`, if there is no generation configuration).
     pub fn eos_ids(&self) -> &[u32] {
         &self.shared.stop
     }
 
-    /// The id of one token, by its text in the vocabulary.
+    /// The id of a token, given its vocabulary entry.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.shared.inner.token_to_id(token)
     }
 
-    /// A token's text in the vocabulary (not decoded: byte-level tokens look odd); `None` beyond the vocabulary.
+    /// The vocabulary entry of a token (not its decoded text); `None` beyond the vocabulary.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.shared.inner.id_to_token(id)
     }
@@ -186,7 +181,7 @@ impl Tokenizer {
         self.shared.template.as_ref()
     }
 
-    /// The chat template, for callers that cannot do without.
+    /// The chat template, or an error.
     ///
     /// # Errors
     ///
@@ -196,17 +191,17 @@ impl Tokenizer {
     }
 }
 
-/// Adds the tokens that `tokenizer_config.json` declares and `tokenizer.json` lacks, in the order of their ids.
+/// Adds the tokens that only `tokenizer_config.json` declares, in the order of their ids.
 fn add_declared_tokens(
     inner: &mut tokenizers::Tokenizer,
     config: &Map<String, Value>,
     special: &SpecialTokens,
-) -> Result<(), String> {
+) -> Result<(), FileProblem> {
     let mut declared = Vec::new();
     for (id, token) in config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten() {
-        let entry = || format!("`added_tokens_decoder` has an entry that is no token: {id}: {token}");
-        let id: u32 = id.parse().map_err(|_| entry())?;
-        let content = token.get("content").and_then(Value::as_str).ok_or_else(entry)?;
+        let not_a_token = || FileProblem::NotAToken { id: id.clone(), entry: token.clone() };
+        let id: u32 = id.parse().map_err(|_| not_a_token())?;
+        let content = token.get("content").and_then(Value::as_str).ok_or_else(not_a_token)?;
         let flag = |name: &str| token.get(name).and_then(Value::as_bool);
         let is_special = flag("special").unwrap_or(false);
         let added = AddedToken::from(content, is_special)
@@ -220,25 +215,22 @@ fn add_declared_tokens(
     for (id, token) in declared {
         let content = token.content.clone();
         if !inner.get_added_tokens_decoder().values().any(|known| known.content == content) {
-            inner.add_tokens([token]).map_err(|error| error.to_string())?;
+            inner.add_tokens([token]).map_err(FileProblem::Tokenizer)?;
         }
         let found = inner.token_to_id(&content);
         if found != Some(id) {
-            let found = found.map_or_else(|| "none".to_owned(), |id| id.to_string());
-            return Err(format!(
-                "`added_tokens_decoder` gives {content:?} the id {id}, in tokenizer.json it is {found}"
-            ));
+            return Err(FileProblem::TokenId { token: content, declared: id, found });
         }
     }
     for (_, text) in special.named() {
         if !inner.get_added_tokens_decoder().values().any(|known| known.content == text) {
-            inner.add_special_tokens([AddedToken::from(text, true)]).map_err(|error| error.to_string())?;
+            inner.add_special_tokens([AddedToken::from(text, true)]).map_err(FileProblem::Tokenizer)?;
         }
     }
     Ok(())
 }
 
-/// The end-of-text ids of `generation_config.json`, or of `config.json` where that has none.
+/// The end-of-text ids of `generation_config.json`, or of `config.json` if that has none.
 fn declared_stop_ids(dir: &Path) -> Result<Vec<u32>, TextError> {
     for name in ["generation_config.json", "config.json"] {
         let path = dir.join(name);
@@ -247,12 +239,8 @@ fn declared_stop_ids(dir: &Path) -> Result<Vec<u32>, TextError> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(source) => return Err(TextError::Read { path, source }),
         };
-        let malformed = |reason: String| TextError::Malformed {
-            path: path.clone(),
-            reason,
-            hint: "if it was downloaded or copied, it may be incomplete: get it again",
-        };
-        let config: Value = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        let invalid = |source| TextError::InvalidFile { path: path.clone(), source };
+        let config: Value = serde_json::from_slice(&bytes).map_err(|error| invalid(error.into()))?;
         let ids = match config.get("eos_token_id") {
             None | Some(Value::Null) => continue,
             Some(Value::Array(ids)) => ids.clone(),
@@ -262,7 +250,7 @@ fn declared_stop_ids(dir: &Path) -> Result<Vec<u32>, TextError> {
             .iter()
             .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
             .collect::<Option<Vec<u32>>>()
-            .ok_or_else(|| malformed("`eos_token_id` is neither a token id nor a list of them".to_owned()));
+            .ok_or_else(|| invalid(FileProblem::EosTokenId));
     }
     Ok(Vec::new())
 }

@@ -1,10 +1,10 @@
-//! What `transformers` renders, ours renders: `golden/chat.json` was made by `golden/chat.py` beside it.
+//! Chat templates against `transformers`: `golden/chat.py` wrote `golden/chat.json`.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may panic, as tests may")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::path::Path;
 
-use rloom_text::{ChatTemplate, Moment, RenderOptions, SpecialTokens, TextError};
+use rloom_text::{ChatTemplate, DateTime, RenderOptions, SpecialTokens, TextError};
 use serde_json::Value;
 
 fn golden(name: &str) -> String {
@@ -26,9 +26,9 @@ fn special(stored: &Value) -> SpecialTokens {
     }
 }
 
-fn moment(stored: &Value) -> Moment {
+fn date_time(stored: &Value) -> DateTime {
     let part = |i: usize| stored[i].as_u64().unwrap();
-    Moment {
+    DateTime {
         year: part(0) as u16,
         month: part(1) as u8,
         day: part(2) as u8,
@@ -39,7 +39,7 @@ fn moment(stored: &Value) -> Moment {
 }
 
 #[test]
-fn renders_what_transformers_renders() {
+fn rendering_matches_transformers() {
     let stored = json("chat.json");
     let conversations = json("conversations.json");
     let special = special(&stored["special"]);
@@ -54,7 +54,7 @@ fn renders_what_transformers_renders() {
             tools: (conversation["tools"] == "all").then(|| stored["tools"].as_array().unwrap().as_slice()),
             documents: conversation["documents"].as_array().map(Vec::as_slice),
             variables: conversation["variables"].as_object(),
-            now: Some(moment(&stored["now"])),
+            now: Some(date_time(&stored["now"])),
             template: None,
         };
         let result = compiled.render_marked(conversation["messages"].as_array().unwrap(), &options);
@@ -77,7 +77,7 @@ fn renders_what_transformers_renders() {
             _ => panic!("{template} over {name}: {result:?}, but transformers: {case}"),
         }
     }
-    // The file itself must not shrink unseen.
+    // The golden file must not lose cases.
     assert!(
         same >= 190 && refused >= 8 && marked >= 15,
         "{same} rendered, {refused} refused, {marked} marked"

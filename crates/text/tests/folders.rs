@@ -1,17 +1,17 @@
-//! Hugging Face folders: what is read, what is written back, and what is said when something is wrong.
+//! Hugging Face folders: reading, writing and error messages.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::path::{Path, PathBuf};
 
-use rloom_text::{CharacterSettings, Moment, RenderOptions, TextError, Tokenizer};
+use rloom_text::{CharacterSettings, DateTime, RenderOptions, TextError, Tokenizer};
 use serde_json::json;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// A copy of a golden folder, to be damaged.
+/// A copy of a golden folder, to be modified.
 fn copied(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(golden(name)).unwrap() {
@@ -44,7 +44,7 @@ fn saving_writes_every_file_back_byte_for_byte() {
             std::fs::write(source.path().join(file), content).unwrap();
         }
         let target = tempfile::tempdir().unwrap();
-        let saved = target.path().join("made/for/it");
+        let saved = target.path().join("new/folder");
         Tokenizer::load(source.path()).unwrap().save(&saved).unwrap();
         let mut files: Vec<&str> = extra.iter().map(|(file, _)| *file).collect();
         files.extend(["tokenizer.json", "tokenizer_config.json"]);
@@ -53,7 +53,7 @@ fn saving_writes_every_file_back_byte_for_byte() {
             let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
             assert_eq!(read(&saved), read(source.path()), "{name}/{file}");
         }
-        // What belongs to the model is the model's to write.
+        // The model's files are not the tokenizer's to write.
         assert!(!saved.join("generation_config.json").exists());
     }
 }
@@ -64,34 +64,31 @@ fn a_missing_tokenizer_is_explained() {
     assert_eq!(
         error(dir.path()),
         "DIR/tokenizer.json is missing\nhint: a model folder needs the tokenizer.json that `transformers` saves \
-         beside the weights"
+         with the weights"
     );
     std::fs::write(dir.path().join("tokenizer.model"), [0]).unwrap();
     let said = error(dir.path());
-    assert!(said.contains("only tokenizer.model (a sentencepiece model)"), "{said}");
+    assert!(said.contains("only has tokenizer.model (a sentencepiece model)"), "{said}");
     assert!(said.contains("save_pretrained"), "{said}");
-    assert!(error(&dir.path().join("nowhere")).ends_with("hint: there is no folder DIR"));
+    assert!(error(&dir.path().join("nowhere")).contains("hint: the folder DIR"));
 }
 
 #[test]
-fn malformed_files_are_named_with_the_place() {
+fn errors_in_files_name_file_and_line() {
     let dir = copied("characters");
     std::fs::write(dir.path().join("tokenizer.json"), "{\"version\": \"1.0\",\n \"model\": ").unwrap();
     let said = error(dir.path());
-    assert!(said.starts_with("DIR/tokenizer.json cannot be used: ") && said.contains("line 2"), "{said}");
+    assert!(said.starts_with("DIR/tokenizer.json is invalid: ") && said.contains("line 2"), "{said}");
 
     let dir = copied("characters");
     std::fs::write(dir.path().join("tokenizer_config.json"), "[]").unwrap();
     let said = error(dir.path());
-    assert!(said.starts_with("DIR/tokenizer_config.json cannot be used: it is not a JSON object"), "{said}");
+    assert!(said.starts_with("DIR/tokenizer_config.json is invalid: it is not a JSON object"), "{said}");
 
     let dir = copied("byte_level");
     std::fs::write(dir.path().join("generation_config.json"), "{\"eos_token_id\": \"x\"}").unwrap();
     let said = error(dir.path());
-    assert!(
-        said.starts_with("DIR/generation_config.json cannot be used: `eos_token_id` is neither"),
-        "{said}"
-    );
+    assert!(said.starts_with("DIR/generation_config.json is invalid: `eos_token_id` must be"), "{said}");
 
     let dir = copied("characters");
     std::fs::write(dir.path().join("chat_template.jinja"), "a\n{% if %}").unwrap();
@@ -106,11 +103,11 @@ fn an_added_token_at_another_id_is_an_error() {
     let config = std::fs::read_to_string(&path).unwrap().replace("\"1\": {", "\"7\": {");
     std::fs::write(&path, config).unwrap();
     let said = error(dir.path());
-    assert!(said.contains("gives \"<|eos|>\" the id 7, in tokenizer.json it is 1"), "{said}");
+    assert!(said.contains("assigns id 7 to \"<|eos|>\", but tokenizer.json assigns 1"), "{said}");
 }
 
 #[test]
-fn end_of_text_ids_come_from_config_json_where_nothing_else_says_them() {
+fn end_of_text_ids_fall_back_to_config_json() {
     let dir = copied("characters");
     std::fs::write(dir.path().join("config.json"), "{\"eos_token_id\": 7}").unwrap();
     assert_eq!(Tokenizer::load(dir.path()).unwrap().eos_ids(), [1, 7]);
@@ -128,8 +125,8 @@ fn a_character_outside_the_alphabet_is_named() {
     );
     assert_eq!(
         failed.to_string(),
-        "the tokenizer has no token for 'é' (U+00E9), character 4 of the text\nhint: add it to the alphabet, or take \
-         it out of the text"
+        "the tokenizer has no token for 'é' (U+00E9) at position 4 of the text\nhint: add the character to \
+         the alphabet, or remove it from the text"
     );
     let dir = tempfile::tempdir().unwrap();
     tokenizer.save(dir.path()).unwrap();
@@ -148,15 +145,15 @@ fn character_ids_follow_the_alphabet() {
 }
 
 #[test]
-fn an_alphabet_that_makes_no_tokenizer_is_refused() {
+fn invalid_alphabets_are_refused() {
     let said =
         |alphabet: &str| Tokenizer::characters(&CharacterSettings::new(alphabet)).unwrap_err().to_string();
-    assert!(said("").contains("it is empty"));
-    assert!(said("abca").contains("'a' occurs twice"));
+    assert!(said("").contains("the alphabet is empty"));
+    assert!(said("abca").contains("'a' more than once"));
 }
 
 #[test]
-fn a_template_file_wins_over_the_configuration() {
+fn a_template_file_takes_precedence_over_the_configuration() {
     let dir = copied("byte_level");
     let render = |options: &RenderOptions<'_>| {
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
@@ -177,7 +174,7 @@ fn a_template_file_wins_over_the_configuration() {
     std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
     std::fs::write(dir.path().join("additional_chat_templates/rag.jinja"), "rag").unwrap();
     let said = render(&prompt).unwrap_err().to_string();
-    assert_eq!(said, "there are several chat templates and none is named `default`; they are `rag`");
+    assert_eq!(said, "none of the chat templates is named `default`; available: `rag`");
     assert_eq!(render(&RenderOptions { template: Some("rag"), ..prompt }).unwrap(), "rag");
 }
 
@@ -186,7 +183,7 @@ fn messages_without_a_template_are_an_error_with_a_hint() {
     let tokenizer = Tokenizer::characters(&CharacterSettings::new("abc")).unwrap();
     assert!(tokenizer.chat_template().is_none());
     let said = tokenizer.require_chat_template().unwrap_err().to_string();
-    assert!(said.starts_with("this tokenizer has no chat template") && said.contains("\nhint: "), "{said}");
+    assert!(said.starts_with("the tokenizer has no chat template") && said.contains("\nhint: "), "{said}");
 }
 
 #[test]
@@ -204,13 +201,13 @@ fn a_character_tokenizer_can_carry_a_template() {
 }
 
 #[test]
-fn without_a_date_the_template_uses_its_own() {
+fn without_a_date_the_template_uses_its_fallback() {
     let special = rloom_text::SpecialTokens::default();
-    let source = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'its own' }}";
+    let source = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'fallback' }}";
     let template = rloom_text::ChatTemplate::new(source, &special).unwrap();
     let render =
         |now| template.render(&question(), &RenderOptions { now, ..RenderOptions::prompt() }).unwrap();
-    assert_eq!(render(None), "its own");
-    assert_eq!(render(Moment::date(2024, 2, 29)), "29 Feb 2024");
-    assert_eq!(Moment::date(2023, 2, 29), None);
+    assert_eq!(render(None), "fallback");
+    assert_eq!(render(DateTime::date(2024, 2, 29)), "29 Feb 2024");
+    assert_eq!(DateTime::date(2023, 2, 29), None);
 }

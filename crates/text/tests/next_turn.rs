@@ -1,6 +1,6 @@
-//! Later turns are appended as text, never rendered anew.
+//! Later turns are appended as text; earlier turns are not rendered again.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use rloom_core::ChatMessage;
 use rloom_text::{ChatTemplate, RenderOptions, SpecialTokens, TextError};
@@ -12,7 +12,7 @@ fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source, &SpecialTokens::default()).unwrap()
 }
 
-fn forgetful() -> ChatTemplate {
+fn drops_reasoning() -> ChatTemplate {
     template(include_str!("golden/templates/forgetful.jinja"))
 }
 
@@ -34,25 +34,26 @@ fn the_next_turn_begins_after_the_token_that_ended_the_last() {
     // Prompt, completion and next turn together are the conversation.
     let prompt = template(KEEPS).render(&history[..1], &RenderOptions::prompt()).unwrap();
     let all = [history[0].clone(), history[1].clone(), new[0].clone()];
-    let together = template(KEEPS).render(&all, &RenderOptions::prompt()).unwrap();
-    assert_eq!(format!("{prompt}b<|end|>{rendered}"), together);
+    let conversation = template(KEEPS).render(&all, &RenderOptions::prompt()).unwrap();
+    assert_eq!(format!("{prompt}b<|end|>{rendered}"), conversation);
 }
 
 #[test]
-fn a_template_that_forgets_reasoning_is_found_out() {
+fn templates_that_drop_reasoning_are_detected() {
     let options = RenderOptions::default();
     assert!(template(KEEPS).is_prefix_preserving(&options).unwrap());
-    assert!(!forgetful().is_prefix_preserving(&options).unwrap());
+    assert!(!drops_reasoning().is_prefix_preserving(&options).unwrap());
     let history = [message("user", "a"), message("assistant", "<think>\nx\n</think>\n\nb")];
-    let error = forgetful().next_turn(&history, &[message("user", "c")], "<|end|>", &options).unwrap_err();
+    let error =
+        drops_reasoning().next_turn(&history, &[message("user", "c")], "<|end|>", &options).unwrap_err();
     assert!(matches!(error, TextError::NotPrefixPreserving { position } if position > 20), "{error:?}");
-    // A tool's answer is no new question, so there the reasoning stays.
-    let kept = forgetful().next_turn(&history, &[message("tool", "c")], "<|end|>", &options).unwrap();
+    // The template keeps the reasoning before a tool's answer, which is not a new question.
+    let kept = drops_reasoning().next_turn(&history, &[message("tool", "c")], "<|end|>", &options).unwrap();
     assert_eq!(kept, "\n<|tool|>\nc<|end|>\n<|assistant|>\n");
 }
 
 #[test]
-fn refusals_and_empty_conversations_are_told_apart() {
+fn refusals_and_rendering_failures_are_distinct() {
     let options = RenderOptions::default();
     let refused = template("{{ raise_exception('no ' ~ messages[0].role) }}");
     let error = refused.render(&[message("user", "a")], &options).unwrap_err();
@@ -63,5 +64,5 @@ fn refusals_and_empty_conversations_are_told_apart() {
     let error = broken.render(&[message("user", "a")], &options).unwrap_err();
     assert!(matches!(error, TextError::Render { .. }) && error.to_string().contains("line 2"), "{error}");
     let error = template("{{ 1 }}").render(&["not an object"], &options).unwrap_err();
-    assert!(error.to_string().contains("a message is no object"), "{error}");
+    assert!(error.to_string().contains("a message is not an object"), "{error}");
 }

@@ -1,6 +1,6 @@
-//! Text that comes in pieces is the text that comes at once.
+//! Streamed decoding equals decoding at once.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ fn pieces(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Vec<String>
     pieces
 }
 
-/// In sentencepiece vocabularies a run of byte tokens that is not UTF-8 decodes to one U+FFFD per byte; what was given
-/// before the run broke stands. Every other text has to be equal.
-fn breaks_off_in_bytes(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
+/// In sentencepiece vocabularies a run of byte tokens that is not UTF-8 decodes to one U+FFFD per byte, but the stream
+/// has already returned the characters before the invalid byte. All other texts must be equal.
+fn has_invalid_byte_run(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
     let mut run: Vec<u8> = Vec::new();
     for id in ids.iter().map(Some).chain([None]) {
         let token = id.and_then(|id| tokenizer.id_to_token(*id)).unwrap_or_default();
@@ -36,10 +36,10 @@ fn breaks_off_in_bytes(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
 }
 
 #[test]
-fn a_character_split_over_tokens_comes_whole() {
+fn characters_split_over_tokens_are_returned_whole() {
     let tokenizer = load("byte_level");
     let text = "né 語 😀!";
-    // One token per byte, which is how rare characters come.
+    // One token per byte, as for rare characters.
     let bytes: Vec<u32> = text.bytes().filter_map(|byte| single_byte(&tokenizer, byte)).collect();
     assert_eq!(bytes.len(), text.len());
     let pieces = pieces(&tokenizer, &bytes, false);
@@ -47,10 +47,10 @@ fn a_character_split_over_tokens_comes_whole() {
     assert_eq!(pieces, expected);
 }
 
-/// The id of a byte in a byte-level vocabulary, found by what it decodes to in front of or behind others.
+/// The id of a byte in a byte-level vocabulary.
 fn single_byte(tokenizer: &Tokenizer, byte: u8) -> Option<u32> {
     let direct = |c: char| tokenizer.token_to_id(&c.to_string());
-    // GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on, in order.
+    // GPT-2's table: printable bytes map to themselves, the others to characters from U+0100 on, in order.
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
         return direct(char::from(byte));
@@ -72,17 +72,17 @@ fn a_sentencepiece_space_is_kept_between_words_and_dropped_before_the_first() {
 }
 
 #[test]
-fn a_line_break_as_a_byte_token_comes_at_once() {
+fn line_breaks_as_byte_tokens_are_returned_at_once() {
     let tokenizer = load("metaspace");
     let id = |token| tokenizer.token_to_id(token).unwrap();
     let ids = [id("a"), id("<0x0A>"), id("<0xE8>"), id("<0xAA>"), id("<0x9E>"), id("<0xFF>"), id("b")];
-    // The last byte spoils the run when all is decoded at once; here, what was said stands.
+    // The last byte invalidates the run when all is decoded at once; the stream has already returned the line break.
     assert_eq!(pieces(&tokenizer, &ids, false), ["a", "\n", "", "", "語", "", "\u{fffd}b", ""]);
     assert_eq!(tokenizer.decode(&ids, false).unwrap(), "a\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}b");
 }
 
 #[test]
-fn bytes_that_never_become_a_character_come_with_the_flush() {
+fn flush_returns_incomplete_characters() {
     let tokenizer = load("byte_level");
     let first = single_byte(&tokenizer, 0xe8).unwrap();
     assert_eq!(pieces(&tokenizer, &[first], false), ["", "\u{fffd}"]);
@@ -106,13 +106,13 @@ proptest! {
     ) {
         let tokenizer = load_once(1);
         let streamed = pieces(tokenizer, &ids, skip_special).concat();
-        if !breaks_off_in_bytes(tokenizer, &ids) {
+        if !has_invalid_byte_run(tokenizer, &ids) {
             prop_assert_eq!(streamed, tokenizer.decode(&ids, skip_special).unwrap());
         }
     }
 
     #[test]
-    fn any_text_streams_back(text in "\\PC{0,40}", which in 0usize..2) {
+    fn any_text_round_trips_through_the_stream(text in "\\PC{0,40}", which in 0usize..2) {
         let tokenizer = load_once(which);
         let ids = tokenizer.encode(&text, false).unwrap();
         prop_assert_eq!(pieces(tokenizer, &ids, true).concat(), tokenizer.decode(&ids, true).unwrap());
@@ -127,10 +127,10 @@ proptest! {
         prop_assert_eq!(pieces(&tokenizer, &ids, true).concat(), text);
     }
 
-    /// The match is that of a plain search for the earliest end (the longest of those that end there), however the
-    /// text is cut.
+    /// The match equals that of a plain search for the earliest end (the longest of those that end there), however the
+    /// text is divided into pieces.
     #[test]
-    fn a_stop_string_is_found_where_a_plain_search_finds_it(
+    fn stop_strings_match_a_plain_search(
         text in "[abé]{0,24}", stops in prop::collection::vec("[abé]{1,4}", 0..4), cuts in prop::collection::vec(0usize..24, 0..8),
     ) {
         let expected = text.char_indices().map(|(at, c)| at + c.len_utf8()).find_map(|end| {
@@ -138,15 +138,15 @@ proptest! {
             let (index, stop) = ending.min_by_key(|(index, stop)| (usize::MAX - stop.len(), *index))?;
             Some(StopMatch { index, start: end - stop.len(), end })
         });
-        let mut watch = StopStrings::new(stops.clone()).unwrap();
+        let mut search = StopStrings::new(stops.clone()).unwrap();
         let mut found = None;
         let mut rest = text.as_str();
         for cut in cuts {
             let cut = rest.char_indices().map(|(at, _)| at).nth(cut).unwrap_or(0);
-            found = found.or(watch.push(&rest[..cut]));
+            found = found.or(search.push(&rest[..cut]));
             rest = &rest[cut..];
         }
-        found = found.or(watch.push(rest));
+        found = found.or(search.push(rest));
         prop_assert_eq!(found, expected);
     }
 }
@@ -157,17 +157,17 @@ fn load_once(which: usize) -> &'static Tokenizer {
 }
 
 #[test]
-fn a_stop_string_is_found_across_pieces() {
-    let mut watch = StopStrings::new(vec!["</answer>".to_owned(), "\n\n".to_owned()]).unwrap();
-    assert_eq!(watch.push("<answer>4"), None);
-    assert_eq!(watch.push("2</ans"), None);
-    let found = watch.push("wer> and more\n\n");
+fn stop_strings_are_found_across_pieces() {
+    let mut search = StopStrings::new(vec!["</answer>".to_owned(), "\n\n".to_owned()]).unwrap();
+    assert_eq!(search.push("<answer>4"), None);
+    assert_eq!(search.push("2</ans"), None);
+    let found = search.push("wer> and more\n\n");
     assert_eq!(found, Some(StopMatch { index: 0, start: 10, end: 19 }));
-    assert_eq!(watch.push("\n\n"), found);
+    assert_eq!(search.push("\n\n"), found);
 }
 
 #[test]
-fn empty_stop_strings_are_refused_and_none_never_match() {
+fn empty_stop_strings_are_refused_and_an_empty_list_never_matches() {
     assert!(matches!(StopStrings::new(vec![String::new()]), Err(TextError::EmptyStopString)));
     let mut none = StopStrings::new(Vec::new()).unwrap();
     assert!(none.is_empty() && none.push("anything").is_none());

@@ -1,6 +1,6 @@
-//! The ids and texts of `transformers`: `golden/tokens.json` was made by `golden/tokens.py` beside it.
+//! Token ids and texts against `transformers`: `golden/tokens.py` wrote `golden/tokens.json`.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, as tests may")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn ids_and_texts_are_those_of_transformers() {
+fn ids_and_texts_match_transformers() {
     for (name, expected) in stored().as_object().unwrap() {
         let tokenizer = Tokenizer::load(&golden(name)).unwrap();
         assert_eq!(tokenizer.vocab_size() as u64, expected["vocab_size"].as_u64().unwrap(), "{name}");
@@ -39,7 +39,7 @@ fn ids_and_texts_are_those_of_transformers() {
 }
 
 #[test]
-fn special_tokens_are_those_of_transformers() {
+fn special_tokens_match_transformers() {
     for (name, expected) in stored().as_object().unwrap() {
         let tokenizer = Tokenizer::load(&golden(name)).unwrap();
         let named: serde_json::Map<String, Value> =
@@ -53,7 +53,7 @@ fn special_tokens_are_those_of_transformers() {
 }
 
 #[test]
-fn generation_ends_at_each_id_that_the_folder_names() {
+fn generation_ends_at_each_end_token_of_the_folder() {
     let tokenizer = Tokenizer::load(&golden("byte_level")).unwrap();
     let id = |token| tokenizer.token_to_id(token).unwrap();
     assert_eq!(tokenizer.eos_ids(), [id("<|end|>"), id("<|stop|>")]);
@@ -62,16 +62,16 @@ fn generation_ends_at_each_id_that_the_folder_names() {
 }
 
 #[test]
-fn a_token_that_only_the_configuration_declares_is_added() {
+fn tokens_declared_only_in_the_configuration_are_added() {
     let tokenizer = Tokenizer::load(&golden("byte_level")).unwrap();
     assert_eq!(tokenizer.token_to_id("<|late|>"), Some(484));
     assert_eq!(tokenizer.encode("a<|late|>", false).unwrap()[1..], [484]);
     assert_eq!(tokenizer.decode(&[484], true).unwrap(), "");
 }
 
-/// The folder that `transformers` opened for the goldens is the one that `Tokenizer::characters` makes today.
+/// `Tokenizer::characters` still writes the folder that `transformers` opened for the golden values.
 #[test]
-fn a_character_tokenizer_is_the_folder_that_transformers_opened() {
+fn character_tokenizers_write_the_golden_folder() {
     let settings =
         CharacterSettings { bos: true, ..CharacterSettings::new("0123456789+-*/= \n?abcéß語😀\"\\<|>") };
     let tokenizer = Tokenizer::characters(&settings).unwrap();

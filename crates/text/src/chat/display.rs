@@ -1,6 +1,6 @@
-//! Values as text, the way Python's `str` writes them.
+//! Values as text, in the format of Python's `str`.
 //!
-//! minijinja writes Python's `True`, `None` and quoted texts in lists already; what differs is floats with an exponent,
+//! minijinja already writes `True`, `None` and quoted strings in lists as Python does; floats with an exponent differ,
 //! alone or inside a list or a mapping.
 
 use minijinja::value::{Tuple, ValueKind};
@@ -8,7 +8,7 @@ use minijinja::{Error, Output, State, Value};
 
 use super::tojson::python_float;
 
-/// Writes what `{{ … }}` is to show.
+/// Writes the value of a `{{ … }}` expression.
 pub(super) fn write(out: &mut Output<'_>, _state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text)?,
@@ -48,7 +48,7 @@ fn text(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// A value inside a container: texts are quoted.
+/// A value inside a container; strings are quoted.
 fn repr(value: &Value) -> Result<String, Error> {
     if value.kind() != ValueKind::String {
         return text(value);

@@ -1,17 +1,16 @@
-//! The `{% generation %}` tag of `transformers`, which marks what the assistant wrote.
+//! The `{% generation %}` tag of `transformers`, which marks the text of the assistant.
 //!
-//! minijinja has no custom tags, so the tag is rewritten into tags that it has, with a sentinel character on either
-//! side of the body; the sentinels are taken out of the finished text. The body gets a scope of its own, as it has
-//! under `transformers`.
+//! minijinja has no custom tags, so the tag is rewritten into built-in tags with a sentinel character on either side of
+//! the body; the sentinels are removed from the rendered text. The body has its own scope, as under `transformers`.
 
 use super::Rendered;
 
-/// Two of Unicode's noncharacters, which are not meant to occur in interchanged text.
+/// Two Unicode noncharacters, which do not occur in interchanged text.
 const OPEN: char = '\u{10FFFE}';
 const CLOSE: char = '\u{10FFFF}';
 
-/// Rewrites `{% generation %}` and `{% endgeneration %}`. Each becomes two tags with the sentinel between them, so that
-/// the white-space control of either side stays where it was.
+/// Rewrites `{% generation %}` and `{% endgeneration %}`. Each becomes two tags with the sentinel between them, which
+/// preserves the white-space control on either side.
 pub(super) fn replace_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -35,7 +34,7 @@ pub(super) fn replace_tags(source: &str) -> String {
     out
 }
 
-/// Takes apart a tag that is nothing but a name: the name, the white-space control on its left and right, what follows.
+/// Parses a tag that consists of a name: the name, the white-space control on its left and right, the remaining text.
 fn bare_tag(tag: &str) -> Option<(&str, &str, &str, &str)> {
     let control = |text: &str| usize::from(text.starts_with(['-', '+']));
     let inner = tag.strip_prefix("{%")?;
@@ -47,7 +46,7 @@ fn bare_tag(tag: &str) -> Option<(&str, &str, &str, &str)> {
     Some((name, left, right, inner.strip_prefix("%}")?))
 }
 
-/// Takes the sentinels out and says where they were.
+/// Removes the sentinels and returns the ranges between them.
 pub(super) fn extract_marks(text: &str) -> Rendered {
     let mut rendered = Rendered { text: String::with_capacity(text.len()), assistant: Vec::new() };
     let mut start = 0;
@@ -68,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_tag_is_rewritten() {
+    fn only_generation_tags_are_rewritten() {
         let source = "{%- generation -%}a{%+endgeneration%}{% set generation = 1 %}{% else %}{{ '{% if' }}{%";
         let expected = format!(
             "{{%- if true %}}{OPEN}{{% with -%}}a{{%+ endwith %}}{CLOSE}{{% endif %}}\

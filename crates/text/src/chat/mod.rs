@@ -1,19 +1,19 @@
-//! Chat templates: conversations to prompts, the way `transformers` renders them.
+//! Chat templates: rendering of conversations with the results of `transformers`.
 //!
-//! Templates are Jinja, run by minijinja. Where that differs from Jinja2 under Python, the modules below close the
-//! gap: [`tojson`], [`python`] (methods of strings), [`kinds`] (type tests), [`display`] (values as text),
-//! [`generation`] (the tag that marks what the assistant wrote) and [`moment`] (`strftime_now` without a clock).
+//! Templates are Jinja, executed by minijinja. The modules below add what differs from Jinja2 under Python: [`tojson`],
+//! [`python`] (string methods), [`type_tests`], [`display`] (values as text), [`generation`] (the tag that marks the
+//! text of the assistant) and [`date_time`] (`strftime_now` without a clock).
 //!
-//! What still differs: methods of a mapping are no attributes (Jinja2 finds the method `items` under `schema.items`,
-//! and under `schema['items']` where the mapping has no such key), `%` formats no text, macros see neither `varargs`
-//! nor `kwargs`, and a loop over `none` is empty where Jinja2 fails.
+//! Known differences: methods of a mapping are not attributes (Jinja2 finds the method `items` under `schema.items`, and
+//! under `schema['items']` if the mapping has no such key), `%` does not format strings, macros do not see `varargs` and
+//! `kwargs`, and a loop over `none` is empty, while Jinja2 fails.
 
+mod date_time;
 mod display;
 mod generation;
-mod kinds;
-mod moment;
 mod python;
 mod tojson;
+mod type_tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-pub use moment::Moment;
+pub use date_time::DateTime;
 
 use crate::folder::{self, Folder};
-use crate::{SpecialTokens, TextError};
+use crate::{FileProblem, SpecialTokens, TextError};
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
-/// Names under which datasets carry a message's reasoning, and the names under which templates look for it.
+/// Names of the field with a message's reasoning, in datasets and in templates.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A model's chat template, compiled. Cheap to clone.
+/// A compiled chat template. Cheap to clone.
 #[derive(Clone)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
@@ -48,26 +48,26 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// What a conversation is rendered with, besides its messages.
+/// Inputs of a template other than the messages.
 #[derive(Debug, Clone, Default)]
 pub struct RenderOptions<'a> {
-    /// Ends with what opens the assistant's next message, so that the model writes it.
+    /// Appends the header of the assistant's next message.
     pub add_generation_prompt: bool,
     /// Tools that the assistant may call, as JSON schemas.
     pub tools: Option<&'a [Json]>,
-    /// Documents to draw on, each with a `title` and a `text`.
+    /// Documents for retrieval-augmented generation, each with a `title` and a `text`.
     pub documents: Option<&'a [Json]>,
-    /// Further variables, such as `enable_thinking`. They win over the special tokens' names.
+    /// Further variables, such as `enable_thinking`. They take precedence over the special tokens.
     pub variables: Option<&'a Map<String, Json>>,
-    /// Which named template to use. By default `tool_use` if there are tools and such a template, else `default`.
+    /// Name of the template. By default `tool_use` if there are tools and such a template, else `default`.
     pub template: Option<&'a str>,
-    /// What `strftime_now` says. Without it the function does not exist, which templates with a date of their own
-    /// take as the sign to use that: a prompt then does not depend on the day.
-    pub now: Option<Moment>,
+    /// Time returned by `strftime_now`. If it is `None`, the function is undefined and templates fall back to a fixed
+    /// date, so that prompts do not depend on the day.
+    pub now: Option<DateTime>,
 }
 
 impl RenderOptions<'_> {
-    /// Renders a prompt: a conversation that the assistant is to go on with.
+    /// Options for a prompt: the conversation ends with the header of the assistant's message.
     pub fn prompt() -> Self {
         Self { add_generation_prompt: true, ..Self::default() }
     }
@@ -78,7 +78,7 @@ impl RenderOptions<'_> {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Byte ranges of the text between `{% generation %}` and `{% endgeneration %}`: what the assistant wrote. Empty
+    /// Byte ranges of the text between `{% generation %}` and `{% endgeneration %}`: the text of the assistant. Empty
     /// for templates without the tag.
     pub assistant: Vec<Range<usize>>,
 }
@@ -102,17 +102,14 @@ impl ChatTemplate {
         templates: impl IntoIterator<Item = (String, String)>,
         special: &SpecialTokens,
     ) -> Result<Self, TextError> {
-        let syntax_error = |name: &str, error: &Error| TextError::TemplateSyntax {
-            name: name.to_owned(),
-            line: error.line().unwrap_or(1),
-            reason: described(error),
-        };
-        let mut environment = environment().map_err(|error| syntax_error(DEFAULT, &error))?;
+        let syntax_error =
+            |name: &str, error: Error| TextError::TemplateSyntax { name: name.to_owned(), source: error };
+        let mut environment = environment().map_err(|error| syntax_error(DEFAULT, error))?;
         let mut names = Vec::new();
         for (name, source) in templates {
             let source = generation::replace_tags(&source);
             let added = environment.add_template_owned(name.clone(), source);
-            added.map_err(|error| syntax_error(&name, &error))?;
+            added.map_err(|error| syntax_error(&name, error))?;
             names.push(name);
         }
         names.sort_unstable();
@@ -120,7 +117,7 @@ impl ChatTemplate {
         Ok(Self { environment: Arc::new(environment), names, special: special.clone() })
     }
 
-    /// The templates of a folder, if it has any; files of their own win over `tokenizer_config.json`.
+    /// The templates of a folder, if it has any; separate files take precedence over `tokenizer_config.json`.
     pub(crate) fn from_folder(
         folder: &Folder,
         config: &Map<String, Json>,
@@ -128,10 +125,7 @@ impl ChatTemplate {
     ) -> Result<Option<Self>, TextError> {
         let mut templates = folder.template_files()?;
         if templates.is_empty() {
-            let malformed = || {
-                let reason = "`chat_template` is neither a template nor a list of named ones".to_owned();
-                folder.malformed(folder::TOKENIZER_CONFIG, reason)
-            };
+            let invalid = || folder.invalid(folder::TOKENIZER_CONFIG, FileProblem::ChatTemplate);
             match config.get("chat_template") {
                 None | Some(Json::Null) => {}
                 Some(Json::String(source)) => templates.push((DEFAULT.to_owned(), source.clone())),
@@ -139,15 +133,15 @@ impl ChatTemplate {
                     for entry in list {
                         let text = |key: &str| entry.get(key)?.as_str().map(str::to_owned);
                         let named = text("name").zip(text("template"));
-                        templates.push(named.ok_or_else(malformed)?);
+                        templates.push(named.ok_or_else(invalid)?);
                     }
                 }
                 Some(Json::Object(map)) => {
                     for (name, source) in map {
-                        templates.push((name.clone(), source.as_str().ok_or_else(malformed)?.to_owned()));
+                        templates.push((name.clone(), source.as_str().ok_or_else(invalid)?.to_owned()));
                     }
                 }
-                Some(_) => return Err(malformed()),
+                Some(_) => return Err(invalid()),
             }
         }
         if templates.is_empty() { Ok(None) } else { Self::named(templates, special).map(Some) }
@@ -158,15 +152,15 @@ impl ChatTemplate {
         &self.names
     }
 
-    /// Renders a conversation to the text that `transformers` renders.
+    /// Renders a conversation to the same text as `transformers`.
     ///
-    /// Messages are whatever serialises to objects with at least `role` and usually `content`:
-    /// [`rloom_core::ChatMessage`], or JSON with tool calls and content parts. As in `transformers`, keys whose value
-    /// is null are dropped, and a message's reasoning is seen under each of the names that templates use for it.
+    /// Messages serialise to objects with at least `role` and usually `content`: [`rloom_core::ChatMessage`], or JSON
+    /// with tool calls and content parts. As in `transformers`, keys whose value is null are dropped, and a message's
+    /// reasoning is available under each of the names that templates use for it.
     ///
     /// # Errors
     ///
-    /// The template's own refusal ([`TextError::Refused`]), any other failure to render, and an empty conversation.
+    /// A refusal by the template ([`TextError::Refused`]), any other failure to render, and an empty conversation.
     pub fn render<M: Serialize>(
         &self,
         messages: &[M],
@@ -175,11 +169,11 @@ impl ChatTemplate {
         self.render_marked(messages, options).map(|rendered| rendered.text)
     }
 
-    /// Like [`render`](Self::render), and says which parts the assistant wrote, where the template marks them.
+    /// Like [`render`](Self::render), and also returns the ranges of the assistant's text if the template marks them.
     ///
     /// # Errors
     ///
-    /// Those of [`render`](Self::render).
+    /// As for [`render`](Self::render).
     pub fn render_marked<M: Serialize>(
         &self,
         messages: &[M],
@@ -188,7 +182,7 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(TextError::NoMessages);
         }
-        let messages = messages.iter().map(prepared).collect::<Result<Vec<Value>, TextError>>()?;
+        let messages = messages.iter().map(template_message).collect::<Result<Vec<Value>, TextError>>()?;
         let name = self.choose(options)?;
 
         let mut context: Vec<(&str, Value)> =
@@ -211,8 +205,8 @@ impl ChatTemplate {
             context.push(("strftime_now", Value::from_function(strftime)));
         }
 
-        let template = self.environment.get_template(name).map_err(|error| render_error(&error))?;
-        let text = template.render(Value::from_pairs(context)).map_err(|error| render_error(&error))?;
+        let template = self.environment.get_template(name).map_err(render_error)?;
+        let text = template.render(Value::from_pairs(context)).map_err(render_error)?;
         Ok(generation::extract_marks(&text))
     }
 
@@ -223,21 +217,19 @@ impl ChatTemplate {
         if has(name) {
             return Ok(name);
         }
-        let names = self.names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        Err(TextError::NoDefaultTemplate { names })
+        Err(TextError::NoDefaultTemplate { names: self.names.clone() })
     }
 
-    /// The text that follows the policy's last turn: `new` messages (an observation, the user's next question) and
-    /// what opens the turn after them.
+    /// Renders the text between two turns of the policy: the `new` messages (an observation, the user's next question)
+    /// and the header of the next turn.
     ///
-    /// `history` ends with the policy's turn, which the model ended by sampling a stop token whose text is
-    /// `turn_end`. What is returned is to be tokenised and appended right after that token; nothing before it is
-    /// rendered or tokenised anew.
+    /// `history` ends with the policy's turn, which the model ended by sampling a stop token with the text `turn_end`.
+    /// The caller tokenises the result and appends it after that token; earlier text is not tokenised again.
     ///
     /// # Errors
     ///
-    /// [`TextError::NotPrefixPreserving`] if the template renders the history differently once messages follow it
-    /// (Qwen3's, for example, drops the reasoning of earlier turns), and those of [`render`](Self::render).
+    /// [`TextError::NotPrefixPreserving`] if the template renders the history differently when messages follow
+    /// (Qwen3's, for example, drops the reasoning of earlier turns), and the errors of [`render`](Self::render).
     pub fn next_turn<M: Serialize + Clone>(
         &self,
         history: &[M],
@@ -247,25 +239,25 @@ impl ChatTemplate {
     ) -> Result<String, TextError> {
         let before =
             self.render(history, &RenderOptions { add_generation_prompt: false, ..options.clone() })?;
-        let together: Vec<M> = history.iter().chain(new).cloned().collect();
+        let conversation: Vec<M> = history.iter().chain(new).cloned().collect();
         let after =
-            self.render(&together, &RenderOptions { add_generation_prompt: true, ..options.clone() })?;
+            self.render(&conversation, &RenderOptions { add_generation_prompt: true, ..options.clone() })?;
         if !after.starts_with(&before) {
             let position = before.bytes().zip(after.bytes()).take_while(|(a, b)| a == b).count();
             return Err(TextError::NotPrefixPreserving { position });
         }
-        // Templates put white space after the token that ends a turn; the model did not write it.
+        // Templates write white space after the token that ends a turn; the model did not sample it.
         let end = before.trim_end();
         let kept = if !turn_end.is_empty() && end.ends_with(turn_end) { end.len() } else { before.len() };
         Ok(after[kept..].to_owned())
     }
 
-    /// Whether a conversation keeps its rendering when messages follow: what [`next_turn`](Self::next_turn) needs,
-    /// probed with an assistant turn that carries reasoning, which is what templates are known to drop.
+    /// True if the rendering of a conversation does not change when messages follow, as [`next_turn`](Self::next_turn)
+    /// requires. The probe is an assistant turn with reasoning, since that is what templates drop.
     ///
     /// # Errors
     ///
-    /// Those of [`render`](Self::render), if the template refuses the probe.
+    /// As for [`render`](Self::render), if the template refuses the probe.
     pub fn is_prefix_preserving(&self, options: &RenderOptions<'_>) -> Result<bool, TextError> {
         let message = |role: &str, content: &str| rloom_core::ChatMessage {
             role: role.into(),
@@ -281,7 +273,7 @@ impl ChatTemplate {
     }
 }
 
-/// The environment that `transformers` renders chat templates in.
+/// The Jinja environment in which `transformers` renders chat templates.
 fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -294,12 +286,12 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.add_filter("trim", python::trim);
     environment.add_filter("int", python::int);
     environment.add_filter("float", python::float);
-    kinds::add_tests(&mut environment);
+    type_tests::add_tests(&mut environment);
     minijinja_contrib::add_to_environment(&mut environment);
     Ok(environment)
 }
 
-/// Carried as the source of an error so that a template's refusal can be told from its bugs.
+/// Source of the errors of `raise_exception`; distinguishes a refusal from a defect of the template.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -315,32 +307,23 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message.to_string())))
 }
 
-fn render_error(error: &Error) -> TextError {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+fn render_error(error: Error) -> TextError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = source {
         if let Some(refusal) = current.downcast_ref::<Refusal>() {
             return TextError::Refused { message: refusal.0.clone() };
         }
         source = current.source();
     }
-    let line = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
-    TextError::Render { reason: format!("{}{line}", described(error)) }
+    TextError::Render { source: error }
 }
 
-fn described(error: &Error) -> String {
-    match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
-    }
-}
-
-/// A message as templates are to see it.
-fn prepared<M: Serialize>(message: &M) -> Result<Value, TextError> {
-    let unusable = |reason: String| TextError::Render { reason: format!("a message is no object: {reason}") };
+/// A message in the form that templates see.
+fn template_message<M: Serialize>(message: &M) -> Result<Value, TextError> {
     let mut fields = match serde_json::to_value(message) {
         Ok(Json::Object(fields)) => fields,
-        Ok(other) => return Err(unusable(other.to_string())),
-        Err(error) => return Err(unusable(error.to_string())),
+        Ok(message) => return Err(TextError::MessageNotAnObject { message }),
+        Err(source) => return Err(TextError::Message { source }),
     };
     fields.retain(|_, value| !value.is_null());
     let reasoning = REASONING.iter().find_map(|name| fields.get(*name)).cloned();

@@ -1,6 +1,6 @@
-//! Methods that templates call on strings, and a few filters, with Python's arguments and results.
+//! String methods and filters with Python's arguments and results.
 //!
-//! minijinja's own Python compatibility answers for what is not here, and for methods of lists and mappings.
+//! Other methods, and those of lists and mappings, are left to minijinja's Python compatibility.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -27,7 +27,7 @@ pub(super) fn trim(value: &Value, characters: Option<Value>) -> Result<Value, Er
     strip(&text, &args, true, true)
 }
 
-/// The `int` filter: what cannot be read as a number is the default.
+/// The `int` filter; values that are not numbers become the default.
 pub(super) fn int(value: &Value, default: Option<Value>) -> Value {
     if let Ok(whole) = i64::try_from(value.clone()) {
         return Value::from(whole);
@@ -40,7 +40,7 @@ pub(super) fn int(value: &Value, default: Option<Value>) -> Value {
     number.map_or_else(|| default.unwrap_or(Value::from(0)), |number| Value::from(number as i64))
 }
 
-/// The `float` filter: what cannot be read as a number is the default.
+/// The `float` filter; values that are not numbers become the default.
 pub(super) fn float(value: &Value, default: Option<Value>) -> Value {
     number(value).map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from)
 }
@@ -64,31 +64,35 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
         "partition" => partition(text, args, false),
         "rpartition" => partition(text, args, true),
         "splitlines" => splitlines(text, args),
-        "removeprefix" => one(args).map(|prefix| Value::from(text.strip_prefix(prefix).unwrap_or(text))),
-        "removesuffix" => one(args).map(|suffix| Value::from(text.strip_suffix(suffix).unwrap_or(text))),
-        "title" => none(args).map(|()| Value::from(title(text))),
-        "swapcase" => none(args).map(|()| Value::from(swapcase(text))),
-        "casefold" => none(args).map(|()| Value::from(text.to_lowercase().replace('ß', "ss"))),
+        "removeprefix" => {
+            string_argument(args).map(|prefix| Value::from(text.strip_prefix(prefix).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            string_argument(args).map(|suffix| Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        "title" => no_arguments(args).map(|()| Value::from(title(text))),
+        "swapcase" => no_arguments(args).map(|()| Value::from(swapcase(text))),
+        "casefold" => no_arguments(args).map(|()| Value::from(text.to_lowercase().replace('ß', "ss"))),
         "zfill" => from_args::<(usize,)>(args).map(|(width,)| Value::from(zfill(text, width))),
         "ljust" => justify(text, args, |missing| (0, missing)),
         "rjust" => justify(text, args, |missing| (missing, 0)),
-        "index" => one(args).and_then(|part| match text.find(part) {
+        "index" => string_argument(args).and_then(|part| match text.find(part) {
             Some(at) => Ok(Value::from(text[..at].chars().count())),
-            None => Err(Error::new(ErrorKind::InvalidOperation, "index: the part does not occur")),
+            None => Err(Error::new(ErrorKind::InvalidOperation, "index: substring not found")),
         }),
         _ => return None,
     })
 }
 
-fn none(args: &[Value]) -> Result<(), Error> {
+fn no_arguments(args: &[Value]) -> Result<(), Error> {
     from_args::<()>(args)
 }
 
-fn one(args: &[Value]) -> Result<&str, Error> {
+fn string_argument(args: &[Value]) -> Result<&str, Error> {
     from_args::<(&str,)>(args).map(|(text,)| text)
 }
 
-/// What `str.strip` and `str.split` take for white space: Unicode's, and the four separators of ASCII.
+/// White space for `str.strip` and `str.split`: that of Unicode, and the four separators of ASCII.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -118,7 +122,7 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
         Some(separator) => {
             let separator =
                 separator.as_str().filter(|separator| !separator.is_empty()).ok_or_else(|| {
-                    Error::new(ErrorKind::InvalidOperation, "split: the separator is not a text")
+                    Error::new(ErrorKind::InvalidOperation, "split: the separator must be a non-empty string")
                 })?;
             let pieces = limit.saturating_add(1);
             if from_right {
@@ -133,7 +137,7 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
     Ok(pieces.into_iter().map(Value::from).collect())
 }
 
-/// Splits at runs of white space, dropping those at the ends; what is beyond the limit stays whole.
+/// Splits at runs of white space and trims the ends; after `limit` splits the remaining text is one piece.
 fn split_spaces(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest =
@@ -168,7 +172,7 @@ fn split_spaces(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
 }
 
 fn partition(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
-    let separator = one(args)?;
+    let separator = string_argument(args)?;
     if separator.is_empty() {
         return Err(Error::new(ErrorKind::InvalidOperation, "partition: the separator is empty"));
     }
@@ -205,7 +209,8 @@ fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(lines))
 }
 
-/// A letter that follows no letter is upper case, all others lower: `they're` becomes `They'Re`, as in Python.
+/// Upper case for letters that do not follow a letter, lower case for all others: as in Python, `they're` becomes
+/// `They'Re`.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut after_letter = false;
@@ -239,9 +244,9 @@ fn zfill(text: &str, width: usize) -> String {
     }
 }
 
-fn justify(text: &str, args: &[Value], share: impl Fn(usize) -> (usize, usize)) -> Result<Value, Error> {
+fn justify(text: &str, args: &[Value], padding: impl Fn(usize) -> (usize, usize)) -> Result<Value, Error> {
     let (width, fill): (usize, Option<char>) = from_args(args)?;
     let fill = fill.unwrap_or(' ').to_string();
-    let (before, after) = share(width.saturating_sub(text.chars().count()));
+    let (before, after) = padding(width.saturating_sub(text.chars().count()));
     Ok(Value::from(format!("{}{text}{}", fill.repeat(before), fill.repeat(after))))
 }

@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind, Value};
 struct Style {
     ensure_ascii: bool,
     sort_keys: bool,
-    /// What one level is indented by; `None` writes everything on one line.
+    /// Indentation of one level; `None` writes everything on one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -39,7 +39,7 @@ pub(super) fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> 
         let pair: Vec<Value> = separators.try_iter()?.collect();
         match pair.as_slice() {
             [item, key] => (item.to_string(), key.to_string()),
-            _ => return Err(invalid("tojson: `separators` needs two strings".to_owned())),
+            _ => return Err(invalid("tojson: `separators` must be two strings".to_owned())),
         }
     };
     let style = Style { ensure_ascii, sort_keys, indent, item_separator, key_separator };
@@ -48,8 +48,8 @@ pub(super) fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> 
     Ok(Value::from(out))
 }
 
-fn invalid(what: String) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 fn indent_text(indent: &Value) -> Result<Option<String>, Error> {
@@ -154,7 +154,7 @@ fn escape(character: char) -> String {
     }
 }
 
-/// Python turns keys that are no strings into what JSON would call them.
+/// Keys that are not strings become their JSON literals, as in Python.
 fn key_text(key: &Value) -> Result<String, Error> {
     Ok(match key.kind() {
         ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
@@ -169,7 +169,7 @@ fn number(value: &Value) -> Result<String, Error> {
     if value.is_integer() { Ok(value.to_string()) } else { Ok(python_float(f64::try_from(value.clone())?)) }
 }
 
-/// A float as Python's `repr` and `json.dumps` write it: the shortest digits that give it back, with an exponent
+/// A float in the format of Python's `repr` and `json.dumps`: the shortest digits that round-trip, with an exponent
 /// from 1e16 on and below 1e-4.
 pub(super) fn python_float(value: f64) -> String {
     if value.is_nan() {
@@ -193,7 +193,7 @@ mod tests {
     use super::python_float;
 
     #[test]
-    fn floats_are_written_as_python_writes_them() {
+    fn floats_match_python() {
         let cases = [
             (0.0, "0.0"),
             (-0.0, "-0.0"),

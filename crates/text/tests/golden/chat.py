@@ -1,6 +1,6 @@
-"""Renders templates/*.jinja over conversations.json with transformers and stores what comes out in chat.json.
+"""Renders templates/*.jinja over conversations.json with transformers and writes the results to chat.json.
 
-Run with a Python that has transformers (made with 5.23) and jinja2 (made with 3.1.6):  python chat.py
+Needs transformers (the file was written with 5.23) and jinja2 (3.1.6):  python chat.py
 """
 
 import datetime
@@ -58,7 +58,7 @@ def main():
                 case["text"] = tokenizer.apply_chat_template(
                     conversation["messages"], chat_template=template, tokenize=False, **arguments)
                 if marked:
-                    # apply_chat_template gives the marks as token masks only; this is what it calls.
+                    # apply_chat_template returns the marks only as token masks; this is the function it calls.
                     messages = [{k: v for k, v in m.items() if v is not None} for m in conversation["messages"]]
                     (text,), (spans,) = chat_template_utils.render_jinja_template(
                         [messages], chat_template=template, return_assistant_tokens_mask=True, **special, **arguments)

@@ -1,11 +1,11 @@
-"""Trains the two small tokenizers of the tests and stores what transformers does with them.
+"""Trains the two small tokenizers of the tests and records their behaviour in transformers.
 
-byte_level/  byte-level BPE with a look-ahead in its pattern, as Qwen and Llama 3 have it
-metaspace/   BPE over "▁" with byte fallback, as Llama 2 and Mistral have it
-characters/  made by RLoom itself (`Tokenizer::characters`); here it is only opened
+byte_level/  byte-level BPE with a look-ahead in its pattern, as in Qwen and Llama 3
+metaspace/   BPE over "▁" with byte fallback, as in Llama 2 and Mistral
+characters/  written by RLoom (`Tokenizer::characters`) and only opened here
 tokens.json  texts with their ids, and ids with their texts, for all three
 
-Run with a Python that has transformers (made with 5.23) and tokenizers (made with 0.23):  python tokens.py
+Needs transformers (the files were written with 5.23) and tokenizers (0.23):  python tokens.py
 """
 
 import json
@@ -49,13 +49,13 @@ def byte_level():
         vocab_size=480, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tokenizer.add_special_tokens(["<|end|>", "<|turn|>", "<|stop|>"])
     tokenizer.add_tokens([AddedToken("<call>", normalized=False, special=False, lstrip=True)])
-    # Left behind by whoever saved it; nobody wants their prompts cut to four tokens.
+    # As in folders saved after other uses: loading must ignore truncation and padding.
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=16)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
         "bos_token": None, "eos_token": "<|stop|>", "pad_token": {"__type": "AddedToken", "content": "<|end|>", "lstrip": False, "special": True},
-        # One token that tokenizer.json lacks.
+        # A token that tokenizer.json lacks.
         "added_tokens_decoder": {str(tokenizer.get_vocab_size()): {
             "content": "<|late|>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
             "special": True}},
@@ -90,7 +90,7 @@ def metaspace():
         "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
     write("metaspace", Tokenizer.from_str(json.dumps(spec)),
           {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False})
-    # The older layout: the roles stand in a file of their own.
+    # The older layout: the roles are in a separate file.
     (HERE / "metaspace" / "special_tokens_map.json").write_text(json.dumps(
         {"bos_token": {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False},
          "eos_token": "</s>", "unk_token": "<unk>"}, indent=1) + "\n")

@@ -1,9 +1,8 @@
 use minijinja::{Error, ErrorKind};
 
-/// A point in time by a wall clock, for templates that print the date. RLoom reads no clock for it: whoever renders
-/// says when it is.
+/// Wall-clock time for templates that print the date. The caller provides it: rendering reads no clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub struct DateTime {
     /// Year, as in 2026.
     pub year: u16,
     /// Month, 1 to 12.
@@ -34,11 +33,11 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-impl Moment {
-    /// Midnight of a day; `None` if there is no such day.
+impl DateTime {
+    /// Midnight of a day; `None` if the day does not exist.
     pub fn date(year: u16, month: u8, day: u8) -> Option<Self> {
-        let moment = Self { year, month, day, hour: 0, minute: 0, second: 0 };
-        moment.is_valid().then_some(moment)
+        let midnight = Self { year, month, day, hour: 0, minute: 0, second: 0 };
+        midnight.is_valid().then_some(midnight)
     }
 
     fn is_valid(self) -> bool {
@@ -61,12 +60,12 @@ impl Moment {
         }
     }
 
-    /// Days since the year began, from 1.
+    /// Day of the year, from 1.
     fn day_of_year(self) -> u32 {
         (1..self.month).map(|month| u32::from(self.days_in_month(month))).sum::<u32>() + u32::from(self.day)
     }
 
-    /// Sunday is 0.
+    /// Day of the week; Sunday is 0.
     fn weekday(self) -> usize {
         let years = i64::from(self.year) - 1;
         let leap_days = years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400);
@@ -74,11 +73,11 @@ impl Moment {
         days.rem_euclid(7) as usize
     }
 
-    /// Formats as C's and Python's `strftime` do in the C locale. `%-d` and its like leave out leading zeros.
+    /// Formats as `strftime` of C and Python does in the C locale. `%-d` and similar directives omit leading zeros.
     pub(super) fn format(self, format: &str) -> Result<String, Error> {
         let invalid = |what: String| Error::new(ErrorKind::InvalidOperation, what);
         if !self.is_valid() {
-            return Err(invalid(format!("{self:?} is no point in time")));
+            return Err(invalid(format!("{self:?} is not a valid date and time")));
         }
         let mut out = String::with_capacity(format.len() * 2);
         let mut rest = format.chars();
@@ -88,18 +87,18 @@ impl Moment {
                 continue;
             }
             let mut directive = rest.next();
-            let bare = directive == Some('-');
-            if bare {
+            let unpadded = directive == Some('-');
+            if unpadded {
                 directive = rest.next();
             }
             let Some(directive) = directive else {
-                return Err(invalid(format!("strftime_now: {format:?} ends in the middle of a directive")));
+                return Err(invalid(format!("strftime_now: {format:?} ends in an incomplete directive")));
             };
             let unsupported =
                 || invalid(format!("strftime_now: %{directive} is not supported (in {format:?})"));
             let piece = match self.directive(directive).ok_or_else(unsupported)? {
                 Field::Text(text) => text,
-                Field::Number(value, _) if bare => value.to_string(),
+                Field::Number(value, _) if unpadded => value.to_string(),
                 Field::Number(value, Pad::Zeros(width)) => format!("{value:0width$}"),
                 Field::Number(value, Pad::Spaces(width)) => format!("{value:width$}"),
             };
@@ -137,7 +136,7 @@ impl Moment {
             'a' => text(&day[..3]),
             'B' => text(month),
             'b' | 'h' => text(&month[..3]),
-            // A naive time, as Python's `datetime.now()`, has no zone.
+            // Like Python's `datetime.now()`, the time has no zone.
             'Z' | 'z' => text(""),
             'F' => return nested("%Y-%m-%d"),
             'T' | 'X' => return nested("%H:%M:%S"),
@@ -166,40 +165,40 @@ enum Pad {
 mod tests {
     use super::*;
 
-    /// What Python's `datetime.strftime` gives.
+    /// Expected values from Python's `datetime.strftime`.
     #[test]
-    fn formats_as_python_does() {
-        let moment =
-            |year, month, day, hour, minute, second| Moment { year, month, day, hour, minute, second };
+    fn formats_match_python() {
+        let time =
+            |year, month, day, hour, minute, second| DateTime { year, month, day, hour, minute, second };
         let all = "%Y %y %m %-m %d %-d %e %H %-H %I %-I %M %S %j %w %u %p %A %a %B %b %F %T %R %D %c %%";
         let cases = [
             (
-                moment(2024, 2, 29, 0, 5, 9),
+                time(2024, 2, 29, 0, 5, 9),
                 "2024 24 02 2 29 29 29 00 0 12 12 05 09 060 4 4 AM Thursday Thu February Feb 2024-02-29 00:05:09 \
                  00:05 02/29/24 Thu Feb 29 00:05:09 2024 %",
             ),
             (
-                moment(1999, 12, 5, 13, 0, 59),
+                time(1999, 12, 5, 13, 0, 59),
                 "1999 99 12 12 05 5  5 13 13 01 1 00 59 339 0 7 PM Sunday Sun December Dec 1999-12-05 13:00:59 13:00 \
                  12/05/99 Sun Dec  5 13:00:59 1999 %",
             ),
             (
-                moment(2100, 3, 1, 12, 30, 0),
+                time(2100, 3, 1, 12, 30, 0),
                 "2100 00 03 3 01 1  1 12 12 12 12 30 00 060 1 1 PM Monday Mon March Mar 2100-03-01 12:30:00 12:30 \
                  03/01/00 Mon Mar  1 12:30:00 2100 %",
             ),
         ];
-        for (moment, expected) in cases {
-            assert_eq!(moment.format(all).unwrap(), expected, "{moment:?}");
+        for (time, expected) in cases {
+            assert_eq!(time.format(all).unwrap(), expected, "{time:?}");
         }
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error() {
-        let day = Moment::date(2024, 1, 1).unwrap();
+    fn invalid_formats_and_dates_are_errors() {
+        let day = DateTime::date(2024, 1, 1).unwrap();
         assert!(day.format("%Q").unwrap_err().to_string().contains("%Q is not supported"));
-        assert!(day.format("100%").unwrap_err().to_string().contains("ends in the middle"));
-        assert!(Moment { month: 13, ..day }.format("%Y").is_err());
-        assert!(Moment { day: 0, ..day }.format("%Y").is_err());
+        assert!(day.format("100%").unwrap_err().to_string().contains("incomplete directive"));
+        assert!(DateTime { month: 13, ..day }.format("%Y").is_err());
+        assert!(DateTime { day: 0, ..day }.format("%Y").is_err());
     }
 }
