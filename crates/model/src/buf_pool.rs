@@ -1,0 +1,191 @@
+//! A pool of buffers, so that the activations of one micro-batch reuse the memory of the previous one.
+//!
+//! Every buffer has capacity for the rows of the largest batch so far: a batch of the same shape, or with fewer rows,
+//! allocates nothing. Unused capacity takes address space but no memory.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rloom_ops::{Buf, Element};
+
+/// Pool of idle buffers.
+#[derive(Debug, Default)]
+pub(crate) struct BufPool {
+    idle: Mutex<Idle>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    /// Capacity of each buffer, in rows.
+    rows: usize,
+    /// Bytes per row, and the memory, which `f32` and `bf16` buffers share.
+    buffers: Vec<(usize, Buf)>,
+}
+
+impl BufPool {
+    /// Takes a buffer `[rows, width]` with unspecified content; dropping it returns it to the pool.
+    pub(crate) fn take<E: Element>(self: &Arc<Self>, rows: usize, width: usize) -> PooledBuf<E> {
+        let bytes_per_row = width * size_of::<E>();
+        let (stored, capacity) = self.take_idle(bytes_per_row, rows);
+        let mut buf = match stored {
+            Some(buf) => buf.into_format(),
+            None => Buf::zeros(capacity * width),
+        };
+        buf.resize(rows * width);
+        PooledBuf { buf, bytes_per_row, rows: capacity, pool: Arc::clone(self) }
+    }
+
+    /// An idle buffer, if there is one, and its required capacity in rows.
+    fn take_idle(&self, bytes_per_row: usize, rows: usize) -> (Option<Buf>, usize) {
+        let mut idle = self.idle();
+        if rows > idle.rows {
+            idle.rows = rows;
+            idle.buffers.clear();
+        }
+        let capacity = idle.rows;
+        let found = idle.buffers.iter().rposition(|(bytes, _)| *bytes == bytes_per_row);
+        (found.map(|index| idle.buffers.swap_remove(index).1), capacity)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees idle memory.
+    pub(crate) fn clear(&self) {
+        let mut idle = self.idle();
+        idle.rows = 0;
+        idle.buffers.clear();
+    }
+
+    /// Capacity in rows, and the bytes per row of each idle buffer, ascending.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> (usize, Vec<usize>) {
+        let idle = self.idle();
+        let mut bytes: Vec<usize> = idle.buffers.iter().map(|(bytes, _)| *bytes).collect();
+        bytes.sort_unstable();
+        (idle.rows, bytes)
+    }
+}
+
+/// A buffer that returns to its pool when dropped.
+#[derive(Debug)]
+pub(crate) struct PooledBuf<E: Element = f32> {
+    buf: Buf<E>,
+    bytes_per_row: usize,
+    rows: usize,
+    pool: Arc<BufPool>,
+}
+
+impl<E: Element> Deref for PooledBuf<E> {
+    type Target = Buf<E>;
+
+    fn deref(&self) -> &Buf<E> {
+        &self.buf
+    }
+}
+
+impl<E: Element> DerefMut for PooledBuf<E> {
+    fn deref_mut(&mut self) -> &mut Buf<E> {
+        &mut self.buf
+    }
+}
+
+impl<E: Element> Drop for PooledBuf<E> {
+    fn drop(&mut self) {
+        let buf = std::mem::take(&mut self.buf).into_format();
+        let mut idle = self.pool.idle();
+        // If a larger batch came in the meantime, or the pool was cleared, the buffer is too small to be reused.
+        if self.rows == idle.rows {
+            idle.buffers.push((self.bytes_per_row, buf));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rloom_ops::{Bf16, Ctx};
+
+    use super::*;
+    use crate::{
+        ActivationCheckpointing, Dtype, Gradients, Model, NewModel, PackedTokens, ScoreGrads, ScoreRows,
+    };
+
+    #[test]
+    fn returned_buffers_are_reused() {
+        let pool = Arc::new(BufPool::default());
+        let first = pool.take::<f32>(100, 8);
+        let at = first.as_slice().as_ptr().cast::<u8>();
+        let second = pool.take::<f32>(50, 3);
+        assert_eq!((first.len(), second.len()), (800, 150));
+        drop(first);
+        drop(second);
+        let again = pool.take::<Bf16>(70, 16);
+        assert_eq!((again.len(), again.as_slice().as_ptr().cast()), (70 * 16, at));
+        let full = pool.take::<f32>(100, 3);
+        assert_eq!(full.len(), 300);
+        drop((again, full));
+        assert_eq!(pool.capacity(), (100, vec![12, 32]));
+    }
+
+    #[test]
+    fn more_rows_replace_all_buffers() {
+        let pool = Arc::new(BufPool::default());
+        let out = pool.take::<f32>(10, 4);
+        drop(pool.take::<f32>(10, 5));
+        let larger = pool.take::<f32>(20, 4);
+        drop(out);
+        assert_eq!(pool.capacity(), (20, vec![]), "small buffers are freed");
+        drop(larger);
+        drop(pool.take::<f32>(3, 4));
+        assert_eq!(pool.capacity(), (20, vec![16]));
+        pool.clear();
+        assert_eq!(pool.capacity(), (0, vec![]));
+    }
+    /// The memory of a training step serves the next one, in either dtype, and a smaller one; activation checkpointing
+    /// takes less.
+    #[test]
+    fn a_second_step_allocates_nothing() {
+        let new: NewModel = serde_json::from_value(serde_json::json!({
+            "family": "qwen3", "layers": 3, "hidden_size": 32, "heads": 4, "kv_heads": 2, "intermediate_size": 48,
+            "max_positions": 64,
+        }))
+        .unwrap();
+        let config = new.config(50).unwrap();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let mut before = usize::MAX;
+            for checkpointing in [
+                ActivationCheckpointing::None,
+                ActivationCheckpointing::Attention,
+                ActivationCheckpointing::Block,
+            ] {
+                let model = Model::init(&config, 1).with_dtype(dtype);
+                step(&model, 60, checkpointing);
+                let first = model.buf_pool().capacity();
+                assert_eq!(first.0, 60);
+                for tokens in [60, 60, 31] {
+                    step(&model, tokens, checkpointing);
+                    assert_eq!(model.buf_pool().capacity(), first, "{dtype:?} {checkpointing:?} {tokens}");
+                }
+                let bytes = first.1.iter().sum::<usize>();
+                assert!(
+                    bytes < before,
+                    "{dtype:?} {checkpointing:?}: {bytes} bytes per token, {before} before"
+                );
+                before = bytes;
+                // The estimate covers the pool except for the few numbers per token of norms and heads.
+                let planned = model.config().training_bytes_per_token(checkpointing) as usize;
+                assert!((0.75..1.3).contains(&(bytes as f64 / planned as f64)), "{bytes} against {planned}");
+            }
+        }
+    }
+
+    fn step(model: &Model, tokens: usize, checkpointing: ActivationCheckpointing) {
+        let (ctx, ids) = (Ctx::serial(), vec![3; tokens]);
+        let batch = PackedTokens { tokens: &ids, seq_starts: &[0, tokens / 2, tokens], parents: &[] };
+        let rows = ScoreRows { rows: &[1, 5], inv_temperature: &[1.0; 2] };
+        let by = ScoreGrads { d_logprob: &[1.0; 2], d_entropy: &[0.5; 2], d_value: &[] };
+        let forward = model.forward(&ctx, &batch, &rows, checkpointing).unwrap();
+        model.backward(&ctx, forward, &by, &mut Gradients::zeros(model)).unwrap();
+    }
+}
