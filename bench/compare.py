@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""RLoom and its peers on the same works, on this machine, in turns; prints the table and draws it.
+"""Compares the speed of RLoom and other programs on the same workloads on this machine.
 
     cargo build --release
-    python3 bench/compare.py [--rounds 5] [--works "train S,decode S"] [--quick] [--out docs]
+    python3 bench/compare.py [--rounds 5] [--workloads "train S,decode S"] [--quick] [--out docs]
 
-A round runs every program once, each as a process of its own on the same cores with the same number of threads; the order
-changes from round to round. First steps are dropped, a process counts as the median of its steps, and what is quoted is
-the median of the ratios within rounds, with the lowest and the highest. A program that fails says so in the table and is
-not run again; the others go on. Environments that are missing are made first (environments.py).
+A round runs every program once, each in its own process on the same cores with the same number of threads; the order
+rotates between rounds. Warm-up steps are dropped, a process counts as the median of its steps, and the tables show the
+median of the ratios within rounds, with the lowest and the highest. A program that fails is reported in the table and not
+run again; the others continue. Missing environments are created first (environments.py).
 
-Writes performance.md and performance.svg to --out, and every single number to bench/out/compare.json, from which
-`--redraw bench/out/compare.json` makes both again.
+Writes performance.md and performance.svg to --out, the comparison with the targets to targets.md in --targets, and every
+single number to bench/out/compare.json, from which `--redraw bench/out/compare.json` writes all of them again.
 """
 
 import argparse
@@ -25,30 +25,30 @@ from pathlib import Path
 import environments
 import picture
 import table
-from peers.works import SHAPES
-from programs import PROGRAMS, WORKS, Program
+from peers.workloads import SHAPES
+from programs import PROGRAMS, WORKLOADS, Program
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "out"
 
 
 class Failed(Exception):
-    """A program that gave no figures, and why."""
+    """A program that produced no figures, with the reason."""
 
 
 def cores(threads: int) -> list:
-    """Pins this process, and so every program, to as many cores as there are threads."""
+    """Pins this process, and so every program, to one core per thread."""
     if not hasattr(os, "sched_setaffinity"):
         return list(range(threads))
     free = sorted(os.sched_getaffinity(0))
     if threads > len(free):
-        raise SystemExit(f"{threads} threads on {len(free)} cores measure the scheduler\nhint: --threads {len(free)} or fewer")
+        raise SystemExit(f"{threads} threads on {len(free)} cores would measure the operating system\nhint: --threads {len(free)} or fewer")
     os.sched_setaffinity(0, free[:threads])
     return free[:threads]
 
 
-def surroundings(threads: int, pinned: list) -> dict:
-    """Environment variables of every program."""
+def process_environment(threads: int, pinned: list) -> dict:
+    """Returns the environment variables of every program."""
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONDONTWRITEBYTECODE", "RUST_LOG")}
     return kept | {
         "OMP_NUM_THREADS": str(threads),
@@ -65,8 +65,8 @@ def surroundings(threads: int, pinned: list) -> dict:
     }
 
 
-def run(command: list, deadline: int, variables: dict) -> str:
-    """What a process printed. It and what it started are gone afterwards, whatever happened."""
+def run(command: list, timeout: int, variables: dict) -> str:
+    """Runs a process and returns its output. The process and its children are always ended."""
     process = subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -76,9 +76,9 @@ def run(command: list, deadline: int, variables: dict) -> str:
         start_new_session=True,
     )
     try:
-        out, errors = process.communicate(timeout=deadline)
+        out, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {deadline} s") from None
+        raise Failed(f"timed out after {timeout} s") from None
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -86,59 +86,59 @@ def run(command: list, deadline: int, variables: dict) -> str:
             pass
         process.wait()
     if process.returncode != 0:
-        lines = [line.strip() for line in (errors + out).splitlines() if line.strip()] or ["nothing was said"]
+        lines = [line.strip() for line in (errors + out).splitlines() if line.strip()] or ["no output"]
         reason = next((line for line in lines if line.startswith("error")), lines[-1])
         raise Failed(f"exit status {process.returncode}: {reason}"[:200])
     return out
 
 
 def figures(program: Program, out: str) -> dict:
-    """A program's figures in one form: RLoom's report has those of several works, a peer prints a line at the end."""
+    """Reads a program's figures: RLoom prints a report with several workloads, the others one JSON line at the end."""
     try:
         if program.environment is not None:
             return json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
         report = json.loads(out)
-        work = report["works"][0] if report["works"] else {}
-        return work | {key: report[key] for key in ("machine", "ceilings", "kernels")}
+        workload = report["works"][0] if report["works"] else {}
+        return workload | {key: report[key] for key in ("machine", "ceilings", "kernels")}
     except (ValueError, LookupError) as error:
         raise Failed(f"printed no figures ({type(error).__name__}: {error})") from None
 
 
 def checked(program: Program, found: dict) -> dict:
-    """Refuses figures of another model than the one that was asked for."""
-    expected = SHAPES[program.work[-1]].parameters()
+    """Rejects the figures of a model with another number of parameters."""
+    expected = SHAPES[program.workload[-1]].parameters()
     if found.get("parameters", expected) != expected:
-        raise Failed(f"has {found['parameters']:,} parameters instead of {expected:,}")
+        raise Failed(f"model has {found['parameters']:,} parameters, expected {expected:,}")
     return found
 
 
 class Bench:
-    """The programs of a run and what they need."""
+    """The programs of a comparison and their environments."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.rloom = arguments.rloom.resolve()
         self.folder = arguments.environments.resolve()
         self.threads = arguments.threads
         self.quick = arguments.quick
-        self.variables = surroundings(self.threads, cores(self.threads))
-        self.programs = [p for p in PROGRAMS if p.work in arguments.works and (p.quick or not self.quick)]
+        self.variables = process_environment(self.threads, cores(self.threads))
+        self.programs = [p for p in PROGRAMS if p.workload in arguments.workloads and (p.quick or not self.quick)]
         if arguments.without:
             self.programs = [p for p in self.programs if p.environment is None or arguments.without not in p.name]
         if self.threads == 1:
             self.programs = [p for p in self.programs if not p.name.endswith("one thread")]
-        #: Why a program is not run (again), by work and name.
+        #: Why a program is not run (again), by workload and name.
         self.failed: dict = {}
         self.places = {"threads": str(self.threads)}
 
     def prepare(self) -> None:
-        """Environments, and shape S as a folder and as files for the programs that read them."""
+        """Creates the environments, and shape S as a folder and as GGUF files for the programs that read them."""
         missing = {}
         for name in dict.fromkeys(p.environment for p in self.programs if p.environment):
             if failure := environments.make(self.folder, name):
                 missing[name] = failure
         for program in self.programs:
             if program.environment in missing:
-                self.failed[program.work, program.name] = missing[program.environment]
+                self.failed[program.workload, program.name] = missing[program.environment]
         for place, environment, script, parameters in [
             ("shape_s", "torch", "qwen.py", ["{path}"]),
             ("gguf_f32", "llama", "gguf_folder.py", ["{shape_s}", "{path}", "f32"]),
@@ -155,7 +155,7 @@ class Bench:
                 run(command + [part.format(**path) for part in parameters], 300, self.variables)
             except Failed as failure:
                 for program in waiting:
-                    self.failed[program.work, program.name] = f"its model could not be written: {failure}"
+                    self.failed[program.workload, program.name] = f"could not write its model: {failure}"
 
     def command(self, program: Program) -> list:
         parts = [str(part).format(**self.places) for part in program.command]
@@ -169,71 +169,75 @@ class Bench:
             parts = [few.get(before, part) for before, part in zip([""] + parts, parts)]
         return start + parts
 
-    def turn(self, program: Program) -> dict:
-        """One process of a program: its figures, or why there are none."""
-        key = program.work, program.name
+    def run_once(self, program: Program) -> dict:
+        """Runs one process of a program; returns its figures, or the reason why there are none."""
+        key = program.workload, program.name
         if key not in self.failed:
             begun = time.monotonic()
             try:
-                found = checked(program, figures(program, run(self.command(program), program.deadline, self.variables)))
+                found = checked(program, figures(program, run(self.command(program), program.timeout, self.variables)))
                 return found | {"process_seconds": time.monotonic() - begun}
             except (Failed, OSError) as failure:
                 self.failed[key] = str(failure)
-                print(f"  {program.work}, {program.name}: {failure}", file=sys.stderr)
+                print(f"  {program.workload}, {program.name}: {failure}", file=sys.stderr)
         return {"failure": self.failed[key]}
 
-    def rounds(self, count: int, keep) -> None:
-        """Runs the rounds; `keep` is given the figures by work, program and round after each."""
-        results = {p.work: {q.name: [] for q in self.programs if q.work == p.work} for p in self.programs}
-        works = list(results)
+    def rounds(self, count: int, save) -> None:
+        """Runs the rounds. `save` receives the figures by workload, program and round after each."""
+        results = {p.workload: {q.name: [] for q in self.programs if q.workload == p.workload} for p in self.programs}
+        workloads = list(results)
         for round_ in range(count):
-            shift = round_ % len(works)
-            for work in works[shift:] + works[:shift]:
-                programs = [p for p in self.programs if p.work == work]
-                turned = round_ % len(programs)
-                for program in programs[turned:] + programs[:turned]:
-                    found = self.turn(program)
-                    results[work][program.name].append(found)
-                    print(f"{round_ + 1}/{count} {work}, {program.name}: {table.brief(found)}", file=sys.stderr)
-            keep(results)
+            shift = round_ % len(workloads)
+            for workload in workloads[shift:] + workloads[:shift]:
+                programs = [p for p in self.programs if p.workload == workload]
+                first = round_ % len(programs)
+                for program in programs[first:] + programs[:first]:
+                    found = self.run_once(program)
+                    results[workload][program.name].append(found)
+                    print(f"{round_ + 1}/{count} {workload}, {program.name}: {table.brief(found)}", file=sys.stderr)
+            save(results)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="processes of each program (default 5)")
-    parser.add_argument("--works", default=",".join(WORKS), help=f"which, of: {', '.join(WORKS)} (default: all)")
-    parser.add_argument("--without", metavar="TEXT", help="leave out the peers with this in their name, such as compiled")
-    parser.add_argument("--threads", type=int, default=2, help="of every program, and as many cores (default 2)")
-    parser.add_argument("--quick", action="store_true", help="one round of few steps, without what must be compiled first")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"comma-separated, of: {', '.join(WORKLOADS)} (default: all)")
+    parser.add_argument("--without", metavar="TEXT", help="skip the other programs whose name contains this, such as compiled")
+    parser.add_argument("--threads", type=int, default=2, help="threads and cores of every program (default 2)")
+    parser.add_argument("--quick", action="store_true", help="one round of few steps, without programs that compile first")
     parser.add_argument("--rloom", type=Path, default=HERE.parent / "target" / "release" / "rloom")
-    parser.add_argument("--environments", type=Path, default=environments.FOLDER, help="where the peers' environments are")
-    parser.add_argument("--out", type=Path, help="where table and picture go (default docs; with --quick bench/out)")
-    parser.add_argument("--redraw", type=Path, metavar="JSON", help="make table and picture of an earlier run")
+    parser.add_argument("--environments", type=Path, default=environments.FOLDER, help="folder of the other programs' environments")
+    parser.add_argument("--out", type=Path, help="folder for performance.md and .svg (default docs; with --quick bench/out)")
+    parser.add_argument("--targets", type=Path, help="folder for targets.md (default bench; with --quick bench/out)")
+    parser.add_argument("--redraw", type=Path, metavar="JSON", help="write tables and chart of an earlier comparison again")
     arguments = parser.parse_args()
-    arguments.works = [work.strip() for work in arguments.works.split(",")]
-    if unknown := set(arguments.works) - set(WORKS):
-        parser.error(f"no work {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
+    arguments.workloads = [name.strip() for name in arguments.workloads.split(",")]
+    if unknown := set(arguments.workloads) - set(WORKLOADS):
+        parser.error(f"unknown workload {', '.join(sorted(unknown))}; available: {', '.join(WORKLOADS)}")
     OUT.mkdir(exist_ok=True)
     if arguments.redraw:
         measured = json.loads(arguments.redraw.read_text())
     else:
         if not arguments.rloom.exists():
-            parser.error(f"{arguments.rloom} is not there\nhint: cargo build --release, or name the binary with --rloom")
+            parser.error(f"{arguments.rloom} does not exist\nhint: run cargo build --release, or set --rloom")
         bench = Bench(arguments)
         bench.prepare()
         measured = {"date": time.strftime("%Y-%m-%d"), "machine": table.machine(), "threads": arguments.threads}
-        begun = time.monotonic()
+        start = time.monotonic()
 
-        def keep(results: dict) -> None:
-            measured.update(minutes=round((time.monotonic() - begun) / 60, 1), results=results)
+        def save(results: dict) -> None:
+            measured.update(minutes=round((time.monotonic() - start) / 60, 1), results=results)
             (OUT / "compare.json").write_text(json.dumps(measured) + "\n")
 
-        bench.rounds(1 if arguments.quick else arguments.rounds, keep)
+        bench.rounds(1 if arguments.quick else arguments.rounds, save)
     out = arguments.out or (OUT if arguments.quick else HERE.parent / "docs")
     out.mkdir(parents=True, exist_ok=True)
     text = table.page(measured)
     print(text)
     (out / "performance.md").write_text(text)
+    targets = arguments.targets or (OUT if arguments.quick else HERE)
+    targets.mkdir(parents=True, exist_ok=True)
+    (targets / "targets.md").write_text(table.targets_page(measured))
     (out / "performance.svg").write_text(picture.svg(measured))
 
 

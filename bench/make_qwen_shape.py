@@ -1,9 +1,9 @@
-"""Makes a folder of the shape of Qwen2.5-0.5B with random weights and a byte-level tokenizer.
+"""Writes a model folder in the shape of Qwen2.5-0.5B with random weights and a byte-level tokenizer.
 
     bench/.venvs/torch/bin/python bench/make_qwen_shape.py bench/out/qwen-shape
 
-24 layers, width 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 151,936, tied: 494 M parameters, written in
-bf16. The tokenizer knows the 256 bytes and the chat markers; ids above them decode to nothing.
+24 layers, width 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 151,936, tied embeddings: 494 M parameters, written in
+bf16. The tokenizer has the 256 bytes and the chat markers; higher ids decode to nothing.
 """
 
 import json

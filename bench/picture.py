@@ -1,4 +1,4 @@
-"""Tokens per second of every program as bars, one block for each work."""
+"""Draws the tokens per second of every program as bars, one block per workload."""
 
 from html import escape
 from statistics import median
@@ -10,13 +10,13 @@ WIDTH, LEFT, RIGHT, ROW, GAP, TOP = 860, 210, 130, 22, 40, 36
 
 
 def blocks(results: dict) -> list:
-    """Works with the programs that have a rate."""
-    found = [(work, [(name, rates(runs)) for name, runs in programs.items() if rates(runs)]) for work, programs in results.items()]
-    return [(work, programs) for work, programs in found if programs]
+    """Returns the workloads with the programs that have a rate."""
+    found = [(workload, [(name, rates(runs)) for name, runs in programs.items() if rates(runs)]) for workload, programs in results.items()]
+    return [(workload, programs) for workload, programs in found if programs]
 
 
 def bar(y: float, name: str, values: list, longest: float) -> list:
-    """A bar to the median with a line from the lowest to the highest round."""
+    """Draws a bar to the median and a line from the lowest to the highest round."""
     x = lambda value: LEFT + (WIDTH - LEFT - RIGHT) * value / longest
     middle, own = median(values), name.startswith("RLoom")
     center, weight = y + ROW / 2, "bold" if own else "normal"
@@ -30,9 +30,9 @@ def bar(y: float, name: str, values: list, longest: float) -> list:
 
 def svg(measured: dict) -> str:
     out, y = [], TOP
-    for work, programs in blocks(measured["results"]):
+    for workload, programs in blocks(measured["results"]):
         longest = max(max(values) for _, values in programs)
-        out.append(f'<text x="{LEFT}" y="{y + 14}" font-size="14">{escape(work)}</text>')
+        out.append(f'<text x="{LEFT}" y="{y + 14}" font-size="14">{escape(workload)}</text>')
         y += ROW
         for name, values in programs:
             out += bar(y, name, values, longest)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Methods side by side: the arithmetic task, the same warm start, the same number of sampled tokens, several seeds.
+"""Compares methods on the arithmetic task: same warm start, same number of sampled tokens, several seeds.
 
     cargo build --release
     python3 bench/algorithms/compare.py [--seeds 3] [--tokens 400000] [--methods grpo,ppo] [--out docs]
 
-Every seed has one warm start, from which every method begins; a method is stopped once it has sampled its tokens (those
-of replaced groups count). Held-out accuracy is greedy, on 512 sums whose operands occur in no task that is trained on,
-and read off at the token budget by interpolation between the evaluations around it. Prints a table (Markdown) and writes
-it with the curves (comparison.md, comparison.svg). Finished runs in bench/out are not run again.
+Each seed has one warm start from which every method begins; a method is stopped once it has sampled its tokens (those of
+replaced groups count). Held-out accuracy is greedy, on 512 sums whose operands occur in no training task, interpolated at
+the token budget between the evaluations around it. Prints a Markdown table and writes it with the curves (comparison.md,
+comparison.svg). Finished runs in bench/out are reused.
 """
 
 import argparse
@@ -26,10 +26,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RUNS = ROOT / "bench" / "out" / "algorithms"
 RECIPE = (HERE / "recipe.toml").read_text()
-#: Attempts in a batch, whatever the group's size.
-ATTEMPTS = 256
+#: Episodes per batch, for every group size.
+EPISODES = 256
 GROUP_SIZE = {"rloo": 4, "ppo": 1, "reinforce_pp": 1}
-#: Optimiser steps per batch. With one, every ratio is exactly 1 and GRPO and GSPO are the same; RLOO has no ratio.
+#: Optimiser steps per batch. With one, every ratio is exactly 1 and GRPO equals GSPO; RLOO has no ratio.
 MINIBATCHES = 4
 NO_RATIO = {"rloo"}
 METHODS = ["grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "ppo"]
@@ -95,12 +95,12 @@ def events(run: Path) -> list:
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
-            break  # the last line of a stream that is being written
+            break  # the last line may be incomplete while the run writes
     return found
 
 
 def curve(run: Path) -> list:
-    """(tokens sampled, held-out accuracy) at each evaluation of the RL stage."""
+    """Returns (sampled tokens, held-out accuracy) at each evaluation of the RL stage."""
     points, tokens = [], 0.0
     for line in events(run):
         if line.get("stage") != "rl":
@@ -113,7 +113,7 @@ def curve(run: Path) -> list:
 
 
 def rloom(binary: Path, name: str, text: str, seed: int, tokens: float | None) -> Path:
-    """Runs a recipe to its end, or until so many tokens are sampled and an evaluation has followed."""
+    """Runs a recipe to its end, or until `tokens` are sampled and an evaluation has followed."""
     run = RUNS / name
     done = run / "done"
     what = json.dumps({"recipe": text, "tokens": tokens})
@@ -141,7 +141,7 @@ def rloom(binary: Path, name: str, text: str, seed: int, tokens: float | None) -
 
 
 def at(points: list, tokens: float) -> float:
-    """Accuracy when so many tokens were sampled."""
+    """Interpolates the accuracy at a number of sampled tokens."""
     for (x0, y0), (x1, y1) in zip(points, points[1:]):
         if x0 <= tokens <= x1:
             return y0 + (y1 - y0) * (tokens - x0) / max(x1 - x0, 1.0)
@@ -170,34 +170,34 @@ def table(results: dict, tokens: float) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Methods side by side
+PAGE = """# Methods compared
 
 ![Held-out accuracy against sampled tokens, one curve per method](comparison.svg)
 
 {table}
 
-The sums of `recipes/arithmetic.toml`: a model of three layers made from nothing, one warm start per seed from which every method
-begins, then the same number of sampled tokens (those of replaced groups count). 256 attempts a batch; four optimiser steps a batch
-where the method has an importance ratio, one where it has none; one learning rate; the methods' own defaults for all else.
-Held-out accuracy is greedy, on 512 sums whose operands occur in no task that is trained on.
+The task is that of `recipes/arithmetic.toml`: three-digit sums with a three-layer model initialised from scratch. Each seed has one warm
+start from which every method begins, and every method samples the same number of tokens (those of replaced groups count). A batch has
+256 episodes; methods with an importance ratio take four optimiser steps per batch, the others one. The learning rate is the same for
+all, everything else is the method's default. Held-out accuracy is greedy, on 512 sums whose operands occur in no training task.
 
-With {seeds} seeds and one small task this shows that the methods work, not which one is best: nothing was tuned for any
-of them, and the spread between seeds is as large as that between most methods.
+With {seeds} seeds and one small task this shows that the methods work, not which one is best: none of them was tuned, and the
+spread between seeds is as large as that between most methods.
 
-{machine}. To repeat: `cargo build --release`, then `python3 bench/algorithms/compare.py`.
+Measured {machine}. To reproduce: `cargo build --release`, then `python3 bench/algorithms/compare.py`.
 """
 
 
 def machine() -> str:
-    """Date, processor and cores."""
+    """Returns date, number of cores and processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     today = datetime.date.today()
-    return f"{today.day} {today:%B %Y}, {os.cpu_count()} cores of {names[0] if names else platform.machine()}"
+    return f"on {today.day} {today:%B %Y} on {os.cpu_count()} cores of {names[0] if names else platform.machine()}"
 
 
-#: Colours that stay apart for colour-blind readers, and dashes that do without colour.
+#: Colours that colour-blind readers can tell apart, and dashes for prints without colour.
 STYLES = [
     ("#0072b2", ""),
     ("#d55e00", "7 3"),
@@ -210,7 +210,7 @@ STYLES = [
 
 
 def picture(results: dict, tokens: float) -> str:
-    """Mean held-out accuracy against sampled tokens, with the band from the lowest to the highest seed."""
+    """Draws mean held-out accuracy against sampled tokens, with a band from the lowest to the highest seed."""
     width, height, left, right, top, bottom = 860, 460, 62, 150, 34, 52
     w, h = width - left - right, height - top - bottom
     lowest = min(point[1] for runs in results.values() for run in runs for point in run["curve"])
@@ -268,7 +268,7 @@ def main() -> None:
         start = rloom(args.rloom, f"warmup-{seed}", RECIPE + WARMUP, seed, None)
         folder = start / "checkpoints" / "warmup-step-000540"
         for method, runs in results.items():
-            batch = ATTEMPTS // GROUP_SIZE.get(method, 8)
+            batch = EPISODES // GROUP_SIZE.get(method, 8)
             minibatches = 1 if method in NO_RATIO else MINIBATCHES
             text = RECIPE + METHOD.format(start=folder, method=method, batch=batch, minibatches=minibatches)
             run = rloom(args.rloom, f"{method}-{seed}", text, seed, args.tokens)

@@ -1,6 +1,6 @@
-"""Writes a transformers folder of shape S as llama.cpp's format: python gguf_folder.py FOLDER FILE f32|bf16.
+"""Converts a transformers folder of shape S to llama.cpp's format: python gguf_folder.py FOLDER FILE f32|bf16.
 
-llama.cpp wants a tokenizer in the file; this one has one word per id and is never used, since prompts are ids.
+llama.cpp requires a tokenizer in the file; this one has one word per id and is never used, since prompts are ids.
 """
 
 import sys
@@ -9,13 +9,13 @@ from pathlib import Path
 import gguf
 from safetensors.numpy import load_file
 
-from works import POSITIONS, SHAPES
+from workloads import POSITIONS, SHAPES
 
 folder, file, compute = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 shape = SHAPES["S"]
 tensors = load_file(folder / "model.safetensors")
 parameters = sum(tensor.size for tensor in tensors.values())
-assert parameters == shape.parameters(), f"{parameters} parameters instead of {shape.parameters()}"
+assert parameters == shape.parameters(), f"{parameters} parameters, expected {shape.parameters()}"
 writer = gguf.GGUFWriter(file, "qwen2")
 writer.add_block_count(shape.layers)
 writer.add_context_length(POSITIONS)

@@ -1,10 +1,10 @@
-"""Greedy decoding with llama.cpp's server, in process, every prompt a request of its own: --file FILE names the model."""
+"""Greedy decoding with llama.cpp's in-process server, one request per prompt: --file FILE is the model."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import xllamacpp
 
-from works import SHAPES, arguments, peak_mib, prompts, report, threads, timed
+from workloads import SHAPES, arguments, peak_mib, prompts, report, threads, timed
 
 given = arguments("--file")
 shape = SHAPES["S"]

@@ -1,4 +1,4 @@
-"""The shapes as transformers models, with random weights and PyTorch's threads set."""
+"""Transformers models of the shapes with random weights; sets PyTorch's thread count."""
 
 import os
 
@@ -6,17 +6,17 @@ import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from works import POSITIONS, SHAPES, peak_mib, threads
+from workloads import POSITIONS, SHAPES, peak_mib, threads
 
 torch.set_num_threads(threads())
 torch.manual_seed(0)
 VERSIONS = f"torch {torch.__version__}, transformers {transformers.__version__}"
-#: Resident memory before there is a model: the interpreter and what it has imported.
+#: Resident memory before a model exists: the interpreter and its imports.
 START_MIB = peak_mib()
 
 
 def model(name: str, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
-    """A model of a shape; no token ends a sequence, so that every completion has its full length."""
+    """Creates a model of a shape. No token ends a sequence, so that every completion has its full length."""
     shape = SHAPES[name]
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
@@ -33,12 +33,12 @@ def model(name: str, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
         pad_token_id=0,
     )
     made = Qwen2ForCausalLM(config).to(dtype)
-    assert parameters(made) == shape.parameters(), f"{parameters(made)} parameters instead of {shape.parameters()}"
+    assert parameters(made) == shape.parameters(), f"{parameters(made)} parameters, expected {shape.parameters()}"
     return made
 
 
 def parameters(of: torch.nn.Module) -> int:
-    """Numbers in a model, tied ones once."""
+    """Returns the number of parameters, tied ones counted once."""
     return sum(p.numel() for p in of.parameters())
 
 
@@ -47,7 +47,7 @@ def dtype(compute: str) -> torch.dtype:
 
 
 if __name__ == "__main__":
-    # Writes shape S as a folder for the programs that read one: python qwen.py FOLDER.
+    # Writes shape S as a model folder: python qwen.py FOLDER.
     import sys
 
     made = model("S")

@@ -1,7 +1,7 @@
-"""PyTorch's matrix products of linear layers in training: --layers "m,n,k m,n,k …" for m tokens, n outputs, k inputs.
+"""Speed of the matrix products of linear layers in PyTorch: --layers "m,n,k m,n,k …" for m tokens, n outputs, k inputs.
 
-Each layer has three, in the storage that autograd has them in. The same matrices are used again and again, so that what
-fits in a cache is there. One JSON line with GFLOP/s of each.
+Each layer has three products (forward and both gradients), in the memory layout that autograd uses. The same matrices are
+used repeatedly, so they stay in the cache if they fit. Prints one JSON line with the GFLOP/s of each.
 """
 
 import json
@@ -11,9 +11,9 @@ from statistics import median
 import torch
 
 import qwen
-from works import arguments
+from workloads import arguments
 
-#: A block of products takes at least so many seconds, so that it is long against the clock.
+#: Minimum duration of a block of products in seconds, long compared with the clock's resolution.
 BLOCK = 0.05
 given = arguments("--layers")
 dtype = qwen.dtype(given.compute)

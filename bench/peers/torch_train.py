@@ -1,6 +1,6 @@
 """A training step in PyTorch: forward, cross-entropy, backward and fused AdamW; `--compile yes` compiles the model.
 
-bf16 is autocast over f32 weights, as RLoom keeps f32 master weights; attention is SDPA.
+bf16 is autocast over f32 weights, comparable to RLoom's f32 master weights; attention is SDPA.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import contextlib
 import torch
 
 import qwen
-from works import SHAPES, arguments, report, timed
+from workloads import SHAPES, arguments, report, timed
 
 given = arguments("--compile")
 shape = SHAPES[given.shape]
@@ -38,5 +38,5 @@ def step() -> None:
 
 
 seconds = timed(given.steps, given.warm, step)
-assert losses[-1] < losses[0], f"the loss does not fall on a repeated batch: {losses}"
+assert losses[-1] < losses[0], f"the loss does not decrease on a repeated batch: {losses}"
 report(seconds, sequences * length, start_mib=qwen.START_MIB, parameters=qwen.parameters(model), versions=qwen.VERSIONS)

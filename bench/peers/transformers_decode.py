@@ -1,9 +1,9 @@
-"""Greedy decoding of a batch with `transformers.generate`; bf16 is bf16 weights."""
+"""Greedy decoding of a batch with `transformers.generate`; bf16 means bf16 weights."""
 
 import torch
 
 import qwen
-from works import SHAPES, arguments, prompts, report, timed
+from workloads import SHAPES, arguments, prompts, report, timed
 
 given = arguments()
 shape = SHAPES[given.shape]

@@ -1,6 +1,6 @@
 """A GRPO step with TRL's trainer: rollout, random rewards, one optimiser step, no KL term, no gradient checkpointing.
 
-bf16 is autocast, as the trainer does it. `--batch N` cuts the optimiser step into micro-batches of N completions.
+bf16 is the trainer's autocast. `--batch N` splits the optimiser step into micro-batches of N completions.
 """
 
 import random
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import qwen
-from works import GRPO, SHAPES, arguments, prompts, report
+from workloads import GRPO, SHAPES, arguments, prompts, report
 
 given = arguments("--batch")
 tasks, samples, prompt, new = GRPO
@@ -30,7 +30,7 @@ transformers.logging.set_verbosity_error()
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One word per id; the end of sequence is an id that the model does not have, so nothing ends early."""
+    """Creates a tokenizer with one word per id. The end of sequence is an id outside the vocabulary, so nothing ends early."""
     words = {f"w{i}": i for i in range(shape.vocabulary)} | {"<end>": shape.vocabulary}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -41,7 +41,7 @@ scored = []
 
 
 def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
-    """Random, and the place where the work is checked: so many completions, each of full length."""
+    """Returns random rewards and checks the workload: the number of completions and their full length."""
     assert len(completion_ids) == completions, len(completion_ids)
     assert all(len(ids) == new for ids in completion_ids), {len(ids) for ids in completion_ids}
     scored.append(len(completion_ids))
@@ -49,7 +49,7 @@ def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
 
 
 class Clock(TrainerCallback):
-    """Seconds from the begin to the end of each optimiser step, the rollout within."""
+    """Measures the seconds of each optimiser step, rollout included."""
 
     def __init__(self) -> None:
         self.begun, self.seconds = 0.0, []
@@ -98,7 +98,7 @@ with tempfile.TemporaryDirectory() as folder:
     trainer.train()
 assert trainer.state.global_step == len(scored) == len(clock.seconds) == steps, (trainer.state.global_step, len(scored))
 assert any((value != before[name]).any() for name, value in trainer.model.state_dict().items()), "no weight changed"
-# Tokens that are trained on, as RLoom counts them.
+# Trained tokens, as RLoom counts them.
 report(
     clock.seconds[given.warm :],
     completions * new,

@@ -1,6 +1,6 @@
-"""Greedy decoding with vLLM's offline engine, every prompt a request of its own: --folder FOLDER names the model.
+"""Greedy decoding with vLLM's offline engine, one request per prompt: --folder FOLDER is the model.
 
-compare.py sets the variables that vLLM reads (cores, cache size, no network). `--eager yes` goes without compilation.
+compare.py sets the environment variables that vLLM reads (cores, cache size, no network). `--eager yes` disables compilation.
 """
 
 import time
@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from vllm import LLM, SamplingParams
 
-from works import SHAPES, arguments, prompts, report, timed
+from workloads import SHAPES, arguments, prompts, report, timed
 
 given = arguments("--folder", "--eager")
 
@@ -37,7 +37,7 @@ def main() -> None:
         assert all(len(output.outputs[0].token_ids) == new for output in outputs)
 
     seconds = timed(given.steps, given.warm, decode)
-    # No memory: the engine and its worker are processes of their own.
+    # Memory is not reported: the engine and its worker are separate processes.
     report(seconds, sequences * new, startup_seconds=started, versions=f"vllm {version('vllm')}")
 
 

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Staleness side by side: the same task, the same warm start, the same number of trained tokens, several seeds.
+"""Compares bounds on staleness: same task, same warm start, same number of trained tokens, several seeds.
 
     cargo build --release
     python3 bench/staleness/compare.py [--seeds 3] [--tokens 400000] [--out docs]
 
-Two tasks: sums of three digits, and sums whose length has a long tail. Every seed has one warm start per task, from which
-every schedule begins; a run is stopped once it has trained on its tokens and has been evaluated after that. Times are those
-of reinforcement learning alone, its evaluations included, up to the token budget; held-out accuracy is greedy, on 512 sums
-whose operands occur in no task that is trained on, and read off at the budget by interpolation between the evaluations
-around it. A round runs every schedule once, one after the other, each round from another one on, so that what else the
-machine does hits all alike. Prints the tables (Markdown) and writes them with the curves (staleness.md, staleness.svg).
-Finished runs in bench/out are not run again.
+Two tasks: sums of three digits, and sums whose length has a long tail. Each seed has one warm start per task from which every
+schedule begins; a run is stopped once it has trained on its tokens and has been evaluated after that. Times are those of
+the reinforcement-learning stage up to the token budget, evaluations included. Held-out accuracy is greedy, on 512 sums whose
+operands occur in no training task, interpolated at the budget between the evaluations around it. A round runs every schedule
+once, and each round starts with another one, so that other load on the machine affects all alike. Prints Markdown tables and
+writes them with the curves (staleness.md, staleness.svg). Finished runs in bench/out are reused.
 """
 
 import argparse
@@ -29,35 +28,35 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RUNS = ROOT / "bench" / "out" / "staleness"
-#: Attempts in a batch: 32 groups of 8.
-ATTEMPTS = 256
+#: Episodes per batch: 32 groups of 8.
+EPISODES = 256
 
-#: What is laid over recipe.toml for each task, and how long a completion may be.
+#: Recipe files of each task, and the maximum length of a completion.
 TASKS = {
     "short": {"title": "Sums of three digits", "files": ["recipe.toml"], "limit": 40},
     "long": {"title": "Sums with a long tail", "files": ["recipe.toml", "heavy_tail.toml"], "limit": 128},
 }
 
-#: Threads that train and threads that roll out where both work at once.
+#: Threads for training and for rollouts where both overlap.
 SPLITS = ["1:1", "2:1", "2:2"]
-#: At staleness 0 rollouts and training take turns, each with both cores.
+#: At staleness 0 rollouts and training alternate, each with both cores.
 ETAS = [0, 1, 2, 4]
 EARLY = {"max_staleness": 0, "cut_order": "completion", "oversample": 8}
 STRAGGLERS = [
     ("0, first 32 of 40, the rest dropped", {**EARLY, "stragglers": "drop"}),
-    ("0, first 32 of 40, the rest put off", {**EARLY, "stragglers": "put_off"}),
+    ("0, first 32 of 40, the rest deferred", {**EARLY, "stragglers": "defer"}),
     ("2, in order of arrival", {"max_staleness": 2, "priority": "arrival"}),
     ("2, batches in completion order", {"max_staleness": 2, "cut_order": "completion"}),
 ]
 
 
 def other_split(split: str) -> str:
-    """The name of a schedule with other threads."""
+    """Returns the name of a schedule with another split of the threads."""
     return f"1, threads {split}"
 
 
 def schedules(task: str, split: str) -> list:
-    """Which schedules a task is run with, by name."""
+    """Returns the schedules of a task by name."""
     found = [(f"{eta}", {"max_staleness": eta}) for eta in ETAS]
     found += [(other_split(other), {"max_staleness": 1, "split": other}) for other in SPLITS if other != split]
     if task == "long":
@@ -120,14 +119,14 @@ beta2 = 0.95
 
 
 def learn(start: Path, limit: int, settings: dict) -> str:
-    """The part of a recipe that says how it is trained."""
+    """Returns the part of a recipe with the training settings."""
     settings = dict(settings)
     trainer, rollout = settings.pop("split").split(":")
-    side_by_side = settings["max_staleness"] > 0
+    overlaps = settings["max_staleness"] > 0
     return LEARN.format(
         start=start,
         limit=limit,
-        threads=f"threads = {trainer}\n\n[stage.rollout]\nthreads = {rollout}\n" if side_by_side else "",
+        threads=f"threads = {trainer}\n\n[stage.rollout]\nthreads = {rollout}\n" if overlaps else "",
         schedule="\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
     )
 
@@ -141,28 +140,28 @@ def events(run: Path) -> list:
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
-            break  # the last line of a stream that is being written
+            break  # the last line may be incomplete while the run writes
     return found
 
 
 def trained(lines: list) -> dict:
-    """Tokens of completions that were trained on, by step."""
+    """Returns the cumulative tokens of trained completions by step."""
     tokens, sum_ = {0: 0.0}, 0.0
     for line in lines:
         if line.get("stage") == "rl" and line["event"] == "step":
-            sum_ += ATTEMPTS * line["metrics"]["completions/mean_length"]
+            sum_ += EPISODES * line["metrics"]["completions/mean_length"]
             tokens[line["step"]] = sum_
     return tokens
 
 
 def evaluations(lines: list) -> dict:
-    """Held-out accuracy by step; an evaluation may be told of after later steps than its own."""
+    """Returns held-out accuracy by step; an evaluation may be reported after later steps than its own."""
     found = [line for line in lines if line.get("stage") == "rl" and line["event"] == "evaluation"]
     return {line["step"]: line["metrics"]["eval/accuracy"] for line in found}
 
 
 def rloom(binary: Path, name: str, files: list, text: str, seed: int, tokens: float | None) -> Path:
-    """Runs a recipe to its end, or until it has trained on so many tokens and was evaluated after that."""
+    """Runs a recipe to its end, or until it has trained on `tokens` and was evaluated after that."""
     run = RUNS / name
     done = run / "done"
     what = json.dumps({"files": [(HERE / file).read_text() for file in files], "recipe": text, "tokens": tokens})
@@ -179,7 +178,7 @@ def rloom(binary: Path, name: str, files: list, text: str, seed: int, tokens: fl
         process = subprocess.Popen([str(c) for c in command], stdout=log, stderr=log)
         asked = False
         while process.poll() is None:
-            # Rare and short looks, so that watching takes nothing away from what is measured.
+            # Polls rarely, so that polling does not disturb the measurement.
             time.sleep(1.0)
             lines = events(run)
             sums = trained(lines)
@@ -193,7 +192,7 @@ def rloom(binary: Path, name: str, files: list, text: str, seed: int, tokens: fl
 
 
 def at(points: list, x: float) -> float:
-    """The value at `x` between the points around it."""
+    """Interpolates the value at `x` between the points around it."""
     for (x0, y0), (x1, y1) in zip(points, points[1:]):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / max(x1 - x0, 1e-9)
@@ -201,7 +200,7 @@ def at(points: list, x: float) -> float:
 
 
 def measured(run: Path, budget: float) -> dict:
-    """What a run did up to its token budget."""
+    """Returns the figures of a run up to its token budget."""
     lines = [line for line in events(run) if line.get("stage") == "rl"]
     tokens = trained(lines)
     begun = next(line["elapsed"] for line in lines if line["event"] == "stage_started")
@@ -230,15 +229,15 @@ def measured(run: Path, budget: float) -> dict:
         "staleness_max": max(metrics.get("off_policy/staleness_max", 0.0) for metrics in within),
         "length": mean("completions/mean_length"),
         "longest": max(metrics["completions/max_length"] for metrics in within),
-        "ended": {end: sum(line["end"] == end for line in ended) for end in ("surplus", "stale", "put_off")},
+        "ended": {end: sum(line["end"] == end for line in ended) for end in ("surplus", "stale", "deferred")},
     }
 
 
 def table(results: dict) -> str:
-    """One row per schedule: means over the seeds, with the lowest and the highest of time and accuracy."""
+    """Formats one row per schedule: means over the seeds, with the lowest and highest time and accuracy."""
     lines = [
-        "| staleness | seconds | held-out accuracy, % | tokens/s, rollout | tokens/s, training | both at work "
-        "| training waits | rollout waits | age of tokens, mean (max) | mean length | batches | not trained |",
+        "| staleness | seconds | held-out accuracy, % | tokens/s, rollout | tokens/s, training | overlap "
+        "| trainer idle | rollout idle | age of tokens, mean (max) | mean length | batches | not trained |",
         "| --- " * 12 + "|",
     ]
     for name, runs in results.items():
@@ -247,7 +246,7 @@ def table(results: dict) -> str:
             f"{scale * mean(key):.1f} ({scale * min(r[key] for r in runs):.1f}–{scale * max(r[key] for r in runs):.1f})"
         )
         lost = {end: statistics.fmean(run["ended"][end] for run in runs) for end in runs[0]["ended"]}
-        words = {"surplus": "dropped", "stale": "too old", "put_off": "put off"}
+        words = {"surplus": "dropped", "stale": "too old", "deferred": "deferred"}
         ends = ", ".join(f"{count:.0f} {words[end]}" for end, count in lost.items() if count > 0)
         cells = [
             name,
@@ -267,54 +266,53 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Rollout and training side by side
+PAGE = """# Staleness compared
 
 ![Held-out accuracy against seconds, one curve per staleness, for both tasks](staleness.svg)
 
-`schedule.max_staleness` is how many batches may have been trained since the policy that wrote a trained token. At 0 rollouts and
-training take turns, each with both cores; above, they work at the same time, training with {trainer} and rollouts with {rollout} of
-the threads (other splits in the rows *threads training:rollouts*), and with the default corrections for old tokens. Means of
-{seeds} seeds (lowest–highest; of other splits and the last rows seed 1 alone), up to {tokens} trained tokens; 256 attempts a batch, everything else alike.
+The effect of `schedule.max_staleness` on time and accuracy, measured on one machine. At 0 rollouts and training alternate, each with
+both cores. Above 0 they overlap, training with {trainer} and rollouts with {rollout} threads (other splits in the rows
+*threads training:rollouts*), with the default corrections for stale tokens. The rows are means of {seeds} seeds (lowest–highest), those of
+other splits and of the last rows have seed 1 only. Each run trains on {tokens} tokens in batches of 256 episodes; everything else is
+equal.
 
 ## Sums of three digits
 
 {short}
 
-Before training {short_start:.1f} %.
+Accuracy before training: {short_start:.1f} %.
 
 ## Sums with a long tail
 
-Two to twelve digits, a number of digits d with a probability proportional to 1/d² (`digits = "power_law"`): worked out, most take some
-30 tokens and a few over 100. The last rows say what becomes of the long ones: batches of the first 32 of 40 groups, with the others
-dropped or put off into a batch of their own; completions in the order in which they came instead of the oldest group first; batches
-of whichever groups are ready first.
+Two to twelve digits; the probability of d digits is proportional to 1/d² (`digits = "power_law"`). Worked out, most sums take about 30
+tokens and a few over 100. The last rows treat the long ones differently: batches of the first 32 of 40 groups, with the others dropped or
+deferred to a batch of their own; completions in order of arrival instead of the oldest group first; batches of the groups that are
+ready first.
 
 {long}
 
-Before training {long_start:.1f} %. *Mean length* is that of the completions that were trained on: a schedule that drops what is slow
-trains on shorter ones.
+Accuracy before training: {long_start:.1f} %. *Mean length* is that of the trained completions: a schedule that drops slow groups trains on
+shorter ones.
 
-## What the overlap gains on two cores, and why
+## Effect of the overlap on two cores
 
 {gains}
 
-Both halves of the loop compute, and on one machine they share the cores: two cores that are both at work do no more when the work
-overlaps. What overlapping can win back is the time in which a core had nothing to do while rollouts and training took turns: at the
-end of every batch, when the last and longest sequences are written (more with a long tail), and wherever two threads are less than
-twice as fast as one. What it costs: with cores of their own, the side with less work idles (*rollout waits*, *training waits*) and
-cannot help the other, and the split of the cores is rarely that of the work; with all cores for both, they get in each other's way.
-And above 0 the default corrections score every batch once more before it is trained on.
-Where rollouts and training have hardware of their own, no core changes sides and nothing is lost by working at the same time;
-`rloom plan` computes what that gains.
+Rollouts and training both compute, and on one machine they share the cores: two busy cores do no more work when the phases overlap.
+Overlapping can only recover idle time: at the end of every batch, when the last and longest sequences are generated (more with a long
+tail), and wherever two threads are less than twice as fast as one. It costs something as well: with separate cores, the side with less work
+idles (*rollout idle*, *trainer idle*) and cannot help the other; with all cores for both, they slow each other down. And above 0 the
+default corrections score every batch once more before it is trained on. Where rollouts and training have hardware of their own,
+these costs do not arise; `rloom plan` computes the gain.
 
-With {seeds} seeds and two small tasks, differences in accuracy within the spread of the seeds say nothing.
+With {seeds} seeds and two small tasks, differences in accuracy within the spread of the seeds are not significant.
 
-{machine}. To repeat: `cargo build --release`, then `python3 bench/staleness/compare.py` on a machine that does nothing else.
+Measured {machine}. To reproduce: `cargo build --release`, then `python3 bench/staleness/compare.py` on an otherwise idle machine.
 """
 
 
 def gains(results: dict, split: str) -> str:
-    """What was gained, in words, from the numbers alone."""
+    """Describes the effect of overlapping in words, from the numbers alone."""
     lines = []
     for task, rows in results.items():
         seconds = {name: statistics.fmean(run["seconds"] for run in runs) for name, runs in rows.items()}
@@ -324,30 +322,30 @@ def gains(results: dict, split: str) -> str:
         share = statistics.fmean(run["training"] for run in rows["0"])
         others = [f"{other} {seconds[other_split(other)]:.1f} s" for other in SPLITS if other != split]
         said = (
-            f"- {TASKS[task]['title']}: in turns {seconds['0']:.1f} s, of which training takes {100 * share:.0f} %; at staleness 1 "
-            f"{seconds['1']:.1f} s, {seconds['0'] / seconds['1']:.2f} times as fast (with threads {', '.join(others)}); at staleness "
-            f"{best}, the fastest, {seconds[best]:.1f} s. Accuracy at staleness 1 less that in turns: {change:+.1f} points; seeds differ "
-            f"by {max(final['0']) - min(final['0']):.1f} points in turns and {max(final['1']) - min(final['1']):.1f} at 1."
+            f"- {TASKS[task]['title']}: {seconds['0']:.1f} s at staleness 0, {100 * share:.0f} % of it training; {seconds['1']:.1f} s at "
+            f"staleness 1, {seconds['0'] / seconds['1']:.2f} times as fast (with threads {', '.join(others)}); {seconds[best]:.1f} s at "
+            f"staleness {best}, the fastest above 0. Accuracy at staleness 1 minus that at 0: {change:+.1f} points; seeds differ by "
+            f"{max(final['0']) - min(final['0']):.1f} points at 0 and {max(final['1']) - min(final['1']):.1f} at 1."
         )
         lines.append(textwrap.fill(said, 130, subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)
 
 
 def machine() -> str:
-    """Date, processor and cores."""
+    """Returns date, number of cores and processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     today = datetime.date.today()
-    return f"{today.day} {today:%B %Y}, {os.cpu_count()} cores of {names[0] if names else platform.machine()}"
+    return f"on {today.day} {today:%B %Y} on {os.cpu_count()} cores of {names[0] if names else platform.machine()}"
 
 
-#: Colours that stay apart for colour-blind readers, and dashes that do without colour.
+#: Colours that colour-blind readers can tell apart, and dashes for prints without colour.
 STYLES = {"0": ("#000000", ""), "1": ("#0072b2", "7 3"), "2": ("#d55e00", "2 3"), "4": ("#009e73", "9 3 2 3")}
 
 
 def panel(task: str, rows: dict, budget: float, left: float, width: float, top: float, height: float) -> list:
-    """Mean held-out accuracy against mean seconds, with the band from the lowest to the highest seed."""
+    """Draws mean held-out accuracy against mean seconds, with a band from the lowest to the highest seed."""
     rows = {name: runs for name, runs in rows.items() if name in STYLES}
     latest = max(statistics.fmean(run["seconds"] for run in runs) for runs in rows.values())
     lowest = min(value for runs in rows.values() for run in runs for _, value in run["accuracy"])
@@ -383,7 +381,7 @@ def panel(task: str, rows: dict, budget: float, left: float, width: float, top: 
 
 
 def picture(results: dict, budget: float) -> str:
-    """Both tasks beside each other."""
+    """Draws both tasks next to each other."""
     width, height, top, h, w = 980, 430, 44, 310, 400
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
@@ -411,12 +409,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=float, default=400_000, help="budget of trained tokens per run")
     parser.add_argument("--warmup", type=int, default=540, help="steps of the warm starts")
-    parser.add_argument("--split", choices=SPLITS, default="2:2", help="threads that train : threads that roll out")
+    parser.add_argument("--split", choices=SPLITS, default="2:2", help="threads for training : threads for rollouts")
     parser.add_argument("--rloom", type=Path, default=ROOT / "target" / "release" / "rloom")
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     args = parser.parse_args()
     if os.getloadavg()[0] > 0.5:
-        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): times will be worth little", file=sys.stderr)
+        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): times will be unreliable", file=sys.stderr)
     starts = {}
     for seed in range(1, args.seeds + 1):
         for task, what in TASKS.items():
@@ -427,10 +425,10 @@ def main() -> None:
     for task, name, _ in everything:
         results[task][name] = []
     for seed in range(1, args.seeds + 1):
-        # Each round begins elsewhere: no schedule is always the first or the last.
+        # Each round starts with another schedule, so none is always first or last.
         turn = (seed - 1) * len(everything) // args.seeds
         for task, name, settings in everything[turn:] + everything[:turn]:
-            # The bounds on staleness with every seed; what else there is to choose is shown with one.
+            # Only the bounds on staleness run with every seed; the other schedules run with one.
             if seed > 1 and name not in map(str, ETAS):
                 continue
             what = TASKS[task]

@@ -1,6 +1,6 @@
-"""The works that every program does, and how a peer reports: shapes, batches, prompts, one JSON line.
+"""Workloads that every program runs, and the report of a program: shapes, batches, prompts, one JSON line.
 
-Imported by the peers and by compare.py; needs nothing but the standard library.
+Imported by the other programs and by compare.py; needs only the standard library.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class Shape:
     decode: tuple[int, int, int]
 
     def parameters(self) -> int:
-        """How many numbers the model has; every program must have as many."""
+        """Returns the number of parameters, which must be the same in every program."""
         kv = self.hidden * self.kv_heads // self.heads
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * kv + self.hidden + 2 * kv
         layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
@@ -41,48 +41,48 @@ SHAPES = {
 }
 #: Prompts, samples of each, prompt tokens and new tokens in a GRPO step of shape S.
 GRPO = (16, 8, 16, 64)
-#: Positions a model is made for.
+#: Maximum number of positions of a model.
 POSITIONS = 512
 
 
 def arguments(*flags: str) -> argparse.Namespace:
-    """A peer's command line: the shape, the format it computes in, how many times, and its own options."""
+    """Parses a program's command line: shape, number format, number of steps, and its own options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", choices=SHAPES, default="S")
     parser.add_argument("--compute", choices=["f32", "bf16"], default="f32")
-    parser.add_argument("--steps", type=int, default=5, help="how many are reported")
-    parser.add_argument("--warm", type=int, default=2, help="how many come before and are dropped")
+    parser.add_argument("--steps", type=int, default=5, help="steps that are reported")
+    parser.add_argument("--warm", type=int, default=2, help="warm-up steps, not reported")
     for flag in flags:
         parser.add_argument(flag)
     return parser.parse_args()
 
 
 def threads() -> int:
-    """Compute threads of this run; compare.py sets the variable for every program."""
+    """Returns the number of compute threads; compare.py sets the variable for every program."""
     return int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count() or 1
 
 
 def prompts(shape: Shape, rows: int, length: int) -> list[list[int]]:
-    """The same token ids for every peer; id 0 is left out, it is the padding of some."""
+    """Returns the same token ids for every program, without id 0, which some use for padding."""
     numbers = random.Random(0)
     return [[numbers.randrange(1, shape.vocabulary) for _ in range(length)] for _ in range(rows)]
 
 
-def timed(steps: int, warm: int, work) -> list[float]:
-    """Seconds of each call of `work` after the first `warm` ones."""
+def timed(steps: int, warm: int, call) -> list[float]:
+    """Returns the seconds of each call of `call` after the first `warm` ones."""
     seconds = []
     for _ in range(warm + steps):
         start = time.perf_counter()
-        work()
+        call()
         seconds.append(time.perf_counter() - start)
     return seconds[warm:]
 
 
 def peak_mib() -> float:
-    """Largest resident set of this process until now."""
+    """Returns the largest resident set of this process so far (MiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def report(seconds: list[float], tokens: int, **more: object) -> None:
-    """Prints what compare.py reads: seconds of each step, tokens in a step, and what else is known."""
+    """Prints what compare.py reads: seconds of each step, tokens per step, and further figures."""
     print(json.dumps({"seconds": seconds, "tokens": tokens, "peak_mib": peak_mib(), **more}), flush=True)
