@@ -40,7 +40,10 @@ impl DemonstrationSource {
         let environment = self.environment.as_ref();
         let replayed = demonstrate(environment, &task, &self.tokenizer, self.context, key);
         let trajectory = tokio::time::timeout(self.timeout, replayed).await.map_err(|_| {
-            CollectError::EnvironmentTimeout { environment: environment.name().to_owned(), timeout: self.timeout }
+            CollectError::EnvironmentTimeout {
+                environment: environment.name().to_owned(),
+                timeout: self.timeout,
+            }
         })??;
         let episode = Episode { role: Role::Train, segments: vec![trajectory], rewards: Rewards::default() };
         Ok(Group { ticket, task, episodes: vec![episode] })

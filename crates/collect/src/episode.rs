@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_core::{Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
 use rloom_reward::{AtWork, Scorer};
@@ -70,6 +70,8 @@ pub struct EpisodeSettings {
     pub reward_slots: usize,
     /// Context length of the policy in tokens.
     pub context: usize,
+    /// The policy that is sampled.
+    pub policy: PolicyId,
     /// Seed of the run.
     pub seed: u64,
     /// Index of the stage, part of every random key.
@@ -219,12 +221,18 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     }
 
     /// The request for the next turn.
-    fn request(&self, episode: &EpisodeRequest<'_>, attempt: &Attempt, group: Option<u64>) -> GenerateRequest {
+    fn request(
+        &self,
+        episode: &EpisodeRequest<'_>,
+        attempt: &Attempt,
+        group: Option<u64>,
+    ) -> GenerateRequest {
         let mut sampling = episode.sampling.clone();
         sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
-        let EpisodeSettings { seed, stage, stop_tokens, .. } = &self.settings;
+        let EpisodeSettings { policy, seed, stage, stop_tokens, .. } = &self.settings;
         let random = RandomKey::of_sample(*seed, *stage, episode.purpose, episode.key);
         let mut request = GenerateRequest::new(random, attempt.tokens(), sampling);
+        request.policy = *policy;
         request.attachments = attempt.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);
         request.group = group;

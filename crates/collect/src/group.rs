@@ -164,7 +164,10 @@ impl<E: RolloutEngine> GroupRunner<E> {
         };
         if let Some(overlong) = self.settings.overlong {
             let tokens = scored.trajectory.policy_tokens() as u64;
-            add_overlong_penalty(&mut scored.rewards, overlong.penalty(tokens, self.settings.completion_limit));
+            add_overlong_penalty(
+                &mut scored.rewards,
+                overlong.penalty(tokens, self.settings.completion_limit),
+            );
         }
         let episode = Episode {
             role: if sample < self.settings.group_size { Role::Train } else { Role::Baseline },

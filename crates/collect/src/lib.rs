@@ -18,7 +18,9 @@ mod waits;
 
 pub use concurrency::join_all;
 pub use demonstrations::DemonstrationSource;
-pub use episode::{EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode};
+pub use episode::{
+    EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode,
+};
 pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};

@@ -58,7 +58,11 @@ pub(crate) fn batch_advantages(
     advantages(spec, running, &rewards)
 }
 
-fn numbers_of<'a>(episode: &'a Episode, known: &BatchScores, places: std::ops::Range<usize>) -> EpisodeNumbers<'a> {
+fn numbers_of<'a>(
+    episode: &'a Episode,
+    known: &BatchScores,
+    places: std::ops::Range<usize>,
+) -> EpisodeNumbers<'a> {
     let joined = |all: &[Vec<f32>]| -> Vec<f32> {
         all.get(places.clone()).into_iter().flatten().flatten().copied().collect()
     };

@@ -7,8 +7,11 @@ use std::sync::Arc;
 use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
-use rloom_engine::{Form, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities, TrainEngine};
+use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine, model_of, publish_model};
+use rloom_engine::{
+    PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutSettings,
+    TrainCapabilities, TrainEngine,
+};
 use rloom_learn::Models;
 use rloom_model::{Dtype, GenerationConfig, Model, OutputHeads};
 use rloom_ops::Ctx;
@@ -43,7 +46,12 @@ pub trait EngineFactory {
 
     /// Builds the train engines of a stage on `threads` threads: policy, and critic and process-reward model if the
     /// algorithm has them. All start from `start`.
-    fn models(&self, stage: &Stage, threads: usize, start: StageStart) -> Result<Models<Self::Train>, RunError>;
+    fn models(
+        &self,
+        stage: &Stage,
+        threads: usize,
+        start: StageStart,
+    ) -> Result<Models<Self::Train>, RunError>;
 
     /// Opens a Hugging Face folder that a checkpoint holds as the publication of a version.
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError>;
@@ -96,13 +104,14 @@ impl EmbeddedEngines {
     fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {
         match start {
             StageStart::Initial => Ok(Arc::clone(&self.initial)),
-            StageStart::Published(policy) => match policy.weights {
-                PublishedWeights::Memory(weights) => weights
-                    .downcast::<Model>()
-                    .map(without_value_head)
-                    .ok_or(RunError::ForeignWeights { form: Form::Memory }),
+            StageStart::Published(policy) => match &policy.weights {
                 PublishedWeights::Folder(folder) => self.load(folder.path()),
-                other => Err(RunError::ForeignWeights { form: other.form() }),
+                _ => {
+                    let form = policy.form();
+                    let model = model_of(&policy).ok_or(RunError::ForeignWeights { form })?;
+                    drop(policy);
+                    Ok(without_value_head(model))
+                }
             },
         }
     }
@@ -138,7 +147,7 @@ pub fn rollout_engine(
 
 /// Publishes the weights of a policy in memory, for commands that generate outside of a run.
 pub fn publish(policy: &Policy, version: PolicyVersion) -> PublishedPolicy {
-    rloom_embedded::published(PolicyId::MAIN, version, Arc::clone(&policy.model))
+    publish_model(PolicyId::MAIN, version, &policy.model)
 }
 
 impl EngineFactory for EmbeddedEngines {
@@ -150,7 +159,12 @@ impl EngineFactory for EmbeddedEngines {
         Ok(EmbeddedRolloutEngine::new(self.initial.config(), &self.ctx, settings, tokenizer)?)
     }
 
-    fn models(&self, stage: &Stage, threads: usize, start: StageStart) -> Result<Models<Self::Train>, RunError> {
+    fn models(
+        &self,
+        stage: &Stage,
+        threads: usize,
+        start: StageStart,
+    ) -> Result<Models<Self::Train>, RunError> {
         let ctx = self.ctx_of(threads)?;
         let start = self.model(start)?;
         let Algorithm { critic, prm, .. } = &stage.algorithm;
@@ -179,11 +193,11 @@ impl EngineFactory for EmbeddedEngines {
     }
 
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
-        Ok(rloom_embedded::published(PolicyId::MAIN, version, self.load(folder)?))
+        Ok(publish_model(PolicyId::MAIN, version, &self.load(folder)?))
     }
 
     fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
-        Ok(rloom_embedded::published(PolicyId::MAIN, PolicyVersion(0), self.model(start)?))
+        Ok(publish_model(PolicyId::MAIN, PolicyVersion(0), &self.model(start)?))
     }
 
     fn train_capabilities(&self) -> TrainCapabilities {
@@ -202,10 +216,7 @@ struct EmbeddedWriter {
 
 impl PolicyWriter for EmbeddedWriter {
     fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError> {
-        let PublishedWeights::Memory(weights) = &policy.weights else {
-            return Err(RunError::ForeignWeights { form: policy.form() });
-        };
-        let model = weights.downcast::<Model>().ok_or(RunError::ForeignWeights { form: Form::Memory })?;
+        let model = model_of(policy).ok_or(RunError::ForeignWeights { form: policy.form() })?;
         Ok(model.save(folder, &self.generation)?)
     }
 }

@@ -9,7 +9,7 @@ use tokio::task::JoinError;
 /// Cause of a failed worker: rollout engine, trainer or evaluation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WorkerFailure {
+pub enum WorkerError {
     /// The rollout engine failed.
     #[error(transparent)]
     Rollout(#[from] RolloutError),
@@ -42,7 +42,7 @@ pub enum WorkerFailure {
     TrainerEnded,
 }
 
-impl WorkerFailure {
+impl WorkerError {
     pub(crate) fn evaluation_task(error: &JoinError) -> Self {
         Self::EvaluationPanicked { message: error.to_string() }
     }
@@ -146,7 +146,11 @@ pub enum RunError {
         source: std::io::Error,
     },
     /// The engines have no common way of handing weights over.
-    #[error("the trainer publishes weights as {}, the rollout engine loads {}", forms(published), forms(loaded))]
+    #[error(
+        "the trainer publishes weights as {}, the rollout engine loads {}",
+        forms(published),
+        forms(loaded)
+    )]
     NoCommonForm {
         /// Forms that the trainer publishes.
         published: Vec<Form>,
@@ -193,7 +197,7 @@ pub enum RunError {
         /// The step.
         step: u64,
         /// The cause.
-        cause: WorkerFailure,
+        cause: WorkerError,
         /// The checkpoint to resume from.
         checkpoint: String,
     },
@@ -441,7 +445,8 @@ fn list(versions: &[u64]) -> String {
 }
 
 fn no_sampling_stage(name: Option<&str>) -> String {
-    let which = name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
+    let which =
+        name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
     format!("{which}: there is nothing to generate again")
 }
 

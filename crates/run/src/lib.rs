@@ -19,7 +19,7 @@ mod stop;
 mod train;
 mod trainer;
 
-pub use error::{Contradiction, NotRepeatable, RunError, WorkerFailure};
+pub use error::{Contradiction, NotRepeatable, RunError, WorkerError};
 pub use evaluate::evaluate;
 pub use policy::Policy;
 pub use rebuild::Origin;

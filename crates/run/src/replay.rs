@@ -192,18 +192,14 @@ impl RecordedSample<'_> {
 
     /// Checks that some weights give the sample again: the engine must be exact, and a turn must not mix keys and values of
     /// several versions.
-    fn check_repeatable<F: EngineFactory>(
-        &self,
-        engines: &F,
-        engine: &F::Rollout,
-    ) -> Result<(), RunError> {
-        let not_repeatable = |reason| {
-            Err(RunError::NotRepeatable { ticket: self.ticket, sample: self.sample, reason })
-        };
+    fn check_repeatable<F: EngineFactory>(&self, engines: &F, engine: &F::Rollout) -> Result<(), RunError> {
+        let not_repeatable =
+            |reason| Err(RunError::NotRepeatable { ticket: self.ticket, sample: self.sample, reason });
         if !engine.capabilities().is_exact(&engines.train_capabilities(), None) {
             return not_repeatable(NotRepeatable::InexactEngine);
         }
-        let mut turns = self.episode.segments.iter().flat_map(|s| s.policy_ranges().map(move |turn| (s, turn)));
+        let mut turns =
+            self.episode.segments.iter().flat_map(|s| s.policy_ranges().map(move |turn| (s, turn)));
         if self.rollout.schedule.on_update == OnUpdate::Keep
             && turns.any(|(segment, turn)| parts_by_version(segment, &turn).len() > 1)
         {

@@ -7,6 +7,7 @@ use rloom_collect::{
     DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
+use rloom_core::PolicyId;
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutSettings};
 use rloom_env::Environment;
@@ -25,6 +26,8 @@ const EXTRA_REWARD_SLOTS: usize = 2;
 /// Inputs that all stages of a run share.
 #[derive(Debug, Clone)]
 pub struct RunInputs {
+    /// The policy that is trained.
+    pub policy: PolicyId,
     /// Seed of the run.
     pub seed: u64,
     /// Threads that compute.
@@ -43,6 +46,7 @@ impl RunInputs {
     /// The inputs for a policy.
     pub fn new(policy: &Policy, threads: usize, seed: u64) -> Self {
         Self {
+            policy: PolicyId::MAIN,
             seed,
             threads,
             tokenizer: Arc::clone(&policy.tokenizer),
@@ -66,6 +70,7 @@ impl RunInputs {
             scorer: Arc::new(Scorer::new(reward, self.seed, stage)?),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS,
             context: self.context,
+            policy: self.policy,
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),

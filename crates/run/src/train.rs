@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities, TrainEngine};
+use rloom_engine::{
+    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
+    TrainEngine,
+};
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::{
     Best, CheckpointName, CheckpointState, Checkpoints, Journal, RecoveredJournal, RunDirectory, disk,
@@ -16,8 +19,8 @@ use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::stage::{
-    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext, StageEnd,
-    StageEvaluation, StageGroups, StageJournal, StageParts, WeightPublisher, restore_groups,
+    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
+    StageEnd, StageEvaluation, StageGroups, StageJournal, StageParts, WeightPublisher, restore_groups,
 };
 use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
 use crate::trainer::{TrainerHandle, TrainerThread, restore_models};
@@ -177,7 +180,18 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             let used = found.as_ref().map_or("the start".to_owned(), |(name, _)| name.folder());
             events.warn(format!("{error}; resuming from {used}"));
         }
-        Ok(Self { config, directory, engines, inputs, events, stop, checkpoints, found, best: None, last: None })
+        Ok(Self {
+            config,
+            directory,
+            engines,
+            inputs,
+            events,
+            stop,
+            checkpoints,
+            found,
+            best: None,
+            last: None,
+        })
     }
 
     fn stages(&mut self) -> Result<Summary, RunError> {
@@ -277,8 +291,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         }
         let parts = self.parts(index, stage, base, engines, resumed)?;
         let events = &mut *self.events;
-        let EndedStage { end, best, newest, trainer } =
-            runtime::block_on(Stage::new(parts, events).run())??;
+        let EndedStage { end, best, newest, trainer } = runtime::block_on(Stage::new(parts, events).run())??;
         self.best = best;
         self.last = newest.or(self.last.take());
         let trainer = trainer.ok_or(RunError::TrainerEnded { stage: stage.name.clone() })?;
@@ -330,10 +343,11 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let source = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
-        let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
-            Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
-            None => None,
-        };
+        let evaluator =
+            match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
+                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
+                None => None,
+            };
         let same_numeric_path =
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
@@ -345,6 +359,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             training,
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
+            policy: self.inputs.policy,
             form: engines.form,
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),
@@ -354,12 +369,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
         let samples = stage.rollout.is_some() && from_step < stage.steps;
-        let (journal, recovered) = Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
+        let (journal, recovered) =
+            Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
         self.warn_recovered(&recovered);
         let RecoveredJournal { head, log, .. } = recovered;
         let (learner, drawn) = resumed.as_ref().map_or_else(Default::default, |state| {
-            let learner =
-                LearnerState { optimizer_steps: state.optimizer_steps, algorithm: state.algorithm };
+            let learner = LearnerState { optimizer_steps: state.optimizer_steps, algorithm: state.algorithm };
             (learner, state.drawn.clone())
         });
         let mut scheduler = resumed.map(|state| state.scheduler).unwrap_or_default();
@@ -388,7 +403,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             groups,
             weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
-            checkpoints: StageCheckpoints::new(self.checkpoints.clone(), folder, index as u32, retention, saved),
+            checkpoints: StageCheckpoints::new(
+                self.checkpoints.clone(),
+                folder,
+                index as u32,
+                retention,
+                saved,
+            ),
             trainer,
             learner,
             drawn,
@@ -397,6 +418,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 index: index as u32,
                 outline: outline(stage),
                 base,
+                policy: self.inputs.policy,
                 groups_per_batch: stage.groups_per_batch,
                 seed,
                 training,
@@ -434,15 +456,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
 }
 
 /// The first form that the rollout engine loads and the trainer publishes.
-fn common_form(
-    rollout: Option<&RolloutCapabilities>,
-    trainer: &TrainCapabilities,
-) -> Result<Form, RunError> {
+fn common_form(rollout: Option<&RolloutCapabilities>, trainer: &TrainCapabilities) -> Result<Form, RunError> {
     let Some(rollout) = rollout else {
-        return trainer.forms.first().copied().ok_or(RunError::NoCommonForm {
-            published: Vec::new(),
-            loaded: Vec::new(),
-        });
+        return trainer
+            .forms
+            .first()
+            .copied()
+            .ok_or(RunError::NoCommonForm { published: Vec::new(), loaded: Vec::new() });
     };
     let common = rollout.forms.iter().find(|form| trainer.forms.contains(form)).copied();
     common.ok_or_else(|| RunError::NoCommonForm {

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rloom_core::{Group, PolicyVersion};
+use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
 use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, Models};
 use rloom_model::OptimizerSettings;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::assembly::PolicyWriter;
 use crate::stage::LearnerState;
-use crate::{RunError, WorkerFailure};
+use crate::{RunError, WorkerError};
 
 /// Folder of a checkpoint that holds a critic with its own backbone.
 const CRITIC: &str = "trainer/critic";
@@ -35,6 +35,8 @@ pub(crate) struct TrainerThread<T> {
     pub(crate) optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
     pub(crate) total_optimizer_steps: u64,
+    /// The policy that is trained.
+    pub(crate) policy: PolicyId,
     /// Form in which weights are published.
     pub(crate) form: Form,
     pub(crate) tokenizer: Arc<Tokenizer>,
@@ -187,10 +189,10 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
     }
 
     /// Ends the thread and returns what it worked with.
-    pub(crate) fn end(self) -> Result<TrainerThread<T>, WorkerFailure> {
+    pub(crate) fn end(self) -> Result<TrainerThread<T>, WorkerError> {
         let Self { jobs, thread, abandon, .. } = self;
         drop(jobs);
-        let panicked = |message: String| WorkerFailure::TrainerPanicked { message };
+        let panicked = |message: String| WorkerError::TrainerPanicked { message };
         let ended = thread.join();
         drop(abandon);
         ended.map_err(|panic| panicked(panic_message(panic.as_ref()).to_owned()))?.map_err(panicked)
@@ -198,7 +200,12 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
 }
 
 impl<T: TrainEngine> TrainerThread<T> {
-    fn run(&mut self, jobs: &mpsc::Receiver<Job>, events: &UnboundedSender<TrainerEvent>, progress: &Progress) {
+    fn run(
+        &mut self,
+        jobs: &mpsc::Receiver<Job>,
+        events: &UnboundedSender<TrainerEvent>,
+        progress: &Progress,
+    ) {
         while let Ok(job) = jobs.recv() {
             if progress.abandoned.load(Ordering::Relaxed) {
                 return;
@@ -216,7 +223,8 @@ impl<T: TrainEngine> TrainerThread<T> {
 
     /// Publishes the policy in the form that the rollout engine takes.
     pub(crate) fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
-        self.models.policy.publish(version, self.form)
+        let published = self.models.policy.publish(version, self.form)?;
+        Ok(PublishedPolicy { policy: self.policy, ..published })
     }
 
     fn train(&mut self, job: TrainJob, progress: &Progress) -> TrainedBatch {

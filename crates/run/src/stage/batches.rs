@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use rloom_core::{Group, PolicyId, PolicyVersion, Ticket};
+use rloom_core::{Group, PolicyVersion, Ticket};
 use rloom_engine::{PublishedPolicy, RolloutEngine, TrainEngine, TrainError};
 use rloom_sched::{InFlightWork, SchedulerEvent};
 use rloom_store::{CheckpointName, CheckpointState, Record};
@@ -12,7 +12,7 @@ use rloom_telemetry::{Activity, Event, Lane};
 
 use super::{JournaledEvent, Stage};
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
-use crate::{RunError, WorkerFailure};
+use crate::{RunError, WorkerError};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Publishes the weights that the stage starts or resumes with.
@@ -137,7 +137,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.reporter.activity(Lane::Train, Activity::Publish, (publishing, published), batch + 1, None);
         self.report_step(&groups, &report, end - start);
         self.clock.trainer_idle();
-        let record = Record::Trained { policy: PolicyId::MAIN, batch, weights: digest };
+        let record = Record::Trained { policy: self.context.policy, batch, weights: digest };
         Ok(JournaledEvent::recorded(SchedulerEvent::BatchTrained, record))
     }
 
@@ -158,7 +158,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     fn trainer_died(&mut self) -> RunError {
         match self.trainer.take().map(crate::trainer::TrainerHandle::end) {
             Some(Err(failure)) => self.worker_failed(failure),
-            _ => self.worker_failed(WorkerFailure::TrainerEnded),
+            _ => self.worker_failed(WorkerError::TrainerEnded),
         }
     }
 
@@ -177,7 +177,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let version = self.scheduler.version();
         let context = &self.context;
         let state = CheckpointState {
-            policy: PolicyId::MAIN,
+            policy: context.policy,
             stage: context.index,
             stage_name: context.outline.name.clone(),
             stage_base: context.base,
@@ -201,7 +201,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if let InFlightWork::Training(tickets) = &state.scheduler.in_flight {
             alive.extend(tickets);
         }
-        self.journal.roll(version.0, &self.groups.records(&alive, version))?;
+        self.journal.roll(version.0, &self.groups.records(&alive, context.policy, version))?;
         self.checkpoints.start_saving(version);
         let older = self.weights.older_than(version);
         if let Some(trainer) = &self.trainer {
@@ -219,8 +219,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     ) -> Result<(), RunError> {
         let (path, bytes) = result?;
         let is_best = self.evaluation.is_best(PolicyVersion(version));
-        let oldest =
-            self.checkpoints.finish_saving(version, &path, is_best, self.evaluation.best())?;
+        let oldest = self.checkpoints.finish_saving(version, &path, is_best, self.evaluation.best())?;
         self.journal.prune(oldest)?;
         self.clock.saved(end - start);
         let relative = path.strip_prefix(self.directory.path()).unwrap_or(&path).display().to_string();

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rloom_core::{PolicyId, PolicyVersion, Ticket};
+use rloom_core::{PolicyVersion, Ticket};
 use rloom_engine::{Abort, RolloutEngine, TrainEngine};
 use rloom_sched::{End, SchedulerCommand, SchedulerEvent};
 use rloom_store::Record;
@@ -149,7 +149,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Tells the scheduler that the version is saved, if it waits for that.
     pub(super) fn checkpointed(&mut self, version: PolicyVersion) {
         if self.checkpoints.take_request() {
-            let record = Record::Checkpointed { policy: PolicyId::MAIN, version };
+            let record = Record::Checkpointed { policy: self.context.policy, version };
             self.pending.push_back(JournaledEvent::recorded(SchedulerEvent::Checkpointed, record));
         }
     }

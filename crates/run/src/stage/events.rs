@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rloom_collect::{GroupFailure, GroupUpdate};
-use rloom_core::{Episode, Group, PolicyId, Role, Task, Ticket};
+use rloom_core::{Episode, Group, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_sched::{OnFailure, SchedulerEvent};
 use rloom_store::Record;
@@ -15,7 +15,7 @@ use super::groups::{GroupChange, GroupEvent, GroupPart, ready_record};
 use super::weights::LoadResult;
 use super::{JournaledEvent, Stage, TICK};
 use crate::trainer::TrainerEvent;
-use crate::{RunError, WorkerFailure};
+use crate::{RunError, WorkerError};
 
 /// An event that wakes the driver.
 enum StageEvent {
@@ -72,7 +72,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 Ok(event)
             }
             StageEvent::Loaded(loaded) => {
-                let loaded = loaded.map_err(|error| self.worker_failed(WorkerFailure::load_task(&error)))?;
+                let loaded = loaded.map_err(|error| self.worker_failed(WorkerError::load_task(&error)))?;
                 self.on_loaded(loaded)?;
                 Ok(None)
             }
@@ -133,7 +133,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let interval = (started, Instant::now());
             self.reporter.activity(Lane::Rollout, Activity::Group, interval, oldest.0, Some(ticket.0));
         }
-        let record = ready_record(&group, version);
+        let record = ready_record(&group, self.context.policy, version);
         let event = self.admit_complete(group)?;
         Ok(match event {
             SchedulerEvent::GroupFiltered(_) => JournaledEvent::recorded(event, Record::Filtered { ticket }),
@@ -223,8 +223,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let Some((version, started)) = self.evaluation.finish() else { return Ok(None) };
         self.stall.alive();
         let report = result
-            .map_err(|error| self.worker_failed(WorkerFailure::evaluation_task(&error)))?
-            .map_err(|error| self.worker_failed(WorkerFailure::Evaluation(Box::new(error))))?;
+            .map_err(|error| self.worker_failed(WorkerError::evaluation_task(&error)))?
+            .map_err(|error| self.worker_failed(WorkerError::Evaluation(Box::new(error))))?;
         self.set_step(version);
         let interval = (started, Instant::now());
         self.reporter.activity(Lane::Train, Activity::Evaluate, interval, version.0, None);
@@ -234,7 +234,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             self.reporter.emit(Event::EvaluationSample(sample));
         }
         self.clock.trainer_idle();
-        let record = Record::Evaluated { policy: PolicyId::MAIN, version };
+        let record = Record::Evaluated { policy: self.context.policy, version };
         Ok(Some(JournaledEvent::recorded(SchedulerEvent::Evaluated, record)))
     }
 

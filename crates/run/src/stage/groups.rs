@@ -205,7 +205,8 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         let handle = self.tasks.spawn(async move {
             // The receiver is gone once the stage has ended.
             let send = |content| drop(sender.send(GroupMessage { from, content }));
-            let result = runner.run(ticket, &task, progress, &|update| send(MessageContent::Update(update))).await;
+            let result =
+                runner.run(ticket, &task, progress, &|update| send(MessageContent::Update(update))).await;
             send(match result {
                 Ok(true) => MessageContent::Complete(task),
                 Ok(false) => MessageContent::Stopped,
@@ -333,7 +334,12 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
 
     /// Returns the groups among `alive` as the records that a journal segment starts with. `version` stands for the
     /// version of a group without policy tokens.
-    pub(super) fn records(&self, alive: &BTreeSet<Ticket>, version: PolicyVersion) -> Vec<Record> {
+    pub(super) fn records(
+        &self,
+        alive: &BTreeSet<Ticket>,
+        policy: PolicyId,
+        version: PolicyVersion,
+    ) -> Vec<Record> {
         let mut records = Vec::new();
         if !self.source.samples() {
             return records;
@@ -342,7 +348,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             for (sample, episode) in (0..).zip(&group.episodes) {
                 records.push(Record::Episode { ticket, sample, episode: episode.clone() });
             }
-            records.push(ready_record(group, version));
+            records.push(ready_record(group, policy, version));
         }
         let incomplete = self.in_flight.iter().chain(&self.recovered);
         for (&ticket, group) in incomplete.filter(|(ticket, _)| alive.contains(ticket)) {
@@ -353,9 +359,9 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
 }
 
 /// The record of a complete group.
-pub(super) fn ready_record(group: &Group, version: PolicyVersion) -> Record {
+pub(super) fn ready_record(group: &Group, policy: PolicyId, version: PolicyVersion) -> Record {
     Record::Ready {
-        policy: PolicyId::MAIN,
+        policy,
         ticket: group.ticket,
         task: group.task.clone(),
         oldest: group.oldest_version().unwrap_or(version),

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::AlgorithmState;
-use rloom_core::PolicyVersion;
+use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::BatchTrainer;
 use rloom_sched::{ScheduleSettings, Scheduler, SchedulerEvent};
@@ -37,7 +37,7 @@ use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
 use crate::trainer::TrainerHandle;
-use crate::{RunError, StopFlag, WorkerFailure};
+use crate::{RunError, StopFlag, WorkerError};
 
 pub(crate) use checkpoints::{CheckpointRetention, StageCheckpoints};
 pub(crate) use evaluation::StageEvaluation;
@@ -61,6 +61,8 @@ pub(crate) struct StageContext {
     pub(crate) outline: StageOutline,
     /// Steps of the stages before.
     pub(crate) base: u64,
+    /// The policy that is trained.
+    pub(crate) policy: PolicyId,
     pub(crate) groups_per_batch: u64,
     pub(crate) seed: u64,
     /// How batches are trained; the filters and outcomes of groups follow from it.
@@ -297,7 +299,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// The error for a worker that failed.
-    fn worker_failed(&self, cause: impl Into<WorkerFailure>) -> RunError {
+    fn worker_failed(&self, cause: impl Into<WorkerError>) -> RunError {
         RunError::Worker {
             stage: self.stage_name(),
             step: self.step(),

@@ -39,14 +39,19 @@ pub(crate) fn restore_groups<R: RolloutEngine + 'static>(
             groups.add(ticket, sample, GroupPart::Episode(episode));
         }
     }
-    let of_batch: &[Ticket] = if let InFlightWork::Training(tickets) = &state.in_flight { tickets } else { &[] };
+    let of_batch: &[Ticket] =
+        if let InFlightWork::Training(tickets) = &state.in_flight { tickets } else { &[] };
     let known = |ticket: &Ticket| {
         of_batch.contains(ticket)
             || state.open_groups.binary_search_by_key(ticket, |group| group.ticket).is_ok()
     };
     groups.retain(known);
-    let missing: Vec<Ticket> =
-        state.open_groups.iter().map(|group| group.ticket).filter(|&ticket| !groups.is_ready(ticket)).collect();
+    let missing: Vec<Ticket> = state
+        .open_groups
+        .iter()
+        .map(|group| group.ticket)
+        .filter(|&ticket| !groups.is_ready(ticket))
+        .collect();
     for ticket in missing {
         state.restart_group(ticket);
     }

@@ -34,7 +34,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
         if let Some(runner) = self.groups.source().rollouts() {
             // Only with `on_error = "skip"`: otherwise the first failure ends the run.
-            for (name, failures) in runner.episodes().scorer().failures().filter(|&(_, failures)| failures > 0) {
+            for (name, failures) in
+                runner.episodes().scorer().failures().filter(|&(_, failures)| failures > 0)
+            {
                 metrics.insert(format!("{}{name}", metric::REWARD_FAILURES_PREFIX), failures as f64);
             }
         }

@@ -75,7 +75,10 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// The first of these groups that is pinned to weights that are not available.
-    pub(super) fn first_without_weights(&self, mut in_flight: impl Iterator<Item = Ticket>) -> Option<Ticket> {
+    pub(super) fn first_without_weights(
+        &self,
+        mut in_flight: impl Iterator<Item = Ticket>,
+    ) -> Option<Ticket> {
         let have = |version| self.pinned.iter().any(|weights| weights.version == version);
         in_flight.find(|&ticket| self.pins() && !have(self.pinned_version(ticket)))
     }
@@ -86,11 +89,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// Takes newly published weights. Returns those to load now, if any; `replaying` is true while a journal is replayed.
-    pub(super) fn take(
-        &mut self,
-        weights: PublishedPolicy,
-        replaying: bool,
-    ) -> Option<PublishedPolicy> {
+    pub(super) fn take(&mut self, weights: PublishedPolicy, replaying: bool) -> Option<PublishedPolicy> {
         if self.engine.is_none() {
             return None;
         }
@@ -107,7 +106,10 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// With pinned versions: the oldest weights that a group in flight is pinned to, or else the newest, unless the engine
     /// has them. Older ones are dropped.
-    pub(super) fn next_pinned(&mut self, in_flight: impl Fn(PolicyVersion) -> bool) -> Option<PublishedPolicy> {
+    pub(super) fn next_pinned(
+        &mut self,
+        in_flight: impl Fn(PolicyVersion) -> bool,
+    ) -> Option<PublishedPolicy> {
         if !self.pins() {
             return None;
         }

@@ -4,9 +4,7 @@ use rloom_config::{Config, Stage};
 use rloom_engine::InFlight;
 use rloom_model::ModelConfig;
 use rloom_sched::SchedulerSettings;
-use rloom_sim::{
-    Demand, Distribution, ModelShape, OnUpdate, Priority, Profile, Scenario, Split, Workload,
-};
+use rloom_sim::{Demand, Distribution, ModelShape, OnUpdate, Priority, Profile, Scenario, Split, Workload};
 
 use crate::arguments::Plan;
 use crate::failure::Failure;

@@ -1,0 +1,198 @@
+//! A train engine behind bytes, as a process would be: every argument and every result is serialised and read back, and
+//! weights leave it as Hugging Face folders.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use rloom_algo::{LossStep, TokenScores};
+use rloom_core::{PolicyId, PolicyVersion};
+use rloom_engine::{
+    Form, LossReport, OptimStep, PackedBatch, PublishedPolicy, PublishedWeights, SavedFile, StepReport,
+    TrainCapabilities, TrainEngine, TrainError, WeightFolder, Which,
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Call {
+    Score(Which, Vec<PackedBatch>),
+    Accumulate(Vec<PackedBatch>, LossStep<'static>),
+    Step(OptimStep),
+    Publish(PolicyVersion),
+    Digest,
+    Save(PathBuf),
+    Restore(PathBuf),
+    Capabilities,
+    Park,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Scores(Vec<TokenScores>),
+    Report(LossReport),
+    Stepped(StepReport),
+    /// Folder and digest of a publication.
+    Published(PathBuf, u64),
+    Digest(u64),
+    Saved(Vec<SavedFile>),
+    Capabilities(TrainCapabilities),
+    Done,
+    /// An error as text: its type does not cross.
+    Failed(String),
+}
+
+/// The near side: bytes out, bytes in.
+#[derive(Debug)]
+pub(crate) struct ByteTrainer {
+    calls: Option<Sender<Vec<u8>>>,
+    answers: Receiver<Vec<u8>>,
+    thread: Option<JoinHandle<()>>,
+    capabilities: TrainCapabilities,
+}
+
+impl ByteTrainer {
+    /// Puts an engine behind bytes; it publishes into folders below `publications`.
+    pub(crate) fn new<T: TrainEngine + 'static>(engine: T, publications: PathBuf) -> Self {
+        let (calls, to_far_side) = channel::<Vec<u8>>();
+        let (from_far_side, answers) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut engine = engine;
+            while let Ok(call) = to_far_side.recv() {
+                let call = serde_json::from_slice(&call).expect("a call that reads back");
+                let answer = answer(&mut engine, call, &publications);
+                let bytes = serde_json::to_vec(&answer).expect("an answer that serialises");
+                if from_far_side.send(bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut trainer = Self { calls: Some(calls), answers, thread: Some(thread), capabilities: unknown() };
+        if let Ok(Answer::Capabilities(capabilities)) = trainer.call(&Call::Capabilities) {
+            trainer.capabilities = capabilities;
+        }
+        trainer
+    }
+
+    fn call(&mut self, call: &Call) -> Result<Answer, TrainError> {
+        let gone = || TrainError::Batch("the trainer's process is gone".into());
+        let bytes = serde_json::to_vec(call).map_err(|error| TrainError::Batch(error.into()))?;
+        self.calls.as_ref().ok_or_else(gone)?.send(bytes).map_err(|_| gone())?;
+        let answer = self.answers.recv().map_err(|_| gone())?;
+        match serde_json::from_slice(&answer).map_err(|error| TrainError::Batch(error.into()))? {
+            Answer::Failed(message) => Err(TrainError::Batch(message.into())),
+            answer => Ok(answer),
+        }
+    }
+}
+
+impl Drop for ByteTrainer {
+    fn drop(&mut self) {
+        self.calls = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+fn unknown() -> TrainCapabilities {
+    TrainCapabilities {
+        ranks: 1,
+        repeats_bits: false,
+        shares_prompts: false,
+        numeric_path: String::new(),
+        forms: vec![Form::Folder],
+        candidates: false,
+        attachments: false,
+    }
+}
+
+/// The far side: carries out a call.
+fn answer<T: TrainEngine>(engine: &mut T, call: Call, publications: &Path) -> Answer {
+    let result = match call {
+        Call::Score(which, step) => engine.score(which, &step).map(Answer::Scores),
+        Call::Accumulate(step, loss) => engine.accumulate(&step, &loss).map(Answer::Report),
+        Call::Step(step) => engine.step(&step).map(Answer::Stepped),
+        Call::Publish(version) => publish(engine, version, publications),
+        Call::Digest => engine.digest().map(Answer::Digest),
+        Call::Save(directory) => engine.save(&directory).map(Answer::Saved),
+        Call::Restore(directory) => engine.restore(&directory).map(|()| Answer::Done),
+        Call::Capabilities => {
+            Ok(Answer::Capabilities(TrainCapabilities { forms: vec![Form::Folder], ..engine.capabilities() }))
+        }
+        Call::Park => engine.park().map(|()| Answer::Done),
+    };
+    result.unwrap_or_else(|error| Answer::Failed(error.to_string()))
+}
+
+fn publish<T: TrainEngine>(
+    engine: &mut T,
+    version: PolicyVersion,
+    publications: &Path,
+) -> Result<Answer, TrainError> {
+    static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let folder = publications.join(format!("version-{:06}-{number}", version.0));
+    std::fs::create_dir_all(&folder).map_err(|error| TrainError::Checkpoint(error.into()))?;
+    engine.save(&folder)?;
+    // What a rollout engine reads; the optimiser's state stays with the trainer.
+    std::fs::remove_dir_all(folder.join("trainer")).map_err(|error| TrainError::Checkpoint(error.into()))?;
+    Ok(Answer::Published(folder, engine.digest()?))
+}
+
+/// The variant of an answer, or a panic: the far side answers each call with its own kind.
+macro_rules! expect {
+    ($answer:expr, $pattern:pat => $value:expr) => {
+        match $answer {
+            $pattern => Ok($value),
+            other => unreachable!("answered with {other:?}"),
+        }
+    };
+}
+
+impl TrainEngine for ByteTrainer {
+    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        expect!(self.call(&Call::Score(which, step.to_vec()))?, Answer::Scores(scores) => scores)
+    }
+
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
+        let call = Call::Accumulate(step.to_vec(), loss.clone().into_owned());
+        expect!(self.call(&call)?, Answer::Report(report) => report)
+    }
+
+    fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
+        expect!(self.call(&Call::Step(*step))?, Answer::Stepped(report) => report)
+    }
+
+    fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        if form != Form::Folder {
+            return Err(TrainError::UnsupportedForm { form, supported: vec![Form::Folder] });
+        }
+        expect!(self.call(&Call::Publish(version))?, Answer::Published(path, digest) => PublishedPolicy {
+            policy: PolicyId::MAIN,
+            version,
+            digest,
+            weights: PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))),
+        })
+    }
+
+    fn digest(&mut self) -> Result<u64, TrainError> {
+        expect!(self.call(&Call::Digest)?, Answer::Digest(digest) => digest)
+    }
+
+    fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        expect!(self.call(&Call::Save(directory.to_owned()))?, Answer::Saved(files) => files)
+    }
+
+    fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
+        expect!(self.call(&Call::Restore(directory.to_owned()))?, Answer::Done => ())
+    }
+
+    fn capabilities(&self) -> TrainCapabilities {
+        self.capabilities.clone()
+    }
+
+    fn park(&mut self) -> Result<(), TrainError> {
+        expect!(self.call(&Call::Park)?, Answer::Done => ())
+    }
+}
