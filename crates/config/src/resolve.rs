@@ -1,12 +1,12 @@
 //! The resolved configuration as TOML: every key that is read, and no other. Reading it again gives the same.
 
-use rloom_engine::SamplingSettings;
 use rloom_model::{OptimizerSettings, Schedule};
-use rloom_sched::CutOrder;
+use rloom_engine::SamplingSettings;
+use rloom_sched::{CutOrder, OnFailure, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::settings::{Config, EvalSettings, ModelSource, OnFailure, ScheduleSettings, Stage};
+use crate::settings::{Config, EvalSettings, ModelSource, Stage};
 
 impl Config {
     /// The resolved configuration.
