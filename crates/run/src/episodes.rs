@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::outcome::shape;
 use crate::waits::{Waits, Whom};
-use rloom_store::journal::Partial;
+use rloom_store::journal::PartialEpisode;
 
 /// Counts of work done, read by the progress display.
 #[derive(Debug, Default)]
@@ -93,7 +93,7 @@ pub(crate) enum Outcome {
     /// It came to its end and was judged.
     Scored(Scored),
     /// The run stops; this is what there is of it.
-    Stopped(Partial),
+    Stopped(PartialEpisode),
 }
 
 impl<E: RolloutEngine> Attempts<E> {
@@ -102,8 +102,8 @@ impl<E: RolloutEngine> Attempts<E> {
     pub(crate) async fn episode(
         &self,
         what: Assignment<'_>,
-        from: Option<Partial>,
-        cut: &(dyn Fn(Partial) + Sync),
+        from: Option<PartialEpisode>,
+        cut: &(dyn Fn(PartialEpisode) + Sync),
         counters: &Counters,
     ) -> Result<Outcome, String> {
         let start =
@@ -120,7 +120,7 @@ impl<E: RolloutEngine> Attempts<E> {
             if self.stopping.load(Ordering::Relaxed) {
                 // The engine has been told to abort what it had; nothing more is asked of it.
                 turns.extend(unfinished.map(turn));
-                return Ok(Outcome::Stopped(Partial { turns }));
+                return Ok(Outcome::Stopped(PartialEpisode { turns }));
             }
             let prompt: Arc<[u32]> = attempt.tokens().into();
             let mut sampling = what.sampling.clone();
@@ -132,7 +132,7 @@ impl<E: RolloutEngine> Attempts<E> {
             request.priority = what.priority;
             let so_far = |made: &Generation| {
                 let unfinished = std::iter::once(turn(made.clone()));
-                Partial { turns: turns.iter().cloned().chain(unfinished).collect() }
+                PartialEpisode { turns: turns.iter().cloned().chain(unfinished).collect() }
             };
             let waiting = self.waits.begin(what.key, Whom::Engine);
             let made = self.generate(request, unfinished.take(), &|made| cut(so_far(made))).await?;
@@ -257,7 +257,7 @@ pub(crate) fn late(environment: &str, after: Duration) -> String {
 }
 
 /// Finished turns, and what there is of the unfinished one.
-fn split(from: Option<Partial>) -> (Vec<Turn>, Option<Generation>) {
+fn split(from: Option<PartialEpisode>) -> (Vec<Turn>, Option<Generation>) {
     let mut turns = from.map(|partial| partial.turns).unwrap_or_default();
     let unfinished = turns.pop_if(|turn| turn.stop == StopReason::Aborted).map(|turn| Generation {
         tokens: turn.tokens,
@@ -308,7 +308,7 @@ pub(crate) enum GroupNews {
         /// Its place in the group.
         sample: u32,
         /// What there is of it.
-        partial: Partial,
+        partial: PartialEpisode,
     },
 }
 
@@ -318,7 +318,7 @@ pub(crate) struct Leftover {
     /// Samples that are generated and scored.
     pub(crate) done: Vec<u32>,
     /// Samples that were cut off, by their places.
-    pub(crate) partials: std::collections::BTreeMap<u32, Partial>,
+    pub(crate) partials: std::collections::BTreeMap<u32, PartialEpisode>,
 }
 
 /// A group that could not be made.
@@ -396,7 +396,7 @@ impl<E: RolloutEngine> GroupSource<E> {
         sample: u32,
         task: &Task,
         sampling: &SamplingSettings,
-        from: Option<Partial>,
+        from: Option<PartialEpisode>,
         tell: &(dyn Fn(GroupNews) + Sync),
     ) -> Result<bool, String> {
         let what = Assignment {

@@ -53,9 +53,9 @@ pub enum RunError {
         /// The batch.
         batch: u64,
         /// Checksum of the weights then.
-        recorded: u32,
+        recorded: u64,
         /// Checksum of the weights now.
-        now: u32,
+        now: u64,
     },
     /// A group is to run under weights that nobody has any more.
     #[error(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rloom_algo::AlgorithmState;
 use rloom_config::{Config, Stage};
-use rloom_core::{Group, PolicyVersion};
+use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_model::{Compute, Model};
 use rloom_ops::Ctx;
 use rloom_train::EmbeddedTrainEngine;
@@ -18,7 +18,7 @@ use crate::generated::History;
 use crate::setup::{Policy, numeric_path, start_of};
 use crate::trainer::checksum;
 use rloom_store::checkpoint::{CheckpointName, Checkpoints, verify};
-use rloom_store::checkpoint::{TrainerState, sampler_folder};
+use rloom_store::checkpoint::{CheckpointState, pinned_weights_folder};
 
 /// Where the weights of a version came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -49,7 +49,7 @@ pub(crate) struct Versions<'a> {
 impl Versions<'_> {
     /// Checkpoints of the stage by version: those that are whole.
     fn checkpoints(&self) -> Result<BTreeMap<u64, PathBuf>, RunError> {
-        let (list, _) = Checkpoints::at(self.run.join("checkpoints")).list()?;
+        let (list, _) = Checkpoints::open_for_reading(self.run.join("checkpoints")).list()?;
         let own = list
             .into_iter()
             .filter(|(name, path)| name.stage_name == self.stage.name && verify(path).is_ok());
@@ -59,14 +59,19 @@ impl Versions<'_> {
     /// The checkpoint that keeps the weights of an older version, for groups that are sampled under it.
     fn keeper(checkpoints: &BTreeMap<u64, PathBuf>, version: u64) -> Option<PathBuf> {
         let mut later = checkpoints.range(version + 1..).map(|(_, path)| path);
-        later.find(|path| sampler_folder(path, PolicyVersion(version)).is_dir()).cloned()
+        later.find(|path| pinned_weights_folder(path, PolicyVersion(version)).is_dir()).cloned()
     }
 
     /// What the stage started from.
     fn start(&self) -> Result<Arc<Model>, RunError> {
         let Some(from) = start_of(self.stage) else { return Ok(Arc::clone(&self.initial.model)) };
         let source = &self.config.stages[from];
-        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName {
+            stage: from as u32,
+            step: source.steps,
+            stage_name: source.name.clone(),
+            policy: PolicyId::MAIN,
+        };
         load(&self.run.join("checkpoints").join(name.folder()), self.config.compute)
     }
 
@@ -88,7 +93,7 @@ impl Versions<'_> {
                 found.insert(version, (load(path, self.config.compute)?, Origin::Checkpoint(path.clone())));
             } else if let Some(path) = Self::keeper(&checkpoints, version) {
                 verify(&path)?;
-                let model = open(&sampler_folder(&path, PolicyVersion(version)), self.config.compute)?;
+                let model = open(&pinned_weights_folder(&path, PolicyVersion(version)), self.config.compute)?;
                 found.insert(version, (model, Origin::Checkpoint(path)));
             } else {
                 missing.insert(version);
@@ -164,7 +169,7 @@ impl Replayed {
         };
         verify(path)?;
         engines.restore(path)?;
-        let TrainerState { algorithm, optimizer_steps, .. } = TrainerState::load(path)?;
+        let CheckpointState { algorithm, optimizer_steps, .. } = CheckpointState::load(path)?;
         Ok(Self { engines, training, algorithm, optimizer_steps })
     }
 

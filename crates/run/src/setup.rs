@@ -81,7 +81,7 @@ impl Policy {
 
 /// The tokenizer of the run in `directory`, from its files alone: nothing is downloaded. `None` where it is not at hand.
 pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
-    let (checkpoints, _) = Checkpoints::at(directory.join("checkpoints")).list().ok()?;
+    let (checkpoints, _) = Checkpoints::open_for_reading(directory.join("checkpoints")).list().ok()?;
     if let Some((_, folder)) = checkpoints.last() {
         return Tokenizer::load(folder).ok();
     }

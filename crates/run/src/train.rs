@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
+use rloom_core::PolicyId;
 use rloom_model::{Model, Weights};
 use rloom_rollout::RolloutSettings;
 use rloom_sched::{Scheduler, SchedulerSettings};
@@ -14,11 +15,11 @@ use crate::setup::{Policy, Shared, context, numeric_path, start_of};
 use crate::stage::{Ended, Groups, Keeping, Publisher, Replay, Source, Stage, StageParts, Watch, restore};
 use crate::trainer::{Trainer, Workshop};
 use crate::{RunError, StopFlag, runtime};
-use rloom_store::checkpoint::{Best, TrainerState, sampler_folder};
+use rloom_store::checkpoint::{Best, CheckpointState, pinned_weights_folder};
 use rloom_store::checkpoint::{CheckpointName, Checkpoints};
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk::write_atomically;
-use rloom_store::journal::{Journal, Recovered};
+use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::report;
 use rloom_telemetry::{Event, EventStream, Observer, StageOutline};
 
@@ -106,7 +107,7 @@ impl<'r, 's> Run<'r, 's> {
         let checkpoints = Checkpoints::open(directory.checkpoints())?;
         let ctx = context(config.run.threads)?;
         let initial = Policy::initial(config)?;
-        let (found, damaged) = checkpoints.newest_sound()?;
+        let (found, damaged) = checkpoints.newest_valid()?;
         events.emit(Event::RunStarted {
             name: config.run.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -167,11 +168,11 @@ impl<'r, 's> Run<'r, 's> {
     }
 
     /// The state that the found checkpoint holds, checked against the recipe.
-    fn resume_state(&mut self, index: usize) -> Result<Option<TrainerState>, RunError> {
+    fn resume_state(&mut self, index: usize) -> Result<Option<CheckpointState>, RunError> {
         let Some((_, path)) = &self.found else {
             return Ok(None);
         };
-        let state = TrainerState::load(path)?;
+        let state = CheckpointState::load(path)?;
         let stage = &self.config.stages[index];
         if state.stage_name != stage.name || state.seed != self.config.run.seed {
             return Err(RunError::Setup(format!(
@@ -212,7 +213,12 @@ impl<'r, 's> Run<'r, 's> {
             return Ok(model);
         }
         let source = &self.config.stages[from];
-        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName {
+            stage: from as u32,
+            step: source.steps,
+            stage_name: source.name.clone(),
+            policy: PolicyId::MAIN,
+        };
         let path = self.directory.checkpoints().join(name.folder());
         rloom_store::checkpoint::verify(&path).map_err(|error| {
             RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
@@ -227,7 +233,7 @@ impl<'r, 's> Run<'r, 's> {
         stage: &StageConfig,
         base: u64,
         start: Arc<Model>,
-        resumed: Option<TrainerState>,
+        resumed: Option<CheckpointState>,
     ) -> Result<(Ended, Arc<Model>), RunError> {
         let from_step = resumed.as_ref().map_or(0, |s| s.scheduler.version.0);
         self.events.place(&stage.name, base, from_step);
@@ -238,20 +244,21 @@ impl<'r, 's> Run<'r, 's> {
         let settings = scheduler_settings(stage, parts.evaluator.is_some());
         // Demonstrations give the same weights again without a journal, and a stage that is at its end gives none.
         let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
-            Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
+            Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;
         self.tell_recovered(&recovered);
         let optimizer_steps = resumed.as_ref().map_or(0, |s| s.optimizer_steps);
         let algorithm = resumed.as_ref().map(|s| s.algorithm).unwrap_or_default();
-        let drawn = resumed.as_ref().map(|s| s.drawn.clone()).unwrap_or_default();
+        let drawn = resumed.as_ref().map(|s| s.counters.clone()).unwrap_or_default();
         let same_isa = resumed.as_ref().is_none_or(|state| state.isa == parts.isa);
         // What was sampled in another way is not what training would compute here.
         let mut workshop = workshop;
         workshop.training.is_sampler_exact &= same_isa;
         let mut publisher = Publisher::default();
         if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
-            for &version in &state.samplers {
-                let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
+            for &version in &state.pinned_versions {
+                let model = Model::load(&pinned_weights_folder(path, version)).map_err(setup)?;
                 let model = model.with_compute(self.config.compute);
                 publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
             }
@@ -259,7 +266,7 @@ impl<'r, 's> Run<'r, 's> {
         let mut groups = Groups::default();
         let mut state = resumed.map(|state| state.scheduler).unwrap_or_default();
         if matches!(parts.source, Source::Rollouts(_)) || from_step > 0 {
-            restore(&mut groups, recovered.head, &mut state);
+            restore(&mut groups, recovered.snapshot, &mut state);
         }
         let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
         let mut running = Stage {
@@ -302,7 +309,7 @@ impl<'r, 's> Run<'r, 's> {
                 recovered.torn_bytes
             ));
         }
-        for path in &recovered.dropped_segments {
+        for path in &recovered.removed_segments {
             self.events.warn(format!(
                 "{} was removed: the segment that it follows is missing; its groups are made again",
                 path.display()

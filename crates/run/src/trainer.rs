@@ -21,7 +21,7 @@ use crate::RunError;
 use crate::batch::{BatchReport, BatchTraining, Engines, Moment};
 use rloom_store::StoreError;
 use rloom_store::checkpoint::{CheckpointName, Checkpoints};
-use rloom_store::checkpoint::{TrainerState, sampler_folder};
+use rloom_store::checkpoint::{CheckpointState, pinned_weights_folder};
 
 /// What the thread works with.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(crate) struct TrainJob {
 #[derive(Debug)]
 pub(crate) struct SaveJob {
     pub(crate) name: CheckpointName,
-    pub(crate) state: TrainerState,
+    pub(crate) state: CheckpointState,
     /// Weights of older versions that go with it.
     pub(crate) older: Vec<Weights>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct TrainedWeights {
     pub(crate) report: BatchReport,
     pub(crate) weights: Weights,
     /// CRC-32C of the parameters.
-    pub(crate) checksum: u32,
+    pub(crate) checksum: u64,
 }
 
 /// The thread, seen from the driver.
@@ -243,13 +243,13 @@ impl Workshop {
 
     fn save(&self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
         let SaveJob { name, mut state, older } = job;
-        state.samplers = older.iter().map(|weights| weights.version).collect();
+        state.pinned_versions = older.iter().map(|weights| weights.version).collect();
         let setup = |e: &dyn std::fmt::Display| RunError::Setup(e.to_string());
         self.checkpoints.write(&name, |folder| -> Result<(), RunError> {
             self.engines.save(folder)?;
             self.tokenizer.save(folder).map_err(|e| setup(&e))?;
             for weights in &older {
-                let own = sampler_folder(folder, weights.version);
+                let own = pinned_weights_folder(folder, weights.version);
                 std::fs::create_dir_all(&own).map_err(|source| StoreError::io("create", &own, source))?;
                 weights.model.save(&own, &self.generation).map_err(|e| setup(&e))?;
             }
@@ -259,7 +259,7 @@ impl Workshop {
 }
 
 /// CRC-32C over the parameters' little-endian bytes: equal weights have equal ones.
-pub(crate) fn checksum(model: &Model) -> u32 {
+pub(crate) fn checksum(model: &Model) -> u64 {
     let mut bytes = [0u8; 4096];
     let mut crc = 0;
     for (_, values) in model.named_tensors() {
@@ -270,7 +270,7 @@ pub(crate) fn checksum(model: &Model) -> u32 {
             crc = crc32c::crc32c_append(crc, &bytes[..chunk.len() * 4]);
         }
     }
-    crc
+    u64::from(crc)
 }
 
 /// What a panic said.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rloom_core::PolicyVersion;
+use rloom_core::{PolicyId, PolicyVersion};
 use rloom_sched::Event as Happened;
 use tokio::task::{JoinError, JoinHandle};
 
@@ -95,7 +95,7 @@ impl Stage<'_, '_> {
             self.events.emit(Event::EvaluationSample(sample));
         }
         self.watch.trainer_idle();
-        Ok(Some(Told::recorded(Happened::Evaluated, Record::Evaluated { version })))
+        Ok(Some(Told::recorded(Happened::Evaluated, Record::Evaluated { policy: PolicyId::MAIN, version })))
     }
 
     pub(super) fn evaluation_progress(&mut self) {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rloom_config::OnFailure;
-use rloom_core::{Episode, Group, Role, Task, Ticket};
+use rloom_core::{Episode, Group, PolicyId, Role, Task, Ticket};
 use rloom_rollout::{Abort, RolloutEngine};
 use rloom_sched::Event as Happened;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -16,7 +16,7 @@ use super::{Source, Stage, TICK, Told};
 use crate::RunError;
 use crate::episodes::{GroupFailure, GroupNews, Leftover};
 use crate::trainer::message;
-use rloom_store::journal::{Partial, Record};
+use rloom_store::journal::{PartialEpisode, Record};
 use rloom_telemetry::{Activity, Lane};
 
 /// The groups of a stage that have not ended.
@@ -39,7 +39,7 @@ pub(crate) struct Groups {
 #[derive(Debug, Default)]
 pub(crate) struct UnderWay {
     pub(super) episodes: BTreeMap<u32, Episode>,
-    pub(super) partials: BTreeMap<u32, Partial>,
+    pub(super) partials: BTreeMap<u32, PartialEpisode>,
     /// Its task, once it has been launched.
     task: Option<(u64, AbortHandle)>,
     pub(super) started: Option<Instant>,
@@ -141,7 +141,7 @@ impl Groups {
 #[derive(Debug)]
 pub(super) enum Kept {
     Episode(Episode),
-    Partial(Partial),
+    Partial(PartialEpisode),
 }
 
 impl Stage<'_, '_> {
@@ -239,9 +239,11 @@ impl Stage<'_, '_> {
                 self.watch.scored(episode.policy_tokens(), reward_time);
                 (Record::Episode { ticket, sample, episode: episode.clone() }, Kept::Episode(episode), sample)
             }
-            GroupNews::Partial { sample, partial } => {
-                (Record::Partial { ticket, sample, partial: partial.clone() }, Kept::Partial(partial), sample)
-            }
+            GroupNews::Partial { sample, partial } => (
+                Record::PartialEpisode { ticket, sample, episode: partial.clone() },
+                Kept::Partial(partial),
+                sample,
+            ),
         };
         self.record(&record)?;
         self.groups.keep(ticket, sample, kept);
@@ -256,7 +258,7 @@ impl Stage<'_, '_> {
         if let Some(started) = made.started {
             self.activity(Lane::Rollout, Activity::Group, started, Instant::now(), oldest.0, Some(ticket.0));
         }
-        let record = Record::Ready { ticket, task: group.task.clone(), oldest };
+        let record = Record::Ready { ticket, task: group.task.clone(), policy: PolicyId::MAIN, oldest };
         let happened = self.arrived(group)?;
         Ok(match happened {
             Happened::GroupFiltered(_) => Told::recorded(happened, Record::Filtered { ticket }),

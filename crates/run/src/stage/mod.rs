@@ -32,7 +32,7 @@ use crate::evaluate::Evaluator;
 use crate::trainer::Trainer;
 use crate::{RunError, StopFlag};
 use rloom_store::checkpoint::Checkpoints;
-use rloom_store::checkpoint::{Best, Drawn};
+use rloom_store::checkpoint::{Best, GroupCounters};
 use rloom_store::directory::RunDirectory;
 use rloom_store::journal::{Journal, Record};
 use rloom_telemetry::{Event, EventStream, StageOutline};
@@ -134,7 +134,7 @@ pub(crate) struct Stage<'r, 's> {
     pub(crate) optimizer_steps: u64,
     /// What the algorithm carries from batch to batch.
     pub(crate) algorithm: AlgorithmState,
-    pub(crate) drawn: Drawn,
+    pub(crate) drawn: GroupCounters,
     pub(crate) best: Option<Best>,
     pub(crate) saved: Option<(u64, PathBuf)>,
     pub(crate) saving: Option<u64>,
@@ -184,7 +184,7 @@ impl Stage<'_, '_> {
         for command in ends {
             match command {
                 Command::Drop(ticket, end) => self.let_go(ticket, end_name(end)),
-                Command::PutOff(ticket) => self.let_go(ticket, "put_off"),
+                Command::PutOff(ticket) => self.let_go(ticket, "deferred"),
                 _ => {}
             }
         }

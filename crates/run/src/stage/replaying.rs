@@ -21,7 +21,7 @@ pub(crate) struct Replay {
     /// Whether this machine computes the same bits as the one that recorded.
     same_isa: bool,
     /// The batch that is trained again, and the checksum of its weights, where they were recorded.
-    expected: Option<(u64, u32)>,
+    expected: Option<(u64, u64)>,
 }
 
 impl Replay {
@@ -48,7 +48,7 @@ pub(crate) fn restore(groups: &mut Groups, head: Vec<Record>, state: &mut Schedu
             Record::Episode { ticket, sample, episode } => {
                 episodes.entry(ticket).or_default().insert(sample, episode);
             }
-            Record::Partial { ticket, sample, partial } => {
+            Record::PartialEpisode { ticket, sample, episode: partial } => {
                 groups.keep(ticket, sample, Kept::Partial(partial));
             }
             Record::Ready { ticket, task, .. } => {
@@ -109,7 +109,7 @@ impl Stage<'_, '_> {
             Record::Episode { ticket, sample, episode } => {
                 self.groups.keep(ticket, sample, Kept::Episode(episode));
             }
-            Record::Partial { ticket, sample, partial } => {
+            Record::PartialEpisode { ticket, sample, episode: partial } => {
                 self.groups.keep(ticket, sample, Kept::Partial(partial));
             }
             Record::Ready { ticket, task, .. } => {
@@ -130,7 +130,7 @@ impl Stage<'_, '_> {
                 let failure = self.failure(ticket, reason);
                 return Ok(Some(self.replaced_after_failure(ticket, failure).into()));
             }
-            Record::Trained { batch, weights } => {
+            Record::Trained { batch, weights, .. } => {
                 self.replay.expected = Some((batch, weights));
                 let asked = self.scheduler.counts().in_batch > 0;
                 return self.work_done(asked, Happened::BatchTrained).await.map(Some);
@@ -162,7 +162,7 @@ impl Stage<'_, '_> {
                 self.replay.stopping = false;
                 return Ok(Some(Happened::StopWithdrawn.into()));
             }
-            Record::Head => {}
+            Record::SnapshotEnd => {}
         }
         Ok(None)
     }
@@ -198,7 +198,9 @@ impl Stage<'_, '_> {
             let (ticket, sample, kept) = match record {
                 Record::Cut { tickets, .. } => return Some(tickets),
                 Record::Episode { ticket, sample, episode } => (ticket, sample, Kept::Episode(episode)),
-                Record::Partial { ticket, sample, partial } => (ticket, sample, Kept::Partial(partial)),
+                Record::PartialEpisode { ticket, sample, episode: partial } => {
+                    (ticket, sample, Kept::Partial(partial))
+                }
                 // Nothing like this follows: no batch was cut here.
                 _ => return Some(Vec::new()),
             };
@@ -211,7 +213,7 @@ impl Stage<'_, '_> {
     }
 
     /// Checks that training again gave the recorded weights.
-    pub(super) fn check_replayed(&mut self, batch: u64, checksum: u32) -> Result<(), RunError> {
+    pub(super) fn check_replayed(&mut self, batch: u64, checksum: u64) -> Result<(), RunError> {
         match self.replay.expected.take() {
             Some((recorded, expected)) if recorded == batch && expected != checksum => {
                 if self.replay.same_isa {

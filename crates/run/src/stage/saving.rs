@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use rloom_core::{PolicyVersion, Ticket};
+use rloom_core::{PolicyId, PolicyVersion, Ticket};
 use rloom_sched::{Event as Happened, SchedulerState, UnderWay as Asked};
 
 use super::groups::UnderWay;
@@ -12,7 +12,7 @@ use super::{Source, Stage, Told};
 use crate::RunError;
 use crate::trainer::SaveJob;
 use rloom_store::checkpoint::CheckpointName;
-use rloom_store::checkpoint::TrainerState;
+use rloom_store::checkpoint::CheckpointState;
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
@@ -36,7 +36,10 @@ impl Stage<'_, '_> {
     /// The scheduler is to hear that the version is saved.
     pub(super) fn checkpointed(&mut self, version: PolicyVersion) {
         if std::mem::take(&mut self.checkpoint_asked) {
-            let told = Told::recorded(Happened::Checkpointed, Record::Checkpointed { version });
+            let told = Told::recorded(
+                Happened::Checkpointed,
+                Record::Checkpointed { policy: PolicyId::MAIN, version },
+            );
             self.pending.push_back(told);
         }
     }
@@ -46,7 +49,7 @@ impl Stage<'_, '_> {
     pub(super) fn save_best(&mut self) -> Result<(), RunError> {
         match &self.saved {
             Some((saved, path)) if *saved == self.scheduler.version().0 => {
-                Ok(self.checkpoints.point("best", path)?)
+                Ok(self.checkpoints.link("best", path)?)
             }
             _ => self.save(),
         }
@@ -60,19 +63,21 @@ impl Stage<'_, '_> {
             stage: self.parts.index,
             step: version,
             stage_name: self.parts.outline.name.clone(),
+            policy: PolicyId::MAIN,
         };
-        let state = TrainerState {
+        let state = CheckpointState {
+            policy: PolicyId::MAIN,
             stage: self.parts.index,
             stage_name: self.parts.outline.name.clone(),
             stage_base: self.parts.base,
             scheduler: self.scheduler.state(),
             optimizer_steps: self.optimizer_steps,
             algorithm: self.algorithm,
-            drawn: self.drawn.clone(),
+            counters: self.drawn.clone(),
             best: self.best.clone(),
             isa: self.parts.isa.clone(),
             seed: self.parts.seed,
-            samplers: Vec::new(),
+            pinned_versions: Vec::new(),
         };
         self.journal.roll(version, &self.alive(&state.scheduler))?;
         self.saving = Some(version);
@@ -99,7 +104,7 @@ impl Stage<'_, '_> {
                 records.push(Record::Episode { ticket, sample, episode: episode.clone() });
             }
             let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
-            records.push(Record::Ready { ticket, task: group.task.clone(), oldest });
+            records.push(Record::Ready { ticket, task: group.task.clone(), policy: PolicyId::MAIN, oldest });
         }
         let begun = self.groups.under_way.iter().chain(&self.groups.left);
         for (&ticket, UnderWay { episodes, partials, .. }) in
@@ -109,7 +114,7 @@ impl Stage<'_, '_> {
                 records.push(Record::Episode { ticket, sample, episode: episode.clone() });
             }
             for (&sample, partial) in partials {
-                records.push(Record::Partial { ticket, sample, partial: partial.clone() });
+                records.push(Record::PartialEpisode { ticket, sample, episode: partial.clone() });
             }
         }
         records
@@ -126,12 +131,12 @@ impl Stage<'_, '_> {
     ) -> Result<(), RunError> {
         let (path, bytes) = result?;
         self.saving = None;
-        self.checkpoints.point("latest", &path)?;
+        self.checkpoints.link("latest", &path)?;
         let is_best = |best: &rloom_store::checkpoint::Best| {
             best.stage == self.parts.outline.name && best.step == version
         };
         if self.best.as_ref().is_some_and(is_best) {
-            self.checkpoints.point("best", &path)?;
+            self.checkpoints.link("best", &path)?;
         }
         let best = self
             .best

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rloom_core::{Group, PolicyVersion, Ticket};
+use rloom_core::{Group, PolicyId, PolicyVersion, Ticket};
 use rloom_sched::Event as Happened;
 use rloom_train::TrainError;
 
@@ -85,7 +85,10 @@ impl Stage<'_, '_> {
         self.activity(Lane::Train, Activity::Publish, handing, handed, batch + 1, None);
         self.tell_step(&groups, &report, end - start);
         self.watch.trainer_idle();
-        Ok(Told::recorded(Happened::BatchTrained, Record::Trained { batch, weights: checksum }))
+        Ok(Told::recorded(
+            Happened::BatchTrained,
+            Record::Trained { policy: PolicyId::MAIN, batch, weights: checksum },
+        ))
     }
 
     fn training_failed(&self, batch: u64, error: TrainError) -> RunError {
