@@ -204,7 +204,7 @@ fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 
 impl Trial {
     fn new(overrides: &[&str]) -> Self {
-        let directory = tempfile::tempdir_in(faults::quick_parent()).unwrap();
+        let directory = tempfile::tempdir_in(faults::fast_parent()).unwrap();
         let all: Vec<&str> =
             ["stage.warmup.steps=2", "stage.rl.steps=4"].iter().chain(overrides).copied().collect();
         let config = recipe::config(directory.path(), &all);

@@ -253,7 +253,7 @@ impl Finder<'_> {
             _ => None,
         });
         let told = self.told(&stage.name, ticket).next().map(|line| match &line.event {
-            Event::GroupEnded { end, .. } if end == "put_off" => Fate::PutOff,
+            Event::GroupEnded { end, .. } if end == "deferred" => Fate::PutOff,
             Event::GroupEnded { end, reason, .. } => Fate::Ended { end: end.clone(), reason: reason.clone() },
             _ => Fate::Waiting,
         });

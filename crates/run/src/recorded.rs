@@ -68,7 +68,7 @@ pub(crate) struct History {
     groups: BTreeMap<Ticket, Journaled>,
     cuts: BTreeMap<u64, Vec<Ticket>>,
     /// Checksums of the weights that batches gave.
-    weights: BTreeMap<u64, u32>,
+    weights: BTreeMap<u64, u64>,
 }
 
 impl History {
@@ -84,7 +84,7 @@ impl History {
         let mut groups: BTreeMap<Ticket, Journaled> = BTreeMap::new();
         let mut cuts: BTreeMap<u64, Vec<Ticket>> = BTreeMap::new();
         let mut weights = BTreeMap::new();
-        for record in recovered.head.into_iter().chain(recovered.log) {
+        for record in recovered.snapshot.into_iter().chain(recovered.log) {
             match record {
                 Record::Episode { ticket, sample, episode } => {
                     groups.entry(ticket).or_default().episodes.insert(sample, episode);
@@ -99,17 +99,17 @@ impl History {
                 Record::Cut { batch, tickets } => {
                     cuts.insert(batch, tickets);
                 }
-                Record::Trained { batch, weights: checksum } => {
+                Record::Trained { batch, weights: checksum, .. } => {
                     weights.insert(batch, checksum);
                 }
-                Record::Partial { ticket, .. } => {
+                Record::PartialEpisode { ticket, .. } => {
                     groups.entry(ticket).or_default();
                 }
                 Record::Evaluated { .. }
                 | Record::Checkpointed { .. }
                 | Record::StopRequested
                 | Record::StopWithdrawn
-                | Record::Head => {}
+                | Record::SnapshotEnd => {}
             }
         }
         for (&batch, tickets) in &cuts {
@@ -179,7 +179,7 @@ impl History {
     }
 
     /// The checksum of the weights that a batch gave, where the journal has it.
-    pub(crate) fn weights(&self, batch: u64) -> Option<u32> {
+    pub(crate) fn weights(&self, batch: u64) -> Option<u64> {
         self.weights.get(&batch).copied()
     }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::StopFlag;
-use rloom_store::faults::{Fault, Plan, install, install_at};
+use rloom_store::faults::{Fault, FaultPlan, install, install_at};
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use tempfile::TempDir;
 
@@ -113,7 +113,7 @@ fn child() {
             let when = WHEN[when.parse::<usize>().unwrap()];
             install_at(below.clone(), name, nth.parse().unwrap(), when)
         }
-        None => install(Plan { below: below.clone(), faults: Vec::new() }),
+        None => install(FaultPlan { folder: below.clone(), faults: Vec::new() }),
     };
     let stop = StopFlag::default();
     let mut observer = StopAfter(var(STOP).map_or(0, |steps| steps.parse().unwrap()), stop.clone());
@@ -125,11 +125,11 @@ fn child() {
         rloom_run::train(&config, &mut observer, &stop).unwrap();
     }
     if let Some(file) = var(POINTS) {
-        std::fs::write(file, installed.points().join("\n")).unwrap();
+        std::fs::write(file, installed.operations().join("\n")).unwrap();
     }
 }
 
-const WHEN: [Fault; 3] = [Fault::DieBefore, Fault::DieHalfway, Fault::DieAfter];
+const WHEN: [Fault; 3] = [Fault::AbortBefore, Fault::AbortDuring, Fault::AbortAfter];
 
 fn start_child(kind: usize, place: &Path, more: &[(&str, String)]) -> Child {
     Command::new(std::env::current_exe().unwrap())

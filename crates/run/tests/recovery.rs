@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rloom_config::Config;
 use rloom_run::{RunError, StopFlag};
 use rloom_store::StoreError;
-use rloom_store::faults::{Fault, Plan, install};
+use rloom_store::faults::{Fault, FaultPlan, install};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 /// What a run leaves: the bytes of the last model and of the optimiser's moments.
@@ -234,7 +234,10 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     rloom_run::train(&config, &mut StopAt(here, stop.clone()), &stop).unwrap();
     let below = config.run_directory().join("journal");
     // All but the folder, which is there.
-    let full = install(Plan { below, faults: (1..100).map(|number| (number, Fault::Full)).collect() });
+    let full = install(FaultPlan {
+        folder: below,
+        faults: (1..100).map(|number| (number, Fault::DiskFull)).collect(),
+    });
     let error = resume(&config).unwrap_err().to_string();
     assert!(
         error.contains("journal/stage-01-from-") && error.contains("hint: free some disk space"),

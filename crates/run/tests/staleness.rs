@@ -142,7 +142,7 @@ fn batches_in_the_order_of_completion_are_cut_early() {
             ended.iter().filter(is).count()
         };
         let put_off = all.contains(&"schedule.stragglers=put_off");
-        assert!(count(if put_off { "put_off" } else { "stale" }) > 0 || eta > 0, "{all:?}");
+        assert!(count(if put_off { "deferred" } else { "stale" }) > 0 || eta > 0, "{all:?}");
     }
 }
 

@@ -1,15 +1,15 @@
-//! The run directory: where everything that a run knows lies in plain files.
+//! The run directory: all files of a run.
 //!
 //! ```text
 //! runs/NAME/
-//!   config.toml      resolved; running it again repeats the run
+//!   config.toml      resolved configuration; running it again repeats the run
 //!   events.jsonl     append-only telemetry
-//!   rollouts/        what was generated and trained on, by stage and step
+//!   rollouts/        trained trajectories, by stage and step
 //!   journal/         groups not yet contained in a durable checkpoint
-//!   checkpoints/     Hugging Face folders with the trainer's state beside
+//!   checkpoints/     Hugging Face folders with the trainer's state
 //!   tensorboard/     event files of the same metrics
 //!   report.html      written at the end
-//!   lock             held while a process works here
+//!   lock             locked while a process uses the directory
 //! ```
 
 use std::fs::{self, File};
@@ -18,8 +18,7 @@ use std::sync::Arc;
 
 use crate::{StoreError, disk};
 
-/// An opened run directory. Holding it holds the lock; dropping it, or dying, frees the directory, at the latest when a
-/// training thread that was left behind has ended.
+/// An open run directory. Holds the lock until it and all [lock handles](Self::lock) are dropped, or the process ends.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
@@ -27,7 +26,7 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes a new run directory. It must not exist, or be empty.
+    /// Creates a run directory. An existing directory must be empty.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
         if fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(StoreError::DirectoryInUse { path: path.to_owned() });
@@ -63,58 +62,58 @@ impl RunDirectory {
         }
     }
 
-    /// The lock, for a thread that may work in the directory for longer than whoever opened it.
+    /// A handle that keeps the directory locked, for a thread that may outlive the `RunDirectory`.
     pub fn lock(&self) -> Arc<File> {
         Arc::clone(&self.lock)
     }
 
-    /// The directory.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The resolved configuration.
+    /// Path of the resolved configuration.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// The event stream.
+    /// Path of the event stream.
     pub fn events(&self) -> PathBuf {
         self.path.join("events.jsonl")
     }
 
-    /// Where checkpoints lie.
+    /// Folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
 
-    /// Where the journal's segments lie.
+    /// Folder of the journal's segments.
     pub fn journal(&self) -> PathBuf {
         self.path.join("journal")
     }
 
-    /// Where the TensorBoard event files lie.
+    /// Folder of the TensorBoard event files.
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tensorboard")
     }
 
-    /// The file of one step's rollouts.
+    /// Path of a step's rollouts.
     pub fn rollouts(&self, stage: &str, step: u64) -> PathBuf {
         rollouts_file(&self.path, stage, step)
     }
 
-    /// The report.
+    /// Path of the report.
     pub fn report(&self) -> PathBuf {
         self.path.join("report.html")
     }
 }
 
-/// The file of one step's rollouts in the run directory `run`.
+/// Path of a step's rollouts in the run directory `run`.
 pub fn rollouts_file(run: &Path, stage: &str, step: u64) -> PathBuf {
     run.join("rollouts").join(format!("{stage}-step-{step:06}.jsonl.zst"))
 }
 
-/// The first of `name`, `name-2`, `name-3` … that is free under `parent`.
+/// Returns the first of `name`, `name-2`, `name-3` … that does not exist in `parent`.
 pub fn free_name(parent: &Path, name: &str) -> String {
     let mut candidate = name.to_owned();
     let mut number = 1u64;

@@ -1,3 +1,5 @@
+//! Errors of durable storage.
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -177,7 +179,18 @@ impl StoreError {
         })
     }
 
-    fn message(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The message without the hint.
+    pub fn message(&self) -> String {
+        struct Message<'a>(&'a StoreError);
+        impl fmt::Display for Message<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.write_message(f)
+            }
+        }
+        Message(self).to_string()
+    }
+
+    fn write_message(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io { operation, path, source } => {
                 write!(f, "could not {operation} {}: {source}", path.display())
@@ -214,7 +227,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.message(f)?;
+        self.write_message(f)?;
         match self.hint() {
             Some(hint) => write!(f, "\nhint: {hint}"),
             None => Ok(()),

@@ -1,142 +1,150 @@
-//! Faults of the disk and deaths of the process, for tests alone: nothing in the product makes a plan.
+//! Injected disk faults and process deaths, for tests.
 //!
-//! A test first runs with an empty [`Plan`] and reads the [`points`](Installed::points) that were reached, then once
-//! more for each of them with a fault there. A plan concerns the paths below one folder, so tests that run side by
-//! side do not meet.
+//! A test first runs with an empty [`FaultPlan`] and reads the [`operations`](ActivePlan::operations) that were
+//! performed, then runs once more for each of them with a fault there. A plan applies to paths in one folder, so
+//! concurrent tests do not affect each other.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What happens at an operation.
+/// A fault at an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// No space is left, and nothing of it was done.
-    Full,
-    /// Half of a write is done, then no space is left.
-    Short,
-    /// The device fails, and nothing of it was done.
-    Device,
-    /// The process ends before it, as if it were killed.
-    DieBefore,
-    /// The process ends in the middle of it: half of the bytes are written, one of a folder's files is removed.
-    DieHalfway,
-    /// The process ends after it.
-    DieAfter,
+    /// Fails with "no space left"; nothing is done.
+    DiskFull,
+    /// Fails with "no space left" after half of a write.
+    ShortWrite,
+    /// Fails with a device error; nothing is done.
+    DeviceError,
+    /// Aborts the process before the operation.
+    AbortBefore,
+    /// Aborts the process during the operation: half of the bytes are written, one file of a folder is removed.
+    AbortDuring,
+    /// Aborts the process after the operation.
+    AbortAfter,
 }
 
-/// Which operations fail, of those on paths below a folder.
+/// Faults at operations on paths in a folder.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct FaultPlan {
     /// The folder.
-    pub below: PathBuf,
-    /// Numbers of operations, counted from 0, and what happens there.
+    pub folder: PathBuf,
+    /// Indices of operations, from 0, and the fault at each.
     pub faults: Vec<(usize, Fault)>,
 }
 
-/// What an operation has to do.
+/// Instruction for an operation.
 #[derive(Debug)]
-pub(crate) enum Verdict {
-    Go,
-    GoThenDie,
-    HalfwayThenDie,
+pub(crate) enum Outcome {
+    Run,
+    RunThenAbort,
+    RunPartlyThenAbort,
     Fail(io::Error),
-    HalfwayThenFail(io::Error),
+    RunPartlyThenFail(io::Error),
+}
+
+/// A fault at the n-th operation of a name.
+#[derive(Debug)]
+struct NamedFault {
+    name: String,
+    nth: usize,
+    fault: Fault,
 }
 
 #[derive(Debug)]
-struct Active {
+struct Installed {
     id: usize,
-    plan: Plan,
-    /// What else happens: at which operation by its name, the how many-th of them from 0.
-    named: Option<(String, usize, Fault)>,
-    points: Vec<String>,
+    plan: FaultPlan,
+    named: Option<NamedFault>,
+    operations: Vec<String>,
 }
 
-/// How many plans are in force: the only thing that is looked at without one.
-static IN_FORCE: AtomicUsize = AtomicUsize::new(0);
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-static PLANS: Mutex<Vec<Active>> = Mutex::new(Vec::new());
+/// Number of installed plans. Without any, an operation costs one atomic load.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+static NEXT_ID: AtomicUsize = AtomicUsize::new(0);
+static PLANS: Mutex<Vec<Installed>> = Mutex::new(Vec::new());
 
-fn plans() -> MutexGuard<'static, Vec<Active>> {
+fn plans() -> MutexGuard<'static, Vec<Installed>> {
     PLANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A plan in force, until it is dropped.
+/// An installed plan, active until it is dropped.
 #[derive(Debug)]
-pub struct Installed {
+pub struct ActivePlan {
     id: usize,
 }
 
-/// Puts a plan into force, in the whole process.
-pub fn install(plan: Plan) -> Installed {
-    put(plan, None)
+/// Installs a plan for the whole process.
+pub fn install(plan: FaultPlan) -> ActivePlan {
+    add(plan, None)
 }
 
-/// Has a fault happen below a folder at the `nth` operation, from 0, of those called `name`: threads may order
-/// operations of different names differently each time.
-pub fn install_at(below: PathBuf, name: &str, nth: usize, fault: Fault) -> Installed {
-    put(Plan { below, faults: Vec::new() }, Some((name.to_owned(), nth, fault)))
+/// Installs a fault in a folder at the `nth` operation, from 0, of those called `name`. Threads may order operations
+/// of different names differently in each run, so an index over all operations would not be stable.
+pub fn install_at(folder: PathBuf, name: &str, nth: usize, fault: Fault) -> ActivePlan {
+    let plan = FaultPlan { folder, faults: Vec::new() };
+    add(plan, Some(NamedFault { name: name.to_owned(), nth, fault }))
 }
 
-fn put(plan: Plan, named: Option<(String, usize, Fault)>) -> Installed {
-    let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    plans().push(Active { id, plan, named, points: Vec::new() });
-    IN_FORCE.fetch_add(1, Ordering::SeqCst);
-    Installed { id }
+fn add(plan: FaultPlan, named: Option<NamedFault>) -> ActivePlan {
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    plans().push(Installed { id, plan, named, operations: Vec::new() });
+    ACTIVE.fetch_add(1, Ordering::SeqCst);
+    ActivePlan { id }
 }
 
-impl Installed {
-    /// The operations so far, in order: `area/operation`.
-    pub fn points(&self) -> Vec<String> {
-        plans().iter().find(|active| active.id == self.id).map(|a| a.points.clone()).unwrap_or_default()
+impl ActivePlan {
+    /// The operations performed so far, in order, as `area/operation`.
+    pub fn operations(&self) -> Vec<String> {
+        plans().iter().find(|plan| plan.id == self.id).map(|plan| plan.operations.clone()).unwrap_or_default()
     }
 }
 
-impl Drop for Installed {
+impl Drop for ActivePlan {
     fn drop(&mut self) {
-        IN_FORCE.fetch_sub(1, Ordering::SeqCst);
-        plans().retain(|active| active.id != self.id);
+        ACTIVE.fetch_sub(1, Ordering::SeqCst);
+        plans().retain(|plan| plan.id != self.id);
     }
 }
 
-/// Counts an operation and says what is to become of it.
-pub(crate) fn reached(area: &str, operation: &str, path: &Path) -> Verdict {
-    if IN_FORCE.load(Ordering::Relaxed) == 0 {
-        return Verdict::Go;
+/// Records an operation and returns its instruction.
+pub(crate) fn outcome(area: &str, operation: &str, path: &Path) -> Outcome {
+    if ACTIVE.load(Ordering::Relaxed) == 0 {
+        return Outcome::Run;
     }
     let mut plans = plans();
-    let Some(active) = plans.iter_mut().find(|active| path.starts_with(&active.plan.below)) else {
-        return Verdict::Go;
+    let Some(installed) = plans.iter_mut().find(|installed| path.starts_with(&installed.plan.folder)) else {
+        return Outcome::Run;
     };
-    let number = active.points.len();
+    let index = installed.operations.len();
     let name = format!("{area}/{operation}");
-    let numbered = active.plan.faults.iter().find(|(at, _)| *at == number).map(|(_, fault)| *fault);
-    let same = active.points.iter().filter(|point| **point == name).count();
-    let named = active.named.as_ref().filter(|(at, nth, _)| (at, *nth) == (&name, same));
-    let fault = numbered.or(named.map(|(_, _, fault)| *fault));
-    active.points.push(name);
+    let by_index = installed.plan.faults.iter().find(|(at, _)| *at == index).map(|(_, fault)| *fault);
+    let nth = installed.operations.iter().filter(|operation| **operation == name).count();
+    let by_name = installed.named.as_ref().filter(|named| named.name == name && named.nth == nth);
+    let fault = by_index.or(by_name.map(|named| named.fault));
+    installed.operations.push(name);
     drop(plans);
     match fault {
-        None => Verdict::Go,
-        Some(Fault::Full) => Verdict::Fail(io::ErrorKind::StorageFull.into()),
-        Some(Fault::Short) => Verdict::HalfwayThenFail(io::ErrorKind::StorageFull.into()),
-        Some(Fault::Device) => Verdict::Fail(io::Error::other("input/output error")),
-        Some(Fault::DieBefore) => std::process::abort(),
-        Some(Fault::DieHalfway) => Verdict::HalfwayThenDie,
-        Some(Fault::DieAfter) => Verdict::GoThenDie,
+        None => Outcome::Run,
+        Some(Fault::DiskFull) => Outcome::Fail(io::ErrorKind::StorageFull.into()),
+        Some(Fault::ShortWrite) => Outcome::RunPartlyThenFail(io::ErrorKind::StorageFull.into()),
+        Some(Fault::DeviceError) => Outcome::Fail(io::Error::other("input/output error")),
+        Some(Fault::AbortBefore) => std::process::abort(),
+        Some(Fault::AbortDuring) => Outcome::RunPartlyThenAbort,
+        Some(Fault::AbortAfter) => Outcome::RunThenAbort,
     }
 }
 
-/// Where tests make folders that are synced thousands of times: in memory, where the machine has that.
-pub fn quick_parent() -> PathBuf {
+/// A parent for the folders of tests that sync thousands of times: in memory where possible.
+pub fn fast_parent() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() { memory } else { std::env::temp_dir() }
 }
 
-/// A folder for tests that sync thousands of times.
+/// A temporary folder in [`fast_parent`].
 #[cfg(test)]
-pub(crate) fn quick_directory() -> tempfile::TempDir {
-    tempfile::tempdir_in(quick_parent()).expect("a folder for a test")
+pub(crate) fn fast_directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(fast_parent()).expect("a temporary folder")
 }

@@ -1,7 +1,7 @@
-use rloom_core::{Ticket, Trajectory};
+use rloom_core::{PolicyId, Ticket, Trajectory};
 
 use super::*;
-use rloom_store::journal::{Journal, Record};
+use rloom_store::journal::{Journal, LaterStages, Record};
 use rloom_telemetry::{Lane, StageOutline};
 use rloom_telemetry::{rollout_log, synthetic};
 
@@ -12,7 +12,7 @@ fn line(stage: &str, step: u64, event: Event) -> EventLine {
 /// Of stage `rl`: ticket 8 is cut for step 3, 9 waits, 10 is under way with one sample done, 11 was replaced, 12 failed.
 fn journal(run: &Path) {
     std::fs::create_dir(run.join("journal")).unwrap();
-    let (mut journal, _) = Journal::open(&run.join("journal"), 1, 0, false).unwrap();
+    let (mut journal, _) = Journal::open(&run.join("journal"), 1, 0, LaterStages::Keep).unwrap();
     for (ticket, episodes, complete) in [(8, 2, true), (9, 2, true), (10, 1, false), (11, 2, false)] {
         let group = synthetic::group(ticket, 2, 2);
         for (sample, episode) in (0..).zip(group.episodes).take(episodes) {
@@ -20,7 +20,14 @@ fn journal(run: &Path) {
         }
         if complete {
             let oldest = PolicyVersion(1);
-            journal.append(&Record::Ready { ticket: group.ticket, task: group.task, oldest }).unwrap();
+            journal
+                .append(&Record::Ready {
+                    ticket: group.ticket,
+                    task: group.task,
+                    policy: PolicyId::MAIN,
+                    oldest,
+                })
+                .unwrap();
         }
     }
     journal.append(&Record::Filtered { ticket: Ticket(11) }).unwrap();
@@ -77,10 +84,10 @@ fn run() -> tempfile::TempDir {
     };
     for event in [
         group(2),
-        ended(4, "put_off", None),
+        ended(4, "deferred", None),
         ended(4, "filtered", Some("equal_outcomes")),
-        ended(5, "put_off", None),
-        ended(7, "put_off", None),
+        ended(5, "deferred", None),
+        ended(7, "deferred", None),
         group(7),
         ended(11, "filtered", Some("equal_outcomes")),
     ] {

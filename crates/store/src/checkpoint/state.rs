@@ -1,10 +1,10 @@
-//! What a checkpoint holds beside model, tokenizer and optimiser: `trainer/state.json`.
+//! The resumable state of a run besides models and optimisers: `trainer/state.json` of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rloom_algo::AlgorithmState;
-use rloom_core::PolicyVersion;
+use rloom_core::{PolicyId, PolicyVersion};
 use rloom_sched::SchedulerState;
 use serde::{Deserialize, Serialize};
 
@@ -14,64 +14,62 @@ use crate::{CheckpointDamage, StoreError};
 /// The best version so far, by held-out accuracy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// Its accuracy.
+    /// Held-out accuracy, from 0 to 1.
     pub accuracy: f64,
-    /// Its stage.
+    /// Name of the stage that trained it.
     pub stage: String,
-    /// Its step.
+    /// Step within the stage.
     pub step: u64,
 }
 
-/// Groups that were generated.
+/// Counters of the groups generated in a stage.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Drawn {
-    /// Tokens of the groups that became complete in the stage so far.
+pub struct GroupCounters {
+    /// Tokens of the groups completed in the stage so far.
     pub tokens: u64,
-    /// Groups replaced by others since the last batch, by reason.
+    /// Groups filtered out since the last batch, by reason.
     pub filtered: BTreeMap<String, u64>,
-    /// Groups that failed since the last batch.
+    /// Groups failed since the last batch.
     pub failed: u64,
 }
 
-/// The run's place in its recipe.
+/// Position of a run in its recipe, and the state of scheduler and algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrainerState {
-    /// Place of the stage in the recipe.
+pub struct CheckpointState {
+    /// The trained policy.
+    pub policy: PolicyId,
+    /// Index of the stage in the recipe.
     pub stage: u32,
-    /// The stage's name, as a guard against a recipe that has changed.
+    /// Name of the stage, to detect a changed recipe.
     pub stage_name: String,
-    /// Steps of the stages before.
+    /// Total steps of the earlier stages.
     pub stage_base: u64,
-    /// The scheduler of the stage.
+    /// State of the stage's scheduler.
     pub scheduler: SchedulerState,
-    /// Optimiser steps of the stage.
+    /// Optimiser steps of the stage so far.
     pub optimizer_steps: u64,
-    /// What the algorithm carries from batch to batch.
-    #[serde(default)]
+    /// State that the algorithm carries from batch to batch.
     pub algorithm: AlgorithmState,
-    /// What was drawn in the stage so far.
-    #[serde(default)]
-    pub drawn: Drawn,
+    /// Counters of the stage's groups.
+    pub counters: GroupCounters,
     /// The best version so far.
     pub best: Option<Best>,
-    /// How it was computed (instruction set, and the products of bf16): in another way the bytes of later results may
-    /// differ.
+    /// Numeric path of the trainer (instruction set and bf16 products). Results of another path may differ in bytes.
     pub isa: String,
     /// Seed of the run.
     pub seed: u64,
-    /// Older versions whose weights lie beside, because groups under way are pinned to them.
-    #[serde(default)]
-    pub samplers: Vec<PolicyVersion>,
+    /// Older versions whose weights are saved in [`pinned_weights_folder`], because groups in flight are pinned to them.
+    pub pinned_versions: Vec<PolicyVersion>,
 }
 
 const FILE: &str = "trainer/state.json";
 
-/// Where a checkpoint keeps the weights of an older version.
-pub fn sampler_folder(checkpoint: &Path, version: PolicyVersion) -> PathBuf {
-    checkpoint.join(format!("trainer/sampler-{:06}", version.0))
+/// Folder in a checkpoint of the weights of an older version.
+pub fn pinned_weights_folder(checkpoint: &Path, version: PolicyVersion) -> PathBuf {
+    checkpoint.join(format!("trainer/pinned-{:06}", version.0))
 }
 
-impl TrainerState {
+impl CheckpointState {
     /// Writes the state into a checkpoint.
     pub fn save(&self, checkpoint: &Path) -> Result<(), StoreError> {
         let path = checkpoint.join(FILE);

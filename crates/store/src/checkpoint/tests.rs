@@ -1,8 +1,8 @@
 use super::*;
-use crate::faults::{Fault, Plan, install, quick_directory};
+use crate::faults::{Fault, FaultPlan, fast_directory, install};
 
 fn name(stage: u32, step: u64) -> CheckpointName {
-    CheckpointName { stage, step, stage_name: format!("s{stage}") }
+    CheckpointName { stage, step, stage_name: format!("s{stage}"), policy: PolicyId::MAIN }
 }
 
 fn fill(folder: &Path, stage: u32, step: u64) -> Result<(), StoreError> {
@@ -21,89 +21,93 @@ fn store(directory: &Path, stage: u32, step: u64) -> PathBuf {
 const FILES: [&str; 5] = ["MANIFEST", "model", "trainer/critic/model", "trainer/name.json", "trainer/state"];
 
 #[test]
-fn any_damage_is_refused_by_name_and_the_last_good_one_is_found() {
-    let directory = quick_directory();
-    let good = store(directory.path(), 0, 5);
+fn any_damage_is_reported_and_the_last_valid_checkpoint_found() {
+    let directory = fast_directory();
+    let older = store(directory.path(), 0, 5);
     let newest = store(directory.path(), 1, 2);
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-    assert_eq!(Below::read(&newest).unwrap().files, FILES);
+    assert_eq!(FolderContent::read(&newest).unwrap().files, FILES);
     for file in FILES {
         let path = newest.join(file);
-        let whole = fs::read(&path).unwrap();
-        let refused = |what: &str| {
+        let content = fs::read(&path).unwrap();
+        let check_refused = |what: &str| {
             let error = verify(&newest).unwrap_err();
             let StoreError::CheckpointDamaged { path, damage } = &error else {
                 panic!("{what} {file}: {error}")
             };
             assert!(*path == newest && damage.to_string().starts_with(file), "{what} {file}: {error}");
         };
-        let passed_over = |what: &str| {
-            let (found, refused) = checkpoints.newest_sound().unwrap();
-            assert_eq!(found.unwrap().1, good, "{what} {file}");
-            // A damaged name may put it behind the good one, where nobody asks for it.
+        let check_skipped = |what: &str| {
+            let (found, refused) = checkpoints.newest_valid().unwrap();
+            assert_eq!(found.unwrap().1, older, "{what} {file}");
+            // With a damaged name it may be ordered before the valid one and not be looked at.
             let named = refused.iter().any(|error| error.to_string().contains("s1-step-000002"));
             assert!(named || file == "trainer/name.json", "{what} {file}");
         };
-        for bit in 0..whole.len() * 8 {
-            let mut bytes = whole.clone();
+        for bit in 0..content.len() * 8 {
+            let mut bytes = content.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, bytes).unwrap();
-            refused(&format!("bit {bit} of"));
+            check_refused(&format!("bit {bit} of"));
             if bit % 97 == 0 {
-                passed_over(&format!("bit {bit} of"));
+                check_skipped(&format!("bit {bit} of"));
             }
         }
-        for length in [0, 1, whole.len() / 2, whole.len() - 1] {
-            fs::write(&path, &whole[..length]).unwrap();
-            refused(&format!("{length} bytes of"));
-            passed_over(&format!("{length} bytes of"));
+        for length in [0, 1, content.len() / 2, content.len() - 1] {
+            fs::write(&path, &content[..length]).unwrap();
+            check_refused(&format!("{length} bytes of"));
+            check_skipped(&format!("{length} bytes of"));
         }
         fs::remove_file(&path).unwrap();
-        refused("no");
-        passed_over("no");
-        fs::write(&path, whole).unwrap();
+        check_refused("no");
+        check_skipped("no");
+        fs::write(&path, content).unwrap();
     }
-    assert_eq!(checkpoints.newest_sound().unwrap().0.unwrap().1, newest);
+    assert_eq!(checkpoints.newest_valid().unwrap().0.unwrap().1, newest);
 }
 
 #[test]
-fn another_format_is_no_damage() {
-    let directory = quick_directory();
+fn other_formats_are_refused_by_their_version() {
+    let directory = fast_directory();
     store(directory.path(), 0, 5);
     let newest = store(directory.path(), 1, 2);
     let path = newest.join("MANIFEST");
     let mut manifest: Manifest = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-    for version in [1, 3] {
+    for version in [1, 2, 4] {
         manifest.format_version = version;
         manifest.checksum = (version > 1).then(|| Manifest::checksum(version, &manifest.files));
         fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
-        let error = checkpoints.newest_sound().unwrap_err();
-        assert!(matches!(error, StoreError::CheckpointFormat { found, .. } if found == version), "{error}");
-        assert!(error.to_string().contains("model.path="), "{error}");
+        let error = checkpoints.newest_valid().unwrap_err();
+        assert!(
+            matches!(error, StoreError::CheckpointFormat { found, supported: 3, .. } if found == version),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains(&format!("has format {version}")) && text.contains("model.path="), "{text}");
     }
 }
 
 /// Saves step 1 again and step 2, then prunes to the last one.
-fn work(directory: &Path) -> Result<(), StoreError> {
+fn exercise(directory: &Path) -> Result<(), StoreError> {
     let checkpoints = Checkpoints::open(directory.to_owned())?;
     for step in [1, 2] {
         let (path, _) = checkpoints.write(&name(0, step), |folder| fill(folder, 0, step))?;
-        checkpoints.point("latest", &path)?;
+        checkpoints.link("latest", &path)?;
     }
     checkpoints.prune(1, 0, None)
 }
 
-/// The names of all operations of [`work`] where step 1 is there already.
-fn points() -> Vec<String> {
-    let directory = quick_directory();
+/// The operations of [`exercise`] where step 1 exists already.
+fn operations() -> Vec<String> {
+    let directory = fast_directory();
     store(directory.path(), 0, 1);
-    let installed = install(Plan { below: directory.path().to_owned(), faults: vec![] });
-    work(directory.path()).unwrap();
-    installed.points()
+    let plan = install(FaultPlan { folder: directory.path().to_owned(), faults: vec![] });
+    exercise(directory.path()).unwrap();
+    plan.operations()
 }
 
-/// Whatever lies under a checkpoint's name is whole, and work goes on. `before` is kept until something is in its place.
+/// Every named checkpoint is valid, an older one is kept until its replacement exists, and writing can continue.
 fn check_usable(directory: &Path, here: &str) {
     let checkpoints = Checkpoints::open(directory.to_owned()).unwrap();
     let (list, damaged) = checkpoints.list().unwrap();
@@ -111,66 +115,69 @@ fn check_usable(directory: &Path, here: &str) {
     for (_, path) in &list {
         verify(path).unwrap();
     }
-    assert!(list.iter().any(|(name, _)| name.stage == 1), "{here}: an older one stays");
-    work(directory).unwrap();
+    assert!(list.iter().any(|(name, _)| name.stage == 1), "{here}: an older checkpoint is kept");
+    exercise(directory).unwrap();
     let left: Vec<String> = checkpoints.folders().unwrap();
     assert_eq!(left, ["s0-step-000002", "s1-step-000009"], "{here}");
 }
 
 #[test]
-fn a_fault_at_any_operation_names_the_file_and_leaves_nothing_half_made() {
-    let points = points();
+fn a_fault_at_any_operation_names_the_file_and_leaves_no_incomplete_checkpoint() {
+    let operations = operations();
     for file in FILES {
-        assert!(points.contains(&format!("checkpoint/{file}/sync")), "{file}: {points:?}");
+        assert!(operations.contains(&format!("checkpoint/{file}/sync")), "{file}: {operations:?}");
     }
-    for (number, point) in points.iter().enumerate() {
-        let faults = [Fault::Device, Fault::Full, Fault::Short];
-        for &fault in if point.ends_with("write") { &faults[..] } else { &faults[..1] } {
-            let directory = quick_directory();
+    for (number, operation_name) in operations.iter().enumerate() {
+        let faults = [Fault::DeviceError, Fault::DiskFull, Fault::ShortWrite];
+        for &fault in if operation_name.ends_with("write") { &faults[..] } else { &faults[..1] } {
+            let directory = fast_directory();
             store(directory.path(), 1, 9);
             store(directory.path(), 0, 1);
-            let plan = Plan { below: directory.path().to_owned(), faults: vec![(number, fault)] };
-            let installed = install(plan);
-            let error = work(directory.path()).unwrap_err();
-            drop(installed);
-            let here = format!("{fault:?} at {number}, {point}");
+            let faults = vec![(number, fault)];
+            let plan = install(FaultPlan { folder: directory.path().to_owned(), faults });
+            let error = exercise(directory.path()).unwrap_err();
+            drop(plan);
+            let here = format!("{fault:?} at {number}, {operation_name}");
             let StoreError::Io { operation, path, .. } = &error else { panic!("{here}: {error}") };
             let file = path.file_name().unwrap().to_str().unwrap().trim_end_matches(".partial");
-            assert!(point.ends_with(operation), "{here}: {error}");
-            assert!(!point.starts_with("checkpoint/m") || point.contains(file), "{here}: {error}");
+            assert!(operation_name.ends_with(operation), "{here}: {error}");
+            assert!(
+                !operation_name.starts_with("checkpoint/m") || operation_name.contains(file),
+                "{here}: {error}"
+            );
             check_usable(directory.path(), &here);
         }
     }
 }
 
-/// Tells the child process below where to work and where to die.
+/// Environment variable: instructions for the child process below.
 const CHILD: &str = "RLOOM_TEST_CHECKPOINT";
 
-/// Not a test of its own: the process that the next one starts.
+/// The child process of the next test.
 #[test]
 #[ignore = "a child process of another test"]
 fn child() {
-    let Ok(order) = std::env::var(CHILD) else { return };
-    let mut parts = order.splitn(3, ' ');
+    let Ok(instructions) = std::env::var(CHILD) else { return };
+    let mut parts = instructions.splitn(3, ' ');
     let number: usize = parts.next().unwrap().parse().unwrap();
     let fault = match parts.next().unwrap() {
-        "before" => Fault::DieBefore,
-        "halfway" => Fault::DieHalfway,
-        _ => Fault::DieAfter,
+        "before" => Fault::AbortBefore,
+        "during" => Fault::AbortDuring,
+        _ => Fault::AbortAfter,
     };
     let directory = PathBuf::from(parts.next().unwrap());
-    let _installed = install(Plan { below: directory.clone(), faults: vec![(number, fault)] });
-    work(&directory).unwrap();
+    let _plan = install(FaultPlan { folder: directory.clone(), faults: vec![(number, fault)] });
+    exercise(&directory).unwrap();
 }
 
 #[test]
-fn killed_at_any_point_it_leaves_whole_checkpoints() {
-    for (number, point) in points().iter().enumerate() {
-        for when in ["before", "halfway", "after"] {
-            if when == "halfway" && !point.ends_with("write") && !point.ends_with("remove") {
+fn a_kill_at_any_operation_leaves_complete_checkpoints() {
+    for (number, operation_name) in operations().iter().enumerate() {
+        for when in ["before", "during", "after"] {
+            if when == "during" && !operation_name.ends_with("write") && !operation_name.ends_with("remove") {
                 continue;
             }
-            let directory = quick_directory();
+            let directory = fast_directory();
             store(directory.path(), 1, 9);
             store(directory.path(), 0, 1);
             let status = std::process::Command::new(std::env::current_exe().unwrap())
@@ -180,16 +187,16 @@ fn killed_at_any_point_it_leaves_whole_checkpoints() {
                 .stderr(std::process::Stdio::null())
                 .status()
                 .unwrap();
-            let here = format!("{when} {number}, {point}");
-            assert!(!status.success(), "{here}: the child died");
+            let here = format!("{when} {number}, {operation_name}");
+            assert!(!status.success(), "{here}: the child was aborted");
             check_usable(directory.path(), &here);
         }
     }
 }
 
 #[test]
-fn a_write_that_fails_leaves_nothing() {
-    let directory = quick_directory();
+fn a_failed_write_leaves_nothing() {
+    let directory = fast_directory();
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
     let fail = |folder: &Path| {
         fs::write(folder.join("model"), [1]).unwrap();
@@ -200,8 +207,8 @@ fn a_write_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn pruning_keeps_the_last_the_marked_and_the_best() {
-    let directory = quick_directory();
+fn pruning_keeps_the_last_the_regular_and_the_best() {
+    let directory = fast_directory();
     let best = store(directory.path(), 1, 3);
     store(directory.path(), 0, 7);
     for step in [1, 2, 10, 11, 12] {
@@ -214,4 +221,55 @@ fn pruning_keeps_the_last_the_marked_and_the_best() {
         kept,
         ["s0-step-000007", "s1-step-000003", "s1-step-000010", "s1-step-000011", "s1-step-000012"]
     );
+}
+
+/// A checkpoint of format 2, whose names have no policy.
+#[test]
+fn a_checkpoint_of_format_2_is_listed_and_refused() {
+    let directory = fast_directory();
+    let folder = directory.path().join("rl-step-000004");
+    fs::create_dir_all(folder.join("trainer")).unwrap();
+    fs::write(folder.join(NAME_FILE), br#"{"stage":1,"step":4,"stage_name":"rl"}"#).unwrap();
+    let entry = FileEntry::read(&folder.join(NAME_FILE)).unwrap();
+    let files = BTreeMap::from([(NAME_FILE.to_owned(), entry)]);
+    let checksum = Some(Manifest::checksum(2, &files));
+    let manifest = Manifest { format_version: 2, files, checksum };
+    fs::write(folder.join("MANIFEST"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+    let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
+    let name = CheckpointName { stage: 1, step: 4, stage_name: "rl".into(), policy: PolicyId::MAIN };
+    assert_eq!(checkpoints.list().unwrap().0, [(name, folder.clone())]);
+    let error = checkpoints.newest_valid().unwrap_err();
+    assert!(
+        matches!(&error, StoreError::CheckpointFormat { path, found: 2, .. } if *path == folder),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_name_of_a_newer_format_is_not_damage() {
+    let directory = fast_directory();
+    let newest = store(directory.path(), 1, 2);
+    fs::write(newest.join(NAME_FILE), b"[]").unwrap();
+    let files = BTreeMap::new();
+    let checksum = Some(Manifest::checksum(4, &files));
+    let manifest = Manifest { format_version: 4, files, checksum };
+    fs::write(newest.join("MANIFEST"), serde_json::to_vec(&manifest).unwrap()).unwrap();
+    let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
+    let error = checkpoints.newest_valid().unwrap_err();
+    assert!(matches!(error, StoreError::CheckpointFormat { found: 4, .. }), "{error}");
+}
+
+#[test]
+fn policies_have_separate_folders_and_are_pruned_separately() {
+    let directory = fast_directory();
+    let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
+    for policy in [PolicyId::MAIN, PolicyId(1)] {
+        for step in 1..4 {
+            let name = CheckpointName { policy, ..name(0, step) };
+            checkpoints.write(&name, |folder| fill(folder, 0, step)).unwrap();
+        }
+    }
+    checkpoints.prune(1, 0, None).unwrap();
+    let kept: Vec<String> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.folder()).collect();
+    assert_eq!(kept, ["s0-step-000003", "s0-policy-1-step-000003"]);
 }

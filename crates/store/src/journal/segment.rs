@@ -1,18 +1,21 @@
-//! The bytes of a segment.
+//! Encoding and decoding of a segment.
 
 use std::path::Path;
 
 use super::Record;
 use crate::{JournalDamage, StoreError};
 
-/// What every segment begins with; the digit is the format's.
-pub(super) const MAGIC: &[u8; 8] = b"rloomJ2\n";
+/// Version of the journal's format.
+pub const FORMAT_VERSION: u32 = 3;
+
+/// First bytes of a segment. The digit is the format version.
+pub(super) const MAGIC: &[u8; 8] = b"rloomJ3\n";
 const HEADER: usize = 12;
 
-/// Level of compression: a third of the bytes for about the time that writing the JSON takes; higher ones gain nothing.
+/// Compression level of zstd. A third of the size for about the time of writing the JSON; higher levels gain nothing.
 const LEVEL: i32 = 1;
 
-/// Makes the bytes of records. Compression keeps its working memory from one to the next.
+/// Encodes records. Reuses the compressor's working memory.
 pub(super) struct Encoder(zstd::bulk::Compressor<'static>);
 
 impl std::fmt::Debug for Encoder {
@@ -26,7 +29,7 @@ impl Encoder {
         zstd::bulk::Compressor::new(LEVEL).map(Self)
     }
 
-    /// A record's bytes where it begins at `offset` of its file.
+    /// Returns the bytes of a record that starts at `offset` of its file.
     pub(super) fn frame(&mut self, record: &Record, offset: u64) -> std::io::Result<Vec<u8>> {
         let payload = self.0.compress(&serde_json::to_vec(record)?)?;
         let length = u32::try_from(payload.len()).map_err(std::io::Error::other)?;
@@ -45,93 +48,109 @@ fn decode(payload: &[u8]) -> std::io::Result<Record> {
 }
 
 fn header_checksum(length_and_checksum: &[u8], offset: u64) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&offset.to_le_bytes()), length_and_checksum)
+    let magic_and_offset = crc32c::crc32c_append(crc32c::crc32c(MAGIC), &offset.to_le_bytes());
+    crc32c::crc32c_append(magic_and_offset, length_and_checksum)
 }
 
-/// What stands at an offset of a segment.
+/// The bytes at an offset of a segment.
 enum Frame<'a> {
-    /// A sound record.
-    Sound(&'a [u8]),
-    /// The file ends within it.
-    CutOff,
-    /// What is wrong, as the rest of a sentence.
+    /// The payload of a valid record.
+    Valid(&'a [u8]),
+    /// A record that is incomplete or does not match its checksums.
     Damaged(JournalDamage),
 }
 
 impl<'a> Frame<'a> {
     fn at(bytes: &'a [u8], offset: usize) -> Self {
-        let Some(header) = bytes[offset..].first_chunk::<HEADER>() else {
-            return Self::CutOff;
+        let Some(header) = bytes.get(offset..).and_then(|rest| rest.first_chunk::<HEADER>()) else {
+            return Self::Damaged(JournalDamage::Truncated);
         };
         let number =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         if number(8) != header_checksum(&header[..8], offset as u64) {
             return Self::Damaged(JournalDamage::Header);
         }
-        let from = offset + HEADER;
-        match bytes.get(from..from + number(0) as usize) {
-            None => Self::CutOff,
+        let start = offset + HEADER;
+        match bytes.get(start..start + number(0) as usize) {
+            None => Self::Damaged(JournalDamage::Truncated),
             Some(payload) if crc32c::crc32c(payload) != number(4) => Self::Damaged(JournalDamage::Payload),
-            Some(payload) => Self::Sound(payload),
+            Some(payload) => Self::Valid(payload),
         }
     }
 }
 
-/// A segment, read.
+/// The content of a segment.
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
-    /// The copies that it begins with.
-    pub(super) head: Vec<Record>,
-    /// What happened since.
+    /// The snapshot that the segment starts with.
+    pub(super) snapshot: Vec<Record>,
+    /// The records after the snapshot.
     pub(super) log: Vec<Record>,
-    /// Bytes that are sound. What follows them is the torn end.
-    pub(super) sound: u64,
+    /// Length of the valid part. A torn record may follow.
+    pub(super) valid_bytes: u64,
 }
 
-/// Reads a segment. `may_be_torn` says that it is the last one, whose end a killed process may have left unfinished.
-pub(super) fn parse(bytes: &[u8], path: &Path, may_be_torn: bool) -> Result<Parsed, StoreError> {
-    let damaged = |record: usize, offset: usize, damage| StoreError::JournalDamaged {
-        path: path.to_owned(),
-        record,
-        offset: offset as u64,
-        damage,
-    };
-    if !bytes.starts_with(MAGIC) {
-        return Err(damaged(0, 0, JournalDamage::Magic));
+/// Checks the first bytes of a segment.
+///
+/// The magic bytes of another format version are an unsupported format, unless the first record is valid in this
+/// format: then the version digit is damaged.
+fn check_format(bytes: &[u8], path: &Path) -> Result<(), StoreError> {
+    if bytes.starts_with(MAGIC) {
+        return Ok(());
     }
+    let digit = MAGIC.len() - 2;
+    let found = bytes.get(digit).and_then(|&digit| char::from(digit).to_digit(10));
+    let is_journal = bytes.starts_with(&MAGIC[..digit]) && bytes.get(digit + 1) == Some(&b'\n');
+    let is_this_format = matches!(Frame::at(bytes, MAGIC.len()), Frame::Valid(_));
+    Err(match found {
+        Some(found) if is_journal && !is_this_format => {
+            StoreError::JournalFormat { path: path.to_owned(), found, supported: FORMAT_VERSION }
+        }
+        _ => damaged(path, 0, 0, JournalDamage::Magic),
+    })
+}
+
+fn damaged(path: &Path, record: usize, offset: usize, damage: JournalDamage) -> StoreError {
+    StoreError::JournalDamaged { path: path.to_owned(), record, offset: offset as u64, damage }
+}
+
+/// Parses a segment. `is_last` permits a torn record at the end, as an interrupted write leaves it.
+pub(super) fn parse(bytes: &[u8], path: &Path, is_last: bool) -> Result<Parsed, StoreError> {
+    check_format(bytes, path)?;
     let mut records = Vec::new();
-    let mut head = None;
-    let mut at = MAGIC.len();
-    while at < bytes.len() {
-        let damage = match Frame::at(bytes, at) {
-            Frame::Sound(payload) => {
-                let record =
-                    decode(payload).map_err(|e| damaged(records.len(), at, JournalDamage::Undecodable(e)))?;
-                if record == Record::Head && head.is_none() {
-                    head = Some(records.len());
+    let mut snapshot_length = None;
+    let mut offset = MAGIC.len();
+    while offset < bytes.len() {
+        match Frame::at(bytes, offset) {
+            Frame::Valid(payload) => {
+                let record = decode(payload).map_err(|error| {
+                    damaged(path, records.len(), offset, JournalDamage::Undecodable(error))
+                })?;
+                if record == Record::SnapshotEnd && snapshot_length.is_none() {
+                    snapshot_length = Some(records.len());
                 }
                 records.push(record);
-                at += HEADER + payload.len();
-                continue;
+                offset += HEADER + payload.len();
             }
-            Frame::CutOff => JournalDamage::Truncated,
-            Frame::Damaged(damage) => damage,
-        };
-        if !may_be_torn || head.is_none() || sound_record_after(bytes, at) {
-            return Err(damaged(records.len(), at, damage));
+            Frame::Damaged(damage) => {
+                let is_torn = is_last && snapshot_length.is_some() && !has_valid_record_after(bytes, offset);
+                if !is_torn {
+                    return Err(damaged(path, records.len(), offset, damage));
+                }
+                break;
+            }
         }
-        break;
     }
-    let Some(head) = head else {
-        return Err(damaged(records.len(), at, JournalDamage::SnapshotIncomplete));
+    let Some(length) = snapshot_length else {
+        return Err(damaged(path, records.len(), offset, JournalDamage::SnapshotIncomplete));
     };
-    let log = records.split_off(head + 1);
-    records.truncate(head);
-    Ok(Parsed { head: records, log, sound: at as u64 })
+    let log = records.split_off(length + 1);
+    records.truncate(length);
+    Ok(Parsed { snapshot: records, log, valid_bytes: offset as u64 })
 }
 
-/// Whether a sound record begins anywhere behind `offset`. Headers carry their own place, so that bytes within a
-/// record, or of another file, are not taken for one.
-fn sound_record_after(bytes: &[u8], offset: usize) -> bool {
-    (offset + 1..bytes.len()).any(|at| matches!(Frame::at(bytes, at), Frame::Sound(_)))
+/// True if a valid record starts anywhere after `offset`. Headers depend on their offset, so bytes inside a record or
+/// copied from another file are not mistaken for one.
+fn has_valid_record_after(bytes: &[u8], offset: usize) -> bool {
+    (offset + 1..bytes.len()).any(|at| matches!(Frame::at(bytes, at), Frame::Valid(_)))
 }

@@ -1,9 +1,9 @@
-use rloom_core::{PolicyId, PolicyVersion, StopReason, VersionSpan};
+use rloom_core::{PolicyId, PolicyVersion, StopReason, Ticket, VersionSpan};
 use rloom_env::Turn;
 
 use super::*;
-use crate::faults::{Fault, Plan, install, quick_directory};
-use rloom_core::Ticket;
+use crate::JournalDamage;
+use crate::faults::{Fault, FaultPlan, fast_directory, install};
 
 fn cut(batch: u64) -> Record {
     Record::Cut { batch, tickets: vec![Ticket(batch * 2), Ticket(batch * 2 + 1)] }
@@ -11,6 +11,10 @@ fn cut(batch: u64) -> Record {
 
 fn filtered(ticket: u64) -> Record {
     Record::Filtered { ticket: Ticket(ticket) }
+}
+
+fn trained(batch: u64) -> Record {
+    Record::Trained { policy: PolicyId(1), batch, weights: u64::MAX - 7 }
 }
 
 fn partial(sample: u32) -> Record {
@@ -21,105 +25,110 @@ fn partial(sample: u32) -> Record {
         versions: vec![VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(3), range: 0..2 }],
         stop: StopReason::Aborted,
     };
-    Record::Partial { ticket: Ticket(1), sample, partial: Partial { turns: vec![turn] } }
+    Record::PartialEpisode { ticket: Ticket(1), sample, episode: PartialEpisode { turns: vec![turn] } }
 }
 
 /// Opens the journal of stage 1.
 fn open(directory: &Path, version: u64) -> (Journal, Recovered) {
-    Journal::open(directory, 1, version, false).unwrap()
+    Journal::open(directory, 1, version, LaterStages::Keep).unwrap()
 }
 
 fn segment(directory: &Path, version: u64) -> PathBuf {
     directory.join(Segment { stage: 1, version }.file())
 }
 
-/// A segment from version 10 with these records; returns its path and where each record begins, and the end.
-fn written(directory: &Path, records: &[Record]) -> (PathBuf, Vec<u64>) {
+/// Writes a segment from version 10. Returns its path, and the offset of each record and of the end.
+fn write_records(directory: &Path, records: &[Record]) -> (PathBuf, Vec<u64>) {
     let (mut journal, _) = open(directory, 10);
-    let mut places = vec![journal.length];
+    let mut offsets = vec![journal.length];
     for record in records {
         journal.append(record).unwrap();
-        places.push(journal.length);
+        offsets.push(journal.length);
     }
-    (segment(directory, 10), places)
+    (segment(directory, 10), offsets)
 }
 
 #[test]
-fn what_is_written_is_read() {
-    let directory = quick_directory();
-    let records = [filtered(3), partial(2), cut(0), Record::Trained { batch: 0, weights: 7 }];
-    written(directory.path(), &records);
+fn records_read_back() {
+    let directory = fast_directory();
+    let records = [filtered(3), partial(2), cut(0), trained(0)];
+    write_records(directory.path(), &records);
     let (_, recovered) = open(directory.path(), 10);
     assert_eq!(recovered, Recovered { log: records.to_vec(), ..Recovered::default() });
 }
 
 #[test]
-fn every_torn_end_is_cut_off() {
-    let directory = quick_directory();
+fn a_torn_record_is_truncated_at_any_length() {
+    let directory = fast_directory();
     let records = [cut(0), partial(1), cut(2)];
-    let (path, places) = written(directory.path(), &records);
+    let (path, offsets) = write_records(directory.path(), &records);
     let whole = fs::read(&path).unwrap();
-    for keep in places[2]..places[3] {
-        for rest in [0, (places[3] - keep) as usize] {
-            // The end is missing, or the machine lost power before its bytes were written.
+    for keep in offsets[2]..offsets[3] {
+        for rest in [0, (offsets[3] - keep) as usize] {
+            // The end is missing, or its bytes were not written before a power failure.
             let mut bytes = whole[..keep as usize].to_vec();
             bytes.extend(vec![0; rest]);
             fs::write(&path, &bytes).unwrap();
             let (mut journal, recovered) = open(directory.path(), 10);
             assert_eq!(recovered.log, records[..2], "kept {keep} bytes");
-            assert_eq!(recovered.torn_bytes, bytes.len() as u64 - places[2]);
+            assert_eq!(recovered.torn_bytes, bytes.len() as u64 - offsets[2]);
             journal.append(&cut(2)).unwrap();
-            assert_eq!(fs::read(&path).unwrap(), whole, "writing goes on at the sound end");
+            assert_eq!(fs::read(&path).unwrap(), whole, "appends after the last valid record");
         }
     }
 }
 
 #[test]
-fn every_flipped_bit_is_reported_with_its_place() {
-    let directory = quick_directory();
+fn every_flipped_bit_is_reported_with_its_offset() {
+    let directory = fast_directory();
     let records = [partial(0), cut(1), filtered(4)];
-    let (path, places) = written(directory.path(), &records);
+    let (path, offsets) = write_records(directory.path(), &records);
     let whole = fs::read(&path).unwrap();
     for bit in 0..whole.len() * 8 {
         let mut bytes = whole.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(&path, &bytes).unwrap();
         let at = bit as u64 / 8;
-        if at >= places[2] {
-            // The last record: as if torn.
+        if at >= offsets[2] {
+            // Looks like a torn record.
             let (_, recovered) = open(directory.path(), 10);
             assert_eq!(recovered.log, records[..2], "bit {bit}");
-            assert_eq!(recovered.torn_bytes, places[3] - places[2], "bit {bit}");
+            assert_eq!(recovered.torn_bytes, offsets[3] - offsets[2], "bit {bit}");
             continue;
         }
-        // Counted from the beginning of the file: `Head` is record 0.
-        let (number, place) = match places.iter().rposition(|&place| place <= at) {
-            Some(before) => (before + 1, places[before]),
+        // Record 0 of the file is `SnapshotEnd`.
+        let (number, start) = match offsets.iter().rposition(|&offset| offset <= at) {
+            Some(before) => (before + 1, offsets[before]),
             None if at < MAGIC.len() as u64 => (0, 0),
             None => (0, MAGIC.len() as u64),
         };
-        let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
+        let error = Journal::open(directory.path(), 1, 10, LaterStages::Keep).unwrap_err();
         assert!(
             matches!(&error, StoreError::JournalDamaged { path: named, record, offset, .. }
-                if (named, *record, *offset) == (&path, number, place)),
+                if (named, *record, *offset) == (&path, number, start)),
             "bit {bit}: {error}"
         );
     }
 }
 
 #[test]
-fn a_length_beyond_the_end_is_no_torn_record() {
-    let directory = quick_directory();
-    let (path, places) = written(directory.path(), &[cut(0), cut(1), cut(2)]);
+fn a_damaged_length_is_not_a_torn_record() {
+    let directory = fast_directory();
+    let (path, offsets) = write_records(directory.path(), &[cut(0), cut(1), cut(2)]);
     let mut bytes = fs::read(&path).unwrap();
-    bytes[places[1] as usize + 3] = 0x7f;
+    bytes[offsets[1] as usize + 3] = 0x7f;
     fs::write(&path, &bytes).unwrap();
-    let error = Journal::open(directory.path(), 1, 10, false).unwrap_err().to_string();
-    assert!(error.contains("record 2") && error.contains("its length is unknown"), "{error}");
+    let error = Journal::open(directory.path(), 1, 10, LaterStages::Keep).unwrap_err();
+    let damage = JournalDamage::Header;
+    assert!(
+        matches!(&error, StoreError::JournalDamaged { record: 2, damage: found, .. }
+            if found.to_string() == damage.to_string()),
+        "{error}"
+    );
 }
 
-/// Three segments: from 10, 20 and 30.
-fn chain(directory: &Path) -> Vec<Record> {
+/// Writes segments from versions 10, 20 and 30. Returns the records of their logs.
+fn write_chain(directory: &Path) -> Vec<Record> {
     let (mut journal, _) = open(directory, 10);
     for version in [10, 20, 30] {
         journal.roll(version, &[partial(version as u32)]).unwrap();
@@ -130,96 +139,96 @@ fn chain(directory: &Path) -> Vec<Record> {
 }
 
 #[test]
-fn an_older_start_reads_the_chain_and_a_newer_one_its_end() {
-    let directory = quick_directory();
-    let log = chain(directory.path());
+fn an_older_version_reads_the_whole_chain_and_a_newer_one_its_end() {
+    let directory = fast_directory();
+    let log = write_chain(directory.path());
     for (version, from) in [(10, 0), (20, 2), (30, 4)] {
         let (_, recovered) = open(directory.path(), version);
         assert_eq!(recovered.log, log[from..]);
-        let head = if version == 10 { vec![] } else { vec![partial(version as u32)] };
-        assert_eq!(recovered.head, head, "rolling to where the journal stands changes nothing");
-        assert!(recovered.dropped_segments.is_empty());
+        let snapshot = if version == 10 { vec![] } else { vec![partial(version as u32)] };
+        assert_eq!(recovered.snapshot, snapshot, "rolling to the current version changes nothing");
+        assert!(recovered.removed_segments.is_empty());
     }
     let (mut journal, _) = open(directory.path(), 10);
     journal.roll(20, &[]).unwrap();
     journal.append(&cut(31)).unwrap();
     let (_, recovered) = open(directory.path(), 30);
-    assert_eq!((recovered.head.len(), recovered.log.len()), (1, 3), "written at the end of the chain");
+    assert_eq!((recovered.snapshot.len(), recovered.log.len()), (1, 3), "appended at the end of the chain");
 }
 
 #[test]
-fn only_the_end_of_the_chain_can_be_torn() {
-    let directory = quick_directory();
-    chain(directory.path());
+fn only_the_last_segment_can_be_torn() {
+    let directory = fast_directory();
+    write_chain(directory.path());
     let middle = segment(directory.path(), 20);
     let bytes = fs::read(&middle).unwrap();
     fs::write(&middle, &bytes[..bytes.len() - 1]).unwrap();
-    let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
+    let error = Journal::open(directory.path(), 1, 10, LaterStages::Keep).unwrap_err();
     assert!(
         matches!(&error, StoreError::JournalDamaged { path, record: 3, .. } if *path == middle),
         "{error}"
     );
-    assert_eq!(open(directory.path(), 30).1.torn_bytes, 0, "who does not need it does not read it");
+    assert_eq!(open(directory.path(), 30).1.torn_bytes, 0, "segments before the opened version are not read");
 }
 
 #[test]
-fn a_torn_head_is_damage() {
-    let directory = quick_directory();
-    let (path, places) = written(directory.path(), &[]);
+fn an_incomplete_snapshot_is_damage() {
+    let directory = fast_directory();
+    let (path, offsets) = write_records(directory.path(), &[]);
     let bytes = fs::read(&path).unwrap();
-    for keep in 0..places[0] as usize {
+    for keep in 0..offsets[0] as usize {
         fs::write(&path, &bytes[..keep]).unwrap();
-        let error = Journal::open(directory.path(), 1, 10, false).unwrap_err();
+        let error = Journal::open(directory.path(), 1, 10, LaterStages::Keep).unwrap_err();
         assert!(matches!(error, StoreError::JournalDamaged { record: 0, .. }), "{keep}: {error}");
     }
 }
 
 #[test]
-fn without_its_first_segment_a_chain_is_of_another_history() {
-    let directory = quick_directory();
-    chain(directory.path());
+fn a_chain_without_its_first_segment_is_removed() {
+    let directory = fast_directory();
+    write_chain(directory.path());
     fs::remove_file(segment(directory.path(), 10)).unwrap();
     let (_, recovered) = open(directory.path(), 10);
-    assert_eq!((recovered.head.len(), recovered.log.len()), (0, 0));
-    assert_eq!(recovered.dropped_segments, [segment(directory.path(), 30), segment(directory.path(), 20)]);
+    assert_eq!((recovered.snapshot.len(), recovered.log.len()), (0, 0));
+    assert_eq!(recovered.removed_segments, [segment(directory.path(), 30), segment(directory.path(), 20)]);
     assert_eq!(open(directory.path(), 10).1, Recovered::default());
 }
 
 #[test]
-fn other_files_are_left_alone_and_earlier_stages_go() {
-    let directory = quick_directory();
-    let place = |name: &str| directory.path().join(name);
+fn other_files_are_kept_and_segments_of_earlier_stages_removed() {
+    let directory = fast_directory();
+    let path = |name: &str| directory.path().join(name);
     let kept = ["notes.txt", "stage-01-from-10.log", "stage-01-from-000005.log"];
-    let gone = ["stage-00-from-000003.log", "stage-01-from-000020.log.partial"];
-    for name in kept.iter().chain(&gone) {
-        fs::write(place(name), "?").unwrap();
+    let removed = ["stage-00-from-000003.log", "stage-01-from-000020.log.partial"];
+    for name in kept.iter().chain(&removed) {
+        fs::write(path(name), "?").unwrap();
     }
     open(directory.path(), 10);
-    assert!(kept.iter().all(|name| place(name).exists()));
-    assert!(gone.iter().all(|name| !place(name).exists()));
+    assert!(kept.iter().all(|name| path(name).exists()));
+    assert!(removed.iter().all(|name| !path(name).exists()));
 }
 
 #[test]
-fn later_stages_stay_with_a_history_that_is_whole_and_go_with_one_that_is_not() {
-    let directory = quick_directory();
+fn segments_of_later_stages_are_removed_only_when_the_stage_samples_again() {
+    let directory = fast_directory();
     let later = directory.path().join("stage-02-from-000000.log");
     open(directory.path(), 10);
     fs::write(&later, "?").unwrap();
     open(directory.path(), 10);
     assert!(later.exists());
-    // Its own segment is missing, but it gives what it gave before.
+    // The stage's own segment is missing, but the stage reproduces its results.
     open(directory.path(), 20);
     assert!(later.exists());
-    let (_, recovered) = Journal::open(directory.path(), 1, 7, true).unwrap();
-    assert!(!later.exists(), "what stage 1 trains anew, stage 2 has not started from");
+    let (_, recovered) = Journal::open(directory.path(), 1, 7, LaterStages::Remove).unwrap();
+    assert!(!later.exists(), "stage 2 started from weights that stage 1 does not reproduce");
     let own = [20, 10].map(|version| segment(directory.path(), version));
-    assert_eq!(recovered.dropped_segments, [vec![later], own.to_vec()].concat());
+    assert_eq!(recovered.removed_segments, [vec![later], own.to_vec()].concat());
 }
 
 #[test]
 fn pruning_keeps_what_the_oldest_checkpoint_needs() {
-    let directory = quick_directory();
-    chain(directory.path());
+    let directory = fast_directory();
+    write_chain(directory.path());
     let (journal, _) = open(directory.path(), 10);
     for (oldest, left) in [(10, vec![10, 20, 30]), (20, vec![20, 30]), (25, vec![30]), (99, vec![30])] {
         journal.prune(oldest).unwrap();
@@ -229,93 +238,95 @@ fn pruning_keeps_what_the_oldest_checkpoint_needs() {
     }
 }
 
-const ERRORS: [Fault; 3] = [Fault::Full, Fault::Short, Fault::Device];
+const ERRORS: [Fault; 3] = [Fault::DiskFull, Fault::ShortWrite, Fault::DeviceError];
 
-/// Appends, rolls and prunes; returns the records of the log that were written without an error.
-fn work(journal: &mut Journal) -> (Vec<Record>, Vec<StoreError>) {
-    let (mut held, mut errors) = (Vec::new(), Vec::new());
+/// Appends, rolls and prunes. Returns the appended records and the errors.
+fn exercise(journal: &mut Journal) -> (Vec<Record>, Vec<StoreError>) {
+    let (mut appended, mut errors) = (Vec::new(), Vec::new());
     for number in 0..3 {
         for record in [filtered(number), cut(number)] {
             match journal.append(&record) {
-                Ok(()) => held.push(record),
+                Ok(()) => appended.push(record),
                 Err(error) => errors.push(error),
             }
         }
         errors.extend(journal.roll(20 + number, &[partial(number as u32)]).err());
     }
     errors.extend(journal.prune(21).err());
-    (held, errors)
+    (appended, errors)
 }
 
-/// The names of all operations of [`work`].
-fn points() -> Vec<String> {
-    let directory = quick_directory();
+/// The operations of [`exercise`].
+fn operations() -> Vec<String> {
+    let directory = fast_directory();
     let (mut journal, _) = open(directory.path(), 10);
-    let installed = install(Plan { below: directory.path().to_owned(), faults: vec![] });
-    assert!(work(&mut journal).1.is_empty());
-    installed.points()
+    let plan = install(FaultPlan { folder: directory.path().to_owned(), faults: vec![] });
+    assert!(exercise(&mut journal).1.is_empty());
+    plan.operations()
 }
 
 #[test]
-fn a_fault_at_any_operation_names_the_file_and_loses_only_what_failed() {
-    let points = points();
-    for (number, point) in points.iter().enumerate() {
+fn a_fault_at_any_operation_names_the_file_and_loses_only_the_failed_record() {
+    let operations = operations();
+    for (number, operation_name) in operations.iter().enumerate() {
         for fault in ERRORS {
-            let directory = quick_directory();
+            let directory = fast_directory();
             let (mut journal, _) = open(directory.path(), 10);
-            let plan = Plan { below: directory.path().to_owned(), faults: vec![(number, fault)] };
-            let installed = install(plan);
-            let (held, errors) = work(&mut journal);
-            let here = format!("{fault:?} at {number}, {point}");
+            let faults = vec![(number, fault)];
+            let plan = install(FaultPlan { folder: directory.path().to_owned(), faults });
+            let (appended, errors) = exercise(&mut journal);
+            let here = format!("{fault:?} at {number}, {operation_name}");
             let StoreError::Io { path, operation, .. } = &errors[0] else { panic!("{here}: {}", errors[0]) };
             assert!(
-                path.starts_with(directory.path()) && point.ends_with(operation),
+                path.starts_with(directory.path()) && operation_name.ends_with(operation),
                 "{here}: {}",
                 errors[0]
             );
-            drop(installed);
+            drop(plan);
             drop(journal);
-            // Pruning has taken the first segments away, or has failed.
+            // Pruning has removed the first segments, or has failed.
             let first = Segment::list(directory.path()).unwrap().0[0].version;
             let (mut journal, recovered) = open(directory.path(), first);
             assert_eq!(recovered.torn_bytes, 0, "{here}");
-            let expected: Vec<&Record> = held.iter().skip(held.len() - recovered.log.len()).collect();
+            let expected: Vec<&Record> = appended.iter().skip(appended.len() - recovered.log.len()).collect();
             assert_eq!(recovered.log.iter().collect::<Vec<_>>(), expected, "{here}");
             if first == 10 {
-                assert_eq!(recovered.log.len(), held.len(), "{here}");
+                assert_eq!(recovered.log.len(), appended.len(), "{here}");
             }
             journal.append(&cut(9)).unwrap();
         }
     }
-    let synced: Vec<&str> = points.iter().map(String::as_str).filter(|p| p.ends_with("sync")).collect();
-    assert_eq!(synced.len(), 3 * 4, "each cut, and of each roll the old file, the new one and the directory");
+    let synced: Vec<&str> = operations.iter().map(String::as_str).filter(|p| p.ends_with("sync")).collect();
+    assert_eq!(
+        synced.len(),
+        3 * 4,
+        "each cut, and for each roll the old file, the new file and the directory"
+    );
 }
 
 #[test]
-fn after_a_failed_sync_nothing_more_is_written() {
-    let directory = quick_directory();
+fn nothing_is_written_after_a_failed_sync() {
+    let directory = fast_directory();
     let (mut journal, _) = open(directory.path(), 10);
     journal.append(&filtered(1)).unwrap();
-    let installed = install(Plan { below: directory.path().to_owned(), faults: vec![(1, Fault::Device)] });
+    let plan =
+        install(FaultPlan { folder: directory.path().to_owned(), faults: vec![(1, Fault::DeviceError)] });
     journal.append(&cut(0)).unwrap_err();
     for error in [journal.append(&filtered(2)).unwrap_err(), journal.roll(20, &[]).unwrap_err()] {
         let text = error.to_string();
         assert!(text.contains("stage-01-from-000010.log") && text.contains("earlier failure"), "{text}");
     }
-    assert_eq!(
-        installed.points(),
-        ["journal/append/write", "journal/append/sync", "journal/append/truncate"]
-    );
-    assert_eq!(open(directory.path(), 10).1.log, [filtered(1)], "a cut that is not durable is not there");
+    assert_eq!(plan.operations(), ["journal/append/write", "journal/append/sync", "journal/append/truncate"]);
+    assert_eq!(open(directory.path(), 10).1.log, [filtered(1)], "a cut that is not durable is removed");
 }
 
 #[test]
-fn a_record_that_cannot_be_taken_back_ends_the_writing() {
-    let directory = quick_directory();
+fn nothing_is_written_after_a_record_that_cannot_be_truncated() {
+    let directory = fast_directory();
     let (mut journal, _) = open(directory.path(), 10);
     journal.append(&filtered(1)).unwrap();
-    let faults = vec![(0, Fault::Short), (1, Fault::Device)];
-    let _installed = install(Plan { below: directory.path().to_owned(), faults });
+    let faults = vec![(0, Fault::ShortWrite), (1, Fault::DeviceError)];
+    let _plan = install(FaultPlan { folder: directory.path().to_owned(), faults });
     journal.append(&filtered(2)).unwrap_err();
     journal.append(&filtered(3)).unwrap_err();
     let (_, recovered) = open(directory.path(), 10);
@@ -323,36 +334,36 @@ fn a_record_that_cannot_be_taken_back_ends_the_writing() {
     assert!(recovered.torn_bytes > 0);
 }
 
-/// Tells the child process below where to work and where to die.
+/// Environment variable: instructions for the child process below.
 const CHILD: &str = "RLOOM_TEST_JOURNAL";
 
-/// Not a test of its own: the process that the next one starts.
+/// The child process of the next test.
 #[test]
 #[ignore = "a child process of another test"]
 fn child() {
-    let Ok(order) = std::env::var(CHILD) else { return };
-    let mut parts = order.splitn(3, ' ');
+    let Ok(instructions) = std::env::var(CHILD) else { return };
+    let mut parts = instructions.splitn(3, ' ');
     let number: usize = parts.next().unwrap().parse().unwrap();
     let fault = match parts.next().unwrap() {
-        "before" => Fault::DieBefore,
-        "halfway" => Fault::DieHalfway,
-        _ => Fault::DieAfter,
+        "before" => Fault::AbortBefore,
+        "during" => Fault::AbortDuring,
+        _ => Fault::AbortAfter,
     };
     let directory = PathBuf::from(parts.next().unwrap());
     let (mut journal, _) = open(&directory, 10);
-    let _installed = install(Plan { below: directory, faults: vec![(number, fault)] });
-    work(&mut journal);
+    let _plan = install(FaultPlan { folder: directory, faults: vec![(number, fault)] });
+    exercise(&mut journal);
 }
 
 #[test]
-fn killed_at_any_point_it_holds_what_was_written_before() {
+fn a_kill_at_any_operation_keeps_earlier_records() {
     let all: Vec<Record> = (0..3).flat_map(|number| [filtered(number), cut(number)]).collect();
-    for (number, point) in points().iter().enumerate() {
-        for when in ["before", "halfway", "after"] {
-            if when == "halfway" && !point.ends_with("write") {
+    for (number, operation_name) in operations().iter().enumerate() {
+        for when in ["before", "during", "after"] {
+            if when == "during" && !operation_name.ends_with("write") {
                 continue;
             }
-            let directory = quick_directory();
+            let directory = fast_directory();
             let status = std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "journal::tests::child", "--ignored"])
                 .env(CHILD, format!("{number} {when} {}", directory.path().display()))
@@ -360,20 +371,59 @@ fn killed_at_any_point_it_holds_what_was_written_before() {
                 .stderr(std::process::Stdio::null())
                 .status()
                 .unwrap();
-            let here = format!("{when} {number}, {point}");
-            assert!(!status.success(), "{here}: the child died");
+            let here = format!("{when} {number}, {operation_name}");
+            assert!(!status.success(), "{here}: the child was aborted");
             let first = Segment::list(directory.path()).unwrap().0[0].version;
             let (_, recovered) = open(directory.path(), first);
-            let torn = when == "halfway" && point == "journal/append/write";
+            let torn = when == "during" && operation_name == "journal/append/write";
             assert_eq!(recovered.torn_bytes > 0, torn, "{here}");
-            // What was appended before the operation is there; the record of the operation itself may be.
+            // Records appended before the operation are present; the record of the operation itself may be.
             let skipped = if first == 10 { 0 } else { 2 * (first as usize - 19) };
             assert_eq!(recovered.log, all[skipped..skipped + recovered.log.len()], "{here}");
-            let begun = points()[..number].iter().filter(|p| *p == "journal/append/write").count();
-            let own = usize::from(when == "after" && point == "journal/append/write");
-            assert_eq!(recovered.log.len() + skipped, begun + own, "{here}");
+            let started = operations()[..number].iter().filter(|p| *p == "journal/append/write").count();
+            let own = usize::from(when == "after" && operation_name == "journal/append/write");
+            assert_eq!(recovered.log.len() + skipped, started + own, "{here}");
             let (segments, partial) = Segment::list(directory.path()).unwrap();
             assert!(partial.is_empty() && !segments.is_empty(), "{here}");
         }
+    }
+}
+
+/// A segment of format 2 with an empty snapshot. Its header checksums do not include the magic bytes.
+fn segment_of_format_2() -> Vec<u8> {
+    let payload = zstd::bulk::compress(br#""head""#, 1).unwrap();
+    let mut bytes = b"rloomJ2\n".to_vec();
+    let offset = (bytes.len() as u64).to_le_bytes();
+    let mut frame = (payload.len() as u32).to_le_bytes().to_vec();
+    frame.extend(crc32c::crc32c(&payload).to_le_bytes());
+    let header = crc32c::crc32c_append(crc32c::crc32c(&offset), &frame);
+    frame.extend(header.to_le_bytes());
+    bytes.extend(frame);
+    bytes.extend(payload);
+    bytes
+}
+
+#[test]
+fn other_formats_are_refused_by_their_version() {
+    let directory = fast_directory();
+    let path = segment(directory.path(), 10);
+    let old = segment_of_format_2();
+    for digit in [1u8, 2, 4] {
+        let mut bytes = old.clone();
+        bytes[6] = b'0' + digit;
+        fs::write(&path, &bytes).unwrap();
+        for error in [
+            Journal::open(directory.path(), 1, 10, LaterStages::Remove).unwrap_err(),
+            read(directory.path(), 1).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error, StoreError::JournalFormat { path: named, found, supported: 3 }
+                    if (named, *found) == (&path, u32::from(digit))),
+                "{error}"
+            );
+            let text = error.to_string();
+            assert!(text.contains(&format!("has format {digit}")) && text.contains("\nhint: "), "{text}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), bytes, "the file is kept");
     }
 }
