@@ -8,7 +8,7 @@ use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, T
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
 use rloom_reward::{AtWork, Scorer};
-use rloom_store::PartialEpisode;
+use rloom_store::journal::PartialEpisode;
 use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;

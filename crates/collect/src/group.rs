@@ -8,7 +8,7 @@ use rloom_algo::Overlong;
 use rloom_core::{Episode, Purpose, Role, SampleKey, Task, Ticket};
 use rloom_data::{Cursor, Dataset};
 use rloom_engine::{RolloutEngine, SamplingSettings};
-use rloom_store::PartialEpisode;
+use rloom_store::journal::PartialEpisode;
 
 use crate::episode::{EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner};
 use crate::outcome::add_overlong_penalty;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rloom_config::{Config, ModelSource};
 use rloom_model::{Dtype, GenerationConfig, Model, hub};
-use rloom_store::Checkpoints;
+use rloom_store::checkpoint::Checkpoints;
 use rloom_text::Tokenizer;
 
 use crate::RunError;
@@ -64,7 +64,7 @@ impl Policy {
 
 /// The tokenizer of the run in `directory`, from its files alone: nothing is downloaded. `None` if it is not available.
 pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
-    let (checkpoints, _) = Checkpoints::at(directory.join("checkpoints")).list().ok()?;
+    let (checkpoints, _) = Checkpoints::open_for_reading(directory.join("checkpoints")).list().ok()?;
     if let Some((_, folder)) = checkpoints.last() {
         return Tokenizer::load(folder).ok();
     }

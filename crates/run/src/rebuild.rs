@@ -8,7 +8,9 @@ use rloom_config::{Config, Stage};
 use rloom_core::{Group, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine};
 use rloom_learn::{BatchPosition, BatchTrainer, Models};
-use rloom_store::{CheckpointName, CheckpointState, Checkpoints, sampler_folder, verify_checkpoint};
+use rloom_store::checkpoint::{
+    CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, verify,
+};
 use serde::Serialize;
 
 use crate::RunError;
@@ -48,17 +50,17 @@ pub(crate) struct Versions<'a, F> {
 impl<F: EngineFactory> Versions<'_, F> {
     /// Valid checkpoints of the stage by version.
     fn checkpoints(&self) -> Result<BTreeMap<u64, PathBuf>, RunError> {
-        let (list, _) = Checkpoints::at(self.run.join("checkpoints")).list()?;
+        let (list, _) = Checkpoints::open_for_reading(self.run.join("checkpoints")).list()?;
         let own = list
             .into_iter()
-            .filter(|(name, path)| name.stage_name == self.stage.name && verify_checkpoint(path).is_ok());
+            .filter(|(name, path)| name.stage_name == self.stage.name && verify(path).is_ok());
         Ok(own.map(|(name, path)| (name.step, path)).collect())
     }
 
     /// The checkpoint that contains the weights of an older version, for groups that are pinned to it.
     fn checkpoint_with(checkpoints: &BTreeMap<u64, PathBuf>, version: u64) -> Option<PathBuf> {
         let mut later = checkpoints.range(version + 1..).map(|(_, path)| path);
-        later.find(|path| sampler_folder(path, PolicyVersion(version)).is_dir()).cloned()
+        later.find(|path| pinned_weights_folder(path, PolicyVersion(version)).is_dir()).cloned()
     }
 
     /// The weights that the stage started from.
@@ -67,7 +69,7 @@ impl<F: EngineFactory> Versions<'_, F> {
         let source = &self.config.stages[from];
         let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let folder = self.run.join("checkpoints").join(name.folder());
-        verify_checkpoint(&folder)?;
+        verify(&folder)?;
         Ok(StageStart::Published(self.engines.open(&folder, PolicyVersion(0))?))
     }
 
@@ -90,12 +92,12 @@ impl<F: EngineFactory> Versions<'_, F> {
             if version == 0 {
                 found.insert(0, (self.engines.open_start(self.start()?)?, Origin::Start));
             } else if let Some(path) = checkpoints.get(&version) {
-                verify_checkpoint(path)?;
+                verify(path)?;
                 let policy = self.engines.open(path, PolicyVersion(version))?;
                 found.insert(version, (policy, Origin::Checkpoint(path.clone())));
             } else if let Some(path) = Self::checkpoint_with(&checkpoints, version) {
-                verify_checkpoint(&path)?;
-                let folder = sampler_folder(&path, PolicyVersion(version));
+                verify(&path)?;
+                let folder = pinned_weights_folder(&path, PolicyVersion(version));
                 let policy = self.engines.open(&folder, PolicyVersion(version))?;
                 found.insert(version, (policy, Origin::Checkpoint(path)));
             } else {
@@ -149,7 +151,7 @@ impl<T: TrainEngine> RetrainedStage<T> {
             let algorithm = AlgorithmState::default();
             return Ok(Self { models, training, algorithm, optimizer_steps: 0 });
         };
-        verify_checkpoint(path)?;
+        verify(path)?;
         restore_models(&mut models, path)?;
         let CheckpointState { algorithm, optimizer_steps, .. } = CheckpointState::load(path)?;
         Ok(Self { models, training, algorithm, optimizer_steps })

@@ -11,10 +11,12 @@ use rloom_engine::{
     TrainEngine,
 };
 use rloom_sched::{Scheduler, SchedulerSettings};
-use rloom_store::{
-    Best, CheckpointName, CheckpointState, Checkpoints, Journal, RecoveredJournal, RunDirectory, disk,
-    sampler_folder, verify_checkpoint,
+use rloom_store::checkpoint::{
+    Best, CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, verify,
 };
+use rloom_store::directory::RunDirectory;
+use rloom_store::disk;
+use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
@@ -266,7 +268,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let source = &self.config.stages[from];
         let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let path = self.directory.checkpoints().join(name.folder());
-        verify_checkpoint(&path).map_err(|error| RunError::StartMissing {
+        verify(&path).map_err(|error| RunError::StartMissing {
             stage: index,
             source_stage: source.name.clone(),
             error: Box::new(error),
@@ -369,19 +371,20 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
         let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
-            Journal::open(&self.directory.journal(), index as u32, from_step, samples)?;
+            Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;
         self.warn_recovered(&recovered);
-        let RecoveredJournal { head, log, .. } = recovered;
-        let (learner, drawn) = resumed.as_ref().map_or_else(Default::default, |state| {
+        let Recovered { snapshot, log, .. } = recovered;
+        let (learner, counters) = resumed.as_ref().map_or_else(Default::default, |state| {
             let learner = LearnerState { optimizer_steps: state.optimizer_steps, algorithm: state.algorithm };
-            (learner, state.drawn.clone())
+            (learner, state.counters.clone())
         });
         let mut scheduler = resumed.map(|state| state.scheduler).unwrap_or_default();
         let is_sampled = matches!(source, GroupSource::Rollouts(_));
         let mut groups = StageGroups::new(source);
         if is_sampled || from_step > 0 {
-            restore_groups(&mut groups, head, &mut scheduler);
+            restore_groups(&mut groups, snapshot, &mut scheduler);
         }
         let schedule = stage.schedule();
         let eval_every = if evaluator.is_some() { stage.eval_every } else { 0 };
@@ -412,7 +415,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             ),
             trainer,
             learner,
-            drawn,
+            counters,
             stop: self.stop,
             context: StageContext {
                 index: index as u32,
@@ -434,19 +437,19 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     /// The weights of older versions that the groups of a resumed stage are pinned to.
     fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
         let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open = |&version: &PolicyVersion| self.engines.open(&sampler_folder(path, version), version);
-        state.samplers.iter().map(open).collect()
+        let open = |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
+        state.pinned_versions.iter().map(open).collect()
     }
 
     /// Warns about records that the journal has lost.
-    fn warn_recovered(&mut self, recovered: &RecoveredJournal) {
+    fn warn_recovered(&mut self, recovered: &Recovered) {
         if recovered.torn_bytes > 0 {
             self.events.warn(format!(
                 "the journal ended in an incomplete record of {} bytes, which was removed; its content is regenerated",
                 recovered.torn_bytes
             ));
         }
-        for path in &recovered.dropped_segments {
+        for path in &recovered.removed_segments {
             self.events.warn(format!(
                 "{} was removed: the segment before it is missing; its groups are regenerated",
                 path.display()

@@ -14,7 +14,8 @@ use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
 use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, Models};
 use rloom_model::OptimizerSettings;
-use rloom_store::{CheckpointName, CheckpointState, Checkpoints, disk};
+use rloom_store::checkpoint::{CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder};
+use rloom_store::disk;
 use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -246,13 +247,13 @@ impl<T: TrainEngine> TrainerThread<T> {
 
     fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
         let SaveJob { name, mut state, older } = job;
-        state.samplers = older.iter().map(|weights| weights.version).collect();
+        state.pinned_versions = older.iter().map(|weights| weights.version).collect();
         let Self { checkpoints, models, tokenizer, writer, .. } = self;
         checkpoints.write(&name, |folder| {
             save_models(models, folder)?;
             tokenizer.save(folder)?;
             for weights in &older {
-                let own = rloom_store::sampler_folder(folder, weights.version);
+                let own = pinned_weights_folder(folder, weights.version);
                 disk::create_folder("checkpoint", &own)?;
                 writer.write(weights, &own)?;
             }

@@ -7,7 +7,8 @@ use std::time::Instant;
 use rloom_core::{Group, PolicyVersion, Ticket};
 use rloom_engine::{PublishedPolicy, RolloutEngine, TrainEngine, TrainError};
 use rloom_sched::{InFlightWork, SchedulerEvent};
-use rloom_store::{CheckpointName, CheckpointState, Record};
+use rloom_store::checkpoint::{CheckpointName, CheckpointState};
+use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
 use super::{JournaledEvent, Stage};
@@ -184,11 +185,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             scheduler: self.scheduler.state(),
             optimizer_steps: self.learner.optimizer_steps,
             algorithm: self.learner.algorithm,
-            drawn: self.drawn.clone(),
+            counters: self.counters.clone(),
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),
             seed: context.seed,
-            samplers: Vec::new(),
+            pinned_versions: Vec::new(),
         };
         let name = CheckpointName {
             stage: context.index,

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rloom_core::PolicyVersion;
-use rloom_store::{Best, Checkpoints, StoreError};
+use rloom_store::StoreError;
+use rloom_store::checkpoint::{Best, Checkpoints};
 
 /// Retention of a run's checkpoints.
 #[derive(Debug, Clone, Copy)]
@@ -84,7 +85,7 @@ impl StageCheckpoints {
 
     /// Points `best` at a checkpoint.
     pub(super) fn point_best(&self, path: &Path) -> Result<(), StoreError> {
-        self.checkpoints.point("best", path)
+        self.checkpoints.link("best", path)
     }
 
     /// Takes a durable checkpoint: updates the links and removes checkpoints that need not be kept. Returns the oldest
@@ -97,9 +98,9 @@ impl StageCheckpoints {
         best: Option<&Best>,
     ) -> Result<u64, StoreError> {
         self.saving = None;
-        self.checkpoints.point("latest", path)?;
+        self.checkpoints.link("latest", path)?;
         if is_best {
-            self.checkpoints.point("best", path)?;
+            self.checkpoints.link("best", path)?;
         }
         let best = best.map(|best| self.folder.join(format!("{}-step-{:06}", best.stage, best.step)));
         self.checkpoints.prune(self.retention.last, self.retention.every, best.as_deref())?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rloom_core::{PolicyVersion, Ticket};
 use rloom_engine::{Abort, RolloutEngine, TrainEngine};
 use rloom_sched::{End, SchedulerCommand, SchedulerEvent};
-use rloom_store::Record;
+use rloom_store::journal::Record;
 
 use super::groups::{GroupChange, GroupSource};
 use super::{JournaledEvent, Stage, StageEnd, TICK};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rloom_collect::{CollectError, EvaluationReport, Evaluator};
 use rloom_core::PolicyVersion;
 use rloom_engine::RolloutEngine;
-use rloom_store::Best;
+use rloom_store::checkpoint::Best;
 use rloom_telemetry::{Event, Phase};
 use tokio::task::{JoinError, JoinHandle};
 

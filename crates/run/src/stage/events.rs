@@ -6,7 +6,7 @@ use rloom_collect::{GroupFailure, GroupUpdate};
 use rloom_core::{Episode, Group, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_sched::{OnFailure, SchedulerEvent};
-use rloom_store::Record;
+use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane, Phase};
 use tokio::task::JoinError;
 
@@ -114,7 +114,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 (record, GroupPart::Episode(episode), sample)
             }
             GroupUpdate::Partial { sample, partial } => {
-                let record = Record::PartialEpisode { ticket, sample, partial: partial.clone() };
+                let record = Record::PartialEpisode { ticket, sample, episode: partial.clone() };
                 (record, GroupPart::Partial(partial), sample)
             }
         };
@@ -144,7 +144,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Keeps a complete group, or filters it. Deterministic: a resumed run filters the same groups.
     pub(super) fn admit_complete(&mut self, group: Group) -> Result<SchedulerEvent, RunError> {
         let ticket = group.ticket;
-        self.drawn.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
+        self.counters.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
         let filters = self.context.training.algorithm.filters;
         let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
         let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
@@ -156,14 +156,14 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             return Ok(SchedulerEvent::GroupReady { ticket, oldest });
         };
         self.reporter.group_ended(ticket.0, "filtered", Some(reason.name().to_owned()));
-        *self.drawn.filtered.entry(reason.name().to_owned()).or_default() += 1;
-        let filtered: u64 = self.drawn.filtered.values().sum();
+        *self.counters.filtered.entry(reason.name().to_owned()).or_default() += 1;
+        let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
         if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_in_progress() {
             return Err(RunError::NothingLeft {
                 stage: self.stage_name(),
                 step: self.step(),
-                filtered: self.drawn.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
+                filtered: self.counters.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
                 draws: filters.max_draws,
                 checkpoint: self.last_checkpoint(),
             });
@@ -181,12 +181,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if self.context.schedule.on_failure == OnFailure::Stop {
             return Err(self.group_error(ticket, failure));
         }
-        if self.drawn.failed >= self.context.schedule.max_failures * self.batches_in_progress() {
+        if self.counters.failed >= self.context.schedule.max_failures * self.batches_in_progress() {
             // Not recorded: a resumed run tries this group again.
             return Err(RunError::TooManyFailures {
                 stage: self.stage_name(),
                 step: self.step(),
-                failures: self.drawn.failed + 1,
+                failures: self.counters.failed + 1,
                 last: format!("group {} (task {}): {}", ticket.0, failure.task, failure.reason),
                 checkpoint: self.last_checkpoint(),
             });
@@ -203,7 +203,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             ticket.0, failure.task, failure.reason
         ));
         self.reporter.group_ended(ticket.0, "failed", Some(failure.reason));
-        self.drawn.failed += 1;
+        self.counters.failed += 1;
         SchedulerEvent::GroupFailed(ticket)
     }
 
@@ -252,7 +252,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let Some(runner) = self.groups.source().rollouts() else { return };
         let each = u64::from(runner.episodes_per_group());
         let (ready, scored_in_flight) = self.groups.progress();
-        let complete = ready + self.drawn.filtered.values().sum::<u64>();
+        let complete = ready + self.counters.filtered.values().sum::<u64>();
         let total = (complete + self.groups.in_flight().len() as u64) * each;
         if total == 0 {
             return;

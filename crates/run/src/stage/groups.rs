@@ -7,7 +7,7 @@ use std::time::Instant;
 use rloom_collect::{DemonstrationSource, GroupFailure, GroupProgress, GroupRunner, GroupUpdate};
 use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Task, Ticket};
 use rloom_engine::RolloutEngine;
-use rloom_store::{PartialEpisode, Record};
+use rloom_store::journal::{PartialEpisode, Record};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
@@ -67,7 +67,7 @@ impl RunningGroup {
         let partials = self.partials.iter().map(move |(&sample, partial)| Record::PartialEpisode {
             ticket,
             sample,
-            partial: partial.clone(),
+            episode: partial.clone(),
         });
         episodes.chain(partials)
     }

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use rloom_core::Ticket;
-use rloom_store::{Journal, Record, StoreError};
+use rloom_store::StoreError;
+use rloom_store::journal::{Journal, Record};
 
 /// Journal and replay of a stage.
 #[derive(Debug)]
@@ -44,8 +45,8 @@ impl StageJournal {
     }
 
     /// Starts the segment that follows `version`.
-    pub(super) fn roll(&mut self, version: u64, head: &[Record]) -> Result<(), StoreError> {
-        self.journal.roll(version, head)
+    pub(super) fn roll(&mut self, version: u64, snapshot: &[Record]) -> Result<(), StoreError> {
+        self.journal.roll(version, snapshot)
     }
 
     /// Removes segments older than `oldest`.

@@ -32,7 +32,9 @@ use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::BatchTrainer;
 use rloom_sched::{ScheduleSettings, Scheduler, SchedulerEvent};
-use rloom_store::{Drawn, Record, RunDirectory};
+use rloom_store::checkpoint::{Best, GroupCounters};
+use rloom_store::directory::RunDirectory;
+use rloom_store::journal::Record;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
@@ -126,7 +128,7 @@ pub(crate) struct StageParts<'r, R, T> {
     pub(crate) checkpoints: StageCheckpoints,
     pub(crate) trainer: TrainerHandle<T>,
     pub(crate) learner: LearnerState,
-    pub(crate) drawn: Drawn,
+    pub(crate) counters: GroupCounters,
     pub(crate) stop: &'r StopFlag,
 }
 
@@ -144,7 +146,7 @@ pub(crate) struct Stage<'r, 's, R, T> {
     /// `None` once the training thread has died.
     trainer: Option<TrainerHandle<T>>,
     learner: LearnerState,
-    drawn: Drawn,
+    counters: GroupCounters,
     clock: StepClock,
     stall: StallDetector,
     next_tick: tokio::time::Instant,
@@ -156,7 +158,7 @@ pub(crate) struct Stage<'r, 's, R, T> {
 /// A stage that has ended.
 pub(crate) struct EndedStage<T> {
     pub(crate) end: StageEnd,
-    pub(crate) best: Option<rloom_store::Best>,
+    pub(crate) best: Option<Best>,
     /// Folder of the newest checkpoint.
     pub(crate) newest: Option<PathBuf>,
     pub(crate) trainer: Option<TrainerHandle<T>>,
@@ -176,7 +178,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             checkpoints,
             trainer,
             learner,
-            drawn,
+            counters,
             stop,
         } = parts;
         let samples = groups.source().samples();
@@ -196,7 +198,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             evaluation,
             checkpoints,
             learner,
-            drawn,
+            counters,
             stop,
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rloom_core::{Episode, Group, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_sched::{GroupStatus, InFlightWork, OpenGroup, SchedulerEvent, SchedulerState};
-use rloom_store::Record;
+use rloom_store::journal::Record;
 
 use super::groups::{GroupPart, StageGroups};
 use super::{JournaledEvent, Stage};
@@ -15,17 +15,17 @@ use crate::{Contradiction, RunError};
 /// Restores the groups that a journal segment starts with, and repairs a state whose groups are missing.
 pub(crate) fn restore_groups<R: RolloutEngine + 'static>(
     groups: &mut StageGroups<R>,
-    head: Vec<Record>,
+    snapshot: Vec<Record>,
     state: &mut SchedulerState,
 ) {
     let mut episodes: BTreeMap<Ticket, BTreeMap<u32, Episode>> = BTreeMap::new();
-    for record in head {
+    for record in snapshot {
         match record {
             Record::Episode { ticket, sample, episode } => {
                 episodes.entry(ticket).or_default().insert(sample, episode);
             }
-            Record::PartialEpisode { ticket, sample, partial } => {
-                groups.add(ticket, sample, GroupPart::Partial(partial));
+            Record::PartialEpisode { ticket, sample, episode } => {
+                groups.add(ticket, sample, GroupPart::Partial(episode));
             }
             Record::Ready { ticket, task, .. } => {
                 let episodes = episodes.remove(&ticket).unwrap_or_default().into_values().collect();
@@ -90,8 +90,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             Record::Episode { ticket, sample, episode } => {
                 self.groups.add(ticket, sample, GroupPart::Episode(episode));
             }
-            Record::PartialEpisode { ticket, sample, partial } => {
-                self.groups.add(ticket, sample, GroupPart::Partial(partial));
+            Record::PartialEpisode { ticket, sample, episode } => {
+                self.groups.add(ticket, sample, GroupPart::Partial(episode));
             }
             Record::Ready { ticket, task, .. } => {
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
@@ -144,7 +144,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 self.journal.set_stopping(false);
                 return Ok(Some(SchedulerEvent::StopWithdrawn.into()));
             }
-            Record::Head => {}
+            Record::SnapshotEnd => {}
         }
         Ok(None)
     }
@@ -171,8 +171,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let (ticket, sample, part) = match record {
                 Record::Cut { tickets, .. } => return Some(tickets),
                 Record::Episode { ticket, sample, episode } => (ticket, sample, GroupPart::Episode(episode)),
-                Record::PartialEpisode { ticket, sample, partial } => {
-                    (ticket, sample, GroupPart::Partial(partial))
+                Record::PartialEpisode { ticket, sample, episode } => {
+                    (ticket, sample, GroupPart::Partial(episode))
                 }
                 // Nothing else can follow: no batch was cut here.
                 _ => return Some(Vec::new()),

@@ -26,7 +26,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.insert(metric::TIME_CHECKPOINT.into(), times.checkpoint.as_secs_f64());
         }
         if samples {
-            metrics.extend(self.drawn_metrics());
+            metrics.extend(self.counters_metrics());
             metrics.extend(rollout_metrics(&times));
         }
         if self.weights.engine().is_some_and(|engine| engine.capabilities().speculates) {
@@ -50,11 +50,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Counts of the groups drawn for the batch.
     fn drawn_metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::new();
-        metrics.insert(metric::NUM_TOKENS.into(), self.drawn.tokens as f64);
-        for (reason, groups) in std::mem::take(&mut self.drawn.filtered) {
+        metrics.insert(metric::NUM_TOKENS.into(), self.counters.tokens as f64);
+        for (reason, groups) in std::mem::take(&mut self.counters.filtered) {
             metrics.insert(format!("{}{reason}", metric::FILTERED_PREFIX), groups as f64);
         }
-        let failed = std::mem::take(&mut self.drawn.failed);
+        let failed = std::mem::take(&mut self.counters.failed);
         if failed > 0 {
             metrics.insert(format!("{}failed", metric::FILTERED_PREFIX), failed as f64);
         }
