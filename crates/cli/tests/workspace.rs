@@ -1,0 +1,105 @@
+//! Rules of the workspace's structure: dependencies point one way, engines are assembled in one place, files stay small,
+//! and the documentation names functions that exist.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The crates from the lowest to the highest: a crate depends only on those before it.
+const ORDER: [&str; 20] = [
+    "core", "algo", "ops", "model", "text", "data", "env", "reward", "engine", "embedded", "sched", "sim",
+    "store", "telemetry", "collect", "learn", "config", "run", "serve", "cli",
+];
+
+/// Longest source file in lines.
+const MAX_LINES: usize = 600;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Rust files below a folder, with their text.
+fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.insert(path, text);
+            }
+        }
+    }
+    found
+}
+
+fn crates() -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(root().join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn dependencies_point_downwards() {
+    let rank = |name: &str| ORDER.iter().position(|known| *known == name);
+    for name in crates() {
+        let own = rank(&name).unwrap_or_else(|| panic!("crate `{name}` has no place in the order"));
+        let manifest = std::fs::read_to_string(root().join("crates").join(&name).join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        let dependencies = manifest["dependencies"].as_table().unwrap();
+        for dependency in dependencies.keys().filter_map(|key| key.strip_prefix("rloom-")) {
+            assert!(rank(dependency) < Some(own), "`{name}` depends on `{dependency}`, which is above it");
+        }
+    }
+}
+
+#[test]
+fn embedded_engines_are_named_in_one_place() {
+    for name in crates().into_iter().filter(|name| name != "embedded") {
+        for (path, text) in sources(&root().join("crates").join(name).join("src")) {
+            let assembles = path.ends_with("run/src/assembly.rs");
+            assert!(assembles || !text.contains("rloom_embedded"), "{} names an embedded type", path.display());
+        }
+    }
+}
+
+#[test]
+fn source_files_are_short() {
+    for (path, text) in sources(&root().join("crates")) {
+        let lines = text.lines().count();
+        assert!(lines <= MAX_LINES, "{}: {lines} lines", path.display());
+    }
+}
+
+/// Functions that a page names as `` `crate::module::function` `` in a numbered list.
+fn named_functions(page: &str) -> Vec<String> {
+    let numbered = page.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let first_code = |line: &str| line.split('`').nth(1).map(str::to_owned);
+    numbered.filter_map(first_code).filter(|code| code.contains("::")).collect()
+}
+
+#[test]
+fn the_functions_of_one_step_exist() {
+    let page = std::fs::read_to_string(root().join("docs/concepts/one-step.md")).unwrap();
+    let functions = named_functions(&page);
+    assert!((5..=15).contains(&functions.len()), "{functions:?}");
+    for path in functions {
+        let parts: Vec<&str> = path.split("::").collect();
+        let [krate, modules @ .., function] = parts.as_slice() else { panic!("{path}") };
+        let module = root().join("crates").join(krate).join("src").join(modules.join("/"));
+        let files = [module.with_extension("rs"), module.join("mod.rs")];
+        let text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
+        let definition = format!("fn {function}");
+        let is_defined = text.match_indices(&definition).any(|(at, found)| {
+            text[at + found.len()..].starts_with(['(', '<'])
+        });
+        assert!(is_defined, "{path} does not exist");
+    }
+}
