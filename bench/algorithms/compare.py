@@ -127,14 +127,14 @@ def rloom(binary: Path, name: str, text: str, seed: int, tokens: float | None) -
     command = [binary, "train", recipe, "--run-name", name, "--set", f"run.seed={seed}", "--set", f"run.directory={RUNS}"]
     with (RUNS / f"{name}.log").open("w") as log:
         process = subprocess.Popen([str(c) for c in command], stdout=log, stderr=log)
-        asked = False
+        interrupted = False
         while process.poll() is None:
             time.sleep(0.5)
             points = curve(run)
-            if tokens is not None and not asked and points and points[-1][0] >= tokens:
+            if tokens is not None and not interrupted and points and points[-1][0] >= tokens:
                 process.send_signal(signal.SIGINT)
-                asked = True
-    if process.returncode not in ((0, 130) if asked else (0,)):
+                interrupted = True
+    if process.returncode not in ((0, 130) if interrupted else (0,)):
         raise SystemExit(f"{name} failed:\n" + (RUNS / f"{name}.log").read_text()[-2000:])
     done.write_text(what)
     return run

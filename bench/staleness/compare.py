@@ -176,16 +176,16 @@ def rloom(binary: Path, name: str, files: list, text: str, seed: int, tokens: fl
     command = [binary, "train", *paths, "--run-name", name, "--set", f"run.seed={seed}", "--set", f"run.directory={RUNS}"]
     with (RUNS / f"{name}.log").open("w") as log:
         process = subprocess.Popen([str(c) for c in command], stdout=log, stderr=log)
-        asked = False
+        interrupted = False
         while process.poll() is None:
             # Polls rarely, so that polling does not disturb the measurement.
             time.sleep(1.0)
             lines = events(run)
             sums = trained(lines)
-            if tokens is not None and not asked and any(sums.get(step, 0.0) >= tokens for step in evaluations(lines)):
+            if tokens is not None and not interrupted and any(sums.get(step, 0.0) >= tokens for step in evaluations(lines)):
                 process.send_signal(signal.SIGINT)
-                asked = True
-    if process.returncode not in ((0, 130) if asked else (0,)):
+                interrupted = True
+    if process.returncode not in ((0, 130) if interrupted else (0,)):
         raise SystemExit(f"{name} failed:\n" + (RUNS / f"{name}.log").read_text()[-2000:])
     done.write_text(json.dumps({"what": what}))
     return run
