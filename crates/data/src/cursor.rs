@@ -1,121 +1,141 @@
 use rloom_core::{Purpose, RandomKey};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Permutation;
 
-/// In which order a dataset is walked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Order in which a dataset is traversed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// As the source has it.
+    /// Order of the source.
     Sequential,
-    /// A new random order every epoch.
+    /// A new random order in every epoch, determined by the run's seed.
     #[default]
     Shuffled,
 }
 
-/// One stop of a cursor.
+/// The task at one position of a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// How many times the dataset was walked before.
+pub struct CursorItem {
+    /// Number of completed passes over the dataset.
     pub epoch: u64,
-    /// What to give to [`Dataset::get`](crate::Dataset::get).
+    /// Position for [`Dataset::get`](crate::Dataset::get).
     pub index: u64,
 }
 
-/// What a checkpoint keeps of a cursor.
+/// Everything that determines the sequence of a cursor. A checkpoint stores it, and resuming compares it with the
+/// present data and settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CursorState {
-    /// How many places were given.
-    pub position: u64,
-    /// Length of the dataset when it was saved.
+pub struct CursorFingerprint {
+    /// Length of the dataset.
     pub len: u64,
-    /// Its order.
+    /// Order of the traversal.
     pub order: Order,
     /// Seed of the run.
     pub seed: u64,
-    /// The stage's place in the recipe.
+    /// Index of the stage in the recipe.
     pub stage: u32,
 }
 
-/// A cursor that cannot go on.
+/// A cursor that cannot be created or resumed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CursorError {
-    /// There is nothing to walk over.
-    #[error("the dataset is empty: there is no task to begin with")]
+    /// A dataset without tasks.
+    #[error("the dataset is empty")]
     Empty,
-    /// The dataset or its order is another than when the cursor was saved.
+    /// A dataset or order that differs from the saved one.
     #[error(
-        "the data changed since the cursor was saved: {what} was {saved}, now it is {found}\nhint: resume with the \
-         data and settings that the run began with, or start a new run"
+        "the data has changed since the checkpoint: {change}\nhint: resume with the original data and settings, or \
+         start a new run"
     )]
     Changed {
-        /// What differs.
-        what: &'static str,
-        /// In the saved state.
-        saved: String,
-        /// Now.
-        found: String,
+        /// The difference.
+        change: CursorChange,
     },
 }
 
-/// Walks over a dataset for as many epochs as it is asked for.
+/// A difference between a saved fingerprint and the present one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CursorChange {
+    /// Another number of tasks.
+    #[error("its length was {saved}, now it is {found}")]
+    Len {
+        /// Saved length.
+        saved: u64,
+        /// Present length.
+        found: u64,
+    },
+    /// Another order.
+    #[error("its order was {saved:?}, now it is {found:?}")]
+    Order {
+        /// Saved order.
+        saved: Order,
+        /// Present order.
+        found: Order,
+    },
+    /// Another seed.
+    #[error("the seed was {saved}, now it is {found}")]
+    Seed {
+        /// Saved seed.
+        saved: u64,
+        /// Present seed.
+        found: u64,
+    },
+    /// Another stage.
+    #[error("the stage was {saved}, now it is {found}")]
+    Stage {
+        /// Saved index.
+        saved: u32,
+        /// Present index.
+        found: u32,
+    },
+}
+
+/// Maps positions to tasks, over any number of epochs.
 ///
-/// Its place is a pure function of its position ([`Cursor::at`]), so it can be resumed, and read ahead, at no
-/// cost.
+/// The task at a position is a pure function of the position ([`Cursor::at`]), so resuming and reading ahead cost
+/// nothing.
 #[derive(Debug, Clone)]
 pub struct Cursor {
-    state: CursorState,
+    fingerprint: CursorFingerprint,
 }
 
 impl Cursor {
-    /// Begins at the first place.
+    /// A cursor over `len` tasks.
     pub fn new(len: u64, order: Order, seed: u64, stage: u32) -> Result<Self, CursorError> {
         if len == 0 {
             return Err(CursorError::Empty);
         }
-        Ok(Self { state: CursorState { position: 0, len, order, seed, stage } })
+        Ok(Self { fingerprint: CursorFingerprint { len, order, seed, stage } })
     }
 
-    /// Goes on where `saved` stopped, on the same data.
-    pub fn resume(mut self, saved: CursorState) -> Result<Self, CursorError> {
-        let now = self.state;
-        let changed = |what, saved: String, found: String| Err(CursorError::Changed { what, saved, found });
-        if saved.len != now.len {
-            return changed("its length", saved.len.to_string(), now.len.to_string());
-        }
-        if saved.order != now.order {
-            return changed("its order", format!("{:?}", saved.order), format!("{:?}", now.order));
-        }
-        if saved.seed != now.seed {
-            return changed("the seed", saved.seed.to_string(), now.seed.to_string());
-        }
-        if saved.stage != now.stage {
-            return changed("the stage", saved.stage.to_string(), now.stage.to_string());
-        }
-        self.state.position = saved.position;
-        Ok(self)
+    /// The fingerprint to store in a checkpoint.
+    pub fn fingerprint(&self) -> CursorFingerprint {
+        self.fingerprint
     }
 
-    /// What to keep in a checkpoint.
-    pub fn state(&self) -> CursorState {
-        self.state
+    /// Checks that the cursor continues the sequence of `saved`.
+    pub fn verify(&self, saved: CursorFingerprint) -> Result<(), CursorError> {
+        let found = self.fingerprint;
+        let change = if saved.len != found.len {
+            CursorChange::Len { saved: saved.len, found: found.len }
+        } else if saved.order != found.order {
+            CursorChange::Order { saved: saved.order, found: found.order }
+        } else if saved.seed != found.seed {
+            CursorChange::Seed { saved: saved.seed, found: found.seed }
+        } else if saved.stage != found.stage {
+            CursorChange::Stage { saved: saved.stage, found: found.stage }
+        } else {
+            return Ok(());
+        };
+        Err(CursorError::Changed { change })
     }
 
-    /// How many places it gave.
-    pub fn position(&self) -> u64 {
-        self.state.position
-    }
-
-    /// Moves to a position.
-    pub fn seek(&mut self, position: u64) {
-        self.state.position = position;
-    }
-
-    /// The place at a position, whatever was read before.
-    pub fn at(&self, position: u64) -> Place {
-        let CursorState { len, order, seed, stage, .. } = self.state;
+    /// The task at a position.
+    pub fn at(&self, position: u64) -> CursorItem {
+        let CursorFingerprint { len, order, seed, stage } = self.fingerprint;
         let (epoch, offset) = (position / len, position % len);
         let index = match order {
             Order::Sequential => offset,
@@ -123,18 +143,7 @@ impl Cursor {
                 Permutation::new(RandomKey::new(seed, stage, Purpose::Shuffle, epoch), len).at(offset)
             }
         };
-        Place { epoch, index }
-    }
-}
-
-/// Without end: an epoch follows the other.
-impl Iterator for Cursor {
-    type Item = Place;
-
-    fn next(&mut self) -> Option<Place> {
-        let place = self.at(self.state.position);
-        self.state.position += 1;
-        Some(place)
+        CursorItem { epoch, index }
     }
 }
 
@@ -142,14 +151,18 @@ impl Iterator for Cursor {
 mod tests {
     use super::*;
 
+    fn items(cursor: &Cursor, positions: std::ops::Range<u64>) -> Vec<CursorItem> {
+        positions.map(|position| cursor.at(position)).collect()
+    }
+
     #[test]
-    fn an_epoch_visits_every_task_once_and_epochs_differ() {
-        let mut cursor = Cursor::new(50, Order::Shuffled, 1, 0).unwrap();
+    fn epochs_visit_every_task_once_and_differ() {
+        let cursor = Cursor::new(50, Order::Shuffled, 1, 0).unwrap();
         let mut epochs = Vec::new();
         for epoch in 0..3 {
-            let places: Vec<Place> = cursor.by_ref().take(50).collect();
-            assert!(places.iter().all(|p| p.epoch == epoch));
-            let order: Vec<u64> = places.iter().map(|p| p.index).collect();
+            let items = items(&cursor, epoch * 50..(epoch + 1) * 50);
+            assert!(items.iter().all(|item| item.epoch == epoch));
+            let order: Vec<u64> = items.iter().map(|item| item.index).collect();
             let mut sorted = order.clone();
             sorted.sort_unstable();
             assert_eq!(sorted, (0..50).collect::<Vec<_>>());
@@ -161,45 +174,45 @@ mod tests {
     }
 
     #[test]
-    fn sequential_order_is_the_source_s() {
+    fn sequential_order_is_that_of_the_source() {
         let cursor = Cursor::new(3, Order::Sequential, 1, 0).unwrap();
-        let indices: Vec<u64> = cursor.take(7).map(|p| p.index).collect();
+        let indices: Vec<u64> = items(&cursor, 0..7).iter().map(|item| item.index).collect();
         assert_eq!(indices, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
-    fn resuming_at_any_position_gives_the_same_rest() {
-        let whole: Vec<Place> = Cursor::new(13, Order::Shuffled, 5, 2).unwrap().take(60).collect();
+    fn a_verified_cursor_continues_the_sequence_at_any_position() {
+        let first = Cursor::new(13, Order::Shuffled, 5, 2).unwrap();
+        let whole = items(&first, 0..60);
+        let saved = serde_json::to_string(&first.fingerprint()).unwrap();
+        let saved: CursorFingerprint = serde_json::from_str(&saved).unwrap();
         for stop in 0..60 {
-            let mut first = Cursor::new(13, Order::Shuffled, 5, 2).unwrap();
-            let mut places: Vec<Place> = first.by_ref().take(stop).collect();
-            let saved = serde_json::to_string(&first.state()).unwrap();
-            let saved: CursorState = serde_json::from_str(&saved).unwrap();
-            let second = Cursor::new(13, Order::Shuffled, 5, 2).unwrap().resume(saved).unwrap();
-            places.extend(second.take(60 - stop));
-            assert_eq!(places, whole);
+            let second = Cursor::new(13, Order::Shuffled, 5, 2).unwrap();
+            second.verify(saved).unwrap();
+            assert_eq!(items(&second, stop..60), whole[stop as usize..]);
         }
     }
 
     #[test]
     fn changed_data_is_refused() {
-        let saved = Cursor::new(13, Order::Shuffled, 5, 2).unwrap().state();
-        for (cursor, what) in [
+        let saved = Cursor::new(13, Order::Shuffled, 5, 2).unwrap().fingerprint();
+        for (cursor, expected) in [
             (Cursor::new(14, Order::Shuffled, 5, 2), "its length was 13, now it is 14"),
             (Cursor::new(13, Order::Sequential, 5, 2), "its order was Shuffled"),
             (Cursor::new(13, Order::Shuffled, 6, 2), "the seed was 5"),
             (Cursor::new(13, Order::Shuffled, 5, 3), "the stage was 2"),
         ] {
-            let error = cursor.unwrap().resume(saved).unwrap_err().to_string();
-            assert!(error.contains(what), "{error}");
+            let error = cursor.unwrap().verify(saved).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
         assert_eq!(Cursor::new(0, Order::Shuffled, 5, 2).unwrap_err(), CursorError::Empty);
     }
 
     #[test]
-    fn seeds_and_stages_have_their_own_orders() {
-        let order = |seed, stage| -> Vec<u64> {
-            Cursor::new(100, Order::Shuffled, seed, stage).unwrap().take(100).map(|p| p.index).collect()
+    fn orders_depend_on_seed_and_stage() {
+        let order = |seed, stage| {
+            let cursor = Cursor::new(100, Order::Shuffled, seed, stage).unwrap();
+            items(&cursor, 0..100).iter().map(|item| item.index).collect::<Vec<_>>()
         };
         assert_ne!(order(1, 0), order(2, 0));
         assert_ne!(order(1, 0), order(1, 1));

@@ -1,25 +1,37 @@
+use std::fmt;
+
 use rloom_core::Task;
 use serde::{Deserialize, Serialize};
 
-use crate::generator::Generator;
-use crate::{DataError, DataSettings, Presentation};
+use crate::generator::{Arithmetic, Countdown, Generator, Guess, Sorting};
+use crate::{DataError, DataSettings, PromptFormat, Source};
 
-/// Which of a source's disjoint parts.
+/// One of the disjoint parts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// Worked examples for supervised stages.
+    /// Demonstrations for supervised stages.
     Demonstration,
     /// Tasks for reinforcement learning.
     Train,
-    /// Held-out tasks: in neither of the others.
+    /// Held-out tasks, in neither of the other splits.
     Eval,
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Demonstration => "demonstration",
+            Self::Train => "train",
+            Self::Eval => "eval",
+        })
+    }
 }
 
 /// The tasks of one split.
 ///
-/// Files share one body of rows between [`Split::Demonstration`] and [`Split::Train`] and keep
-/// [`Split::Eval`] apart; generators keep all three apart.
+/// With files, [`Split::Demonstration`] and [`Split::Train`] contain the same rows and [`Split::Eval`] is disjoint; with
+/// generators, all three are disjoint.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     tasks: Tasks,
@@ -28,31 +40,30 @@ pub struct Dataset {
 #[derive(Debug, Clone)]
 enum Tasks {
     Rows(Vec<Task>),
-    Generated(Box<(Generator, Presentation)>),
+    Generated(Box<(Generator, PromptFormat)>),
 }
 
 impl Dataset {
-    /// Opens a split. `seed` decides which tasks a generator makes of its split, and in which order; files do
-    /// not read it.
+    /// Opens a split. `seed` determines the tasks of a generator and their order; files do not use it.
     pub fn open(settings: &DataSettings, split: Split, seed: u64) -> Result<Self, DataError> {
         settings.validate()?;
-        let presentation = &settings.presentation;
-        let tasks = if let Some(files) = settings.source.files() {
-            Tasks::Rows(files.read(presentation, split)?)
-        } else {
-            let generator = Generator::new(&settings.source, split, seed)?;
-            Tasks::Generated(Box::new((generator, presentation.clone())))
+        let format = &settings.prompt_format;
+        let generator = match &settings.source {
+            Source::Files(files) => return Self::new(Tasks::Rows(files.read(format, split)?), split),
+            Source::Arithmetic(s) => Generator::Arithmetic(Arithmetic::new(s, split, seed)?),
+            Source::Countdown(s) => Generator::Countdown(Countdown::new(s, split, seed)?),
+            Source::Guess(s) => Generator::Guess(Guess::new(s, split, seed)?),
+            Source::Sorting(s) => Generator::Sorting(Sorting::new(s, split, seed)?),
         };
-        let dataset = Self { tasks };
-        if dataset.is_empty() {
-            return Err(DataError::Empty {
-                why: format!("its {split:?} split holds no task").to_lowercase(),
-            });
-        }
-        Ok(dataset)
+        Self::new(Tasks::Generated(Box::new((generator, format.clone()))), split)
     }
 
-    /// How many tasks make an epoch.
+    fn new(tasks: Tasks, split: Split) -> Result<Self, DataError> {
+        let dataset = Self { tasks };
+        if dataset.is_empty() { Err(DataError::EmptySplit { split }) } else { Ok(dataset) }
+    }
+
+    /// Number of tasks per epoch.
     pub fn len(&self) -> u64 {
         match &self.tasks {
             Tasks::Rows(rows) => rows.len() as u64,
@@ -60,7 +71,7 @@ impl Dataset {
         }
     }
 
-    /// Whether there is none. An opened dataset never is.
+    /// True if there are no tasks, which is never the case for an opened dataset.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -74,20 +85,20 @@ impl Dataset {
         match &self.tasks {
             Tasks::Rows(rows) => Ok(rows[position as usize].clone()),
             Tasks::Generated(generated) => {
-                let (generator, presentation) = generated.as_ref();
-                let made = generator.task(position)?;
+                let (generator, format) = generated.as_ref();
+                let task = generator.task(position)?;
                 Ok(Task {
                     index: position,
-                    prompt: presentation.plain(made.prompt),
-                    answer: made.answer,
-                    demonstration: Some(made.demonstration),
+                    prompt: format.plain(task.prompt),
+                    answer: task.answer,
+                    demonstration: Some(task.demonstration),
                     domain: generator.name().to_owned(),
                 })
             }
         }
     }
 
-    /// All tasks in order, each as [`Dataset::get`] gives it.
+    /// All tasks in order.
     pub fn iter(&self) -> impl Iterator<Item = Result<Task, DataError>> + '_ {
         (0..self.len()).map(|position| self.get(position))
     }

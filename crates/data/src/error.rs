@@ -1,6 +1,12 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use parquet::errors::ParquetError;
+use rloom_core::{SettingError, SettingProblem};
+use serde_json::Value;
+
+use crate::Split;
+
 /// A row of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
@@ -29,126 +35,307 @@ impl fmt::Display for Location {
     }
 }
 
-/// Data that cannot be used.
+/// The type of a JSON value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JsonType {
+    /// `null`.
+    Null,
+    /// `true` or `false`.
+    Boolean,
+    /// A number.
+    Number,
+    /// A string.
+    Text,
+    /// An array.
+    List,
+    /// An object.
+    Object,
+}
+
+impl JsonType {
+    /// The type of `value`.
+    pub fn of(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(_) => Self::Boolean,
+            Value::Number(_) => Self::Number,
+            Value::String(_) => Self::Text,
+            Value::Array(_) => Self::List,
+            Value::Object(_) => Self::Object,
+        }
+    }
+}
+
+/// The name with its article.
+impl fmt::Display for JsonType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Null => "null",
+            Self::Boolean => "a boolean",
+            Self::Number => "a number",
+            Self::Text => "text",
+            Self::List => "a list",
+            Self::Object => "an object",
+        })
+    }
+}
+
+/// Data or data settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("cannot read {}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A line that is not JSON.
-    #[error("{at}: not a JSON object: {problem}\nhint: a JSONL file holds one JSON object per line")]
-    Malformed {
-        /// Where.
+    #[error(
+        "{at}: not a JSON object: {}\nhint: a JSONL file has one JSON object per line",
+        without_line(source)
+    )]
+    NotJson {
+        /// The line.
         at: Location,
-        /// What the parser said.
-        problem: String,
+        /// The parser's error.
+        source: serde_json::Error,
     },
-    /// Bytes that are not text.
+    /// A line with a JSON value that is not an object.
+    #[error("{at}: not a JSON object: the line is {found}\nhint: a JSONL file has one JSON object per line")]
+    NotAnObject {
+        /// The line.
+        at: Location,
+        /// Type of the value.
+        found: JsonType,
+    },
+    /// A line that is not UTF-8.
     #[error("{at}: not UTF-8 (byte {offset} of the line)\nhint: convert the file to UTF-8")]
     NotUtf8 {
-        /// Where.
+        /// The line.
         at: Location,
-        /// The first byte that does not belong, counted from 1.
+        /// The first invalid byte, counted from 1.
         offset: usize,
     },
-    /// A row without a field that it must have.
-    #[error("{at}: no field {wanted}; the row has {found}\nhint: name the field with `{setting}`")]
+    /// A row without a required field.
+    #[error(
+        "{at}: no field {}; the row has {}\nhint: name the field with `{setting}`",
+        quoted(wanted, " or "),
+        if found.is_empty() { "no fields".to_owned() } else { quoted(found, ", ") }
+    )]
     MissingField {
-        /// Where.
+        /// The row.
         at: Location,
-        /// The field or fields that were looked for.
-        wanted: String,
-        /// The fields that are there.
-        found: String,
-        /// The setting that names it.
+        /// The accepted names of the field.
+        wanted: Vec<String>,
+        /// The fields of the row.
+        found: Vec<String>,
+        /// The setting that names the field.
         setting: &'static str,
     },
     /// A field of another type.
     #[error("{at}: field `{field}` must be {expected}, but it is {found}")]
     WrongType {
-        /// Where.
+        /// The row.
         at: Location,
         /// The field.
         field: String,
-        /// What it must be.
+        /// Expected type.
         expected: &'static str,
-        /// What it is.
-        found: String,
+        /// Type of the value.
+        found: JsonType,
     },
-    /// A row whose parts are of the right type and still say nothing usable.
-    #[error("{at}: {problem}")]
-    Unusable {
-        /// Where.
+    /// A field of the right type that cannot be used.
+    #[error("{at}: `{field}` {problem}")]
+    Field {
+        /// The row.
         at: Location,
-        /// What is wrong.
-        problem: String,
+        /// The field.
+        field: String,
+        /// The reason.
+        problem: FieldProblem,
     },
-    /// A file without a row.
-    #[error("{} holds no row", path.display())]
+    /// A file without rows.
+    #[error("{} has no rows", path.display())]
     EmptyFile {
         /// The file.
         path: PathBuf,
     },
-    /// A folder without a data file.
-    #[error("{} holds no .jsonl and no .parquet file", path.display())]
+    /// A folder without data files.
+    #[error("{} has no .jsonl or .parquet files", path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
     },
-    /// A split without a task.
-    #[error("the dataset is empty: {why}")]
-    Empty {
-        /// What emptied it.
-        why: String,
+    /// A split without tasks.
+    #[error("the dataset is empty: its {split} split has no tasks")]
+    EmptySplit {
+        /// The split.
+        split: Split,
     },
-    /// A Parquet file that does not read.
-    #[error("cannot read {} as Parquet: {problem}\nhint: the file may be truncated; write or download it again", path.display())]
+    /// A Parquet file that the reader refuses.
+    #[error(
+        "cannot read {} as Parquet: {}\nhint: the file may be truncated; write or download it again",
+        path.display(),
+        without_prefix(source)
+    )]
     Parquet {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
-        problem: String,
+        /// The reader's error.
+        source: ParquetError,
     },
-    /// A file of neither kind.
-    #[error("cannot tell the format of {}\nhint: data files end in .jsonl or .parquet", path.display())]
+    /// A Parquet file whose metadata is inconsistent.
+    #[error(
+        "cannot read {} as Parquet: its metadata is inconsistent\nhint: the file may be truncated; write or download \
+         it again",
+        path.display()
+    )]
+    ParquetMetadata {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file of an unknown format.
+    #[error("unknown format of {}\nhint: data files end in .jsonl or .parquet", path.display())]
     UnknownFormat {
         /// The file.
         path: PathBuf,
     },
-    /// A setting with an impossible value.
+    /// A setting with an invalid value.
     #[error("`{key}`: {problem}")]
     Setting {
-        /// The setting.
+        /// The key.
         key: &'static str,
-        /// What is wrong with it.
-        problem: String,
+        /// The reason for the refusal.
+        problem: DataSettingProblem,
     },
-    /// A split that the settings do not describe.
+    /// An evaluation split that the settings do not define.
     #[error(
-        "no held-out tasks: the data has neither `eval_path` nor `eval_rows`\nhint: set `eval_path` to a file of its own, or `eval_rows` to hold rows out of `path`"
+        "no held-out tasks: the data has neither `eval_path` nor `eval_rows`\nhint: set `eval_path` to a separate \
+         file, or `eval_rows` to hold out rows of `path`"
     )]
     NoHeldOut,
     /// A position past the end.
-    #[error("task {position} was asked for, but there are {len}")]
+    #[error("task {position} is out of range: the dataset has {len} tasks")]
     OutOfRange {
-        /// What was asked for.
+        /// The position.
         position: u64,
-        /// The length of the dataset.
+        /// Length of the dataset.
         len: u64,
     },
-    /// A generator that found no task.
+    /// A generator that found no task of a split.
     #[error(
-        "the generator found no task {position} of its split in {attempts} attempts\nhint: its ranges are too narrow; allow larger numbers or longer lists"
+        "the generator found no task {position} of its split in {attempts} attempts\nhint: its ranges are too narrow; \
+         allow larger numbers or longer lists"
     )]
     Exhausted {
-        /// The task.
+        /// Position of the task.
         position: u64,
-        /// How often it tried.
+        /// Number of attempts.
         attempts: u64,
     },
+}
+
+/// The reasons for which a field cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FieldProblem {
+    /// An empty answer.
+    #[error("contains no answer")]
+    NoAnswer,
+    /// An empty conversation.
+    #[error("contains no messages")]
+    NoMessages,
+    /// A conversation that starts with the assistant's message.
+    #[error("has no message before the assistant's")]
+    NoPrompt,
+    /// A conversation that does not end with the assistant's message.
+    #[error("does not end with a message of the assistant")]
+    NoCompletion,
+    /// A conversation, together with a template for plain prompts.
+    #[error("is a conversation, but `template` is for plain prompts\nhint: remove `template`")]
+    TemplateForConversation,
+}
+
+/// The reasons for which data settings can refuse a value.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DataSettingProblem {
+    /// A problem that any settings can have.
+    #[error(transparent)]
+    Common(#[from] SettingProblem),
+    /// Division in a generator whose answers are integers.
+    #[error("`/` is not supported by the arithmetic generator\nhint: use `+`, `-` and `*`")]
+    Division,
+    /// More digits than products can have.
+    #[error(
+        "must be at most {max} with `*`, but is {digits}\nhint: without `*` the maximum is {max_without}"
+    )]
+    DigitsOfProducts {
+        /// Number of digits.
+        digits: u32,
+        /// Maximum with products.
+        max: u32,
+        /// Maximum without products.
+        max_without: u32,
+    },
+    /// A split that is larger than the number of its tasks.
+    #[error(
+        "{wanted} tasks were requested, but only {available} exist\nhint: allow more digits, or change \
+         `held_out_share`"
+    )]
+    TooFewTasks {
+        /// Requested size.
+        wanted: u64,
+        /// Number of existing tasks.
+        available: u64,
+    },
+    /// A held-out split that leaves nothing to train on.
+    #[error("holding out {wanted} of {rows} rows leaves none to train on")]
+    NoRowsLeft {
+        /// Rows to hold out.
+        wanted: u64,
+        /// Rows of the data.
+        rows: usize,
+    },
+    /// Rows with too few distinct prompts to hold some out.
+    #[error("the rows have too few distinct prompts: all of them would be held out")]
+    TooFewPrompts,
+    /// A template without its placeholder.
+    #[error("{template:?} does not contain {{prompt}}")]
+    NoPlaceholder {
+        /// The template.
+        template: String,
+    },
+    /// A system message without a conversation.
+    #[error("a `system` message requires a conversation\nhint: remove `chat` or `system`")]
+    SystemWithoutChat,
+}
+
+impl DataSettingProblem {
+    /// Reports the problem for a key.
+    pub(crate) fn at(self, key: &'static str) -> DataError {
+        DataError::Setting { key, problem: self }
+    }
+}
+
+impl From<SettingError> for DataError {
+    fn from(error: SettingError) -> Self {
+        Self::Setting { key: error.key, problem: error.problem.into() }
+    }
+}
+
+/// The parser's message with the column only: it parses one line, whose number is reported separately.
+fn without_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    format!("{message} (column {})", error.column())
+}
+
+fn without_prefix(error: &ParquetError) -> String {
+    let text = error.to_string();
+    text.strip_prefix("Parquet error: ").unwrap_or(&text).to_owned()
+}
+
+fn quoted(names: &[String], separator: &str) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }

@@ -1,15 +1,16 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use rloom_core::{Purpose, RandomKey, RandomStream, Task};
+use rloom_core::{Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::record::Mapping;
-use crate::{DataError, Location, Presentation, Split, jsonl, parquet_rows};
+use crate::record::FieldMapping;
+use crate::{DataError, DataSettingProblem, Location, PromptFormat, Split, jsonl, parquet_rows};
 
-/// One path, or several that are read one after the other.
+/// One path, or a list of paths that are read in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths(pub Vec<PathBuf>);
 
@@ -48,47 +49,59 @@ impl<'de> Deserialize<'de> for Paths {
     }
 }
 
+/// A string, or an array of strings.
+impl JsonSchema for Paths {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Paths".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (one, many) = (generator.subschema_for::<String>(), generator.subschema_for::<Vec<String>>());
+        schemars::json_schema!({ "anyOf": [one, many] })
+    }
+}
+
 /// Tasks from files.
 ///
-/// Fields that are not named are looked for by their usual names, in the first row of each file: the prompt
-/// as `prompt`, `question` or `messages`, the answer as `answer` or `solution`, a demonstration as
-/// `demonstration` or `completion`. What is found there must be in every row of the file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Fields without a setting are detected by common names in the first row of each file: the prompt as `prompt`,
+/// `question` or `messages`, the answer as `answer` or `solution`, a demonstration as `demonstration` or `completion`.
+/// Every row of the file must have the detected fields.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
-    /// Files (`.jsonl`, `.parquet`) or folders of them, whose files are read in the order of their names.
+    /// Data files (`.jsonl`, `.parquet`), or folders whose data files are read in the order of their names. One path or a
+    /// list of paths.
     pub path: Paths,
-    /// Files of the held-out split.
+    /// Data files or folders of the held-out split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<Paths>,
-    /// Instead of `eval_path`: hold at least this many rows of `path` out. Which rows is a fixed function of
-    /// their prompts, so that rows with the same prompt are never divided between the splits.
+    /// Minimum number of rows of `path` to hold out, instead of `eval_path`. A fixed hash of the prompts selects them, so
+    /// rows with the same prompt are in the same split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_rows: Option<u64>,
-    /// Read no more rows than this of `path`.
+    /// Maximum number of rows to read from `path`. Default: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// Field with the prompt: text, or a list of messages.
+    /// Field with the prompt: text or a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_field: Option<String>,
-    /// Field with a conversation; its last assistant message, if it ends in one, is the demonstration.
+    /// Field with a conversation. If it ends with an assistant message, that message is the demonstration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
     /// Field with the reference answer: text or a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
-    /// Field with a worked completion for supervised stages.
+    /// Field with the demonstration for supervised stages: text or a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub demonstration_field: Option<String>,
-    /// Field that says what kind of task a row is.
+    /// Field with the domain of a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain_field: Option<String>,
-    /// What kind of task the rows are when no field says so.
+    /// Domain of all rows, unless `domain_field` is set; used for reward routing and quotas.
     #[serde(default = "default_domain")]
     pub domain: String,
-    /// Where an answer holds this mark, what follows its last occurrence is the answer, and the whole text is
-    /// the demonstration unless another field is: the form of GSM8K. An empty mark takes answers as they
-    /// stand.
+    /// Marker of the final answer within the answer field, as in GSM8K: the text after its last occurrence is the answer,
+    /// and the whole text is the demonstration, unless another field is. Empty: the whole field is the answer.
     #[serde(default = "default_marker")]
     pub answer_marker: String,
 }
@@ -102,7 +115,7 @@ fn default_marker() -> String {
 }
 
 impl FileSettings {
-    /// Rows of `path` with every field at its default.
+    /// Rows of `path` with default settings.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: Paths(vec![path.into()]),
@@ -119,48 +132,37 @@ impl FileSettings {
         }
     }
 
-    /// Checks the settings against each other, without touching a file.
+    /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
         if self.path.0.is_empty() {
-            return Err(DataError::Setting { key: "path", problem: "names no file".into() });
+            return Err(SettingProblem::Empty.at("path").into());
         }
         if self.eval_path.as_ref().is_some_and(|p| p.0.is_empty()) {
-            return Err(DataError::Setting { key: "eval_path", problem: "names no file".into() });
+            return Err(SettingProblem::Empty.at("eval_path").into());
         }
         if self.eval_path.is_some() && self.eval_rows.is_some() {
-            return Err(DataError::Setting {
-                key: "eval_rows",
-                problem: "the held-out tasks come from `eval_path` already\nhint: leave one of the two out"
-                    .into(),
-            });
+            return Err(SettingProblem::Conflict { other: "eval_path" }.at("eval_rows").into());
         }
-        if self.eval_rows == Some(0) {
-            return Err(DataError::Setting { key: "eval_rows", problem: "must be at least 1".into() });
-        }
-        if self.limit == Some(0) {
-            return Err(DataError::Setting { key: "limit", problem: "must be at least 1".into() });
+        for (key, value) in [("eval_rows", self.eval_rows), ("limit", self.limit)] {
+            value.map_or(Ok(()), |value| ValueRange::at_least(1.0).check(key, value as f64))?;
         }
         if self.prompt_field.is_some() && self.messages_field.is_some() {
-            return Err(DataError::Setting {
-                key: "messages_field",
-                problem: "the prompt comes from `prompt_field` already\nhint: leave one of the two out"
-                    .into(),
-            });
+            return Err(SettingProblem::Conflict { other: "prompt_field" }.at("messages_field").into());
         }
         Ok(())
     }
 
     /// Reads the rows of one split.
-    pub(crate) fn read(&self, presentation: &Presentation, split: Split) -> Result<Vec<Task>, DataError> {
+    pub(crate) fn read(&self, format: &PromptFormat, split: Split) -> Result<Vec<Task>, DataError> {
         match (split, &self.eval_path, self.eval_rows) {
-            (Split::Eval, Some(paths), _) => self.read_paths(paths, presentation, split, None),
+            (Split::Eval, Some(paths), _) => self.read_paths(paths, format, split, None),
             (Split::Eval, None, None) => Err(DataError::NoHeldOut),
-            (_, _, None) => self.read_paths(&self.path, presentation, split, self.limit),
+            (_, _, None) => self.read_paths(&self.path, format, split, self.limit),
             (_, _, Some(wanted)) => {
-                let all = self.read_paths(&self.path, presentation, split, self.limit)?;
-                let kept_out = hold_out(&all, wanted)?;
-                let wanted = all.into_iter().zip(kept_out).filter(|&(_, out)| out == (split == Split::Eval));
-                Ok(wanted.map(|(task, _)| task).collect())
+                let all = self.read_paths(&self.path, format, split, self.limit)?;
+                let held_out = hold_out(&all, wanted)?;
+                let rows = all.into_iter().zip(held_out).filter(|&(_, out)| out == (split == Split::Eval));
+                Ok(rows.map(|(task, _)| task).collect())
             }
         }
     }
@@ -168,7 +170,7 @@ impl FileSettings {
     fn read_paths(
         &self,
         paths: &Paths,
-        presentation: &Presentation,
+        format: &PromptFormat,
         split: Split,
         limit: Option<u64>,
     ) -> Result<Vec<Task>, DataError> {
@@ -183,9 +185,9 @@ impl FileSettings {
             read_rows(&file, &mut |at, row| {
                 let mapping = match &mapping {
                     Some(mapping) => mapping,
-                    None => mapping.insert(Mapping::find(self, &row, &at, split)?),
+                    None => mapping.insert(FieldMapping::detect(self, &row, &at, split)?),
                 };
-                tasks.push(mapping.task(tasks.len() as u64, &row, &at, presentation)?);
+                tasks.push(mapping.task(tasks.len() as u64, &row, &at, format)?);
                 Ok((tasks.len() as u64) < limit)
             })?;
             if tasks.len() == before {
@@ -196,7 +198,7 @@ impl FileSettings {
     }
 }
 
-/// What a reader does with a row; `false` ends the reading.
+/// Receives the rows of a file; returns false to stop reading.
 pub(crate) type RowSink<'a> = dyn FnMut(Location, Map<String, Value>) -> Result<bool, DataError> + 'a;
 
 fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
@@ -222,8 +224,8 @@ fn format_of(path: &Path) -> Option<Format> {
     }
 }
 
-/// The files behind `paths`; a folder stands for its data files, ordered by name, so that the order of rows
-/// does not depend on the file system.
+/// The files of `paths`. The data files of a folder are sorted by name, so that the order of rows does not depend on
+/// the file system.
 fn list_files(paths: &Paths) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in &paths.0 {
@@ -232,29 +234,26 @@ fn list_files(paths: &Paths) -> Result<Vec<PathBuf>, DataError> {
             files.push(path.clone());
             continue;
         }
-        let mut inside = Vec::new();
+        let mut entries = Vec::new();
         for entry in std::fs::read_dir(path).map_err(io)? {
             let file = entry.map_err(io)?.path();
             if format_of(&file).is_some() && file.is_file() {
-                inside.push(file);
+                entries.push(file);
             }
         }
-        if inside.is_empty() {
+        if entries.is_empty() {
             return Err(DataError::EmptyFolder { path: path.clone() });
         }
-        inside.sort();
-        files.append(&mut inside);
+        entries.sort();
+        files.append(&mut entries);
     }
     Ok(files)
 }
 
-/// Marks at least `wanted` rows: prompts in the order of a fixed hash, until they cover enough rows.
+/// Selects at least `wanted` rows: prompts in the order of a fixed hash, until they cover enough rows.
 fn hold_out(tasks: &[Task], wanted: u64) -> Result<Vec<bool>, DataError> {
     if wanted >= tasks.len() as u64 {
-        return Err(DataError::Setting {
-            key: "eval_rows",
-            problem: format!("{wanted} of {} rows held out leaves none to train on", tasks.len()),
-        });
+        return Err(DataSettingProblem::NoRowsLeft { wanted, rows: tasks.len() }.at("eval_rows"));
     }
     let mut order: Vec<(u64, usize)> =
         tasks.iter().enumerate().map(|(row, task)| (prompt_hash(task), row)).collect();
@@ -271,16 +270,12 @@ fn hold_out(tasks: &[Task], wanted: u64) -> Result<Vec<bool>, DataError> {
         count += 1;
     }
     if count == tasks.len() as u64 {
-        return Err(DataError::Setting {
-            key: "eval_rows",
-            problem: "the rows have too few distinct prompts: all of them would be held out".into(),
-        });
+        return Err(DataSettingProblem::TooFewPrompts.at("eval_rows"));
     }
     Ok(out)
 }
 
-/// A 64-bit name of a prompt: FNV-1a over its text, then mixed by the counter-based generator so that its
-/// order is even.
+/// A 64-bit hash of a prompt: FNV-1a over its text, mixed by the counter-based generator for a uniform order.
 fn prompt_hash(task: &Task) -> u64 {
     let mut hash = 0xCBF2_9CE4_8422_2325_u64;
     let mut absorb = |text: &str| {

@@ -5,10 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::files::RowSink;
-use crate::record::type_name;
-use crate::{DataError, Location};
+use crate::{DataError, JsonType, Location};
 
-/// Reads a JSONL file row by row. Blank lines are passed over; a byte order mark is accepted.
+/// Reads a JSONL file row by row. Blank lines are skipped; a byte order mark is accepted.
 pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
     let io = |source| DataError::Io { path: path.to_owned(), source };
     let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
@@ -32,22 +31,12 @@ pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError>
         let row = match serde_json::from_str(text) {
             Ok(Value::Object(row)) => row,
             Ok(other) => {
-                let problem = format!("the line is {}", type_name(&other));
-                return Err(DataError::Malformed { at: at(), problem });
+                return Err(DataError::NotAnObject { at: at(), found: JsonType::of(&other) });
             }
-            Err(e) => {
-                return Err(DataError::Malformed { at: at(), problem: describe(&e) });
-            }
+            Err(source) => return Err(DataError::NotJson { at: at(), source }),
         };
         if !sink(at(), row)? {
             return Ok(());
         }
     }
-}
-
-/// The parser's words with the column only: it saw one line, whose number in the file is said elsewhere.
-fn describe(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(words, _)| words);
-    format!("{words} (column {})", error.column())
 }

@@ -1,13 +1,11 @@
-//! Where tasks come from, and in which order.
+//! Tasks from files and generators, and the order in which a run uses them.
 //!
-//! [`DataSettings`] names a source: files (JSONL or Parquet) or a built-in generator. [`Dataset::open`] gives
-//! the tasks of one [`Split`] of it, numbered from 0; [`Cursor`] walks over those numbers, epoch after epoch.
-//! Generators and orders are pure functions of (seed, position): nothing is drawn from a stream that has to
-//! be replayed, so resuming is only a matter of remembering a number.
+//! [`DataSettings`] selects a source: files (JSONL or Parquet) or a built-in generator. [`Dataset::open`] returns the
+//! tasks of one [`Split`], numbered from 0; [`Cursor`] maps positions to these numbers, epoch after epoch. Generators and
+//! orders are pure functions of (seed, position), without state that would have to be replayed on resume.
 //!
-//! Splits are disjoint by construction, not by chance: which tasks are held out is fixed before any task is
-//! drawn and does not depend on the run's seed, so runs of several seeds are measured on the same kind of
-//! unseen task.
+//! Splits are disjoint by construction: the assignment of tasks to splits does not depend on the run's seed, so runs
+//! with different seeds hold out the same tasks.
 
 mod cursor;
 mod dataset;
@@ -17,18 +15,19 @@ mod generator;
 mod jsonl;
 mod parquet_rows;
 mod permutation;
-mod presentation;
+mod prompt_format;
 mod record;
 mod settings;
 
-pub use cursor::{Cursor, CursorError, CursorState, Order, Place};
+pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};
 pub use dataset::{Dataset, Split};
-pub use error::{DataError, Location};
+pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
 pub use files::{FileSettings, Paths};
 pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
     SortingSettings, Style, Wording,
 };
-pub use permutation::Permutation;
-pub use presentation::Presentation;
+pub use prompt_format::PromptFormat;
 pub use settings::{DataSettings, Source};
+
+use permutation::Permutation;

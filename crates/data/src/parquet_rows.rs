@@ -10,37 +10,31 @@ use serde_json::{Map, Value};
 use crate::files::RowSink;
 use crate::{DataError, Location};
 
-/// Reads a Parquet file row by row, as the JSON objects that a JSONL file of the same rows would have.
+/// Reads a Parquet file row by row, as JSON objects equal to those of a JSONL file with the same rows.
 pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
-    // The `parquet` crate asserts, rather than reports, some of what damaged metadata can claim.
-    catch_unwind(AssertUnwindSafe(|| read_rows(path, sink))).unwrap_or_else(|_| {
-        Err(DataError::Parquet { path: path.to_owned(), problem: "its metadata contradicts itself".into() })
-    })
+    // The `parquet` crate panics on some damaged metadata instead of returning an error.
+    catch_unwind(AssertUnwindSafe(|| read_rows(path, sink)))
+        .unwrap_or_else(|_| Err(DataError::ParquetMetadata { path: path.to_owned() }))
 }
 
 fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
-    let broken = |e: ParquetError| DataError::Parquet { path: path.to_owned(), problem: describe(&e) };
+    let invalid = |source: ParquetError| DataError::Parquet { path: path.to_owned(), source };
     let file = File::open(path).map_err(|source| DataError::Io { path: path.to_owned(), source })?;
-    let reader = SerializedFileReader::new(file).map_err(broken)?;
-    for (row, fields) in (1..).zip(reader.get_row_iter(None).map_err(broken)?) {
+    let reader = SerializedFileReader::new(file).map_err(invalid)?;
+    for (row, fields) in (1..).zip(reader.get_row_iter(None).map_err(invalid)?) {
         let at = Location::Row { path: path.to_owned(), row };
-        if !sink(at, object(&fields.map_err(broken)?))? {
+        if !sink(at, object(&fields.map_err(invalid)?))? {
             break;
         }
     }
     Ok(())
 }
 
-fn describe(error: &ParquetError) -> String {
-    let text = error.to_string();
-    text.strip_prefix("Parquet error: ").unwrap_or(&text).to_owned()
-}
-
 fn object(row: &Row) -> Map<String, Value> {
     row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
-/// Rows are read whole, whatever columns a task needs, so no column may be an error for its type alone.
+/// Every column is read, also those that no task needs, so no column type is an error.
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,
@@ -58,7 +52,7 @@ fn value(field: &Field) -> Value {
         Field::Str(v) => v.as_str().into(),
         Field::Group(row) => Value::Object(object(row)),
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),
-        // A string column without its logical type is bytes; bytes that are no text cannot be part of a task.
+        // A string column without its logical type is bytes; bytes that are not UTF-8 cannot be part of a task.
         Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).map_or(Value::Null, Value::from),
         // Dates, times and decimals, as text.
         other => other.to_string().into(),

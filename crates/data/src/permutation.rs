@@ -1,42 +1,36 @@
 use rloom_core::{RandomKey, RandomStream};
 
-/// Rounds of the Feistel network. Four are enough for pseudo-randomness with an ideal round function (Luby
-/// and Rackoff, 1988); small domains mix better with more, and a round is one Philox block.
+/// Rounds of the Feistel network. Four suffice for pseudo-randomness with an ideal round function (Luby and Rackoff,
+/// 1988); small domains mix better with more, and a round is one Philox block.
 const ROUNDS: u64 = 8;
 
-/// A random order of `0..len` that is read at any position, in constant memory.
+/// A random permutation of `0..len` with random access, in constant memory.
 ///
-/// A balanced Feistel network permutes the smallest domain of 4^h ≥ `len` numbers; values outside `0..len`
-/// are walked on until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002),
-/// fewer than four steps on average.
+/// A balanced Feistel network permutes the smallest domain of 4^h ≥ `len` numbers; values outside `0..len` are permuted
+/// again until they are inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), fewer
+/// than four times on average.
 #[derive(Debug, Clone, Copy)]
-pub struct Permutation {
+pub(crate) struct Permutation {
     stream: RandomStream,
     len: u64,
     half_bits: u32,
 }
 
 impl Permutation {
-    /// The order that `key` names. `len` is at most 2⁶³, far beyond any dataset; a larger one is clipped to
-    /// it.
-    pub fn new(key: RandomKey, len: u64) -> Self {
+    /// The permutation of `0..len` for `key`. `len` is limited to 2⁶³, far beyond any dataset.
+    pub(crate) fn new(key: RandomKey, len: u64) -> Self {
         let len = len.min(1 << 63);
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
         Self { stream: key.stream(), len, half_bits: bits.div_ceil(2).max(1) }
     }
 
-    /// How many numbers it orders.
-    pub fn len(&self) -> u64 {
+    /// Number of permuted values.
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it orders nothing.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The number at `position`, which is taken modulo the length. An empty permutation gives 0.
-    pub fn at(&self, position: u64) -> u64 {
+    /// The value at `position`, which is taken modulo the length. 0 for the empty permutation.
+    pub(crate) fn at(&self, position: u64) -> u64 {
         if self.len < 2 {
             return 0;
         }
@@ -68,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_comes_once() {
+    fn every_value_occurs_once() {
         for len in [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 1000, 4097] {
             let permutation = Permutation::new(key(len), len);
             let mut seen = vec![false; len as usize];
@@ -104,7 +98,7 @@ mod tests {
         assert!(chi < 58.6, "chi-squared {chi}");
     }
 
-    /// Where a number lands is uniform too: chi-squared with 99 degrees of freedom, 99.99 % quantile 160.
+    /// The value at a fixed position is uniform: chi-squared with 99 degrees of freedom, 99.99 % quantile 160.
     #[test]
     fn positions_are_uniform_over_keys() {
         let len = 100;

@@ -1,7 +1,7 @@
-use rloom_core::{ChatMessage, PromptSource, Task, WorkedExample};
+use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
 use serde_json::{Map, Value};
 
-use crate::{DataError, FileSettings, Location, Presentation, Split};
+use crate::{DataError, FieldProblem, FileSettings, JsonType, Location, PromptFormat, Split};
 
 type Row = Map<String, Value>;
 
@@ -9,21 +9,21 @@ const PROMPT_NAMES: [&str; 3] = ["prompt", "question", "messages"];
 const ANSWER_NAMES: [&str; 2] = ["answer", "solution"];
 const DEMONSTRATION_NAMES: [&str; 2] = ["demonstration", "completion"];
 
-/// Which field of a file's rows is what, and how an answer is read.
-pub(crate) struct Mapping {
+/// The mapping from the fields of a file's rows to tasks.
+pub(crate) struct FieldMapping {
     prompt: String,
     answer: Option<String>,
     demonstration: Option<String>,
-    /// The supervised split was asked for: a row without a demonstration has nothing to say.
+    /// Requires a demonstration in every row, for the supervised split.
     needs_demonstration: bool,
     domain_field: Option<String>,
     domain: String,
     marker: String,
 }
 
-impl Mapping {
-    /// Takes the named fields, and finds the others in the first row of a file.
-    pub(crate) fn find(
+impl FieldMapping {
+    /// Uses the fields named in the settings, and finds the others in the first row of a file.
+    pub(crate) fn detect(
         settings: &FileSettings,
         first: &Row,
         at: &Location,
@@ -31,11 +31,11 @@ impl Mapping {
     ) -> Result<Self, DataError> {
         let named_prompt = settings.prompt_field.as_ref().or(settings.messages_field.as_ref()).cloned();
         let prompt = named_prompt
-            .or_else(|| present(first, &PROMPT_NAMES))
+            .or_else(|| first_present(first, &PROMPT_NAMES))
             .ok_or_else(|| missing(at, &PROMPT_NAMES, first, "prompt_field"))?;
         let demonstration =
-            settings.demonstration_field.clone().or_else(|| present(first, &DEMONSTRATION_NAMES));
-        let answer = settings.answer_field.clone().or_else(|| present(first, &ANSWER_NAMES));
+            settings.demonstration_field.clone().or_else(|| first_present(first, &DEMONSTRATION_NAMES));
+        let answer = settings.answer_field.clone().or_else(|| first_present(first, &ANSWER_NAMES));
         let needs_demonstration = split == Split::Demonstration;
         if answer.is_none() && !needs_demonstration {
             return Err(missing(at, &ANSWER_NAMES, first, "answer_field"));
@@ -51,18 +51,18 @@ impl Mapping {
         })
     }
 
-    /// Makes a task of a row.
+    /// Converts a row to a task.
     pub(crate) fn task(
         &self,
         index: u64,
         row: &Row,
         at: &Location,
-        presentation: &Presentation,
+        format: &PromptFormat,
     ) -> Result<Task, DataError> {
-        let (prompt, mut demonstration) = self.prompt(row, at, presentation)?;
+        let (prompt, mut demonstration) = self.prompt(row, at, format)?;
         let mut answer = String::new();
         if let Some(field) = &self.answer {
-            let text = scalar(get(row, field, at, "answer_field")?, field, at)?;
+            let text = scalar(required(row, field, at, "answer_field")?, field, at)?;
             answer = match after_marker(&text, &self.marker) {
                 Some(marked) => {
                     let marked = marked.to_owned();
@@ -72,57 +72,51 @@ impl Mapping {
                 None => text,
             };
             if answer.trim().is_empty() {
-                return Err(DataError::Unusable {
-                    at: at.clone(),
-                    problem: format!("`{field}` holds no answer"),
-                });
+                return Err(unusable(at, field, FieldProblem::NoAnswer));
             }
         }
         if let Some(field) = &self.demonstration {
-            demonstration = Some(completion(get(row, field, at, "demonstration_field")?, field, at)?);
+            demonstration = Some(completion(required(row, field, at, "demonstration_field")?, field, at)?);
         }
         if self.needs_demonstration && demonstration.is_none() {
             return Err(missing(at, &DEMONSTRATION_NAMES, row, "demonstration_field"));
         }
         let domain = match &self.domain_field {
-            Some(field) => scalar(get(row, field, at, "domain_field")?, field, at)?,
+            Some(field) => scalar(required(row, field, at, "domain_field")?, field, at)?,
             None => self.domain.clone(),
         };
-        Ok(Task { index, prompt, answer, demonstration: demonstration.map(WorkedExample::from), domain })
+        Ok(Task { index, prompt, answer, demonstration: demonstration.map(Demonstration::from), domain })
     }
 
-    /// The prompt, and the demonstration that a conversation may end in.
+    /// The prompt, and the final assistant message of a conversation as the demonstration.
     fn prompt(
         &self,
         row: &Row,
         at: &Location,
-        presentation: &Presentation,
+        format: &PromptFormat,
     ) -> Result<(PromptSource, Option<String>), DataError> {
         let field = &self.prompt;
-        match get(row, field, at, "prompt_field")? {
-            Value::String(text) => Ok((presentation.plain(text.clone()), None)),
+        match required(row, field, at, "prompt_field")? {
+            Value::String(text) => Ok((format.plain(text.clone()), None)),
             Value::Array(list) => {
                 let mut messages = messages(list, field, at)?;
-                let ends_in_answer = messages.last().is_some_and(|m| m.role == "assistant");
-                let demonstration = if ends_in_answer { messages.pop().map(|m| m.content) } else { None };
+                let ends_with_assistant = messages.last().is_some_and(|m| m.role == "assistant");
+                let demonstration =
+                    if ends_with_assistant { messages.pop().map(|m| m.content) } else { None };
                 if messages.is_empty() {
-                    let problem = format!("`{field}` holds no message before the assistant's");
-                    return Err(DataError::Unusable { at: at.clone(), problem });
+                    return Err(unusable(at, field, FieldProblem::NoPrompt));
                 }
-                if presentation.template.is_some() {
-                    let problem = format!(
-                        "`{field}` is a conversation, but `template` is for plain prompts\nhint: leave `template` out"
-                    );
-                    return Err(DataError::Unusable { at: at.clone(), problem });
+                if format.template.is_some() {
+                    return Err(unusable(at, field, FieldProblem::TemplateForConversation));
                 }
-                Ok((presentation.conversation(messages), demonstration))
+                Ok((format.conversation(messages), demonstration))
             }
-            other => Err(wrong(at, field, "text or a list of messages", other)),
+            other => Err(wrong_type(at, field, "text or a list of messages", other)),
         }
     }
 }
 
-/// Where a dataset writes its answer at the end of a solution.
+/// The text after the last marker.
 fn after_marker<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     if marker.is_empty() {
         return None;
@@ -130,12 +124,17 @@ fn after_marker<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
     text.rsplit_once(marker).map(|(_, answer)| answer.trim())
 }
 
-/// A field that must be there: a null counts as absent.
-fn get<'a>(row: &'a Row, field: &str, at: &Location, setting: &'static str) -> Result<&'a Value, DataError> {
+/// A required field; null counts as absent.
+fn required<'a>(
+    row: &'a Row,
+    field: &str,
+    at: &Location,
+    setting: &'static str,
+) -> Result<&'a Value, DataError> {
     row.get(field).filter(|v| !v.is_null()).ok_or_else(|| missing(at, &[field], row, setting))
 }
 
-fn present(row: &Row, names: &[&str]) -> Option<String> {
+fn first_present(row: &Row, names: &[&str]) -> Option<String> {
     names.iter().find(|&&name| row.get(name).is_some_and(|v| !v.is_null())).map(|&name| name.to_owned())
 }
 
@@ -143,28 +142,25 @@ fn scalar(value: &Value, field: &str, at: &Location) -> Result<String, DataError
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),
-        other => Err(wrong(at, field, "text or a number", other)),
+        other => Err(wrong_type(at, field, "text or a number", other)),
     }
 }
 
-/// A completion is text, or a conversation's last turn.
+/// The text of a completion, or the last message of a conversation.
 fn completion(value: &Value, field: &str, at: &Location) -> Result<String, DataError> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Array(list) => match messages(list, field, at)?.pop() {
             Some(last) if last.role == "assistant" => Ok(last.content),
-            _ => Err(DataError::Unusable {
-                at: at.clone(),
-                problem: format!("`{field}` does not end in a message of the assistant"),
-            }),
+            _ => Err(unusable(at, field, FieldProblem::NoCompletion)),
         },
-        other => Err(wrong(at, field, "text or a list of messages", other)),
+        other => Err(wrong_type(at, field, "text or a list of messages", other)),
     }
 }
 
 fn messages(list: &[Value], field: &str, at: &Location) -> Result<Vec<ChatMessage>, DataError> {
     if list.is_empty() {
-        return Err(DataError::Unusable { at: at.clone(), problem: format!("`{field}` holds no message") });
+        return Err(unusable(at, field, FieldProblem::NoMessages));
     }
     list.iter()
         .enumerate()
@@ -173,8 +169,8 @@ fn messages(list: &[Value], field: &str, at: &Location) -> Result<Vec<ChatMessag
                 let path = format!("{field}[{i}].{name}");
                 match value.get(name) {
                     Some(Value::String(text)) => Ok(text.clone()),
-                    Some(other) => Err(wrong(at, &path, "text", other)),
-                    None => Err(wrong(at, &path, "text", &Value::Null)),
+                    Some(other) => Err(wrong_type(at, &path, "text", other)),
+                    None => Err(wrong_type(at, &path, "text", &Value::Null)),
                 }
             };
             Ok(ChatMessage { role: part("role")?, content: part("content")? })
@@ -183,30 +179,18 @@ fn messages(list: &[Value], field: &str, at: &Location) -> Result<Vec<ChatMessag
 }
 
 fn missing(at: &Location, wanted: &[&str], row: &Row, setting: &'static str) -> DataError {
-    let list = |names: &mut dyn Iterator<Item = &str>, joint: &str| {
-        names.map(|n| format!("`{n}`")).collect::<Vec<_>>().join(joint)
-    };
-    let found = list(&mut row.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k.as_str()), ", ");
     DataError::MissingField {
         at: at.clone(),
-        wanted: list(&mut wanted.iter().copied(), " or "),
-        found: if found.is_empty() { "no field".into() } else { found },
+        wanted: wanted.iter().map(|&name| name.to_owned()).collect(),
+        found: row.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| name.clone()).collect(),
         setting,
     }
 }
 
-fn wrong(at: &Location, field: &str, expected: &'static str, found: &Value) -> DataError {
-    DataError::WrongType { at: at.clone(), field: field.to_owned(), expected, found: type_name(found).into() }
+fn wrong_type(at: &Location, field: &str, expected: &'static str, found: &Value) -> DataError {
+    DataError::WrongType { at: at.clone(), field: field.to_owned(), expected, found: JsonType::of(found) }
 }
 
-/// A JSON value's kind, with its article.
-pub(crate) fn type_name(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
+fn unusable(at: &Location, field: &str, problem: FieldProblem) -> DataError {
+    DataError::Field { at: at.clone(), field: field.to_owned(), problem }
 }

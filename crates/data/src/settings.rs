@@ -1,18 +1,19 @@
-use serde::de::Error as _;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
     ArithmeticSettings, CountdownSettings, DataError, DigitOrder, Digits, FileSettings, GuessSettings,
-    HeldOut, Operation, Paths, Presentation, SortingSettings, Style, Wording,
+    HeldOut, Operation, Paths, PromptFormat, SortingSettings, Style, Wording,
 };
 
-/// A source of tasks and how its prompts are presented.
+/// A source of tasks and the format of its prompts.
 ///
-/// In a configuration it is one flat table: `generator = "arithmetic"` with that generator's keys, or `path =
-/// "…"` with the keys of [`FileSettings`]; the keys of [`Presentation`] go with either. A key that the chosen
-/// source does not read is an error.
+/// In a configuration it is one flat table: `generator = "arithmetic"` with the keys of that generator, or `path = "…"`
+/// with the keys of [`FileSettings`]; both also accept the keys of [`PromptFormat`]. A key of another source is an
+/// error.
 ///
 /// ```
 /// # use rloom_data::{DataSettings, Source};
@@ -21,29 +22,29 @@ use crate::{
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataSettings {
-    /// Where tasks come from.
+    /// Source of the tasks.
     pub source: Source,
-    /// How prompts are put before the policy.
-    pub presentation: Presentation,
+    /// Format of the prompts.
+    pub prompt_format: PromptFormat,
 }
 
-/// Where tasks come from.
+/// Source of tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// JSONL or Parquet files.
     Files(FileSettings),
-    /// Two operands and an operation.
+    /// Arithmetic with two operands.
     Arithmetic(ArithmeticSettings),
-    /// Numbers and a target.
+    /// Countdown: expressions that reach a target.
     Countdown(CountdownSettings),
-    /// Secrets to guess, in several turns.
+    /// Number guessing, over several turns.
     Guess(GuessSettings),
     /// Lists to sort.
     Sorting(SortingSettings),
 }
 
 impl Source {
-    /// Its name in messages; for a generator also the domain of its tasks.
+    /// Name in messages; for generators also the domain of the tasks.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Files(_) => "files",
@@ -64,14 +65,14 @@ impl Source {
 
 impl From<Source> for DataSettings {
     fn from(source: Source) -> Self {
-        Self { source, presentation: Presentation::default() }
+        Self { source, prompt_format: PromptFormat::default() }
     }
 }
 
 impl DataSettings {
-    /// Checks the settings against each other, without touching a file.
+    /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
-        self.presentation.validate()?;
+        self.prompt_format.validate()?;
         match &self.source {
             Source::Files(s) => s.validate(),
             Source::Arithmetic(s) => s.validate(),
@@ -81,13 +82,13 @@ impl DataSettings {
         }
     }
 
-    /// Whether there is a held-out split.
+    /// True if there is a held-out split.
     pub fn has_held_out(&self) -> bool {
         self.source.files().is_none_or(|f| f.eval_path.is_some() || f.eval_rows.is_some())
     }
 
-    /// The characters that a generator's tasks are made of, with those of the template and the system
-    /// message: what a tokenizer made from nothing needs. `None` for files, which may hold anything.
+    /// All characters of a generator's tasks, the template and the system message: the alphabet of a character tokenizer.
+    /// `None` for files, whose characters are unknown.
     pub fn alphabet(&self) -> Option<String> {
         let own = match &self.source {
             Source::Files(_) => return None,
@@ -96,18 +97,17 @@ impl DataSettings {
             Source::Guess(s) => s.alphabet(),
             Source::Sorting(s) => s.alphabet(),
         };
-        let around = [&self.presentation.system, &self.presentation.template];
-        let around = around.into_iter().flatten().map(|t| t.replace("{prompt}", ""));
-        let mut characters: Vec<char> = own.chars().chain(around.collect::<String>().chars()).collect();
+        let texts = [&self.prompt_format.system, &self.prompt_format.template];
+        let texts = texts.into_iter().flatten().map(|t| t.replace("{prompt}", ""));
+        let mut characters: Vec<char> = own.chars().chain(texts.collect::<String>().chars()).collect();
         characters.sort_unstable();
         characters.dedup();
         Some(characters.into_iter().collect())
     }
 }
 
-/// Every key that some source reads, with its type. Reading into this first lets the configuration reader
-/// point at the very key that is misspelt or of the wrong type, which a buffered enum could not; the chosen
-/// source then refuses the keys that are not its own.
+/// The keys of all sources, with their types. Deserialising this first reports misspelt keys and wrong types at the
+/// right place in the file, which a buffered enum could not; the selected source then refuses the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -124,7 +124,7 @@ struct Keys {
     domain_field: Option<String>,
     domain: Option<String>,
     answer_marker: Option<String>,
-    // Presentation
+    // Prompt format
     system: Option<String>,
     template: Option<String>,
     chat: Option<bool>,
@@ -159,49 +159,50 @@ enum GeneratorName {
     Sorting,
 }
 
-const PRESENTATION_KEYS: [&str; 3] = ["system", "template", "chat"];
+const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
 
 impl<'de> Deserialize<'de> for DataSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_keys(&Keys::deserialize(deserializer)?).map_err(D::Error::custom)
+        from_keys(&Keys::deserialize(deserializer)?)
     }
 }
 
-fn from_keys(keys: &Keys) -> Result<DataSettings, String> {
+fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     let generator = keys.generator;
-    let Ok(Value::Object(mut given)) = serde_json::to_value(keys) else {
-        return Err("the data settings are not a table".into());
+    let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
+        return Err(E::custom("the data settings are not a table"));
     };
     given.retain(|_, value| !value.is_null());
-    let mut presentation = Map::new();
-    for key in PRESENTATION_KEYS {
+    let mut format = Map::new();
+    for key in FORMAT_KEYS {
         if let Some(value) = given.shift_remove(key) {
-            presentation.insert(key.to_owned(), value);
+            format.insert(key.to_owned(), value);
         }
     }
-    let presentation = own(presentation, "presentation")?;
+    let prompt_format = from_own_keys(format, "prompt format")?;
     given.shift_remove("generator");
     let source = match (generator, given.contains_key("path")) {
         (Some(_), true) => {
-            return Err("`generator` and `path` exclude each other: the tasks come from one of them".into());
+            return Err(E::custom("`generator` and `path` cannot be combined\nhint: remove one of the two"));
         }
         (None, false) => {
-            return Err(
-                "the data needs a `generator` (arithmetic, countdown, guess, sorting) or a `path`".into()
-            );
+            return Err(E::custom(
+                "the data needs a `generator` (arithmetic, countdown, guess, sorting) or a `path`",
+            ));
         }
-        (None, true) => Source::Files(own(given, "files")?),
-        (Some(GeneratorName::Arithmetic), _) => Source::Arithmetic(own(given, "arithmetic")?),
-        (Some(GeneratorName::Countdown), _) => Source::Countdown(own(given, "countdown")?),
-        (Some(GeneratorName::Guess), _) => Source::Guess(own(given, "guess")?),
-        (Some(GeneratorName::Sorting), _) => Source::Sorting(own(given, "sorting")?),
+        (None, true) => Source::Files(from_own_keys(given, "files")?),
+        (Some(GeneratorName::Arithmetic), _) => Source::Arithmetic(from_own_keys(given, "arithmetic")?),
+        (Some(GeneratorName::Countdown), _) => Source::Countdown(from_own_keys(given, "countdown")?),
+        (Some(GeneratorName::Guess), _) => Source::Guess(from_own_keys(given, "guess")?),
+        (Some(GeneratorName::Sorting), _) => Source::Sorting(from_own_keys(given, "sorting")?),
     };
-    Ok(DataSettings { source, presentation })
+    Ok(DataSettings { source, prompt_format })
 }
 
-/// Reads a source's own keys; any other is one that it does not read.
-fn own<T: serde::de::DeserializeOwned>(given: Map<String, Value>, source: &str) -> Result<T, String> {
-    serde_json::from_value(Value::Object(given)).map_err(|e| format!("{e} (keys of `{source}` data)"))
+/// Deserialises the keys of one source; keys of other sources are errors.
+fn from_own_keys<T: DeserializeOwned, E: Error>(given: Map<String, Value>, source: &str) -> Result<T, E> {
+    serde_json::from_value(Value::Object(given))
+        .map_err(|e| E::custom(format_args!("{e} (keys of `{source}` data)")))
 }
 
 impl Serialize for DataSettings {
@@ -213,12 +214,12 @@ impl Serialize for DataSettings {
             Source::Guess(s) => serde_json::to_value(s),
             Source::Sorting(s) => serde_json::to_value(s),
         };
-        let presentation = serde_json::to_value(&self.presentation);
+        let prompt_format = serde_json::to_value(&self.prompt_format);
         let mut map = serializer.serialize_map(None)?;
         if self.source.files().is_none() {
             map.serialize_entry("generator", self.source.name())?;
         }
-        for part in [source, presentation] {
+        for part in [source, prompt_format] {
             if let Value::Object(keys) = part.map_err(S::Error::custom)? {
                 for (key, value) in keys {
                     map.serialize_entry(&key, &value)?;
@@ -227,4 +228,43 @@ impl Serialize for DataSettings {
         }
         map.end()
     }
+}
+
+/// The flat table as a schema: one alternative per source, each with the keys of the prompt format.
+impl JsonSchema for DataSettings {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "DataSettings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Table::json_schema(generator)
+    }
+}
+
+/// Data of a stage: a generator or files, and the format of the prompts.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Table {
+    #[serde(flatten)]
+    source: SourceTable,
+    #[serde(flatten)]
+    prompt_format: PromptFormat,
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum SourceTable {
+    Generator(GeneratorTable),
+    Files(FileSettings),
+}
+
+#[derive(JsonSchema)]
+#[serde(tag = "generator", rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum GeneratorTable {
+    Arithmetic(ArithmeticSettings),
+    Countdown(CountdownSettings),
+    Guess(GuessSettings),
+    Sorting(SortingSettings),
 }

@@ -1,10 +1,10 @@
-//! The built-in generators: deterministic, right, and with splits that have nothing in common.
+//! The built-in generators: deterministic and correct tasks, disjoint splits.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::BTreeSet;
 
-use rloom_core::{PromptSource, Task, WorkedExample};
+use rloom_core::{Demonstration, PromptSource, Task};
 use rloom_data::{
     ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, Digits, GuessSettings, HeldOut,
     Operation, SortingSettings, Source, Split, Style, Wording,
@@ -23,14 +23,14 @@ fn tasks(source: &Source, split: Split, seed: u64) -> Vec<Task> {
 fn prompt(task: &Task) -> &str {
     match &task.prompt {
         PromptSource::Text(text) => text,
-        PromptSource::Messages(_) => unreachable!("no presentation was asked for"),
+        PromptSource::Messages(_) => unreachable!("the prompt format is plain"),
     }
 }
 
 fn completion(task: &Task) -> &str {
     match &task.demonstration {
-        Some(WorkedExample::Completion(text)) => text,
-        other => unreachable!("{other:?} is no completion"),
+        Some(Demonstration::Completion(text)) => text,
+        other => unreachable!("{other:?} is not a completion"),
     }
 }
 
@@ -50,7 +50,7 @@ fn every_operation() -> Vec<Operation> {
 }
 
 #[test]
-fn answers_are_right_in_every_split() {
+fn answers_are_correct_in_every_split() {
     for digit_order in [DigitOrder::Normal, DigitOrder::Reversed] {
         let source = arithmetic(ArithmeticSettings {
             operations: every_operation(),
@@ -132,7 +132,7 @@ fn no_pair_is_in_two_splits_in_either_order() {
         assert!(train.is_disjoint(&eval), "{held_out:?}");
         let everything = demonstrations.len() + train.len() + eval.len();
         match held_out {
-            // 75 values are left of 100, and all of their pairs are used; the 25 others make 325 pairs.
+            // All pairs of the 75 remaining values of 100 are used; the 25 reserved values have 325 pairs.
             HeldOut::Operands => {
                 assert_eq!((demonstrations.len() + train.len(), eval.len() <= 325), (75 * 76 / 2, true));
             }
@@ -152,19 +152,19 @@ fn the_default_recipe_has_500_distinct_held_out_tasks() {
 }
 
 #[test]
-fn a_split_is_walked_without_repetition() {
+fn splits_are_enumerated_without_repetition() {
     let source = arithmetic(ArithmeticSettings::default());
     for split in SPLITS {
         let all = tasks(&source, split, 1);
         let distinct: BTreeSet<&str> = all.iter().map(prompt).collect();
-        // A pair of equal operands comes once for each order of its operands.
+        // A pair of equal operands occurs once per order of its operands.
         let equal = all.iter().map(operands).filter(|&(a, _, b)| a == b).count();
         assert!(all.len() - distinct.len() <= equal / 2, "{split:?}");
     }
 }
 
 #[test]
-fn operands_have_the_digits_that_were_asked_for() {
+fn operands_have_the_configured_number_of_digits() {
     let source = arithmetic(ArithmeticSettings {
         min_digits: 2,
         max_digits: 3,
@@ -185,7 +185,7 @@ fn operands_have_the_digits_that_were_asked_for() {
 }
 
 #[test]
-fn worked_examples_end_in_the_answer_and_every_step_holds() {
+fn worked_demonstrations_end_with_the_answer_and_every_step_is_correct() {
     let short = ArithmeticSettings {
         operations: every_operation(),
         style: Style::Worked,
@@ -219,7 +219,7 @@ fn worked_examples_end_in_the_answer_and_every_step_holds() {
 }
 
 #[test]
-fn the_alphabet_is_exactly_what_is_written() {
+fn alphabets_are_exact() {
     let sources = [
         arithmetic(ArithmeticSettings::default()),
         arithmetic(ArithmeticSettings {
@@ -243,17 +243,17 @@ fn the_alphabet_is_exactly_what_is_written() {
     ];
     for source in sources {
         let alphabet = DataSettings::from(source.clone()).alphabet().unwrap();
-        let mut written = BTreeSet::new();
+        let mut occurring = BTreeSet::new();
         for split in SPLITS {
             for task in tasks(&source, split, 1) {
-                written.extend(prompt(&task).chars());
-                written.extend(task.answer.chars());
-                written.extend(
-                    task.demonstration.iter().flat_map(WorkedExample::turns).flat_map(|turn| turn.chars()),
+                occurring.extend(prompt(&task).chars());
+                occurring.extend(task.answer.chars());
+                occurring.extend(
+                    task.demonstration.iter().flat_map(Demonstration::turns).flat_map(|turn| turn.chars()),
                 );
             }
         }
-        assert_eq!(alphabet, written.into_iter().collect::<String>(), "{source:?}");
+        assert_eq!(alphabet, occurring.into_iter().collect::<String>(), "{source:?}");
     }
 }
 
@@ -261,7 +261,7 @@ fn the_alphabet_is_exactly_what_is_written() {
 fn tasks_are_functions_of_seed_split_and_position() {
     for source in [
         arithmetic(ArithmeticSettings { size: Some(50), ..Default::default() }),
-        long_tailed(ArithmeticSettings { size: Some(50), eval_size: Some(50), ..Default::default() }),
+        power_law(ArithmeticSettings { size: Some(50), eval_size: Some(50), ..Default::default() }),
         Source::Countdown(CountdownSettings { size: Some(50), ..Default::default() }),
         Source::Guess(GuessSettings { size: Some(50), ..Default::default() }),
         Source::Sorting(SortingSettings { size: Some(50), ..Default::default() }),
@@ -276,7 +276,7 @@ fn tasks_are_functions_of_seed_split_and_position() {
             }
         }
     }
-    // Fixed for good: another order of the same tasks would change every run.
+    // Another order of the same tasks would change every run.
     let golden: Vec<String> =
         tasks(&arithmetic(ArithmeticSettings { size: Some(3), ..Default::default() }), Split::Train, 1)
             .iter()
@@ -296,9 +296,9 @@ const FLAGSHIP: [&str; 8] = [
     "989+854=1843",
 ];
 
-/// The tasks of recipes/arithmetic.toml, fixed for good like those of the defaults.
+/// The tasks of recipes/arithmetic.toml.
 #[test]
-fn the_tasks_of_the_flagship_recipe_stay_what_they_are() {
+fn tasks_of_the_flagship_recipe_do_not_change() {
     let source = arithmetic(ArithmeticSettings {
         min_digits: 3,
         max_digits: 3,
@@ -315,14 +315,14 @@ fn the_tasks_of_the_flagship_recipe_stay_what_they_are() {
     assert_eq!(SPLITS.map(shown).concat(), FLAGSHIP);
 }
 
-fn long_tailed(settings: ArithmeticSettings) -> Source {
+fn power_law(settings: ArithmeticSettings) -> Source {
     arithmetic(ArithmeticSettings { digits: Digits::PowerLaw, min_digits: 2, max_digits: 12, ..settings })
 }
 
 #[test]
-fn a_power_law_draws_few_long_tasks_and_both_operands_alike() {
+fn power_law_operands_have_equal_lengths_with_the_expected_frequencies() {
     let source =
-        long_tailed(ArithmeticSettings { size: Some(50_000), eval_size: Some(50_000), ..Default::default() });
+        power_law(ArithmeticSettings { size: Some(50_000), eval_size: Some(50_000), ..Default::default() });
     for split in SPLITS {
         let mut counts = [0u32; 13];
         for task in tasks(&source, split, 1) {
@@ -332,11 +332,11 @@ fn a_power_law_draws_few_long_tasks_and_both_operands_alike() {
             assert_eq!(task.answer, (a + b).to_string());
             counts[digits] += 1;
         }
-        let whole: f64 = (2..=12).map(|d| 1.0 / f64::from(d * d)).sum();
+        let total: f64 = (2..=12).map(|d| 1.0 / f64::from(d * d)).sum();
         // Chi-squared with 10 degrees of freedom, 99.99 % quantile 35.6.
         let chi: f64 = (2..=12u32)
             .map(|d| {
-                let expected = 50_000.0 / f64::from(d * d) / whole;
+                let expected = 50_000.0 / f64::from(d * d) / total;
                 (f64::from(counts[d as usize]) - expected).powi(2) / expected
             })
             .sum();
@@ -346,7 +346,7 @@ fn a_power_law_draws_few_long_tasks_and_both_operands_alike() {
 }
 
 #[test]
-fn splits_of_a_power_law_have_nothing_in_common() {
+fn power_law_splits_are_disjoint() {
     for held_out in [HeldOut::Operands, HeldOut::Pairs] {
         let source = arithmetic(ArithmeticSettings {
             digits: Digits::PowerLaw,
@@ -367,9 +367,9 @@ fn splits_of_a_power_law_have_nothing_in_common() {
         let values = |pairs: &BTreeSet<(i64, i64)>| -> BTreeSet<i64> {
             pairs.iter().flat_map(|&(a, b)| [a, b]).collect()
         };
-        let apart = values(&eval).is_disjoint(&values(&(&demonstrations | &train)));
-        assert_eq!(apart, held_out == HeldOut::Operands);
-        // Short tasks are few and come often: all pairs of one digit are seen.
+        let is_disjoint = values(&eval).is_disjoint(&values(&(&demonstrations | &train)));
+        assert_eq!(is_disjoint, held_out == HeldOut::Operands);
+        // Short tasks are few and frequent: all pairs of one digit occur.
         let short = [&demonstrations, &train, &eval].map(|p| p.iter().filter(|(_, b)| *b < 10).count());
         match held_out {
             // 3 of the 10 values are reserved.
@@ -425,7 +425,7 @@ fn evaluate(text: &str) -> (f64, Vec<u64>) {
 }
 
 #[test]
-fn countdown_is_solvable_and_its_sets_of_numbers_are_apart() {
+fn countdown_tasks_are_solvable_and_their_numbers_disjoint() {
     let source = Source::Countdown(CountdownSettings {
         wording: Wording::Short,
         size: Some(3_000),
@@ -457,7 +457,7 @@ fn countdown_is_solvable_and_its_sets_of_numbers_are_apart() {
 }
 
 #[test]
-fn sorting_is_right_and_its_lists_are_apart() {
+fn sorting_answers_are_correct_and_lists_disjoint() {
     let source = Source::Sorting(SortingSettings { max_number: 20, size: Some(3_000), ..Default::default() });
     let lists = SPLITS.map(|split| {
         let mut lists = BTreeSet::new();
@@ -476,7 +476,7 @@ fn sorting_is_right_and_its_lists_are_apart() {
 }
 
 #[test]
-fn a_space_too_small_for_a_split_is_an_error_and_not_an_endless_search() {
+fn ranges_too_narrow_for_a_split_are_an_error() {
     let source = Source::Sorting(SortingSettings {
         min_length: 2,
         max_length: 2,
@@ -489,7 +489,7 @@ fn a_space_too_small_for_a_split_is_an_error_and_not_an_endless_search() {
     assert!(error.contains("found no task 0") && error.contains("\nhint: "), "{error}");
 }
 
-/// Range and secret of a game: `[low, secret, high]`.
+/// Range and secret of a task: `[low, secret, high]`.
 fn secret(task: &Task) -> [u64; 3] {
     let numbers: Vec<u64> = task.answer.split(" <= ").map(|n| n.parse().unwrap()).collect();
     numbers.try_into().unwrap()
@@ -511,12 +511,12 @@ fn no_held_out_secret_occurs_in_demonstrations_or_training_under_its_range() {
     assert!(demonstrations.is_disjoint(&eval));
     for split in [&demonstrations, &train, &eval] {
         let secrets: BTreeSet<u64> = split.iter().map(|&[_, secret, _]| secret).collect();
-        assert_eq!(secrets, (0..32).collect(), "every number is somebody's secret in every split");
+        assert_eq!(secrets, (0..32).collect(), "every number is a secret in every split");
     }
 }
 
 #[test]
-fn demonstrated_games_keep_to_the_rules_and_show_no_skill() {
+fn demonstrated_games_follow_the_rules_with_uniform_guesses() {
     let source = Source::Guess(GuessSettings { size: Some(5000), ..Default::default() });
     let (mut turns, mut longest) = (0, 0);
     for task in tasks(&source, Split::Demonstration, 1) {

@@ -1,11 +1,11 @@
-//! JSONL files, good and bad.
+//! JSONL files, valid and invalid.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::path::{Path, PathBuf};
 
-use rloom_core::{ChatMessage, PromptSource, Task, WorkedExample};
-use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Paths, Presentation, Source, Split};
+use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
+use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Paths, PromptFormat, Source, Split};
 
 struct Folder(tempfile::TempDir);
 
@@ -36,8 +36,8 @@ fn text(task: &Task) -> &str {
     }
 }
 
-/// What goes wrong with a file of this content, with the folder's name taken out.
-fn complaint(content: impl AsRef<[u8]>) -> String {
+/// The error of a file with this content, without the path of the folder.
+fn error_of(content: impl AsRef<[u8]>) -> String {
     let folder = Folder::new();
     let path = folder.file("data.jsonl", content);
     let error = open(FileSettings::new(path), Split::Train).unwrap_err().to_string();
@@ -63,10 +63,10 @@ fn gsm8k_needs_no_conversion() {
 }
 
 #[test]
-fn usual_names_are_found_and_others_can_be_named() {
+fn common_names_are_detected_and_others_can_be_set() {
     let folder = Folder::new();
-    let usual = folder.file("a.jsonl", "{\"prompt\": \"p\", \"solution\": 7, \"completion\": \"c\"}\n");
-    let task = open(FileSettings::new(usual), Split::Train).unwrap().remove(0);
+    let common = folder.file("a.jsonl", "{\"prompt\": \"p\", \"solution\": 7, \"completion\": \"c\"}\n");
+    let task = open(FileSettings::new(common), Split::Train).unwrap().remove(0);
     assert_eq!((text(&task), task.answer.as_str(), task.demonstration.clone()), ("p", "7", Some("c".into())));
     let named = folder.file(
         "b.jsonl",
@@ -86,7 +86,7 @@ fn usual_names_are_found_and_others_can_be_named() {
 }
 
 #[test]
-fn conversations_end_in_a_demonstration_or_not() {
+fn conversations_may_end_with_a_demonstration() {
     let folder = Folder::new();
     let path = folder.file(
         "chat.jsonl",
@@ -100,9 +100,9 @@ fn conversations_end_in_a_demonstration_or_not() {
     let tasks = open(FileSettings::new(&path), Split::Train).unwrap();
     for (task, demonstration) in tasks.iter().zip([Some("ho"), None]) {
         assert_eq!(task.prompt, PromptSource::Messages(vec![user.clone()]));
-        assert_eq!(task.demonstration, demonstration.map(WorkedExample::from));
+        assert_eq!(task.demonstration, demonstration.map(Demonstration::from));
     }
-    // The other layout: prompt and completion are conversations both.
+    // The other layout: prompt and completion are both conversations.
     let path = folder.file(
         "trl.jsonl",
         r#"{"prompt": [{"role": "user", "content": "hi"}], "completion": [{"role": "assistant", "content": "ho"}]}"#,
@@ -112,14 +112,14 @@ fn conversations_end_in_a_demonstration_or_not() {
 }
 
 #[test]
-fn presentation_is_applied_to_rows() {
+fn prompt_format_is_applied_to_rows() {
     let folder = Folder::new();
     let path = folder.file("data.jsonl", "{\"prompt\": \"2+2\", \"answer\": \"4\"}\n");
     let settings = DataSettings {
         source: Source::Files(FileSettings::new(path)),
-        presentation: Presentation {
+        prompt_format: PromptFormat {
             template: Some("Question: {prompt}\nAnswer:".into()),
-            ..Presentation::default()
+            ..PromptFormat::default()
         },
     };
     let task = Dataset::open(&settings, Split::Train, 0).unwrap().get(0).unwrap();
@@ -135,7 +135,7 @@ fn presentation_is_applied_to_rows() {
 }
 
 #[test]
-fn blank_lines_a_byte_order_mark_and_a_missing_last_line_break_are_fine() {
+fn blank_lines_a_byte_order_mark_and_a_missing_last_line_break_are_accepted() {
     let folder = Folder::new();
     let path = folder.file(
         "data.jsonl",
@@ -166,9 +166,9 @@ fn several_files_and_folders_are_read_in_order() {
 }
 
 #[test]
-fn rows_held_out_are_in_no_other_split() {
+fn held_out_rows_are_in_no_other_split() {
     let folder = Folder::new();
-    // Every prompt comes three times.
+    // Every prompt occurs three times.
     let row = |n: usize| format!("{{\"prompt\": \"p{}\", \"answer\": \"{n}\"}}\n", n % 100);
     let rows = (0..300).map(row).collect::<Vec<_>>().concat();
     let mut settings = FileSettings::new(folder.file("data.jsonl", rows));
@@ -178,16 +178,16 @@ fn rows_held_out_are_in_no_other_split() {
     assert_eq!(train.len() + eval.len(), 300);
     assert!((40..43).contains(&eval.len()), "{}", eval.len());
     assert!(eval.iter().all(|e| train.iter().all(|t| t.prompt != e.prompt)));
-    // Indices are the rows', so that an evaluation keeps its identity.
+    // Indices are row numbers, so that evaluations stay comparable.
     assert!(eval.iter().all(|e| e.answer == e.index.to_string()));
-    // Not the first rows of the file, and the same whatever the seed.
+    // Not the first rows of the file, and independent of the seed.
     assert_ne!(eval.iter().map(|e| e.index).max(), Some(42));
     let again = Dataset::open(&DataSettings::from(Source::Files(settings)), Split::Eval, 99).unwrap();
     assert_eq!(again.iter().collect::<Result<Vec<_>, _>>().unwrap(), eval);
 }
 
 #[test]
-fn a_held_out_file_of_its_own() {
+fn held_out_tasks_can_be_in_a_separate_file() {
     let folder = Folder::new();
     let mut settings = FileSettings::new(folder.file("train.jsonl", "{\"prompt\":\"a\",\"answer\":\"1\"}"));
     assert!(matches!(open(settings.clone(), Split::Eval), Err(DataError::NoHeldOut)));
@@ -204,78 +204,81 @@ fn holding_out_everything_is_refused() {
         FileSettings::new(folder.file("data.jsonl", "{\"prompt\":\"a\",\"answer\":\"1\"}\n".repeat(4)));
     settings.eval_rows = Some(4);
     let error = open(settings.clone(), Split::Train).unwrap_err().to_string();
-    assert_eq!(error, "`eval_rows`: 4 of 4 rows held out leaves none to train on");
+    assert_eq!(error, "`eval_rows`: holding out 4 of 4 rows leaves none to train on");
     settings.eval_rows = Some(1);
     let error = open(settings, Split::Train).unwrap_err().to_string();
     assert!(error.contains("too few distinct prompts"), "{error}");
 }
 
 #[test]
-fn bad_lines_name_file_and_line() {
+fn errors_in_lines_name_file_and_line() {
     let good = "{\"prompt\": \"p\", \"answer\": \"1\"}\n";
     assert_eq!(
-        complaint(format!("{good}{{\"prompt\": \"p\", \"answer\" 1}}\n")),
-        "data.jsonl:2: not a JSON object: expected `:` (column 26)\nhint: a JSONL file holds one JSON object per line"
+        error_of(format!("{good}{{\"prompt\": \"p\", \"answer\" 1}}\n")),
+        "data.jsonl:2: not a JSON object: expected `:` (column 26)\nhint: a JSONL file has one JSON object per line"
     );
-    // Cut off in the middle of a write.
+    // Truncated in the middle of a line.
     assert_eq!(
-        complaint(format!("{good}\n{{\"prompt\": \"p\", \"ans")),
-        "data.jsonl:3: not a JSON object: EOF while parsing a string (column 20)\nhint: a JSONL file holds one JSON object per line"
+        error_of(format!("{good}\n{{\"prompt\": \"p\", \"ans")),
+        "data.jsonl:3: not a JSON object: EOF while parsing a string (column 20)\nhint: a JSONL file has one JSON object per line"
     );
     assert_eq!(
-        complaint(format!("{good}[1, 2]\n")),
-        "data.jsonl:2: not a JSON object: the line is a list\nhint: a JSONL file holds one JSON object per line"
+        error_of(format!("{good}[1, 2]\n")),
+        "data.jsonl:2: not a JSON object: the line is a list\nhint: a JSONL file has one JSON object per line"
     );
     let mut bytes = good.as_bytes().to_vec();
     bytes.extend(b"{\"prompt\": \"caf\xe9\", \"answer\": \"1\"}\n");
     assert_eq!(
-        complaint(bytes),
+        error_of(bytes),
         "data.jsonl:2: not UTF-8 (byte 16 of the line)\nhint: convert the file to UTF-8"
     );
 }
 
 #[test]
-fn bad_rows_name_file_line_and_field() {
+fn errors_in_rows_name_file_line_and_field() {
     let good = "{\"prompt\": \"p\", \"answer\": \"1\"}\n";
     assert_eq!(
-        complaint("{\"text\": \"p\", \"answer\": \"1\"}\n"),
+        error_of("{\"text\": \"p\", \"answer\": \"1\"}\n"),
         "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer`\nhint: name the field with `prompt_field`"
     );
     assert_eq!(
-        complaint("{\"prompt\": \"p\", \"label\": \"1\"}\n"),
+        error_of("{\"prompt\": \"p\", \"label\": \"1\"}\n"),
         "data.jsonl:1: no field `answer` or `solution`; the row has `prompt`, `label`\nhint: name the field with `answer_field`"
     );
     assert_eq!(
-        complaint(format!("{good}{{\"prompt\": \"p\", \"answer\": null}}\n")),
+        error_of(format!("{good}{{\"prompt\": \"p\", \"answer\": null}}\n")),
         "data.jsonl:2: no field `answer`; the row has `prompt`\nhint: name the field with `answer_field`"
     );
     assert_eq!(
-        complaint(format!("{good}{{\"prompt\": 5, \"answer\": \"1\"}}\n")),
+        error_of(format!("{good}{{\"prompt\": 5, \"answer\": \"1\"}}\n")),
         "data.jsonl:2: field `prompt` must be text or a list of messages, but it is a number"
     );
     assert_eq!(
-        complaint(format!("{good}{{\"prompt\": \"p\", \"answer\": [1]}}\n")),
+        error_of(format!("{good}{{\"prompt\": \"p\", \"answer\": [1]}}\n")),
         "data.jsonl:2: field `answer` must be text or a number, but it is a list"
     );
     assert_eq!(
-        complaint("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"1\"}\n"),
+        error_of("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"1\"}\n"),
         "data.jsonl:1: field `prompt[0].content` must be text, but it is null"
     );
     assert_eq!(
-        complaint("{\"prompt\": [{\"role\": \"assistant\", \"content\": \"x\"}], \"answer\": \"1\"}\n"),
-        "data.jsonl:1: `prompt` holds no message before the assistant's"
+        error_of("{\"prompt\": [{\"role\": \"assistant\", \"content\": \"x\"}], \"answer\": \"1\"}\n"),
+        "data.jsonl:1: `prompt` has no message before the assistant's"
     );
-    assert_eq!(complaint("{\"prompt\": [], \"answer\": \"1\"}\n"), "data.jsonl:1: `prompt` holds no message");
     assert_eq!(
-        complaint("{\"prompt\": \"p\", \"answer\": \"so\\n#### \"}\n"),
-        "data.jsonl:1: `answer` holds no answer"
+        error_of("{\"prompt\": [], \"answer\": \"1\"}\n"),
+        "data.jsonl:1: `prompt` contains no messages"
+    );
+    assert_eq!(
+        error_of("{\"prompt\": \"p\", \"answer\": \"so\\n#### \"}\n"),
+        "data.jsonl:1: `answer` contains no answer"
     );
 }
 
 #[test]
-fn nothing_to_read_is_refused() {
-    assert_eq!(complaint(""), "data.jsonl holds no row");
-    assert_eq!(complaint("\n \n"), "data.jsonl holds no row");
+fn empty_and_missing_files_are_refused() {
+    assert_eq!(error_of(""), "data.jsonl has no rows");
+    assert_eq!(error_of("\n \n"), "data.jsonl has no rows");
     let folder = Folder::new();
     let error = open(FileSettings::new(folder.path()), Split::Train).unwrap_err();
     assert!(matches!(error, DataError::EmptyFolder { .. }), "{error}");
@@ -287,11 +290,11 @@ fn nothing_to_read_is_refused() {
     assert!(error.ends_with("hint: data files end in .jsonl or .parquet"), "{error}");
 }
 
-/// GSM8K is not part of the repository: it is looked for beside it, or where `RLOOM_GSM8K` says.
+/// GSM8K is not part of the repository: the test reads it from `RLOOM_GSM8K` or a folder next to the repository.
 #[test]
-fn gsm8k_itself_is_read() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/gsm8k");
-    let folder = std::env::var_os("RLOOM_GSM8K").map_or(beside, PathBuf::from);
+fn the_gsm8k_dataset_is_read() {
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/gsm8k");
+    let folder = std::env::var_os("RLOOM_GSM8K").map_or(default, PathBuf::from);
     if !folder.join("test.jsonl").is_file() {
         println!("skipped: no GSM8K in {}", folder.display());
         return;

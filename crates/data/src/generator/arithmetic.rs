@@ -1,101 +1,103 @@
+use rloom_core::{SettingProblem, ValueRange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::power_law::PowerLaw;
-use super::{EVAL_SIZE, Made, Operation, Shares, check_sizes, draw_key, drawn_len, fixed_key, scratch};
-use crate::{DataError, Permutation, Split};
+use super::{
+    EVAL_SIZE, GeneratedTask, Operation, SplitShares, check_sizes, fixed_key, sampled_len, scratchpad,
+    task_key,
+};
+use crate::{DataError, DataSettingProblem, Permutation, Split};
 
-/// What keeps evaluation apart from training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Separation of evaluation tasks from training tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HeldOut {
-    /// Operand values: a share of them is reserved. Evaluation uses reserved values only, demonstrations and
-    /// training never do, so no operand of an evaluation task occurs as an operand in either.
+    /// By operand values: a fraction of them is reserved for evaluation, so no operand of an evaluation task occurs as an
+    /// operand in demonstrations or training.
     #[default]
     Operands,
-    /// Pairs of operands: every value may occur anywhere, but no pair of an evaluation task, in either order
-    /// and under any operation, occurs in demonstrations or training.
+    /// By pairs of operands: every value may occur in every split, but no pair of an evaluation task, in either order and
+    /// with any operation, occurs in demonstrations or training.
     Pairs,
 }
 
-/// How a demonstration reaches its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Form of the demonstrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Style {
-    /// The answer alone: `47+85=` is completed by `132`.
+    /// The answer alone: `47+85=` is completed with `132`.
     #[default]
     Plain,
-    /// Digit by digit (products: place by place), then the answer after `####`: `47+85=` is completed by
-    /// `7+5=12 4+8+1=13 #### 132`.
+    /// The written calculation, then the answer after `####`: `47+85=` is completed with `7+5=12 4+8+1=13 #### 132`.
     Worked,
-    /// Some demonstrations as [`Style::Worked`], the others as [`Style::Plain`]: how a text reaches an answer is
-    /// then the policy's choice, and what reinforcement learning can change.
+    /// Some demonstrations `worked`, the others `plain` (see `worked_share`): the policy learns both, and reinforcement
+    /// learning can shift its preference.
     Mixed,
 }
 
-/// In which order the digits of an answer are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Order of the digits of answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DigitOrder {
-    /// As everyone writes them.
+    /// Highest digit first.
     #[default]
     Normal,
-    /// Lowest digit first (`231` for 132), the order in which sums and products are computed; a sign stays in
-    /// front. Judge such answers with an exact match.
+    /// Lowest digit first (`231` for 132), the order in which sums are computed; a sign stays in front. Use the `exact`
+    /// reward for such answers.
     Reversed,
 }
 
-/// How many digits the operands have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Distribution of the number of digits of the operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Digits {
-    /// Every number is as likely as any other, so that nine in ten have `max_digits`.
+    /// Uniform over all numbers, so that 90 % have `max_digits`.
     #[default]
     Uniform,
-    /// A long tail: d digits come with a probability proportional to 1/d², and both operands have as many. Of tasks
-    /// of 2 to 12 digits 44 % have two, and 5 % ten or more.
+    /// A power law: both operands have d digits with a probability proportional to 1/d². With 2 to 12 digits, 44 % of the
+    /// tasks have two, and 5 % have ten or more.
     PowerLaw,
 }
 
-/// Tasks of two operands: `47+85=`.
+/// Arithmetic with two operands: `47+85=`.
 ///
-/// Operands are numbers of `min_digits` to `max_digits` digits (0 has one digit); `digits` says how often each length
-/// comes. Values or pairs are assigned to splits (`held_out`) by fixed permutations or hashes that no seed changes.
-/// The unordered pairs that are left after `held_out` are divided between demonstrations and training, so that these
-/// two share no pair either.
+/// Operands have `min_digits` to `max_digits` digits (0 has one digit), distributed as in `digits`. Fixed permutations or
+/// hashes, independent of the seed, assign values or pairs to splits (`held_out`). The remaining unordered pairs are
+/// divided between demonstrations and training, so that these two have no pair in common either.
 ///
-/// Under `digits = "uniform"` a split is walked without repetition, in an order that the seed decides; under
-/// `held_out = "operands"` an evaluation task never comes twice, elsewhere only a pair of equal operands does (once
-/// for each order of its operands). Under `digits = "power_law"` tasks are drawn with repetition: there are few short
-/// ones, and they come often.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// With `digits = "uniform"` a split is enumerated without repetition, in an order that the seed determines. With
+/// `held_out = "operands"` no evaluation task repeats; otherwise only pairs of equal operands repeat (once per order).
+/// With `digits = "power_law"` tasks are sampled with repetition: there are few short tasks, and they are frequent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticSettings {
-    /// Which operations, each as likely as the other. Division is not among them: its answers are not whole.
+    /// Operations, chosen uniformly: `+`, `-`, `*`. Division is not supported, since its answers are not integers.
     pub operations: Vec<Operation>,
-    /// Fewest digits of an operand.
+    /// Minimum number of digits of an operand, at least 1.
     pub min_digits: u32,
-    /// Most digits of an operand: up to 8, or up to 16 under `digits = "power_law"` without products.
+    /// Maximum number of digits of an operand: at most 8, or at most 16 with `digits = "power_law"` and without `*`.
     pub max_digits: u32,
-    /// How often each length between comes.
+    /// Distribution of the number of digits.
     pub digits: Digits,
-    /// How demonstrations reach the answer.
+    /// Form of the demonstrations.
     pub style: Style,
-    /// Share of demonstrations that are worked; only with `style = "mixed"`, where it is 0.25 when not set.
+    /// Fraction of the demonstrations that are `worked`, between 0 and 1; only with `style = "mixed"`. Default: 0.25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worked_share: Option<f64>,
-    /// In which order the digits of answers are written.
+    /// Order of the digits of answers.
     pub digit_order: DigitOrder,
-    /// What evaluation does not share with training.
+    /// Separation of evaluation tasks from training tasks.
     pub held_out: HeldOut,
-    /// Share of operand values, or of pairs, that is held out.
+    /// Fraction of the operand values, or of the pairs, that is held out, between 0.01 and 0.99.
     pub held_out_share: f64,
-    /// Share of the other pairs that demonstrations use; training uses the rest.
+    /// Fraction of the remaining pairs that demonstrations use, between 0.01 and 0.99; training uses the rest.
     pub demonstration_share: f64,
-    /// How many tasks make an epoch of demonstrations or training; all that exist when not set, and 65,536 where they
-    /// are drawn.
+    /// Number of tasks per epoch of demonstrations or training. Default: all existing tasks, or 65536 with
+    /// `digits = "power_law"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// How many evaluation tasks; 512, or all that exist, when not set.
+    /// Number of evaluation tasks. Default: 512, or all existing tasks if there are fewer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_size: Option<u64>,
 }
@@ -119,63 +121,70 @@ impl Default for ArithmeticSettings {
     }
 }
 
-/// Share of worked demonstrations in a mixture, when not set.
+/// Default fraction of worked demonstrations in a mixture.
 const WORKED_SHARE: f64 = 0.25;
 
-/// Names the numbers that decide which demonstrations of a mixture are worked; no seed changes them.
+/// Key of the random numbers that select the worked demonstrations of a mixture, independent of the seed.
 const STYLE_STREAM: u64 = 2;
 
-/// More digits would not fit the arithmetic of the numbers that count tasks.
+/// Limit of the 64-bit arithmetic that numbers the tasks.
 const MAX_DIGITS: u32 = 8;
 
-/// More digits of sums and differences would come close to what 64 bits hold.
-const MAX_DRAWN_DIGITS: u32 = 16;
+/// Limit of 64-bit sums and differences.
+const MAX_SAMPLED_DIGITS: u32 = 16;
 
 impl ArithmeticSettings {
-    /// Checks the settings against each other.
+    /// Checks the settings.
     pub fn validate(&self) -> Result<(), DataError> {
-        let refuse = |key, problem: String| Err(DataError::Setting { key, problem });
-        if self.operations.is_empty() {
-            return refuse("operations", "names no operation".into());
-        }
-        if self.operations.contains(&Operation::Divide) {
-            return refuse("operations", "arithmetic has no `/`\nhint: use `+`, `-` and `*`".into());
-        }
-        let mut distinct = self.operations.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        if distinct.len() < self.operations.len() {
-            return refuse("operations", "names an operation twice".into());
-        }
-        if self.min_digits == 0 || self.min_digits > self.max_digits {
-            let problem =
-                format!("{} is not between 1 and `max_digits` = {}", self.min_digits, self.max_digits);
-            return refuse("min_digits", problem);
-        }
-        let multiplies = self.operations.contains(&Operation::Multiply);
-        let (most, hint) = match self.digits {
-            Digits::Uniform => (MAX_DIGITS, ""),
-            Digits::PowerLaw if multiplies => (MAX_DIGITS, "\nhint: without `*` there can be 16"),
-            Digits::PowerLaw => (MAX_DRAWN_DIGITS, ""),
-        };
-        if self.max_digits > most {
-            return refuse("max_digits", format!("{} is more than {most}{hint}", self.max_digits));
-        }
-        match self.worked_share {
-            Some(_) if self.style != Style::Mixed => {
-                let problem = "is read only with `style = \"mixed\"`".into();
-                return refuse("worked_share", problem);
+        self.check_operations()?;
+        ValueRange::between(1.0, self.max_digits.into())
+            .max_from("max_digits")
+            .check("min_digits", self.min_digits.into())?;
+        self.check_max_digits()?;
+        if let Some(share) = self.worked_share {
+            if self.style != Style::Mixed {
+                let unused = SettingProblem::Unused { other: "style", value: "\"mixed\"" };
+                return Err(unused.at("worked_share").into());
             }
-            Some(share) if !(0.0..=1.0).contains(&share) => {
-                return refuse("worked_share", format!("{share} is not between 0 and 1"));
-            }
-            _ => {}
+            ValueRange::between(0.0, 1.0).check("worked_share", share)?;
         }
         self.shares().validate()?;
         check_sizes(self.size, self.eval_size)
     }
 
-    /// The characters that its prompts and completions are made of, in order: what a tokenizer for it needs.
+    fn check_operations(&self) -> Result<(), DataError> {
+        if self.operations.is_empty() {
+            return Err(SettingProblem::Empty.at("operations").into());
+        }
+        if self.operations.contains(&Operation::Divide) {
+            return Err(DataSettingProblem::Division.at("operations"));
+        }
+        let repeated = self.operations.iter().enumerate().find(|(i, o)| self.operations[..*i].contains(o));
+        match repeated {
+            Some((_, operation)) => {
+                let value = format!("`{}`", operation.sign());
+                Err(SettingProblem::Repeated { value }.at("operations").into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_max_digits(&self) -> Result<(), DataError> {
+        let digits = self.max_digits;
+        let max = match self.digits {
+            Digits::Uniform => MAX_DIGITS,
+            Digits::PowerLaw if self.operations.contains(&Operation::Multiply) && digits > MAX_DIGITS => {
+                let (max, max_without) = (MAX_DIGITS, MAX_SAMPLED_DIGITS);
+                return Err(
+                    DataSettingProblem::DigitsOfProducts { digits, max, max_without }.at("max_digits")
+                );
+            }
+            Digits::PowerLaw => MAX_SAMPLED_DIGITS,
+        };
+        Ok(ValueRange::at_most(max.into()).check("max_digits", digits.into())?)
+    }
+
+    /// All characters of the prompts and completions, sorted: the alphabet of a character tokenizer.
     pub fn alphabet(&self) -> String {
         let mut characters: Vec<char> = "0123456789=".chars().collect();
         characters.extend(self.operations.iter().map(|o| o.sign()));
@@ -193,18 +202,17 @@ impl ArithmeticSettings {
         characters.into_iter().collect()
     }
 
-    pub(super) fn shares(&self) -> Shares {
-        Shares { held_out: self.held_out_share, demonstration: self.demonstration_share }
+    pub(super) fn shares(&self) -> SplitShares {
+        SplitShares { held_out: self.held_out_share, demonstration: self.demonstration_share }
     }
 }
 
-/// Which pairs of operands a split consists of.
+/// Pairs of operands of a split.
 #[derive(Debug, Clone)]
 enum Pairs {
-    /// Every ordered pair of the first `values` reserved ones.
+    /// Every ordered pair of the first `values` values, the reserved ones.
     Ordered { values: u64 },
-    /// The unordered pairs that `order` puts at `from..to`, in both orders, over the values from
-    /// `first_value` on.
+    /// The unordered pairs at `from..to` of `order`, each in both orders, over the values from `first_value` on.
     Unordered { order: Permutation, from: u64, to: u64, first_value: u64 },
 }
 
@@ -216,21 +224,21 @@ pub(crate) struct Arithmetic {
     len: u64,
 }
 
-/// Where the operands of a split come from.
+/// Source of the operands of a split.
 #[derive(Debug, Clone)]
 enum Operands {
-    Walked(Walk),
-    Drawn(PowerLaw),
+    Enumerated(Enumeration),
+    Sampled(PowerLaw),
 }
 
-/// Every task of a split once.
+/// Every task of a split, once.
 #[derive(Debug, Clone)]
-struct Walk {
+struct Enumeration {
     smallest: u64,
-    /// The fixed order of operand values, of which the first are reserved.
+    /// Fixed order of the operand values; the first are reserved.
     values: Permutation,
     pairs: Pairs,
-    /// The seed's order of the tasks.
+    /// Order of the tasks, determined by the seed.
     order: Permutation,
 }
 
@@ -239,13 +247,13 @@ impl Arithmetic {
         settings.validate()?;
         let (operands, len) = match settings.digits {
             Digits::Uniform => {
-                let walk = Walk::new(settings, split, seed);
-                let len = walk.len(settings, split)?;
-                (Operands::Walked(walk), len)
+                let enumeration = Enumeration::new(settings, split, seed);
+                let len = enumeration.len(settings, split)?;
+                (Operands::Enumerated(enumeration), len)
             }
             Digits::PowerLaw => {
-                let len = drawn_len(split, settings.size, settings.eval_size);
-                (Operands::Drawn(PowerLaw::new(settings, split, seed)), len)
+                let len = sampled_len(split, settings.size, settings.eval_size);
+                (Operands::Sampled(PowerLaw::new(settings, split, seed)), len)
             }
         };
         Ok(Self { settings: settings.clone(), operands, len })
@@ -255,11 +263,11 @@ impl Arithmetic {
         self.len
     }
 
-    pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
+    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
         let operations = &self.settings.operations;
         let (a, b, operation) = match &self.operands {
-            Operands::Walked(walk) => walk.operands(position, operations.len()),
-            Operands::Drawn(drawn) => drawn.draw(position, operations.len())?,
+            Operands::Enumerated(enumeration) => enumeration.operands(position, operations.len()),
+            Operands::Sampled(power_law) => power_law.draw(position, operations.len())?,
         };
         let operation = operations[operation];
         let sign = operation.sign();
@@ -281,17 +289,20 @@ impl Arithmetic {
                 fixed_key(STYLE_STREAM).stream().uniform(position) < share
             }
         };
-        let demonstration =
-            if worked { format!("{}#### {answer}", scratch::work(a, b, operation)) } else { answer.clone() };
-        Ok(Made { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() })
+        let demonstration = if worked {
+            format!("{}#### {answer}", scratchpad::write(a, b, operation))
+        } else {
+            answer.clone()
+        };
+        Ok(GeneratedTask { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() })
     }
 }
 
-impl Walk {
+impl Enumeration {
     fn new(settings: &ArithmeticSettings, split: Split, seed: u64) -> Self {
         let smallest = if settings.min_digits == 1 { 0 } else { 10u64.pow(settings.min_digits - 1) };
         let count = 10u64.pow(settings.max_digits) - smallest;
-        let pairs = divide(settings, split, count);
+        let pairs = pairs_of_split(settings, split, count);
         let space = settings.operations.len() as u64
             * match pairs {
                 Pairs::Ordered { values } => values * values,
@@ -301,11 +312,11 @@ impl Walk {
             smallest,
             values: Permutation::new(fixed_key(0), count),
             pairs,
-            order: Permutation::new(draw_key(seed, split, 0), space),
+            order: Permutation::new(task_key(seed, split, 0), space),
         }
     }
 
-    /// How many tasks make an epoch.
+    /// Number of tasks per epoch.
     fn len(&self, settings: &ArithmeticSettings, split: Split) -> Result<u64, DataError> {
         let space = self.order.len();
         let (key, wanted) = match split {
@@ -315,14 +326,10 @@ impl Walk {
         if let Some(wanted) = wanted
             && wanted > space
         {
-            let problem = format!(
-                "{wanted} tasks were asked for, but there are only {space} of them\nhint: allow more digits, or change \
-                 `held_out_share`"
-            );
-            return Err(DataError::Setting { key, problem });
+            return Err(DataSettingProblem::TooFewTasks { wanted, available: space }.at(key));
         }
-        let usual = if split == Split::Eval { EVAL_SIZE } else { u64::MAX };
-        Ok(wanted.unwrap_or(usual).min(space))
+        let default = if split == Split::Eval { EVAL_SIZE } else { u64::MAX };
+        Ok(wanted.unwrap_or(default).min(space))
     }
 
     /// The operands of the task at `position`, and the index of its operation.
@@ -343,39 +350,39 @@ impl Walk {
     }
 }
 
-/// A share of so many, at least one and not all.
-pub(super) fn part(of: u64, share: f64) -> u64 {
-    ((of as f64 * share).round() as u64).clamp(1, of - 1)
+/// A share of `count`, rounded, between 1 and `count` - 1.
+pub(super) fn share_of(count: u64, share: f64) -> u64 {
+    ((count as f64 * share).round() as u64).clamp(1, count - 1)
 }
 
-/// Gives a split its pairs of the `count` operand values.
-fn divide(settings: &ArithmeticSettings, split: Split, count: u64) -> Pairs {
+/// The pairs of a split, given `count` operand values.
+fn pairs_of_split(settings: &ArithmeticSettings, split: Split, count: u64) -> Pairs {
     let (first_value, held_out_pairs) = match settings.held_out {
-        HeldOut::Operands => (part(count, settings.held_out_share), 0),
-        HeldOut::Pairs => (0, part(triangle(count), settings.held_out_share)),
+        HeldOut::Operands => (share_of(count, settings.held_out_share), 0),
+        HeldOut::Pairs => (0, share_of(triangle(count), settings.held_out_share)),
     };
     if split == Split::Eval && settings.held_out == HeldOut::Operands {
         return Pairs::Ordered { values: first_value };
     }
     let all = triangle(count - first_value);
-    let shown = held_out_pairs + part(all - held_out_pairs, settings.demonstration_share);
+    let end_of_demonstrations = held_out_pairs + share_of(all - held_out_pairs, settings.demonstration_share);
     let (from, to) = match split {
         Split::Eval => (0, held_out_pairs),
-        Split::Demonstration => (held_out_pairs, shown),
-        Split::Train => (shown, all),
+        Split::Demonstration => (held_out_pairs, end_of_demonstrations),
+        Split::Train => (end_of_demonstrations, all),
     };
     Pairs::Unordered { order: Permutation::new(fixed_key(1), all), from, to, first_value }
 }
 
-/// Unordered pairs of `n` values, equal ones included.
+/// Number of unordered pairs of `n` values, pairs of equal values included.
 fn triangle(n: u64) -> u64 {
     n * (n + 1) / 2
 }
 
-/// The pair i ≥ j of a number: i(i+1)/2 + j.
+/// The pair i ≥ j with the number i(i+1)/2 + j.
 fn unordered(number: u64) -> (u64, u64) {
     let mut i = ((8.0 * number as f64 + 1.0).sqrt() / 2.0 - 0.5) as u64;
-    // The square root is exact to a few units only where numbers pass 2^53.
+    // Beyond 2^53 the square root can be off by a few units.
     while triangle(i) > number {
         i -= 1;
     }

@@ -1,49 +1,53 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ATTEMPTS, Draws, Made, Operation, Shares, check_sizes, draw_key, drawn_len};
+use rloom_core::{SettingProblem, ValueRange};
+
+use super::{
+    ATTEMPTS, GeneratedTask, Operation, RandomDraws, SplitShares, check_sizes, sampled_len, task_key,
+};
 use crate::{DataError, Split};
 
-/// How a countdown task is put.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Wording of a countdown task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wording {
-    /// A sentence that a language model understands.
+    /// A sentence, for pretrained language models.
     #[default]
     Sentence,
-    /// `3 5 7 = 56:`, for models that learn the task from nothing.
+    /// `3 5 7 = 56:`, for models that are trained from scratch.
     Short,
 }
 
-/// Numbers and a target: the answer is an expression that uses each number once and gives the target.
+/// Countdown: find an expression that uses each of the given numbers once and evaluates to the target.
 ///
-/// Solvable by construction: the target is the value of a random expression whose steps are whole and
-/// positive. That expression is the task's answer and its demonstration; any other that is right counts as
-/// well, so judge with the countdown reward. Tasks are assigned to splits by a fixed hash of their numbers in
-/// ascending order: no held-out set of numbers occurs in demonstrations or training, whatever the target.
-/// Tasks are drawn with repetition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Every task is solvable: the target is the value of a random expression whose intermediate values are positive
+/// integers. That expression is the task's answer and demonstration; other solutions are valid, so use the `countdown`
+/// reward. A fixed hash of the numbers in ascending order assigns tasks to splits: no held-out set of numbers occurs in
+/// demonstrations or training, whatever the target. Tasks are sampled with repetition.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSettings {
-    /// Which operations the expressions are made of.
+    /// Operations in the expressions: `+`, `-`, `*`, `/`.
     pub operations: Vec<Operation>,
-    /// Fewest numbers.
+    /// Minimum count of numbers, at least 2.
     pub min_numbers: u32,
-    /// Most numbers.
+    /// Maximum count of numbers, at most 8.
     pub max_numbers: u32,
-    /// Largest number; the smallest is 1.
+    /// Largest number, from 2 to 999999; the smallest is 1.
     pub max_number: u64,
-    /// Largest target; the smallest is 1.
+    /// Largest target, from 2 to 999999; the smallest is 1.
     pub max_target: u64,
-    /// How the task is put.
+    /// Wording of the prompts.
     pub wording: Wording,
-    /// Share of the sets of numbers that is held out.
+    /// Fraction of the sets of numbers that is held out, between 0.01 and 0.99.
     pub held_out_share: f64,
-    /// Share of the other sets that demonstrations use; training uses the rest.
+    /// Fraction of the remaining sets that demonstrations use, between 0.01 and 0.99; training uses the rest.
     pub demonstration_share: f64,
-    /// How many tasks make an epoch of demonstrations or training; 65,536 when not set.
+    /// Number of tasks per epoch of demonstrations or training. Default: 65536.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// How many evaluation tasks; 512 when not set.
+    /// Number of evaluation tasks. Default: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_size: Option<u64>,
 }
@@ -66,30 +70,23 @@ impl Default for CountdownSettings {
 }
 
 impl CountdownSettings {
-    /// Checks the settings against each other.
+    /// Checks the settings.
     pub fn validate(&self) -> Result<(), DataError> {
-        let refuse = |key, problem: String| Err(DataError::Setting { key, problem });
         if self.operations.is_empty() {
-            return refuse("operations", "names no operation".into());
+            return Err(SettingProblem::Empty.at("operations").into());
         }
-        if self.min_numbers < 2 || self.min_numbers > self.max_numbers {
-            let problem =
-                format!("{} is not between 2 and `max_numbers` = {}", self.min_numbers, self.max_numbers);
-            return refuse("min_numbers", problem);
-        }
-        if self.max_numbers > 8 {
-            return refuse("max_numbers", format!("{} is more than 8", self.max_numbers));
-        }
+        ValueRange::between(2.0, self.max_numbers.into())
+            .max_from("max_numbers")
+            .check("min_numbers", self.min_numbers.into())?;
+        ValueRange::at_most(8.0).check("max_numbers", self.max_numbers.into())?;
         for (key, value) in [("max_number", self.max_number), ("max_target", self.max_target)] {
-            if !(2..=999_999).contains(&value) {
-                return refuse(key, format!("{value} is not between 2 and 999999"));
-            }
+            ValueRange::between(2.0, 999_999.0).check(key, value as f64)?;
         }
         self.shares().validate()?;
         check_sizes(self.size, self.eval_size)
     }
 
-    /// The characters that its prompts and completions are made of, in order.
+    /// All characters of the prompts and completions, sorted.
     pub fn alphabet(&self) -> String {
         let text = match self.wording {
             Wording::Sentence => sentence(&[0, 0], 0),
@@ -102,8 +99,8 @@ impl CountdownSettings {
         characters.into_iter().collect()
     }
 
-    fn shares(&self) -> Shares {
-        Shares { held_out: self.held_out_share, demonstration: self.demonstration_share }
+    fn shares(&self) -> SplitShares {
+        SplitShares { held_out: self.held_out_share, demonstration: self.demonstration_share }
     }
 }
 
@@ -119,8 +116,8 @@ pub(crate) struct Countdown {
 struct Part {
     value: u64,
     text: String,
-    /// The operation that was done last: decides where parentheses are needed.
-    last: Option<Operation>,
+    /// Outermost operation; decides on parentheses.
+    outermost: Option<Operation>,
 }
 
 impl Countdown {
@@ -130,12 +127,12 @@ impl Countdown {
     }
 
     pub(crate) fn len(&self) -> u64 {
-        drawn_len(self.split, self.settings.size, self.settings.eval_size)
+        sampled_len(self.split, self.settings.size, self.settings.eval_size)
     }
 
-    pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
+    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
         let s = &self.settings;
-        let mut draws = Draws::new(draw_key(self.seed, self.split, position));
+        let mut draws = RandomDraws::new(task_key(self.seed, self.split, position));
         for _ in 0..ATTEMPTS {
             let count = draws.between(u64::from(s.min_numbers), u64::from(s.max_numbers));
             let numbers: Vec<u64> = (0..count).map(|_| draws.between(1, s.max_number)).collect();
@@ -151,16 +148,17 @@ impl Countdown {
                 Wording::Short => short(&numbers, expression.value),
             };
             let demonstration = expression.text.clone().into();
-            return Ok(Made { prompt, answer: expression.text, demonstration });
+            return Ok(GeneratedTask { prompt, answer: expression.text, demonstration });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS })
     }
 }
 
-/// Joins random parts by random operations until one is left; `None` when a step is not whole and positive.
-fn combine(numbers: &[u64], operations: &[Operation], draws: &mut Draws) -> Option<Part> {
+/// Joins random parts by random operations until one is left; `None` if an intermediate value is not a positive
+/// integer.
+fn combine(numbers: &[u64], operations: &[Operation], draws: &mut RandomDraws) -> Option<Part> {
     let mut parts: Vec<Part> =
-        numbers.iter().map(|&value| Part { value, text: value.to_string(), last: None }).collect();
+        numbers.iter().map(|&value| Part { value, text: value.to_string(), outermost: None }).collect();
     while parts.len() > 1 {
         let left = parts.remove(draws.index(parts.len()));
         let right = parts.remove(draws.index(parts.len()));
@@ -173,21 +171,21 @@ fn combine(numbers: &[u64], operations: &[Operation], draws: &mut Draws) -> Opti
         };
         let text = format!(
             "{}{}{}",
-            bracketed(&left, operation, false),
+            operand(&left, operation, false),
             operation.sign(),
-            bracketed(&right, operation, true)
+            operand(&right, operation, true)
         );
-        parts.push(Part { value, text, last: Some(operation) });
+        parts.push(Part { value, text, outermost: Some(operation) });
     }
     parts.pop()
 }
 
-/// A part as an operand, in parentheses where its meaning would change without.
-fn bracketed(part: &Part, outer: Operation, is_right: bool) -> String {
+/// A part as an operand, in parentheses where necessary.
+fn operand(part: &Part, outer: Operation, is_right: bool) -> String {
     let is_sum = |o| matches!(o, Operation::Add | Operation::Subtract);
-    let Some(inner) = part.last else { return part.text.clone() };
+    let Some(inner) = part.outermost else { return part.text.clone() };
     let needed = if is_sum(inner) == is_sum(outer) {
-        // a-(b+c) and a/(b*c) change without; a*(b/c) stays whole at every step only with.
+        // a-(b+c) and a/(b*c) need them for their value, a*(b/c) for integer intermediate values.
         is_right && (matches!(outer, Operation::Subtract | Operation::Divide) || inner == Operation::Divide)
     } else {
         is_sum(inner)

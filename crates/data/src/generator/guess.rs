@@ -1,35 +1,36 @@
-use rloom_core::WorkedExample;
+use rloom_core::{Demonstration, ValueRange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ATTEMPTS, Draws, Made, Shares, check_sizes, draw_key, drawn_len};
+use super::{ATTEMPTS, GeneratedTask, RandomDraws, SplitShares, check_sizes, sampled_len, task_key};
 use crate::{DataError, Split};
 
-/// Secrets to guess, for the `guess` environment: the prompt `3-30:` says the range, and the answer `3 <= 17 <= 30`
-/// says the secret in it, which the environment reads.
+/// Number guessing, for the `guess` environment: the prompt `3-30:` contains the range, and the answer `3 <= 17 <= 30`
+/// contains the secret for the environment.
 ///
-/// A task is a range and a secret; tasks are assigned to splits by a fixed hash of both, so no held-out secret occurs
-/// in demonstrations or training under the same range. Under other ranges it does: were a number never the secret, a
-/// policy would learn never to guess it. Tasks are drawn with repetition.
+/// A task is a range and a secret. A fixed hash of both assigns tasks to splits, so no held-out secret occurs in
+/// demonstrations or training with the same range. It does occur with other ranges: a policy would learn to avoid a
+/// number that is never the secret. Tasks are sampled with repetition.
 ///
-/// A demonstration is a game of somebody who knows the rules and no strategy: each guess is any of the numbers that are
-/// left, with equal chances, up to the hit.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A demonstration follows the rules without a strategy: each guess is uniform over the remaining numbers, until it
+/// hits the secret.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuessSettings {
-    /// Largest number; the smallest is 0.
+    /// Largest number, from 1 to 999999; the smallest is 0.
     pub max_number: u64,
-    /// Fewest numbers in a range.
+    /// Minimum size of a range, at least 2.
     pub min_numbers: u32,
-    /// Most numbers in a range.
+    /// Maximum size of a range, at most `max_number` + 1.
     pub max_numbers: u32,
-    /// Share of tasks that is held out.
+    /// Fraction of the tasks that is held out, between 0.01 and 0.99.
     pub held_out_share: f64,
-    /// Share of the other tasks that demonstrations use; training uses the rest.
+    /// Fraction of the remaining tasks that demonstrations use, between 0.01 and 0.99; training uses the rest.
     pub demonstration_share: f64,
-    /// How many tasks make an epoch of demonstrations or training; 65,536 when not set.
+    /// Number of tasks per epoch of demonstrations or training. Default: 65536.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// How many evaluation tasks; 512 when not set.
+    /// Number of evaluation tasks. Default: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_size: Option<u64>,
 }
@@ -49,33 +50,26 @@ impl Default for GuessSettings {
 }
 
 impl GuessSettings {
-    /// Checks the settings against each other.
+    /// Checks the settings.
     pub fn validate(&self) -> Result<(), DataError> {
-        let refuse = |key, problem: String| Err(DataError::Setting { key, problem });
-        if !(1..=999_999).contains(&self.max_number) {
-            return refuse("max_number", format!("{} is not between 1 and 999999", self.max_number));
-        }
-        if self.min_numbers < 2 || self.min_numbers > self.max_numbers {
-            let problem =
-                format!("{} is not between 2 and `max_numbers` = {}", self.min_numbers, self.max_numbers);
-            return refuse("min_numbers", problem);
-        }
-        if u64::from(self.max_numbers) > self.max_number + 1 {
-            let problem =
-                format!("{} is more than there are from 0 to {}", self.max_numbers, self.max_number);
-            return refuse("max_numbers", problem);
-        }
+        ValueRange::between(1.0, 999_999.0).check("max_number", self.max_number as f64)?;
+        ValueRange::between(2.0, self.max_numbers.into())
+            .max_from("max_numbers")
+            .check("min_numbers", self.min_numbers.into())?;
+        ValueRange::between(2.0, (self.max_number + 1) as f64)
+            .max_from("max_number + 1")
+            .check("max_numbers", self.max_numbers.into())?;
         self.shares().validate()?;
         check_sizes(self.size, self.eval_size)
     }
 
-    /// The characters that its prompts and completions are made of, in order.
+    /// All characters of the prompts and completions, sorted.
     pub fn alphabet(&self) -> String {
         "-0123456789:".into()
     }
 
-    fn shares(&self) -> Shares {
-        Shares { held_out: self.held_out_share, demonstration: self.demonstration_share }
+    fn shares(&self) -> SplitShares {
+        SplitShares { held_out: self.held_out_share, demonstration: self.demonstration_share }
     }
 }
 
@@ -94,12 +88,12 @@ impl Guess {
     }
 
     pub(crate) fn len(&self) -> u64 {
-        drawn_len(self.split, self.settings.size, self.settings.eval_size)
+        sampled_len(self.split, self.settings.size, self.settings.eval_size)
     }
 
-    pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
+    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
         let s = &self.settings;
-        let mut draws = Draws::new(draw_key(self.seed, self.split, position));
+        let mut draws = RandomDraws::new(task_key(self.seed, self.split, position));
         for _ in 0..ATTEMPTS {
             let numbers = draws.between(u64::from(s.min_numbers), u64::from(s.max_numbers));
             let low = draws.between(0, s.max_number + 1 - numbers);
@@ -108,18 +102,18 @@ impl Guess {
             if s.shares().split_of(&[low, secret, high]) != self.split {
                 continue;
             }
-            return Ok(Made {
+            return Ok(GeneratedTask {
                 prompt: format!("{low}-{high}:"),
                 answer: format!("{low} <= {secret} <= {high}"),
-                demonstration: WorkedExample::Turns(game(low, secret, high, &mut draws)),
+                demonstration: Demonstration::Turns(game(low, secret, high, &mut draws)),
             });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS })
     }
 }
 
-/// Guesses at random among what is left, up to the hit.
-fn game(mut low: u64, secret: u64, mut high: u64, draws: &mut Draws) -> Vec<String> {
+/// Uniform guesses among the remaining numbers, until the hit.
+fn game(mut low: u64, secret: u64, mut high: u64, draws: &mut RandomDraws) -> Vec<String> {
     let mut guesses = Vec::new();
     loop {
         let guess = draws.between(low, high);

@@ -1,16 +1,17 @@
 //! Built-in tasks, each a pure function of (seed, split, position).
 //!
-//! The assignment of operands to splits is keyed by constants, so it is the same in every run; the seed
-//! decides which tasks of a split come when.
+//! The assignment of operands to splits is keyed by constants and equal in every run; the seed determines the order of
+//! the tasks within a split.
 
 mod arithmetic;
 mod countdown;
 mod guess;
 mod power_law;
-mod scratch;
+mod scratchpad;
 mod sorting;
 
-use rloom_core::{Purpose, RandomKey, RandomStream, WorkedExample};
+use rloom_core::{Demonstration, Purpose, RandomKey, RandomStream, SettingError, ValueRange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
@@ -18,10 +19,15 @@ pub use countdown::{CountdownSettings, Wording};
 pub use guess::GuessSettings;
 pub use sorting::SortingSettings;
 
-use crate::{DataError, Source, Split};
+pub(crate) use arithmetic::Arithmetic;
+pub(crate) use countdown::Countdown;
+pub(crate) use guess::Guess;
+pub(crate) use sorting::Sorting;
 
-/// An operation on two numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+use crate::{DataError, Split};
+
+/// An arithmetic operation on two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Operation {
     /// Addition.
     #[serde(rename = "+")]
@@ -38,7 +44,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Its sign.
+    /// Sign of the operation.
     pub fn sign(self) -> char {
         match self {
             Self::Add => '+',
@@ -49,34 +55,24 @@ impl Operation {
     }
 }
 
-/// What a generator makes, before it is presented.
+/// A generated task, before the prompt is formatted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Made {
+pub(crate) struct GeneratedTask {
     pub(crate) prompt: String,
     pub(crate) answer: String,
-    pub(crate) demonstration: WorkedExample,
+    pub(crate) demonstration: Demonstration,
 }
 
-/// A source of tasks that needs no file.
+/// A source of tasks that reads no files.
 #[derive(Debug, Clone)]
 pub(crate) enum Generator {
-    Arithmetic(arithmetic::Arithmetic),
-    Countdown(countdown::Countdown),
-    Guess(guess::Guess),
-    Sorting(sorting::Sorting),
+    Arithmetic(Arithmetic),
+    Countdown(Countdown),
+    Guess(Guess),
+    Sorting(Sorting),
 }
 
 impl Generator {
-    pub(crate) fn new(source: &Source, split: Split, seed: u64) -> Result<Self, DataError> {
-        match source {
-            Source::Arithmetic(s) => Ok(Self::Arithmetic(arithmetic::Arithmetic::new(s, split, seed)?)),
-            Source::Countdown(s) => Ok(Self::Countdown(countdown::Countdown::new(s, split, seed)?)),
-            Source::Guess(s) => Ok(Self::Guess(guess::Guess::new(s, split, seed)?)),
-            Source::Sorting(s) => Ok(Self::Sorting(sorting::Sorting::new(s, split, seed)?)),
-            Source::Files(_) => Err(DataError::Setting { key: "generator", problem: "is not set".into() }),
-        }
-    }
-
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Arithmetic(_) => "arithmetic",
@@ -95,7 +91,7 @@ impl Generator {
         }
     }
 
-    pub(crate) fn task(&self, position: u64) -> Result<Made, DataError> {
+    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
         match self {
             Self::Arithmetic(g) => g.task(position),
             Self::Countdown(g) => g.task(position),
@@ -105,13 +101,13 @@ impl Generator {
     }
 }
 
-/// Seed of everything that must be the same in every run.
-const FIXED: u64 = 0x5350_4C49_5453; // any constant would do
-/// Stage of keys that assign splits; splits themselves use 0, 1 and 2.
+/// Seed of values that are equal in every run.
+const FIXED: u64 = 0x5350_4C49_5453; // an arbitrary constant
+/// Stage of the keys that assign splits; the splits themselves use 0, 1 and 2.
 const ASSIGNMENT: u32 = 3;
 
-/// The key of what a generator draws for a split.
-fn draw_key(seed: u64, split: Split, position: u64) -> RandomKey {
+/// The random key of a task of a split.
+fn task_key(seed: u64, split: Split, position: u64) -> RandomKey {
     let stage = match split {
         Split::Demonstration => 0,
         Split::Train => 1,
@@ -120,18 +116,18 @@ fn draw_key(seed: u64, split: Split, position: u64) -> RandomKey {
     RandomKey::new(seed, stage, Purpose::Generator, position)
 }
 
-/// A key that no seed changes.
-fn fixed_key(name: u64) -> RandomKey {
-    RandomKey::new(FIXED, ASSIGNMENT, Purpose::Generator, name)
+/// A key that is independent of the seed.
+fn fixed_key(id: u64) -> RandomKey {
+    RandomKey::new(FIXED, ASSIGNMENT, Purpose::Generator, id)
 }
 
-/// Random numbers read one after the other.
-struct Draws {
+/// Random numbers in sequence.
+struct RandomDraws {
     stream: RandomStream,
     position: u64,
 }
 
-impl Draws {
+impl RandomDraws {
     fn new(key: RandomKey) -> Self {
         Self { stream: key.stream(), position: 0 }
     }
@@ -150,39 +146,34 @@ impl Draws {
         value
     }
 
-    /// Uniform index into a list of `len` things.
+    /// Uniform index into a list of `len` items.
     fn index(&mut self, len: usize) -> usize {
         self.between(0, len as u64 - 1) as usize
     }
 }
 
-/// How often a generator tries to find a task of its split before it gives up.
+/// Maximum number of attempts to sample a task of a split.
 const ATTEMPTS: u64 = 10_000;
-/// Number of held-out tasks where the settings do not say.
+/// Default number of evaluation tasks.
 const EVAL_SIZE: u64 = 512;
 
-/// Shares by which a generator divides what it can make.
+/// Fractions by which a generator divides its tasks into splits.
 #[derive(Debug, Clone, Copy)]
-struct Shares {
+struct SplitShares {
     held_out: f64,
     demonstration: f64,
 }
 
-impl Shares {
-    /// Checks that no split is left with nothing.
-    fn validate(self) -> Result<(), DataError> {
+impl SplitShares {
+    /// Checks that no split is empty.
+    fn validate(self) -> Result<(), SettingError> {
         for (key, share) in [("held_out_share", self.held_out), ("demonstration_share", self.demonstration)] {
-            if !(0.01..=0.99).contains(&share) {
-                return Err(DataError::Setting {
-                    key,
-                    problem: format!("{share} is not between 0.01 and 0.99"),
-                });
-            }
+            ValueRange::between(0.01, 0.99).check(key, share)?;
         }
         Ok(())
     }
 
-    /// The split of a set of numbers, whatever their order: a fixed hash of them in ascending order.
+    /// The split of a set of numbers, by a fixed hash of the numbers in ascending order.
     fn split_of(self, numbers: &[u64]) -> Split {
         let mut sorted = numbers.to_vec();
         sorted.sort_unstable();
@@ -201,20 +192,18 @@ impl Shares {
     }
 }
 
-/// The length of a split whose tasks are drawn rather than counted.
-fn drawn_len(split: Split, size: Option<u64>, eval_size: Option<u64>) -> u64 {
+/// The length of a split whose tasks are sampled with repetition.
+fn sampled_len(split: Split, size: Option<u64>, eval_size: Option<u64>) -> u64 {
     match split {
         Split::Eval => eval_size.unwrap_or(EVAL_SIZE),
         Split::Demonstration | Split::Train => size.unwrap_or(1 << 16),
     }
 }
 
-/// Refuses a size of nothing.
+/// Checks the sizes of the splits.
 fn check_sizes(size: Option<u64>, eval_size: Option<u64>) -> Result<(), DataError> {
     for (key, value) in [("size", size), ("eval_size", eval_size)] {
-        if value == Some(0) {
-            return Err(DataError::Setting { key, problem: "must be at least 1".into() });
-        }
+        value.map_or(Ok(()), |value| ValueRange::at_least(1.0).check(key, value as f64))?;
     }
     Ok(())
 }

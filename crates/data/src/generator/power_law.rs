@@ -1,19 +1,19 @@
-//! Operands whose number of digits has a long tail: most are short, a few are long.
+//! Operands whose number of digits follows a power law: most are short, a few are long.
 
-use super::arithmetic::{ArithmeticSettings, HeldOut, part};
-use super::{ATTEMPTS, Draws, Shares, draw_key, fixed_key};
+use super::arithmetic::{ArithmeticSettings, HeldOut, share_of};
+use super::{ATTEMPTS, RandomDraws, SplitShares, fixed_key, task_key};
 use crate::{DataError, Permutation, Split};
 
-/// Names the fixed orders of values from here on, one for each number of digits.
+/// First key of the fixed orders of values, one per number of digits.
 const VALUES: u64 = 16;
 
-/// Draws pairs of operands of one split. Both have the same number d of digits, which is drawn with a probability
-/// proportional to 1/d²; then every pair of that length is as likely as any other.
+/// Samples pairs of operands of one split. Both have the same number d of digits, with a probability proportional to
+/// 1/d²; pairs of a length are uniform.
 #[derive(Debug, Clone)]
 pub(super) struct PowerLaw {
     lengths: Vec<Length>,
     held_out: HeldOut,
-    shares: Shares,
+    shares: SplitShares,
     split: Split,
     seed: u64,
 }
@@ -24,7 +24,7 @@ struct Length {
     /// Sum of 1/d² up to this length.
     cumulative: f64,
     smallest: u64,
-    /// Their fixed order, of which the first are reserved where values are held out.
+    /// Fixed order of the values; the first `reserved` are held out if operands are.
     values: Permutation,
     reserved: u64,
 }
@@ -37,7 +37,7 @@ impl PowerLaw {
             let smallest = if digits == 1 { 0 } else { 10u64.pow(digits - 1) };
             let count = 10u64.pow(digits) - smallest;
             let values = Permutation::new(fixed_key(VALUES + u64::from(digits)), count);
-            Length { cumulative, smallest, values, reserved: part(count, settings.held_out_share) }
+            Length { cumulative, smallest, values, reserved: share_of(count, settings.held_out_share) }
         });
         Self {
             lengths: lengths.collect(),
@@ -50,12 +50,12 @@ impl PowerLaw {
 
     /// The operands of the task at `position`, and the index of its operation among `operations`.
     pub(super) fn draw(&self, position: u64, operations: usize) -> Result<(u64, u64, usize), DataError> {
-        let mut draws = Draws::new(draw_key(self.seed, self.split, position));
+        let mut draws = RandomDraws::new(task_key(self.seed, self.split, position));
         let operation = draws.index(operations);
-        let whole = self.lengths.last().map_or(0.0, |longest| longest.cumulative);
-        let drawn = draws.uniform() * whole;
+        let total = self.lengths.last().map_or(0.0, |longest| longest.cumulative);
+        let drawn = draws.uniform() * total;
         let below = self.lengths.iter().take_while(|length| length.cumulative <= drawn).count();
-        // A product that is rounded up to the whole is still of the longest.
+        // Rounding can make the product equal to the total: that is the longest length, too.
         let length = &self.lengths[below.min(self.lengths.len() - 1)];
         for _ in 0..ATTEMPTS {
             let (a, b) = (self.operand(length, &mut draws), self.operand(length, &mut draws));
@@ -66,7 +66,7 @@ impl PowerLaw {
         Err(DataError::Exhausted { position, attempts: ATTEMPTS })
     }
 
-    fn operand(&self, length: &Length, draws: &mut Draws) -> u64 {
+    fn operand(&self, length: &Length, draws: &mut RandomDraws) -> u64 {
         let all = length.values.len();
         let (from, to) = match (self.held_out, self.split) {
             (HeldOut::Operands, Split::Eval) => (0, length.reserved),
@@ -76,11 +76,11 @@ impl PowerLaw {
         length.smallest + length.values.at(draws.between(from, to - 1))
     }
 
-    /// Whether the pair is one of the split's.
+    /// True if the pair belongs to the split.
     fn belongs(&self, a: u64, b: u64) -> bool {
         let shares = match (self.held_out, self.split) {
             (HeldOut::Operands, Split::Eval) => return true,
-            (HeldOut::Operands, _) => Shares { held_out: 0.0, ..self.shares },
+            (HeldOut::Operands, _) => SplitShares { held_out: 0.0, ..self.shares },
             (HeldOut::Pairs, _) => self.shares,
         };
         shares.split_of(&[a, b]) == self.split

@@ -30,7 +30,7 @@ pq.write_table(
     compression="zstd",
 )
 
-# Plain columns of other types, Snappy, and a column that nobody asks for.
+# Plain columns of other types, Snappy, and an unused column.
 pq.write_table(
     pa.table(
         {
@@ -44,7 +44,7 @@ pq.write_table(
     compression="snappy",
 )
 
-# What cannot be used: a missing value in the third row, and no row at all.
+# Invalid files: a missing value in the third row, and a file without rows.
 pq.write_table(
     pa.table({"prompt": ["a", "b", None], "answer": ["1", "2", "3"]}), "missing.parquet", compression="gzip"
 )

@@ -1,50 +1,43 @@
 use rloom_core::{ChatMessage, PromptSource};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::DataError;
+use crate::{DataError, DataSettingProblem};
 
-/// Where a template takes the prompt.
+/// Placeholder of the prompt in a template.
 const PLACEHOLDER: &str = "{prompt}";
 
-/// How a prompt is put before the policy. Every source of data has these settings.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Format of the prompts, for every source of data.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Presentation {
-    /// A system message. It makes a conversation of a plain prompt; a row whose messages begin with a system
-    /// message of their own keeps it.
+pub struct PromptFormat {
+    /// System message. It turns plain prompts into conversations; conversations that have a system message keep theirs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Text around a plain prompt: `{prompt}` stands for it. Rows that are conversations already cannot have
-    /// one.
+    /// Text around plain prompts, with the placeholder `{prompt}`. Not available for rows that are conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// Whether a plain prompt becomes a user message that the chat template renders (`true` when `system` is
-    /// set).
+    /// Turns plain prompts into user messages, which the chat template renders. Default: true if `system` is set, else
+    /// false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
 }
 
-impl Presentation {
-    /// Checks the settings against each other.
+impl PromptFormat {
+    /// Checks the settings.
     pub fn validate(&self) -> Result<(), DataError> {
         if let Some(template) = &self.template
             && !template.contains(PLACEHOLDER)
         {
-            return Err(DataError::Setting {
-                key: "template",
-                problem: format!("{template:?} does not contain {PLACEHOLDER}"),
-            });
+            return Err(DataSettingProblem::NoPlaceholder { template: template.clone() }.at("template"));
         }
         if self.system.is_some() && self.chat == Some(false) {
-            return Err(DataError::Setting {
-                key: "chat",
-                problem: "a `system` message needs a conversation\nhint: leave `chat` or `system` out".into(),
-            });
+            return Err(DataSettingProblem::SystemWithoutChat.at("chat"));
         }
         Ok(())
     }
 
-    /// Presents a plain prompt.
+    /// Formats a plain prompt.
     pub fn plain(&self, prompt: String) -> PromptSource {
         let text = match &self.template {
             Some(template) => template.replace(PLACEHOLDER, &prompt),
@@ -58,7 +51,7 @@ impl Presentation {
         }
     }
 
-    /// Presents a conversation.
+    /// Formats a conversation.
     pub fn conversation(&self, mut messages: Vec<ChatMessage>) -> PromptSource {
         if let Some(system) = &self.system
             && messages.first().is_none_or(|m| m.role != "system")
@@ -78,20 +71,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_prompt_stays_text_until_something_makes_it_a_conversation() {
-        let mut presentation = Presentation::default();
-        assert_eq!(presentation.plain("2+2".into()), PromptSource::Text("2+2".into()));
-        presentation.template = Some("Question: {prompt}\nAnswer:".into());
-        assert_eq!(presentation.plain("2+2".into()), PromptSource::Text("Question: 2+2\nAnswer:".into()));
-        presentation.chat = Some(true);
+    fn plain_prompts_become_conversations_by_chat_or_system() {
+        let mut format = PromptFormat::default();
+        assert_eq!(format.plain("2+2".into()), PromptSource::Text("2+2".into()));
+        format.template = Some("Question: {prompt}\nAnswer:".into());
+        assert_eq!(format.plain("2+2".into()), PromptSource::Text("Question: 2+2\nAnswer:".into()));
+        format.chat = Some(true);
         assert_eq!(
-            presentation.plain("2+2".into()),
+            format.plain("2+2".into()),
             PromptSource::Messages(vec![message("user", "Question: 2+2\nAnswer:".into())])
         );
-        presentation.chat = None;
-        presentation.system = Some("Be brief.".into());
+        format.chat = None;
+        format.system = Some("Be brief.".into());
         assert_eq!(
-            presentation.plain("2+2".into()),
+            format.plain("2+2".into()),
             PromptSource::Messages(vec![
                 message("system", "Be brief.".into()),
                 message("user", "Question: 2+2\nAnswer:".into())
@@ -100,21 +93,21 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_keeps_its_own_system_message() {
-        let presentation = Presentation { system: Some("Be brief.".into()), ..Presentation::default() };
+    fn conversations_keep_their_system_message() {
+        let format = PromptFormat { system: Some("Be brief.".into()), ..PromptFormat::default() };
         let own = vec![message("system", "Be long.".into()), message("user", "hi".into())];
-        assert_eq!(presentation.conversation(own.clone()), PromptSource::Messages(own));
+        assert_eq!(format.conversation(own.clone()), PromptSource::Messages(own));
         assert_eq!(
-            presentation.conversation(vec![message("user", "hi".into())]),
+            format.conversation(vec![message("user", "hi".into())]),
             PromptSource::Messages(vec![message("system", "Be brief.".into()), message("user", "hi".into())])
         );
     }
 
     #[test]
-    fn contradictions_are_refused() {
-        let no_placeholder = Presentation { template: Some("Q:".into()), ..Presentation::default() };
+    fn inconsistent_settings_are_refused() {
+        let no_placeholder = PromptFormat { template: Some("Q:".into()), ..PromptFormat::default() };
         assert!(no_placeholder.validate().unwrap_err().to_string().contains("does not contain {prompt}"));
-        let no_chat = Presentation { system: Some("s".into()), chat: Some(false), ..Presentation::default() };
+        let no_chat = PromptFormat { system: Some("s".into()), chat: Some(false), ..PromptFormat::default() };
         assert!(no_chat.validate().unwrap_err().to_string().starts_with("`chat`"));
     }
 }

@@ -1,7 +1,9 @@
+//! Written calculation, as the chain of thought of a demonstration.
+
 use super::Operation;
 
-/// The steps of a schoolbook computation, each followed by a space.
-pub(super) fn work(a: u64, b: u64, operation: Operation) -> String {
+/// The steps of a written calculation, each followed by a space.
+pub(super) fn write(a: u64, b: u64, operation: Operation) -> String {
     let steps = match operation {
         Operation::Add => add(a, b),
         Operation::Subtract => subtract(a, b),
@@ -10,7 +12,7 @@ pub(super) fn work(a: u64, b: u64, operation: Operation) -> String {
     steps.into_iter().map(|step| step + " ").collect()
 }
 
-/// Columns from the lowest on, with the carry as a third summand.
+/// Column by column from the lowest digit, with the carry as a third summand.
 fn add(a: u64, b: u64) -> Vec<String> {
     let mut carry = 0;
     columns(a, b)
@@ -23,8 +25,7 @@ fn add(a: u64, b: u64) -> Vec<String> {
         .collect()
 }
 
-/// Columns from the lowest on, the larger number on top; a borrowed ten stands before the digit that needs
-/// it.
+/// Column by column from the lowest digit, the larger number on top; a borrow adds ten to the upper digit.
 fn subtract(a: u64, b: u64) -> Vec<String> {
     let mut steps = Vec::new();
     if a < b {
@@ -44,18 +45,18 @@ fn subtract(a: u64, b: u64) -> Vec<String> {
     steps
 }
 
-/// Products by the places of one factor, and their running sum.
+/// Partial products by the places of one factor, and their running sum.
 fn multiply(a: u64, b: u64) -> Vec<String> {
-    // The factor with more places is taken apart only when the other has a single one.
-    let (whole, taken) = if b < 10 { (b, a) } else { (a, b) };
+    // The second factor is split by places, unless it has a single one.
+    let (whole, split) = if b < 10 { (b, a) } else { (a, b) };
     let mut steps = Vec::new();
     let mut sum = None;
     let mut place = 1u64;
-    while place * 10 <= taken {
+    while place * 10 <= split {
         place *= 10;
     }
     while place > 0 {
-        let part = taken / place % 10 * place;
+        let part = split / place % 10 * place;
         if part > 0 {
             let product = whole * part;
             steps.push(format!("{whole}*{part}={product}"));
@@ -69,7 +70,7 @@ fn multiply(a: u64, b: u64) -> Vec<String> {
     steps
 }
 
-/// Digits of both numbers by column, lowest first, for as long as either has one.
+/// The digits of both numbers by column, lowest first, until both are exhausted.
 fn columns(mut a: u64, mut b: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut first = true;
     std::iter::from_fn(move || {
@@ -88,17 +89,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_the_school_s() {
-        assert_eq!(work(47, 85, Operation::Add), "7+5=12 4+8+1=13 ");
-        assert_eq!(work(5, 130, Operation::Add), "5+0=5 0+3=3 0+1=1 ");
-        assert_eq!(work(0, 0, Operation::Add), "0+0=0 ");
-        assert_eq!(work(85, 47, Operation::Subtract), "15-7=8 8-4-1=3 ");
-        assert_eq!(work(47, 85, Operation::Subtract), "-(85-47) 15-7=8 8-4-1=3 ");
-        assert_eq!(work(100, 1, Operation::Subtract), "10-1=9 10-0-1=9 1-0-1=0 ");
-        assert_eq!(work(47, 85, Operation::Multiply), "47*80=3760 47*5=235 3760+235=3995 ");
-        assert_eq!(work(47, 8, Operation::Multiply), "8*40=320 8*7=56 320+56=376 ");
-        assert_eq!(work(47, 0, Operation::Multiply), "0*40=0 0*7=0 0+0=0 ");
-        assert_eq!(work(0, 47, Operation::Multiply), "0*40=0 0*7=0 0+0=0 ");
-        assert_eq!(work(0, 0, Operation::Multiply), "");
+    fn steps_follow_written_calculation() {
+        assert_eq!(write(47, 85, Operation::Add), "7+5=12 4+8+1=13 ");
+        assert_eq!(write(5, 130, Operation::Add), "5+0=5 0+3=3 0+1=1 ");
+        assert_eq!(write(0, 0, Operation::Add), "0+0=0 ");
+        assert_eq!(write(85, 47, Operation::Subtract), "15-7=8 8-4-1=3 ");
+        assert_eq!(write(47, 85, Operation::Subtract), "-(85-47) 15-7=8 8-4-1=3 ");
+        assert_eq!(write(100, 1, Operation::Subtract), "10-1=9 10-0-1=9 1-0-1=0 ");
+        assert_eq!(write(47, 85, Operation::Multiply), "47*80=3760 47*5=235 3760+235=3995 ");
+        assert_eq!(write(47, 8, Operation::Multiply), "8*40=320 8*7=56 320+56=376 ");
+        assert_eq!(write(47, 0, Operation::Multiply), "0*40=0 0*7=0 0+0=0 ");
+        assert_eq!(write(0, 47, Operation::Multiply), "0*40=0 0*7=0 0+0=0 ");
+        assert_eq!(write(0, 0, Operation::Multiply), "");
     }
 }
