@@ -1,6 +1,5 @@
-//! How fast attention and the other operations of a layer run here: `cargo run --release -p rloom-ops
-//! --example attention_rate [threads] [f32|bf16]`. Medians of repeated runs; GFLOP/s count the unmasked half of the
-//! scores.
+//! Speed of attention and the other layer operations: `cargo run --release -p rloom-ops --example attention_rate
+//! [threads] [f32|bf16]`. Medians of repeated runs; GFLOP/s count the unmasked half of the scores.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -49,12 +48,12 @@ fn all<E: Element>(ctx: &Ctx) {
     tensors(ctx);
 }
 
-/// The attention of one token of each sequence in a model of some layers, whose caches are too large for one layer's to
-/// stay near: the writes alone, then with the reads.
+/// Attention of one token per sequence in a model of some layers, whose caches are too large for one layer's to stay
+/// cached: the writes alone, then with the reads.
 fn decoding<E: Element>(ctx: &Ctx, layers: usize, rows: usize, length: usize, shape: AttentionShape) {
     let blocks_each = length.div_ceil(KV_BLOCK) + 2;
     let mut caches = vec![KvLayer::<E>::new(rows * blocks_each, shape); layers];
-    // A sequence's blocks lie apart, as those of sequences that grow side by side do.
+    // The blocks of a sequence are not contiguous, as for sequences that grow concurrently.
     let tables: Vec<Vec<u32>> =
         (0..rows).map(|r| (0..blocks_each).map(|b| (b * rows + r) as u32).collect()).collect();
     let cached: Vec<CachedRow<'_>> = tables.iter().map(|blocks| CachedRow { blocks, len: length }).collect();
@@ -118,7 +117,7 @@ fn cached<E: Element>(ctx: &Ctx, name: &str, rows: usize, length: usize, shape: 
     });
 }
 
-/// The operations bound by memory, on T tokens of width D.
+/// Memory-bound operations, on T tokens of width D.
 fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize) {
     let size = size_of::<E>();
     let (x, w) = (wave::<f32>(t * d), wave(d));
@@ -134,7 +133,7 @@ fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize) {
     bandwidth("rope", 8 * t * d, || rope(ctx, &mut dx, &positions, d / 32, &table));
 }
 
-/// The operations bound by memory that are f32 always, on T tokens of width D and on whole tensors.
+/// Memory-bound operations that always use f32, on T tokens of width D and on whole tensors.
 fn tensors(ctx: &Ctx) {
     let (t, d) = (4096, 256);
     let (x, mut y) = (wave(t * d), Buf::zeros(t * d));
@@ -158,7 +157,7 @@ fn wave<E: Element>(n: usize) -> Buf<E> {
     Buf::from_vec((0..n).map(|i| E::narrow(((i * 7919 % 1013) as f32 / 500.0 - 1.0) * 0.7)).collect())
 }
 
-/// Seconds of one call: the median of batches, each long enough for the clock.
+/// Duration of one call in seconds: the median of batches, each long enough for the clock.
 fn median(mut call: impl FnMut()) -> f64 {
     call();
     let start = Instant::now();
@@ -175,8 +174,8 @@ fn median(mut call: impl FnMut()) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Seconds of this thread's own time when `RATE_CPU_TIME` is set (Linux, one thread): what a busy machine
-/// distorts least. Otherwise seconds by the clock.
+/// CPU time of this thread in seconds if `RATE_CPU_TIME` is set (Linux, one thread), which is least affected by other
+/// load; otherwise wall-clock time.
 fn clock() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     if std::env::var_os("RATE_CPU_TIME").is_some()
@@ -199,7 +198,7 @@ fn bandwidth(name: &str, bytes: usize, call: impl FnMut()) {
     print_line(&format!("{name:<50} {:9.3} ms {rate:8.1} GB/s", seconds * 1e3));
 }
 
-#[expect(clippy::print_stdout, reason = "this program's purpose")]
+#[expect(clippy::print_stdout, reason = "the output of this program")]
 fn print_line(line: &str) {
     println!("{line}");
 }

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! The shapes are those of a small decoder's linear layers in training (4,096 rows) and decoding (1 to 64 rows), and of
-//! a half-billion-parameter one; with ROWS, only those of so many rows. For few rows the rate at which the weight is
-//! read says more: two FLOP for each row and weight. On one thread and Linux, time that other programs took away is not
-//! counted.
+//! a half-billion-parameter model's; ROWS selects the shapes with that number of rows. For few rows the rate at which
+//! the weight is read is more informative: two FLOP per row and weight. With one thread on Linux, time taken by other
+//! programs is not counted.
 
 use std::time::Instant;
 
@@ -36,21 +36,21 @@ const SHAPES: [(usize, usize, usize); 14] = [
 /// Rows, vocabulary, hidden size.
 const HEADS: [(usize, usize, usize); 2] = [(4096, 512, 256), (256, 16_384, 896)];
 
-/// Seconds so far: of work where one thread works and the system tells, else of time.
+/// Seconds elapsed: CPU time if there is one thread and the system reports it, otherwise wall-clock time.
 fn clock(start: Instant, threads: usize) -> f64 {
     let on_processor = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         text.split(' ').next()?.parse::<f64>().ok().map(|nanoseconds| nanoseconds / 1e9)
     };
-    let told = (threads == 1).then(on_processor).flatten();
-    told.unwrap_or_else(|| start.elapsed().as_secs_f64())
+    let cpu_time = (threads == 1).then(on_processor).flatten();
+    cpu_time.unwrap_or_else(|| start.elapsed().as_secs_f64())
 }
 
-/// GFLOP/s of `f`, which does `flop` operations: (median, best). The clock of work ticks in milliseconds.
+/// GFLOP/s of `f`, which executes `flop` operations: (median, best). CPU time has a resolution of milliseconds.
 fn rate(threads: usize, flop: usize, mut f: impl FnMut()) -> (f64, f64) {
     let start = Instant::now();
     let (floor, runs) = if threads == 1 { (0.04, 5) } else { (0.001, 60) };
-    // Asking for the time of work takes microseconds.
+    // Reading the CPU time takes microseconds.
     let at_once = (100_000_000 / flop).max(1);
     f();
     let mut rates: Vec<f64> = (0..runs)
@@ -74,7 +74,7 @@ fn noise<E: Element>(len: usize) -> Buf<E> {
     Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
 }
 
-#[expect(clippy::print_stdout, reason = "a program whose output this is")]
+#[expect(clippy::print_stdout, reason = "the output of this program")]
 fn report(name: &str, rates: &[(f64, f64)]) {
     let cells: Vec<String> = rates.iter().map(|(median, best)| format!("{median:7.1} /{best:7.1}")).collect();
     println!("{name:>20}  {}", cells.join("  "));
@@ -128,25 +128,25 @@ fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) {
     report(&format!("{rows} x {v} x {d}"), &[forward, backward]);
 }
 
-#[expect(clippy::print_stdout, reason = "a program whose output this is")]
+#[expect(clippy::print_stdout, reason = "the output of this program")]
 fn all<E: Element>(ctx: &Ctx, only: Option<usize>) {
     let titles = ["forward", "input gradient", "weight gradient"];
     println!("{:>20}  {:^16}  {:^16}  {:^16}", "rows x out x in", titles[0], titles[1], titles[2]);
-    let wanted = |rows: usize| only.is_none_or(|only| only == rows);
-    for (rows, n, k) in SHAPES.into_iter().filter(|shape| wanted(shape.0)) {
+    let selected = |rows: usize| only.is_none_or(|only| only == rows);
+    for (rows, n, k) in SHAPES.into_iter().filter(|shape| selected(shape.0)) {
         products::<E>(ctx, rows, n, k);
     }
     println!("{:>20}  {:^16}  {:^16}", "SwiGLU: rows x f x d", "forward", "backward");
-    for (rows, d, f) in [(4096, 256, 704), (256, 896, 4864)].into_iter().filter(|shape| wanted(shape.0)) {
+    for (rows, d, f) in [(4096, 256, 704), (256, 896, 4864)].into_iter().filter(|shape| selected(shape.0)) {
         feed_forward::<E>(ctx, rows, d, f);
     }
     println!("{:>20}  {:^16}  {:^16}", "head: rows x v x d", "forward", "backward (3 x)");
-    for (rows, v, d) in HEADS.into_iter().filter(|shape| wanted(shape.0)) {
+    for (rows, v, d) in HEADS.into_iter().filter(|shape| selected(shape.0)) {
         head::<E>(ctx, rows, v, d);
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a program whose output this is")]
+#[expect(clippy::print_stdout, reason = "the output of this program")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let threads = arguments.first().map_or(Ok(1), |text| text.parse())?;
@@ -156,7 +156,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(name) => Isa::available()
             .into_iter()
             .find(|isa| isa.name() == name)
-            .ok_or("no such instruction set here")?,
+            .ok_or("this instruction set is not available")?,
     };
     let only = arguments.get(3).map(|text| text.parse()).transpose()?;
     let ctx = Ctx::with_isa(threads, isa)?;
@@ -164,7 +164,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match format {
         "f32" => all::<f32>(&ctx, only),
         "bf16" => all::<Bf16>(&ctx, only),
-        _ => return Err("the format is f32 or bf16".into()),
+        _ => return Err("the format must be f32 or bf16".into()),
     }
     Ok(())
 }

@@ -1,11 +1,13 @@
-//! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its backward, a row at
-//! a time: what the products around it are fused with. Arithmetic is f32 whatever the format.
+//! SwiGLU: `y = silu(gate) · up` with `silu(x) = x · σ(x)` (Shazeer, 2020, arXiv:2002.05202), and its backward pass.
+//! Works on one row at a time, so that it can be fused with the neighbouring matrix products. Arithmetic is f32 in
+//! every storage format.
 
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Element, lanes};
 
 dispatch! {
-    /// Rounds `[gate | up]`, keeps it where there is room, and gives `y = (g · σ(g)) · u` of it.
+    /// Rounds `[gate | up]` to `E`, stores it in `kept` if given, and computes `y = (g · σ(g)) · u` from the rounded
+    /// values.
     pub(crate) fn forward_row[E: Element](y: &mut [E], kept: Option<[&mut [E]; 2]>, gate: &[f32], up: &[f32]) = forward_row_generic;
 }
 
@@ -39,7 +41,7 @@ fn forward_row_generic<S: Simd, E: Element>(
     }
 }
 
-/// The nearest numbers of the format.
+/// Rounds each lane to the nearest value of the format.
 #[inline(always)]
 fn rounded<S: Simd, E: Element>(s: S, v: S::V) -> S::V {
     let mut numbers = [E::default(); LANES];
@@ -53,7 +55,7 @@ fn swiglu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
 }
 
 dispatch! {
-    /// `y` of [`forward_row`] once more, and its derivatives in the place of its factors: `dup = dy · silu(g)` and
+    /// Recomputes `y` of [`forward_row`] and overwrites its factors with their derivatives: `dup = dy · silu(g)` and
     /// `dgate = (dy · up) · silu'(g)` with `silu'(g) = σ + (g·σ)(1 − σ)`.
     pub(crate) fn backward_row[E: Element](y: &mut [E], gate: &mut [E], up: &mut [E], dy: &[f32]) = backward_row_generic;
 }
@@ -70,7 +72,7 @@ fn backward_row_generic<S: Simd, E: Element>(s: S, y: &mut [E], gate: &mut [E], 
     }
 }
 
-/// A vector of [`backward_row`], or less.
+/// One vector of [`backward_row`], possibly partial.
 #[inline(always)]
 fn backward_vector<S: Simd, E: Element>(s: S, y: &mut [E], to_gate: &mut [E], to_up: &mut [E], dy: &[f32]) {
     let (dy, gate, up) = (lanes::load(s, dy), lanes::load(s, to_gate), lanes::load(s, to_up));

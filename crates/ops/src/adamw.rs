@@ -4,27 +4,27 @@ use crate::disjoint::Disjoint;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, lanes, partition};
 
-/// The settings of one [`adamw`] step; names as in `torch.optim.AdamW`. They are f64, as there: `1 − 0.999` of an f32
-/// is off by 1.3e-5 of itself, and with it every second moment.
+/// Settings of one [`adamw`] step; names as in `torch.optim.AdamW`. They are f64, as in PyTorch: `1 − 0.999` computed
+/// in f32 has a relative error of 1.3e-5, which would carry over to every second moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
     pub lr: f64,
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Decoupled decay: the weight shrinks by `lr · weight_decay` of itself.
+    /// Decoupled weight decay: the weight shrinks by a fraction of `lr · weight_decay`.
     pub weight_decay: f64,
-    /// Number of this step, from 1; corrects the bias of the moments.
+    /// Index of this step, starting at 1; used for bias correction of the moments.
     pub step: u64,
-    /// Multiplies the gradient as it is read (clipping, averaging), so that nobody has to write it again.
+    /// Factor applied to the gradient as it is read (clipping, averaging); saves a separate pass over it.
     pub grad_scale: f32,
 }
 
-/// One step on one tensor. Per element, with `g = grad · grad_scale`:
+/// One AdamW step on one tensor. Per element, with `g = grad · grad_scale`:
 /// `m ← m + (1 − β₁)(g − m)`, `v ← β₂ v + (1 − β₂) g²`,
 /// `w ← w (1 − lr · wd) − lr / (1 − β₁ᵗ) · m / (sqrt(v) / sqrt(1 − β₂ᵗ) + eps)`.
 ///
@@ -39,13 +39,13 @@ pub fn adamw(ctx: &Ctx, w: &mut Buf, m: &mut Buf, v: &mut Buf, grad: &Buf, setti
     let grad = grad.as_slice();
     let v = Disjoint::new(v.as_mut_slice());
     partition::for_rows2(ctx, w.as_mut_slice(), 1, m.as_mut_slice(), 1, |first, count, w, m| {
-        // SAFETY: `for_rows2` gives every piece once, and pieces are disjoint.
+        // SAFETY: `for_rows2` visits every piece once, and pieces are disjoint.
         let v = unsafe { v.slice(first..first + count) };
         update(ctx.level(), w, m, v, &grad[first..][..count], &factors);
     });
 }
 
-/// The numbers that are the same for every element, each computed in f64 and rounded once.
+/// Factors common to all elements, computed in f64 and rounded once.
 #[derive(Clone, Copy)]
 struct Factors {
     keep: f32,

@@ -1,24 +1,25 @@
-//! Causal attention with grouped heads (GQA), for packed training sequences and for the paged cache.
+//! Causal grouped-query attention (GQA), over packed training sequences and over the paged key/value cache.
 //!
-//! T packed tokens or R rows, H query heads, G kv heads, E head_dim; H is a multiple of G, and query head h
-//! reads kv head `h / (H/G)`.
+//! T packed tokens or R rows, H query heads, G kv heads, E head_dim; H is a multiple of G, and query head h reads kv
+//! head `h / (H/G)`.
 //!
-//! One definition for training, prefill and decode, so that a token's output depends on its prefix alone, bit
-//! for bit. For a query q and keys 0..n of its sequence:
+//! Training, prefill and decode share one definition, so a token's output depends on its prefix alone and is bitwise
+//! identical in all three. For a query q and keys 0..n of its sequence:
 //!
-//! - score `s_j = (q·k_j) · scale`: one chain of fused multiply-adds over E from 0, then one product with
-//!   `scale = 1/√E`;
+//! - score `s_j = (q·k_j) · scale`: one chain of fused multiply-adds over E from 0, then one multiplication by `scale =
+//!   1/√E`;
 //! - `m = max s_j`, exactly; `p_j = exp(s_j − m)`;
-//! - `l = Σ p_j` in 16 lanes by key index (j mod 16), ascending, then the fixed tree;
-//! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one product;
+//! - `l = Σ p_j` in 16 lanes by key index (j mod 16), ascending, then the fixed reduction tree;
+//! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one multiplication;
 //! - `lse = m + ln l`.
 //!
-//! In f32 that is all. In bf16 the products are of bf16 numbers, two at a time, and everything else is f32:
+//! This is the complete definition for f32. In bf16, products multiply pairs of bf16 numbers and everything else is
+//! f32:
 //!
-//! - a chain runs over pairs (2i, 2i + 1), the odd one of a pair first, on every instruction set, also where the
-//!   linear layers' products go by tiles. An odd last number has a zero beside it;
-//! - `p_j` are rounded to bf16 for the sum with the values, and pairs of keys are those of a sequence's positions 2i
-//!   and 2i + 1. `l` is the sum of the `p_j` before that;
+//! - a chain runs over pairs (2i, 2i + 1), the odd element of a pair first, on every instruction set, including those
+//!   whose linear layers use tiles. An unpaired last number is padded with zero;
+//! - `p_j` are rounded to bf16 for the weighted sum of the values; keys are paired by sequence position (2i, 2i + 1).
+//!   `l` is the sum of the unrounded `p_j`;
 //! - `out` is rounded once, at the end.
 
 mod backward;
@@ -37,24 +38,24 @@ pub(crate) mod words;
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx, Element};
 
-/// The heads of an attention layer.
+/// Head counts and head size of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Query heads, H.
+    /// Number of query heads, H.
     pub heads: usize,
-    /// Key and value heads, G; divides `heads`.
+    /// Number of key/value heads, G; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head, E.
+    /// Size of a head, E.
     pub head_dim: usize,
 }
 
 impl AttentionShape {
-    /// Query heads that share a kv head.
+    /// Number of query heads per kv head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// What scores are multiplied with, `1/√E`.
+    /// Scale applied to the scores, `1/√E`.
     pub fn scale(&self) -> f32 {
         (1.0 / (self.head_dim as f64).sqrt()) as f32
     }
@@ -65,28 +66,28 @@ impl AttentionShape {
     }
 }
 
-/// A row of [`attention_cached`]: one token that attends to positions `0..len` of the sequence whose cache
-/// blocks are `blocks`. Its own key and value, at position `len − 1`, are written before.
+/// A row of [`attention_cached`]: one token that attends to positions `0..len` of a sequence stored in `blocks`. The
+/// row's own key and value, at position `len − 1`, must already be in the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRow<'a> {
-    /// The sequence's blocks in order; at least `len / 16`, rounded up.
+    /// Cache blocks of the sequence, in order; at least `len / 16`, rounded up.
     pub blocks: &'a [u32],
-    /// Positions attended to, the row's own included.
+    /// Number of positions attended to, including the row's own.
     pub len: usize,
 }
 
-/// How packed rows are divided into sequences, and which of these go on from another one.
+/// Division of packed rows into segments, some of which continue an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments<'a> {
-    /// Segment s is rows `starts[s]..starts[s + 1]`; ascends from 0 to T.
+    /// Segment s is rows `starts[s]..starts[s + 1]`; ascending from 0 to T.
     pub starts: &'a [usize],
-    /// `Some(p)`: segment s sees all rows of segment `p < s`, which goes on from none itself, before its own. Empty
-    /// where no segment goes on from another; otherwise one for each segment.
+    /// `Some(p)`: segment s also sees all rows of segment `p < s`, which precede its own; `p` must have no parent
+    /// itself. One entry per segment, or empty if no segment has a parent.
     pub parents: &'a [Option<u32>],
 }
 
 impl<'a> Segments<'a> {
-    /// Segments of which none goes on from another.
+    /// Independent segments: none has a parent.
     pub fn unshared(starts: &'a [usize]) -> Self {
         Self { starts, parents: &[] }
     }
@@ -102,7 +103,7 @@ impl<'a> Segments<'a> {
         );
         assert!(
             self.parents.is_empty() || self.parents.len() + 1 == self.starts.len(),
-            "attention: a parent, or none, for each segment"
+            "attention: parents must be empty or have one entry per segment"
         );
         for (s, parent) in self.parents.iter().enumerate() {
             let Some(parent) = parent.map(|p| p as usize) else { continue };
@@ -115,14 +116,14 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Causal self-attention over packed sequences: a token sees its segment up to itself, and all of its segment's
-/// parent before.
+/// Causal self-attention over packed sequences: a token sees all rows of its segment's parent, then its own segment up
+/// to itself.
 ///
-/// `out` and `q` are `[T, H, E]`, `k` and `v` `[T, G, E]`; `lse` `[T, H]` is what the backward needs.
+/// `out` and `q` are `[T, H, E]`, `k` and `v` `[T, G, E]`; `lse` `[T, H]` is needed by the backward pass.
 ///
 /// # Panics
 ///
-/// If a length does not fit or the segments are not as [`Segments`] says.
+/// If a length does not fit or the segments are invalid (see [`Segments`]).
 pub fn attention<E: Element>(
     ctx: &Ctx,
     out_the: &mut Buf<E>,
@@ -140,14 +141,13 @@ pub fn attention<E: Element>(
     packed::forward(ctx, out_the.as_mut_slice(), lse_th.as_mut_slice(), inputs, shape, segments);
 }
 
-/// [`attention`] against the cache: bit-equal to it for the same token and prefix, whatever other rows are
-/// there.
+/// [`attention`] over the cache: bitwise identical for the same token and prefix, whatever other rows are in the call.
 ///
 /// `out` and `q` are `[R, H, E]`.
 ///
 /// # Panics
 ///
-/// If a length does not fit, or a row has no position, too few blocks or a block outside of the cache.
+/// If a length does not fit, or a row has no position, too few blocks or a block outside the cache.
 pub fn attention_cached<E: Element>(
     ctx: &Ctx,
     out_rhe: &mut Buf<E>,
@@ -165,7 +165,7 @@ pub fn attention_cached<E: Element>(
         assert!(needed <= row.blocks.len(), "attention_cached: row {r} has too few blocks for {}", row.len);
         assert!(
             row.blocks[..needed].iter().all(|&b| (b as usize) < cache.blocks()),
-            "attention_cached: row {r} has a block outside of the cache"
+            "attention_cached: row {r} has a block outside the cache"
         );
     }
     cached::forward(ctx, out_rhe.as_mut_slice(), q_rhe.as_slice(), cache, rows);
@@ -173,13 +173,13 @@ pub fn attention_cached<E: Element>(
 
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
 ///
-/// Probabilities are computed again from q, k and `lse`. Sums over queries ascend by token, then by head of
-/// the group; the keys of a parent sum over their own segment, then over its children in order. In bf16 the output's
-/// gradient, the probabilities and the scores' gradients are rounded to bf16 where they are multiplied.
+/// Probabilities are recomputed from q, k and `lse`. Sums over queries ascend by token, then by head of the group; the
+/// keys of a parent sum over their own segment, then over its children in order. In bf16 the output's gradient, the
+/// probabilities and the scores' gradients are rounded to bf16 where they are multiplied.
 ///
 /// # Panics
 ///
-/// If a length does not fit or the segments are not as [`Segments`] says.
+/// If a length does not fit or the segments are invalid (see [`Segments`]).
 pub fn attention_backward<E: Element>(
     ctx: &Ctx,
     dq_the: &mut Buf,

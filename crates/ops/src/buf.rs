@@ -14,39 +14,38 @@ struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
-/// From here on memory is taken from the system in whole pages.
+/// Bytes from which on memory is mapped in whole pages.
 const LARGE: usize = 4 << 20;
 
-/// The larger pages that Linux offers on x86-64 and most others: an entry of the processor's address cache reaches 512
-/// times as far.
+/// Huge page size of Linux on x86-64 and most other architectures: one TLB entry covers 512 times as much memory.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Where the numbers are.
+/// Backing memory.
 enum Memory {
     Lines(Vec<Line>),
-    /// Pages, and the first byte that is used: one at which a huge page begins.
+    /// Mapped pages, and the offset of the first used byte, aligned to a huge page.
     Pages(MmapMut, usize),
 }
 
 impl Memory {
-    /// `bytes` zeros or some more.
+    /// At least `bytes` zeroed bytes.
     fn zeros(bytes: usize) -> Self {
         if bytes >= LARGE
             && let Ok(pages) = MmapOptions::new().len(bytes + HUGE_PAGE).map_anon()
         {
-            // Without huge pages all is as well, only slower.
+            // Huge pages are an optimisation only; failure is ignored.
             #[cfg(target_os = "linux")]
             let _ = pages.advise(memmap2::Advice::HugePage);
             let first = pages.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
             return Self::Pages(pages, first);
         }
         let lines = Box::<[Line]>::new_zeroed_slice(bytes.div_ceil(LINE));
-        // SAFETY: a `Line` is bytes.
+        // SAFETY: a `Line` is plain bytes, for which zero is valid.
         let lines = unsafe { lines.assume_init() };
         Self::Lines(lines.into_vec())
     }
 
-    /// Bytes there are.
+    /// Number of bytes.
     fn len(&self) -> usize {
         match self {
             Self::Lines(lines) => lines.len() * LINE,
@@ -75,8 +74,8 @@ impl Default for Memory {
     }
 }
 
-/// Owned, 64-byte-aligned storage of `f32` or [`Bf16`](crate::Bf16) numbers: the handle every operation takes. A `Buf`
-/// has a length and no shape; the shape is an argument of the operation.
+/// Owned, 64-byte-aligned storage of `f32` or [`Bf16`](crate::Bf16) numbers, the argument type of all operations. A
+/// `Buf` has a length and no shape; shapes are arguments of the operations.
 #[derive(Default)]
 pub struct Buf<E: Element = f32> {
     memory: Memory,
@@ -84,19 +83,19 @@ pub struct Buf<E: Element = f32> {
     format: PhantomData<E>,
 }
 
-/// Bytes that `len` elements take.
+/// Size of `len` elements in bytes.
 ///
 /// # Panics
-/// If there is no such number.
+/// If the size overflows.
 fn bytes_of<E: Element>(len: usize) -> usize {
     let fits = len.checked_mul(size_of::<E>()).is_some_and(|bytes| isize::try_from(bytes).is_ok());
-    assert!(fits, "a buffer of {len} elements");
+    assert!(fits, "a buffer of {len} elements is too large");
     len * size_of::<E>()
 }
 
 impl<E: Element> Buf<E> {
-    /// `len` zeros. From 4 MiB on they lie in pages that the system hands out as they are first touched, huge ones where
-    /// it has them: a large buffer that is used in part takes memory in part.
+    /// `len` zeros. From 4 MiB on the memory is mapped (with huge pages where available) and physically allocated on
+    /// first touch, so a partly used large buffer takes only the memory it uses.
     pub fn zeros(len: usize) -> Self {
         Self { memory: Memory::zeros(bytes_of::<E>(len)), len, format: PhantomData }
     }
@@ -108,7 +107,7 @@ impl<E: Element> Buf<E> {
         buf
     }
 
-    /// The values of `values`, moved into aligned storage.
+    /// The elements of `values`, moved into aligned storage.
     #[expect(clippy::needless_pass_by_value, reason = "the caller hands its values over")]
     pub fn from_vec(values: Vec<E>) -> Self {
         Self::from_slice(&values)
@@ -119,41 +118,41 @@ impl<E: Element> Buf<E> {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The elements.
     pub fn as_slice(&self) -> &[E] {
-        // SAFETY: the memory is initialised, contiguous bytes, aligned for any element, whose every bit pattern is a
-        // number; and `len` elements never take more than there are.
+        // SAFETY: the memory is initialised, contiguous and aligned for any element type, every bit pattern of which is
+        // a valid number; `len` elements never exceed the memory.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
     }
 
-    /// The elements, to be written.
+    /// Mutable access to the elements.
     pub fn as_mut_slice(&mut self) -> &mut [E] {
-        // SAFETY: as in `as_slice`; `&mut self` makes the access unique.
+        // SAFETY: as in `as_slice`; `&mut self` guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
     }
 
-    /// Writes `value` to every element.
+    /// Sets every element to `value`.
     pub fn fill(&mut self, value: E) {
         self.as_mut_slice().fill(value);
     }
 
-    /// Changes the length. The content is unspecified afterwards; memory once taken is kept, so that a buffer that is
-    /// used again and again with different lengths is allocated once.
+    /// Changes the length. The content is unspecified afterwards. Memory is kept when the length shrinks, so a buffer
+    /// reused with varying lengths is allocated once.
     pub fn resize(&mut self, len: usize) {
         if bytes_of::<E>(len) > self.memory.len() {
-            // The old memory goes first.
+            // Frees the old memory first.
             *self = Self::default();
             *self = Self::zeros(len);
         }
         self.len = len;
     }
 
-    /// The memory for numbers of another format: a buffer of length 0 with the room that this one has.
+    /// Reuses the memory for another format: an empty buffer with this one's capacity.
     #[must_use]
     pub fn into_format<F: Element>(self) -> Buf<F> {
         Buf { memory: self.memory, len: 0, format: PhantomData }
@@ -167,7 +166,7 @@ impl<E: Element> Clone for Buf<E> {
 }
 
 impl<E: Element> fmt::Debug for Buf<E> {
-    /// The length and the first few values: a tensor in full helps nobody.
+    /// The length and the first few values only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = &self.as_slice()[..self.len.min(8)];
         f.debug_struct("Buf").field("len", &self.len).field("head", &head).finish_non_exhaustive()
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storage_is_aligned_and_holds_what_was_written() {
+    fn storage_is_aligned_and_holds_the_written_values() {
         for len in [0, 1, 15, 16, 17, 1000] {
             let values: Vec<f32> = (0..len).map(|i| i as f32).collect();
             let buf = Buf::from_vec(values.clone());
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_numbers_lie_side_by_side() {
+    fn bf16_numbers_are_contiguous() {
         let mut buf = Buf::<crate::Bf16>::zeros(33);
         assert!(buf.as_slice().iter().all(|x| x.to_bits() == 0));
         buf.fill(crate::Bf16::from_f32(1.5));
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_serves_another_format() {
+    fn memory_is_reused_for_another_format() {
         let buf = Buf::<f32>::zeros(64);
         let at = buf.as_slice().as_ptr().cast::<u8>();
         let mut other = buf.into_format::<crate::Bf16>();
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_the_head_alone() {
+    fn debug_shows_only_the_first_values() {
         assert_eq!(format!("{:?}", Buf::from_slice(&[1.0, 2.0])), "Buf { len: 2, head: [1.0, 2.0], .. }");
         assert!(format!("{:?}", Buf::<f32>::zeros(1000)).len() < 100);
     }

@@ -1,9 +1,9 @@
 //! The key/value cache of one layer, in blocks of [`KV_BLOCK`] tokens.
 //!
-//! G kv heads, E head_dim. Keys lie as `[block][G][E][16]`, so that the scores of 16 keys are one vector
-//! running over E; values as `[block][G][16][E]`. In bf16, whose products take pairs of numbers, keys lie as
-//! `[block][G][E/2][16][2]`, an odd E filled up with zero, and values as `[block][G][8][E][2]`. A token's slot is
-//! `block · 16 + offset`. The cache holds the format that keys and values come in.
+//! G kv heads, E head_dim. Keys are stored as `[block][G][E][16]`, so that the scores of 16 keys are one vector that
+//! accumulates over E; values as `[block][G][16][E]`. In bf16, whose products take pairs of numbers, keys are stored as
+//! `[block][G][E/2][16][2]`, an odd E padded with zero, and values as `[block][G][8][E][2]`. A token's slot is `block ·
+//! 16 + offset`. The cache has the format of its keys and values.
 
 use crate::attention::AttentionShape;
 use crate::attention::blocks::Blocks;
@@ -25,24 +25,24 @@ pub struct KvLayer<E: Element = f32> {
 }
 
 impl<E: Element> KvLayer<E> {
-    /// A cache of `blocks` blocks, all zero.
+    /// A zero-initialised cache of `blocks` blocks.
     pub fn new(blocks: usize, shape: AttentionShape) -> Self {
         shape.check();
         let (k, v) = block_numbers::<E>(shape);
         Self { k: Buf::zeros(blocks * k), v: Buf::zeros(blocks * v), shape, blocks }
     }
 
-    /// The number of blocks.
+    /// Number of blocks.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Bytes of memory it takes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         (self.k.len() + self.v.len()) * size_of::<E>()
     }
 
-    /// Keys and values of one head in the blocks of this table.
+    /// Blocks of keys and of values of one head, for this block table.
     pub(crate) fn head_blocks<'a>(&self, kv_head: usize, table: &'a [u32]) -> (Blocks<'a>, Blocks<'a>) {
         let (layout, heads) = (Layout::of::<E>(self.shape.head_dim), self.shape.kv_heads);
         let blocks = |numbers: &Buf<E>, words: usize| {
@@ -53,22 +53,21 @@ impl<E: Element> KvLayer<E> {
     }
 }
 
-/// Numbers of a block's keys and of its values.
+/// Numbers of keys and of values per block.
 fn block_numbers<E: Element>(shape: AttentionShape) -> (usize, usize) {
     let layout = Layout::of::<E>(shape.head_dim);
     let heads = shape.kv_heads * layout.group;
     (heads * layout.columns(), heads * layout.rows())
 }
 
-/// Rows further on whose places are asked for: a key has a cache line for each of its words, and those of many sequences
-/// lie far apart.
-const AHEAD: usize = 6;
+/// Rows to prefetch ahead: a key touches one cache line per word, and the slots of different sequences are far apart.
+const PREFETCH_ROWS: usize = 6;
 
 /// Stores the keys and values of R new tokens, `[R, G, E]` each, at their slots.
 ///
 /// # Panics
 ///
-/// If a length does not fit or a slot is outside of the cache.
+/// If a length does not fit or a slot is outside the cache.
 pub fn kv_write<E: Element>(
     ctx: &Ctx,
     cache: &mut KvLayer<E>,
@@ -81,14 +80,14 @@ pub fn kv_write<E: Element>(
     assert_eq!(v_rge.len(), slots.len() * g * e, "kv_write: v must be [slots, kv_heads, head_dim]");
     assert!(
         slots.iter().all(|&s| (s as usize) < cache.blocks * KV_BLOCK),
-        "kv_write: slot outside of the cache"
+        "kv_write: slot outside the cache"
     );
     let (k_numbers, v_numbers) = block_numbers::<E>(cache.shape);
     let (k_numbers, v_numbers) = (k_numbers / g, v_numbers / g);
     let (k_rge, v_rge) = (k_rge.as_slice(), v_rge.as_slice());
     let (k_cache, v_cache) = (Disjoint::new(cache.k.as_mut_slice()), Disjoint::new(cache.v.as_mut_slice()));
     let level = ctx.level();
-    // Threads share out the heads: a slot that comes twice is then written in order.
+    // Threads divide the heads: duplicate slots are then written in order.
     let write_head = |head: usize| {
         for (row, &slot) in slots.iter().enumerate() {
             let (block, offset) = (slot as usize / KV_BLOCK, slot as usize % KV_BLOCK);
@@ -97,13 +96,13 @@ pub fn kv_write<E: Element>(
             // SAFETY: this head's part of the block, written by this piece alone.
             unsafe {
                 let (k, v) = (k_cache.slice(k_at..k_at + k_numbers), v_cache.slice(v_at..v_at + v_numbers));
-                let ahead = slots.get(row + AHEAD).copied().unwrap_or(slot) as usize;
-                let (block, place) = (ahead / KV_BLOCK * g + head, ahead % KV_BLOCK);
-                let ahead = [
+                let prefetch = slots.get(row + PREFETCH_ROWS).copied().unwrap_or(slot) as usize;
+                let (block, place) = (prefetch / KV_BLOCK * g + head, prefetch % KV_BLOCK);
+                let prefetch = [
                     k_cache.as_mut_ptr().wrapping_add(block * k_numbers + place * E::GROUP),
                     v_cache.as_mut_ptr().wrapping_add(block * v_numbers + place / E::GROUP * E::GROUP * e),
                 ];
-                write_row(level, k, v, offset, &k_rge[source.clone()], &v_rge[source], ahead);
+                write_row(level, k, v, offset, &k_rge[source.clone()], &v_rge[source], prefetch);
             }
         }
     };
@@ -115,8 +114,8 @@ pub fn kv_write<E: Element>(
 }
 
 dispatch! {
-    /// Writes one token's key and value into one head's part of a block, and asks for the places of another's.
-    fn write_row[E: Element](k: &mut [E], v: &mut [E], offset: usize, k_row: &[E], v_row: &[E], ahead: [*mut E; 2])
+    /// Writes one token's key and value into one head's part of a block, and prefetches the memory of a later token's.
+    fn write_row[E: Element](k: &mut [E], v: &mut [E], offset: usize, k_row: &[E], v_row: &[E], prefetch: [*mut E; 2])
         = write_row_generic;
 }
 
@@ -128,21 +127,21 @@ fn write_row_generic<S: Simd, E: Element>(
     offset: usize,
     k_row: &[E],
     v_row: &[E],
-    ahead: [*mut E; 2],
+    prefetch: [*mut E; 2],
 ) {
     let (layout, e) = (Layout::of::<E>(v_row.len()), v_row.len());
     assert!(k.len() == layout.columns() * E::GROUP && v.len() == layout.rows() * E::GROUP);
     assert!(k_row.len() == e && offset < KV_BLOCK);
-    // SAFETY: the blocks have their words, and begin where a word does: buffers begin with a cache line, and blocks are
-    // whole words. A row may begin within a word.
+    // SAFETY: the blocks have their full size and start at word boundaries: buffers are aligned to cache lines and
+    // blocks are whole words. A row may start within a word.
     unsafe {
         let (k, k_row) = (k.as_mut_ptr().cast::<u32>().add(offset), k_row.as_ptr());
-        let [k_ahead, v_ahead] = ahead.map(|at| at.cast_const().cast::<f32>());
+        let [k_prefetch, v_prefetch] = prefetch.map(|at| at.cast_const().cast::<f32>());
         for word in (0..e).step_by(LANES) {
-            s.prefetch(v_ahead.wrapping_add(word));
+            s.prefetch(v_prefetch.wrapping_add(word));
         }
         for word in 0..e / E::GROUP {
-            s.prefetch(k_ahead.wrapping_add(word * KV_BLOCK));
+            s.prefetch(k_prefetch.wrapping_add(word * KV_BLOCK));
             k.add(word * KV_BLOCK).write(k_row.cast::<u32>().add(word).read_unaligned());
         }
         if !e.is_multiple_of(E::GROUP) {
@@ -153,7 +152,8 @@ fn write_row_generic<S: Simd, E: Element>(
             std::ptr::copy_nonoverlapping(v_row, v.cast(), e);
             return;
         }
-        // A word for two tokens: halves are put into it by vectors, which stores of single numbers would not be.
+        // One word holds two tokens: whole words are updated so that the loop vectorises, which half-word stores
+        // prevent.
         let (v, v_row) =
             (std::slice::from_raw_parts_mut(v, e), std::slice::from_raw_parts(v_row.cast::<u16>(), e));
         let shift = 16 * (offset % 2);
@@ -164,14 +164,14 @@ fn write_row_generic<S: Simd, E: Element>(
     }
 }
 
-/// A write smaller than this is over before another thread has woken up.
+/// Numbers below which a write finishes before another thread would wake up.
 const SERIAL_NUMBERS: usize = 64 * 1024;
 
-/// Copies a whole block, for two sequences that shared it and now part.
+/// Copies a whole block, when a sequence needs its own copy of a shared block.
 ///
 /// # Panics
 ///
-/// If a block is outside of the cache.
+/// If a block is outside the cache.
 pub fn kv_copy_block<E: Element>(cache: &mut KvLayer<E>, from: u32, to: u32) {
     let (k, v) = block_numbers::<E>(cache.shape);
     let (from, to) = (from as usize, to as usize);
@@ -179,13 +179,18 @@ pub fn kv_copy_block<E: Element>(cache: &mut KvLayer<E>, from: u32, to: u32) {
     cache.v.as_mut_slice().copy_within(from * v..(from + 1) * v, to * v);
 }
 
-/// Copies a whole block of another cache, for a sequence that goes on in this one.
+/// Copies a whole block from another cache, for a sequence that moves to this one.
 ///
 /// # Panics
 ///
-/// If the caches are of other heads or a block is outside of its cache.
+/// If the caches have different shapes or a block is outside its cache.
 pub fn kv_copy_from<E: Element>(cache: &mut KvLayer<E>, to: u32, other: &KvLayer<E>, from: u32) {
-    assert!(cache.shape == other.shape, "kv_copy_from: caches of {:?} and {:?}", cache.shape, other.shape);
+    assert!(
+        cache.shape == other.shape,
+        "kv_copy_from: cache shapes differ, {:?} and {:?}",
+        cache.shape,
+        other.shape
+    );
     let copy = |to_all: &mut Buf<E>, from_all: &Buf<E>, numbers: usize| {
         let (from, to) = (from as usize * numbers, to as usize * numbers);
         to_all.as_mut_slice()[to..to + numbers].copy_from_slice(&from_all.as_slice()[from..from + numbers]);

@@ -1,8 +1,8 @@
-//! What this machine can do at most: multiply-adds out of registers, and bytes from memory. The rates that the others
-//! are a fraction of.
+//! Peak rates of this machine, to which measured rates are compared: multiply-adds from registers, and bytes from
+//! memory.
 //!
-//! All of them are measured with the threads and the instruction set of a [`Ctx`], and are the best of several short
-//! runs: what disturbs a run makes it slower, never faster.
+//! Measured with the threads and the instruction set of a [`Ctx`], as the best of several short runs: disturbances make
+//! a run slower, never faster.
 
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
@@ -14,47 +14,48 @@ use crate::isa::Bf16Products;
 use crate::simd::{LANES, Portable, Simd, dispatch};
 use crate::{Buf, Ctx};
 
-/// Runs of which the fastest counts.
+/// Runs per measurement; the fastest counts.
 const RUNS: usize = 9;
-/// What one piece of arithmetic takes at least: long against the clock, short against a scheduler's slice.
-const PIECE: Duration = Duration::from_millis(1);
-/// Pieces of each thread in a run, so that a thread that is held up costs little.
-const PIECES: usize = 8;
-/// Turns of a loop at most: up to here its sums are whole numbers that f32 holds.
-const MOST_TURNS: usize = 1 << 19;
-/// Elements of one piece of memory: 1 MiB.
+/// Minimum duration of one arithmetic work item: long compared to the clock's resolution, short compared to a scheduler
+/// time slice.
+const MIN_DURATION: Duration = Duration::from_millis(1);
+/// Work items per thread in a run, so that a delayed thread costs little.
+const ITEMS_PER_THREAD: usize = 8;
+/// Maximum iterations of a loop: up to this count its sums are integers that f32 represents exactly.
+const MAX_ITERATIONS: usize = 1 << 19;
+/// Elements of one memory work item: 1 MiB.
 const CHUNK: usize = 1 << 18;
 
-/// The ceiling of matrix products in f32: GFLOP/s of a loop of fused multiply-adds whose operands and sums stay in
-/// registers. A multiply-add counts as 2.
+/// Peak of f32 matrix products, in GFLOP/s: a loop of fused multiply-adds whose operands and sums stay in registers. A
+/// multiply-add counts as 2.
 pub fn gemm_f32(ctx: &Ctx) -> f64 {
-    arithmetic(ctx, |turns| {
-        let (sum, chains) = fma_loop(ctx.level(), black_box(1.0), turns);
+    arithmetic(ctx, |iterations| {
+        let (sum, chains) = fma_loop(ctx.level(), black_box(1.0), iterations);
         black_box(sum);
-        2 * LANES * chains * turns
+        2 * LANES * chains * iterations
     })
 }
 
-/// The ceiling of matrix products of bf16 numbers with f32 sums, GFLOP/s, and the instruction that has it; `None` where
-/// the context's instruction set has none, so that bf16 products are f32 multiply-adds of widened numbers and
-/// [`gemm_f32`] is their ceiling too.
+/// Peak of bf16 matrix products with f32 sums, in GFLOP/s, and the instruction measured. `None` if the context's
+/// instruction set has no such instruction, so that bf16 products are f32 multiply-adds of widened numbers and
+/// [`gemm_f32`] is their peak too.
 pub fn gemm_bf16(ctx: &Ctx) -> Option<(f64, &'static str)> {
     match ctx.level().bf16() {
         #[cfg(target_arch = "x86_64")]
         Bf16Products::NativePairs => {
-            let rate = arithmetic(ctx, |turns| {
-                // SAFETY: the context's products are native pairs only where the instructions were detected.
-                black_box(unsafe { pairs::pair_loop(black_box(1.0), turns) });
-                4 * LANES * pairs::CHAINS * turns
+            let rate = arithmetic(ctx, |iterations| {
+                // SAFETY: the context uses native pairs only where the instructions were detected.
+                black_box(unsafe { pairs::pair_loop(black_box(1.0), iterations) });
+                4 * LANES * pairs::CHAINS * iterations
             });
             Some((rate, "vdpbf16ps"))
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         Bf16Products::AmxTiles => {
-            let rate = arithmetic(ctx, |turns| {
-                // SAFETY: the context's products are AMX tiles only where the system lets this process use them.
-                black_box(unsafe { tile_loop::<crate::gemm_amx::amx::AmxUnit>(turns) });
-                TILE_OPERATIONS * turns
+            let rate = arithmetic(ctx, |iterations| {
+                // SAFETY: the context uses AMX tiles only where the system lets this process use them.
+                black_box(unsafe { tile_loop::<crate::gemm_amx::amx::AmxUnit>(iterations) });
+                TILE_OPERATIONS * iterations
             });
             Some((rate, "tdpbf16ps"))
         }
@@ -62,8 +63,8 @@ pub fn gemm_bf16(ctx: &Ctx) -> Option<(f64, &'static str)> {
     }
 }
 
-/// GB/s (10⁹ bytes) at which all threads together read `bytes` of memory in ascending order. `bytes` should be many
-/// times what the caches hold.
+/// Rate, in GB/s (10⁹ bytes), at which all threads together read `bytes` of memory in ascending order. `bytes` should
+/// be many times the size of the caches.
 pub fn read(ctx: &Ctx, bytes: usize) -> f64 {
     let x = filled(ctx, bytes / size_of::<f32>());
     let bytes = x.len() * size_of::<f32>();
@@ -73,8 +74,8 @@ pub fn read(ctx: &Ctx, bytes: usize) -> f64 {
     })
 }
 
-/// GB/s of `a = b + s·c` over three arrays of `bytes` together, counted as STREAM counts (McCalpin, 1995): two arrays
-/// read and one written, though a processor that fetches a line before it writes it moves a third more.
+/// Rate, in GB/s, of `a = b + s·c` over three arrays of `bytes` in total, counted as in STREAM (McCalpin, 1995): two
+/// arrays read and one written, although a processor that fetches a line before writing it moves a third more.
 pub fn triad(ctx: &Ctx, bytes: usize) -> f64 {
     let each = bytes / 3 / size_of::<f32>();
     let (b, c) = (filled(ctx, each), filled(ctx, each));
@@ -86,7 +87,7 @@ pub fn triad(ctx: &Ctx, bytes: usize) -> f64 {
     })
 }
 
-/// The highest rate of several runs, 10⁹ of what a run counts by second. The first run warms up and does not count.
+/// Highest rate of several runs, in 10⁹ counts per second. The first run warms up and does not count.
 fn best(mut run: impl FnMut() -> usize) -> f64 {
     run();
     let rates = (0..RUNS).map(|_| {
@@ -97,22 +98,22 @@ fn best(mut run: impl FnMut() -> usize) -> f64 {
     rates.fold(0.0, f64::max)
 }
 
-/// The rate of `turns`, which goes so many times through a loop and says how many operations that was.
-fn arithmetic(ctx: &Ctx, turns: impl Fn(usize) -> usize + Sync) -> f64 {
-    let mut enough = 64;
-    while enough < MOST_TURNS {
+/// Rate of `work`, which runs the given number of loop iterations and returns the number of operations done.
+fn arithmetic(ctx: &Ctx, work: impl Fn(usize) -> usize + Sync) -> f64 {
+    let mut iterations = 64;
+    while iterations < MAX_ITERATIONS {
         let start = Instant::now();
-        turns(enough);
-        if start.elapsed() >= PIECE {
+        work(iterations);
+        if start.elapsed() >= MIN_DURATION {
             break;
         }
-        enough *= 2;
+        iterations *= 2;
     }
-    let pieces = PIECES * ctx.threads();
+    let pieces = ITEMS_PER_THREAD * ctx.threads();
     best(|| {
         let count = Mutex::new(0);
         ctx.parallel_for(pieces, |_| {
-            let done = turns(enough);
+            let done = work(iterations);
             *count.lock().unwrap_or_else(PoisonError::into_inner) += done;
         });
         count.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -120,31 +121,31 @@ fn arithmetic(ctx: &Ctx, turns: impl Fn(usize) -> usize + Sync) -> f64 {
 }
 
 dispatch! {
-    /// `turns` times adds `one · one` to every lane of several vectors that begin with their number: the sum of all
-    /// lanes, and how many vectors there are.
-    fn fma_loop(one: f32, turns: usize) -> (f32, usize) = fma_loop_generic;
+    /// Adds `one · one` to every lane of several vectors, `iterations` times; each vector starts at its index. Returns the
+    /// sum of all lanes and the number of vectors.
+    fn fma_loop(one: f32, iterations: usize) -> (f32, usize) = fma_loop_generic;
 }
 
 #[inline(always)]
-fn fma_loop_generic<S: Simd>(s: S, one: f32, turns: usize) -> (f32, usize) {
-    // As many independent sums as hide the latency of a multiply-add and leave registers for the operands.
+fn fma_loop_generic<S: Simd>(s: S, one: f32, iterations: usize) -> (f32, usize) {
+    // Enough independent sums to hide the latency of a multiply-add while leaving registers for the operands.
     if S::CHAINS >= 24 {
-        fma_chains::<S, 24>(s, one, turns)
+        fma_chains::<S, 24>(s, one, iterations)
     } else if S::CHAINS == 1 {
-        fma_chains::<S, 1>(s, one, turns)
+        fma_chains::<S, 1>(s, one, iterations)
     } else {
-        fma_chains::<S, 6>(s, one, turns)
+        fma_chains::<S, 6>(s, one, iterations)
     }
 }
 
 #[inline(always)]
-fn fma_chains<S: Simd, const N: usize>(s: S, one: f32, turns: usize) -> (f32, usize) {
+fn fma_chains<S: Simd, const N: usize>(s: S, one: f32, iterations: usize) -> (f32, usize) {
     let mut sums = [s.zero(); N];
     for (i, sum) in sums.iter_mut().enumerate() {
         *sum = s.splat(i as f32);
     }
     let (a, b) = (s.splat(one), s.splat(one));
-    for _ in 0..turns {
+    for _ in 0..iterations {
         for sum in &mut sums {
             *sum = s.fma(a, b, *sum);
         }
@@ -165,18 +166,18 @@ mod pairs {
     /// Independent sums of the loop.
     pub(super) const CHAINS: usize = 24;
 
-    /// `turns` times adds the two products of a pair of `one`s to every lane of [`CHAINS`] vectors that begin with their
-    /// number: the sum of all lanes.
+    /// Adds the two products of a pair of `one`s to every lane of [`CHAINS`] vectors, `iterations` times; each vector starts
+    /// at its index. Returns the sum of all lanes.
     #[target_feature(enable = "avx512f,avx512bf16")]
-    pub(super) fn pair_loop(one: f32, turns: usize) -> f32 {
+    pub(super) fn pair_loop(one: f32, iterations: usize) -> f32 {
         let mut sums = [_mm512_setzero_ps(); CHAINS];
         for (i, sum) in sums.iter_mut().enumerate() {
             *sum = _mm512_set1_ps(i as f32);
         }
         let pairs = _mm512_set1_epi16(Bf16::from_f32(one).to_bits() as i16);
-        // SAFETY: both are 512 bits without a meaning of their own.
+        // SAFETY: both types are plain 512-bit values.
         let pairs: __m512bh = unsafe { std::mem::transmute(pairs) };
-        for _ in 0..turns {
+        for _ in 0..iterations {
             for sum in &mut sums {
                 *sum = _mm512_dpbf16_ps(*sum, pairs, pairs);
             }
@@ -189,21 +190,21 @@ mod pairs {
     }
 }
 
-/// Rows of a tile, and words of its rows.
+/// Rows of a tile, and words per row.
 const SIDE: usize = 16;
-/// Operations of a turn of [`tile_loop`]: four tiles of results, 32 multiply-adds for each.
+/// Operations per iteration of [`tile_loop`]: four tiles of results with 32 multiply-adds per element.
 const TILE_OPERATIONS: usize = 4 * SIDE * SIDE * 2 * 32;
 
-/// `turns` times adds the product of tiles of ones to four tiles of zeros, two by two as in a matrix product: the sum of
-/// all results.
+/// Adds the product of tiles of ones to four zero tiles, `iterations` times, two by two as in a matrix product. Returns the
+/// sum of all results.
 ///
 /// # Safety
-/// The processor must have what the unit uses.
-unsafe fn tile_loop<U: TileUnit>(turns: usize) -> f64 {
+/// The processor must support the unit.
+unsafe fn tile_loop<U: TileUnit>(iterations: usize) -> f64 {
     // A word of two bf16 ones.
     let ones = [f32::from_bits(0x3f80_3f80); SIDE * SIDE];
     let mut sums = [[0.0_f32; SIDE * SIDE]; 4];
-    // SAFETY: the caller vouches for the unit; every tile that is read or written is 16 rows of 16 words.
+    // SAFETY: the caller guarantees the unit; every tile read or written is 16 rows of 16 words.
     unsafe {
         let mut unit = U::start([SIDE, SIDE]);
         unit.load::<4>(ones.as_ptr(), SIDE);
@@ -214,7 +215,7 @@ unsafe fn tile_loop<U: TileUnit>(turns: usize) -> f64 {
         unit.zero::<1>();
         unit.zero::<2>();
         unit.zero::<3>();
-        for _ in 0..turns {
+        for _ in 0..iterations {
             unit.multiply::<_, 0, 4, 6>(Portable);
             unit.multiply::<_, 1, 4, 7>(Portable);
             unit.multiply::<_, 2, 5, 6>(Portable);
@@ -229,19 +230,19 @@ unsafe fn tile_loop<U: TileUnit>(turns: usize) -> f64 {
     sums.iter().flatten().map(|&sum| f64::from(sum)).sum()
 }
 
-/// At least `len` ones in whole chunks, written by the threads that will read them.
+/// At least `len` ones in whole chunks, first touched by the threads that will read them.
 fn filled(ctx: &Ctx, len: usize) -> Buf {
     let mut buf = Buf::zeros(len.div_ceil(CHUNK).max(1) * CHUNK);
     let chunks = buf.len() / CHUNK;
     let out = Disjoint::new(buf.as_mut_slice());
     ctx.parallel_for(chunks, |i| {
-        // SAFETY: each chunk belongs to one piece.
+        // SAFETY: each chunk belongs to one work item.
         unsafe { out.slice(i * CHUNK..(i + 1) * CHUNK) }.fill(1.0);
     });
     buf
 }
 
-/// Reads `x` once and adds it up.
+/// Reads `x` once and returns its sum.
 fn read_pass(ctx: &Ctx, x: &Buf) -> f64 {
     let total = Mutex::new(0.0);
     ctx.parallel_for(x.len() / CHUNK, |i| {
@@ -251,19 +252,19 @@ fn read_pass(ctx: &Ctx, x: &Buf) -> f64 {
     total.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `a = b + scale · c`
+/// `a = b + scale · c`.
 fn triad_pass(ctx: &Ctx, a: &mut Buf, b: &Buf, c: &Buf, scale: f32) {
     let out = Disjoint::new(a.as_mut_slice());
     ctx.parallel_for(b.len() / CHUNK, |i| {
         let range = i * CHUNK..(i + 1) * CHUNK;
-        // SAFETY: each chunk belongs to one piece.
+        // SAFETY: each chunk belongs to one work item.
         let a = unsafe { out.slice(range.clone()) };
         triad_of(ctx.level(), a, &b.as_slice()[range.clone()], &c.as_slice()[range], scale);
     });
 }
 
-/// Elements of one turn of the loops over memory: 4 vectors, more than the latency of an addition needs.
-const TURN: usize = 4 * LANES;
+/// Elements per iteration of the memory loops: 4 vectors, iterations to hide the latency of an addition.
+const STRIP: usize = 4 * LANES;
 
 dispatch! {
     fn sum_of(x: &[f32]) -> f32 = sum_generic;
@@ -272,8 +273,8 @@ dispatch! {
 #[inline(always)]
 fn sum_generic<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut sums = [s.zero(); 4];
-    for turn in x.as_chunks::<TURN>().0 {
-        for (sum, v) in sums.iter_mut().zip(turn.as_chunks::<LANES>().0) {
+    for strip in x.as_chunks::<STRIP>().0 {
+        for (sum, v) in sums.iter_mut().zip(strip.as_chunks::<LANES>().0) {
             *sum = s.add(*sum, s.load(v));
         }
     }
@@ -298,37 +299,42 @@ mod tests {
     use super::*;
     use crate::Isa;
 
-    /// The loops do the operations that are counted: their sums are whole numbers that say how many there were.
+    /// The loops execute exactly the counted operations: their sums are integers that give the number.
     #[test]
-    fn every_counted_multiply_add_is_in_the_sum() {
+    fn loops_execute_the_counted_operations() {
         for isa in Isa::available() {
             let ctx = Ctx::with_isa(1, isa).unwrap();
-            for turns in [0, 1, 7, 100] {
-                let (sum, chains) = fma_loop(ctx.level(), 1.0, turns);
-                let begin = chains * (chains - 1) / 2;
-                assert_eq!(sum, (LANES * (begin + chains * turns)) as f32, "{isa:?}, {turns} turns");
+            for iterations in [0, 1, 7, 100] {
+                let (sum, chains) = fma_loop(ctx.level(), 1.0, iterations);
+                let start = chains * (chains - 1) / 2;
+                assert_eq!(
+                    sum,
+                    (LANES * (start + chains * iterations)) as f32,
+                    "{isa:?}, {iterations} iterations"
+                );
                 #[cfg(target_arch = "x86_64")]
                 if ctx.level().bf16() == Bf16Products::NativePairs {
-                    let begin = pairs::CHAINS * (pairs::CHAINS - 1) / 2;
-                    let expected = LANES * (begin + 2 * pairs::CHAINS * turns);
-                    // SAFETY: the instructions were just asked for.
-                    assert_eq!(unsafe { pairs::pair_loop(1.0, turns) }, expected as f32, "{turns} turns");
+                    let start = pairs::CHAINS * (pairs::CHAINS - 1) / 2;
+                    let expected = LANES * (start + 2 * pairs::CHAINS * iterations);
+                    // SAFETY: the instructions were just detected.
+                    let sum = unsafe { pairs::pair_loop(1.0, iterations) };
+                    assert_eq!(sum, expected as f32, "{iterations} iterations");
                 }
             }
         }
-        // SAFETY: software needs nothing of the processor.
+        // SAFETY: the software unit has no requirements.
         let sum = unsafe { tile_loop::<crate::gemm_amx::SoftwareUnit>(3) };
         assert_eq!(2.0 * sum, (3 * TILE_OPERATIONS) as f64);
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if Ctx::serial().level().bf16() == Bf16Products::AmxTiles {
-            // SAFETY: the tiles were just asked for.
+            // SAFETY: the tiles were just detected.
             let sum = unsafe { tile_loop::<crate::gemm_amx::amx::AmxUnit>(100) };
             assert_eq!(2.0 * sum, (100 * TILE_OPERATIONS) as f64);
         }
     }
 
     #[test]
-    fn every_counted_byte_is_touched() {
+    fn memory_loops_touch_every_counted_byte() {
         for isa in Isa::available() {
             for threads in [1, 2] {
                 let ctx = Ctx::with_isa(threads, isa).unwrap();
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_positive_on_the_plainest_and_the_best_instruction_set() {
+    fn rates_are_positive_on_portable_and_on_the_fastest_instruction_set() {
         for isa in [Isa::Portable, Isa::detect()] {
             let ctx = Ctx::with_isa(2, isa).unwrap();
             assert!(gemm_f32(&ctx) > 0.0);

@@ -1,48 +1,48 @@
-//! Numbers in files: f32, f16 and bf16 as little-endian bytes, from and to f32. Narrowing rounds to the
-//! nearest, ties to even; a number too large becomes infinite.
+//! Conversion between f32 and the little-endian f32, f16 and bf16 bytes of files. Narrowing rounds to nearest, ties to
+//! even; overflow gives infinity.
 
 use half::{bf16, f16};
 
 use crate::Buf;
 
-/// Numbers from f32 bytes.
+/// Decodes f32 bytes.
 ///
 /// # Panics
 ///
-/// If the bytes are not a whole number of numbers.
+/// If the length is not a multiple of the number size.
 pub fn f32_from_f32_bytes(bytes: &[u8]) -> Buf {
     widen(bytes, f32::from_le_bytes)
 }
 
-/// Numbers from f16 bytes (exact).
+/// Decodes f16 bytes (exact).
 ///
 /// # Panics
 ///
-/// If the bytes are not a whole number of numbers.
+/// If the length is not a multiple of the number size.
 pub fn f32_from_f16_bytes(bytes: &[u8]) -> Buf {
     widen(bytes, |b| f16::from_le_bytes(b).to_f32())
 }
 
-/// Numbers from bf16 bytes (exact).
+/// Decodes bf16 bytes (exact).
 ///
 /// # Panics
 ///
-/// If the bytes are not a whole number of numbers.
+/// If the length is not a multiple of the number size.
 pub fn f32_from_bf16_bytes(bytes: &[u8]) -> Buf {
     widen(bytes, |b| bf16::from_le_bytes(b).to_f32())
 }
 
-/// f32 bytes of numbers.
+/// Encodes numbers as f32 bytes.
 pub fn f32_bytes_from_f32(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// f16 bytes of numbers.
+/// Encodes numbers as f16 bytes.
 pub fn f16_bytes_from_f32(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()
 }
 
-/// bf16 bytes of numbers.
+/// Encodes numbers as bf16 bytes.
 pub fn bf16_bytes_from_f32(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()
 }

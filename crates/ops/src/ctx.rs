@@ -1,21 +1,21 @@
-//! Where operations run: threads, instruction set, scratch memory.
+//! Execution context of the operations: threads, instruction set, scratch memory.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
-use crate::parallel::share;
+use crate::parallel::run_shared;
 use crate::{Buf, Element, Isa, OpsError};
 
-/// What every operation needs to run: a pool of threads of its own, the instruction set, and scratch memory that is
-/// kept from call to call. Clones share all of it.
+/// Execution context required by every operation: its own thread pool, the instruction set, and scratch memory that is
+/// reused between calls. Clones share all of it.
 #[derive(Clone)]
 pub struct Ctx {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// The threads beside the caller's, which always works too; `None` runs everything on the caller's.
+    /// Threads in addition to the caller's, which always participates; `None` runs everything on the caller's.
     helpers: Option<rayon::ThreadPool>,
     threads: usize,
     level: Level,
@@ -23,25 +23,25 @@ struct Inner {
 }
 
 impl Ctx {
-    /// A context of `threads` threads, the caller's counted, on the fastest instruction set there is.
+    /// A context of `threads` threads, including the caller's, on the fastest available instruction set.
     pub fn new(threads: usize) -> Result<Self, OpsError> {
         Self::build(threads, Level::best())
     }
 
-    /// A context that runs everything on the caller's thread: for callers that are parallel themselves.
+    /// A context that runs everything on the caller's thread, for callers that are parallel themselves.
     pub fn serial() -> Self {
         Self::from_parts(None, 1, Level::best())
     }
 
-    /// As [`Ctx::new`], on a given instruction set: for tests and for comparing.
+    /// As [`Ctx::new`], on a given instruction set, for tests and comparisons.
     pub fn with_isa(threads: usize, isa: Isa) -> Result<Self, OpsError> {
         let level = Level::of(isa)
             .ok_or_else(|| OpsError::IsaUnavailable { requested: isa, available: Isa::available() })?;
         Self::build(threads, level)
     }
 
-    /// As [`Ctx::new`], with products of bf16 matrices as tiles compute them, in software: for tests, and to see on any
-    /// processor what AMX would give. It is slow.
+    /// As [`Ctx::new`], with an emulation in software of bf16 products by tiles: for tests, and to obtain the results
+    /// of AMX on any processor. Slow.
     pub fn with_software_tiles(threads: usize) -> Result<Self, OpsError> {
         Self::build(threads, Level::with_software_tiles())
     }
@@ -65,19 +65,19 @@ impl Ctx {
         Self { inner: Arc::new(Inner { helpers, threads, level, scratch: Mutex::new(Vec::new()) }) }
     }
 
-    /// Number of threads, the caller's counted.
+    /// Number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.inner.threads
     }
 
-    /// The instruction set that the kernels run on.
+    /// Instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.inner.level.isa()
     }
 
-    /// How products of bf16 matrices are computed: `dot pairs (…)`, which give the same bits on every instruction set,
-    /// or `tiles (…)`, which give others.
-    pub fn products(&self) -> &'static str {
+    /// Method of bf16 matrix products: `dot pairs (…)`, bitwise identical on all instruction sets, or `tiles (…)`, with
+    /// different rounding.
+    pub fn bf16_products(&self) -> &'static str {
         match (self.level().bf16(), self.isa()) {
             (Bf16Products::AmxTiles, _) => "tiles (amx)",
             (Bf16Products::SoftwareTiles, _) => "tiles (software)",
@@ -88,28 +88,33 @@ impl Ctx {
         }
     }
 
+    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot pairs.
+    pub fn uses_tiles(&self) -> bool {
+        matches!(self.level().bf16(), Bf16Products::AmxTiles | Bf16Products::SoftwareTiles)
+    }
+
     pub(crate) fn level(&self) -> Level {
         self.inner.level
     }
 
-    /// Calls `f` once with each of `0..n`, on all threads of the context, in any order, and returns when all calls
-    /// have returned. `f` must not rely on two calls running at the same time.
+    /// Calls `f` once with each of `0..n`, on all threads of the context, in any order, and returns when all calls have
+    /// returned. `f` must not rely on two calls running concurrently.
     ///
     /// # Panics
     /// If a call panics, after the others have ended.
     pub fn parallel_for(&self, n: usize, f: impl Fn(usize) + Sync) {
         match &self.inner.helpers {
-            Some(pool) if n > 1 => share(pool, self.inner.threads - 1, n, &f),
+            Some(pool) if n > 1 => run_shared(pool, self.inner.threads - 1, n, &f),
             _ => (0..n).for_each(f),
         }
     }
 
-    /// Lends a scratch buffer of `len` numbers with unspecified content.
+    /// Passes a scratch buffer of `len` numbers with unspecified content to `f`.
     pub(crate) fn with_scratch<R>(&self, len: usize, f: impl FnOnce(&mut Buf) -> R) -> R {
         self.with_scratch_in(len, f)
     }
 
-    /// As [`Ctx::with_scratch`], in either format.
+    /// As [`Ctx::with_scratch`], in any format.
     pub(crate) fn with_scratch_in<E: Element, R>(&self, len: usize, f: impl FnOnce(&mut Buf<E>) -> R) -> R {
         let stack = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let mut buf = stack().pop().unwrap_or_default().into_format();
@@ -172,9 +177,9 @@ mod tests {
         ctx.parallel_for(4, |_| ());
     }
 
-    /// Results are all there when the call returns, whichever thread wrote them, time and again.
+    /// Results are complete when the call returns, whichever thread wrote them.
     #[test]
-    fn many_small_jobs_from_several_callers_leave_nothing_undone() {
+    fn many_small_jobs_from_several_callers_all_complete() {
         let ctx = Ctx::new(3).unwrap();
         std::thread::scope(|scope| {
             for caller in 0..3 {
@@ -193,11 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn no_threads_and_foreign_instruction_sets_are_errors() {
+    fn zero_threads_and_unsupported_instruction_sets_are_errors() {
         assert!(matches!(Ctx::new(0), Err(OpsError::NoThreads)));
         let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
         let message = Ctx::with_isa(1, foreign).unwrap_err().to_string();
-        assert!(message.contains("hint: it has portable"), "{message}");
+        assert!(message.contains("hint: available: portable"), "{message}");
     }
 
     #[test]

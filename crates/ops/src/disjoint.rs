@@ -1,9 +1,9 @@
-//! Writing one buffer from several threads.
+//! Concurrent writes to disjoint parts of one buffer.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A mutable slice that is handed out in pieces to the calls of one `parallel_for`.
+/// A mutable slice whose disjoint parts are given to the calls of one `parallel_for`.
 #[derive(Debug)]
 pub struct Disjoint<'a, T = f32> {
     at: *mut T,
@@ -11,7 +11,7 @@ pub struct Disjoint<'a, T = f32> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// By hand, since the derived ones would ask the same of `T`.
+// Not derived: that would require `T: Clone`.
 impl<T> Clone for Disjoint<'_, T> {
     fn clone(&self) -> Self {
         *self
@@ -20,7 +20,7 @@ impl<T> Clone for Disjoint<'_, T> {
 
 impl<T> Copy for Disjoint<'_, T> {}
 
-// SAFETY: a `Disjoint` gives access only through `slice`, whose caller vouches that no two pieces overlap.
+// SAFETY: a `Disjoint` gives access only through `slice`, whose caller guarantees that no two parts overlap.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
@@ -33,19 +33,19 @@ impl<'a, T> Disjoint<'a, T> {
     /// The elements of `range`.
     ///
     /// # Safety
-    /// No element of `range` may be reached by anyone else while the result lives.
+    /// No other reference to an element of `range` may exist while the result lives.
     pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: the range is inside the borrowed slice, and exclusive by the caller's word.
+        // SAFETY: the range is inside the borrowed slice, and exclusive access is guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(range.start), range.len()) }
     }
 
-    /// Number of elements of the whole.
+    /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The first element, for kernels that walk a matrix with a stride.
+    /// Address of the first element, for kernels that walk a matrix with a stride.
     pub(crate) fn as_mut_ptr(&self) -> *mut T {
         self.at
     }

@@ -1,54 +1,54 @@
-//! A token drawn from a row of logits in the passes that its log-sum-exp takes anyway.
+//! Sampling a token from a row of logits, reusing the passes of its log-sum-exp.
 //!
-//! The log-sum-exp leaves the weight of every block of [`BLOCK`] columns behind, and on its way that of every group of
-//! [`LANES`] columns, so the cumulative distribution is inverted from the outside in: over the blocks, over the groups of
-//! the one block that is hit, over the columns of the one group. At each level the number is what is left of it at the
-//! level above, as a share of the weight found there: roundings of one level's sums shift a boundary by their relative
-//! error, and never leave the number without a token. Ascending order throughout, so that equal logits and numbers give
-//! equal tokens on every instruction set.
+//! The log-sum-exp leaves the weight of every block of [`BLOCK`] columns and, on the way, of every group of [`LANES`]
+//! columns. The cumulative distribution is therefore inverted hierarchically: over the blocks, over the groups of the
+//! selected block, over the columns of the selected group. Each level rescales the remainder of the random number by
+//! the weight found at that level: rounding at one level shifts a boundary by its relative error and can never leave
+//! the number without a token. Everything ascends, so equal logits and numbers give equal tokens on every instruction
+//! set.
 //!
-//! Once all blocks have been read, the logits of a single group are needed again, or none. That is why a decode step
+//! Once all blocks have been read, only the logits of a single group, or none, are needed. A decode step therefore
 //! keeps no logits ([`head_draw`](crate::head_draw)).
 
 use crate::isa::Level;
 use crate::logsumexp::{BLOCK, Block, GROUPS, block, block_and_groups, join};
 use crate::simd::{LANES, Simd, dispatch};
 
-/// How a token is to be drawn from a row of logits.
+/// Settings of one draw from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Draw {
-    /// What logits are multiplied by before the softmax.
+    /// Factor applied to the logits before the softmax: 1 / temperature.
     pub inv_temperature: f32,
-    /// A number in [0, 1): the token is the one whose share of the cumulative softmax holds it. Without a number it is
-    /// the first of the most probable ones.
+    /// Random number in [0, 1): selects the token whose interval of the cumulative softmax contains it. `None` selects
+    /// the most probable token, the first one of equals.
     pub uniform: Option<f64>,
 }
 
-/// A chosen token.
+/// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pick {
-    /// Its id.
+    /// Token id.
     pub token: u32,
-    /// Its log-probability under the full softmax at the temperature in force (nats): the bits that
-    /// [`head_forward`](crate::head_forward) gives for the same row.
+    /// Log-probability under the full softmax at the current temperature, in nats: bitwise identical to the result of
+    /// [`head_forward`](crate::head_forward) for the same row.
     pub logprob: f32,
 }
 
-/// What drawing from a row needs of one of its blocks.
+/// Summary of one block of a row, sufficient for a draw.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct BlockSummary {
     block: Block,
-    /// The first column, of the block's, with its largest logit; where there is no number to draw by.
+    /// First column of the block's largest logit; set for greedy draws.
     largest: u32,
-    /// Weights e^(z − max) summed by groups of columns; where there is a number to draw by.
+    /// Weights e^(z − max) summed by groups of columns; set for random draws.
     groups: [f32; GROUPS],
 }
 
-impl Seen {
-    /// Takes in the logits of a block: those of its columns that there are.
+impl BlockSummary {
+    /// Summarises the logits of a block, which may be shorter at the end of a row.
     pub(crate) fn read(&mut self, level: Level, logits: &[f32], draw: Draw) {
         if draw.uniform.is_some() {
-            // Groups that a block at the end has not must weigh nothing.
+            // Groups past the end of the last block must have no weight.
             self.groups[logits.len() / LANES..].fill(0.0);
             self.block = block_and_groups(level, logits, draw.inv_temperature, &mut self.groups);
         } else {
@@ -58,27 +58,27 @@ impl Seen {
     }
 }
 
-/// Memory that [`draw`] uses again.
+/// Scratch memory of [`draw`].
 #[derive(Debug, Default)]
-pub(crate) struct Inversion {
+pub(crate) struct DrawScratch {
     blocks: Vec<Block>,
     weights: Vec<f64>,
 }
 
-/// The token drawn from a row of which all blocks have been seen. `logits_of` puts the logits of a group of the row,
-/// counted from its first, into the array that it is given, and says how many there are.
+/// Draws a token from a row, given the summaries of all its blocks. `logits_of` copies the logits of one group of the
+/// row (index counted from the row's start) into the array and returns their number.
 ///
-/// `None` when the logits are not finite.
+/// `None` if the logits are not finite.
 pub(crate) fn draw(
     level: Level,
-    row: &[Seen],
+    row: &[BlockSummary],
     draw: Draw,
-    memory: &mut Inversion,
+    scratch: &mut DrawScratch,
     logits_of: impl FnOnce(usize, &mut [f32; LANES]) -> usize,
 ) -> Option<Pick> {
-    let Inversion { blocks, weights } = memory;
+    let DrawScratch { blocks, weights } = scratch;
     blocks.clear();
-    blocks.extend(row.iter().map(|seen| seen.block));
+    blocks.extend(row.iter().map(|summary| summary.block));
     let scores = join(level, blocks);
     if !scores.lse.is_finite() {
         return None;
@@ -101,30 +101,32 @@ pub(crate) fn draw(
     Some(Pick { token, logprob: logits[lane] * draw.inv_temperature - scores.lse })
 }
 
-/// Draws from rows of logits that are there. Kept from row to row for its memory.
+/// Draws from rows of logits in memory. Reuses its scratch memory from row to row.
 #[derive(Debug, Default)]
 pub struct RowDraw {
-    seen: Vec<Seen>,
-    memory: Inversion,
+    summaries: Vec<BlockSummary>,
+    scratch: DrawScratch,
 }
 
 impl RowDraw {
-    /// The token drawn from a row of logits. `None` when they are not finite.
+    /// Draws a token from a row of logits. `None` if they are not finite.
     ///
     /// # Panics
     /// If there are no logits.
-    pub fn draw(&mut self, logits_v: &[f32], how: Draw) -> Option<Pick> {
+    pub fn draw(&mut self, logits_v: &[f32], settings: Draw) -> Option<Pick> {
         assert!(!logits_v.is_empty(), "a row of logits has at least one column");
         let level = Level::best();
-        self.seen.resize_with(logits_v.len().div_ceil(BLOCK), Seen::default);
-        for (seen, logits) in self.seen.iter_mut().zip(logits_v.chunks(BLOCK)) {
-            seen.read(level, logits, how);
+        self.summaries.resize_with(logits_v.len().div_ceil(BLOCK), BlockSummary::default);
+        for (summary, logits) in self.summaries.iter_mut().zip(logits_v.chunks(BLOCK)) {
+            summary.read(level, logits, settings);
         }
-        draw(level, &self.seen, how, &mut self.memory, |group, out| copy_group(logits_v, group, out))
+        draw(level, &self.summaries, settings, &mut self.scratch, |group, out| {
+            copy_group(logits_v, group, out)
+        })
     }
 }
 
-/// The logits of a group, out of those of its row: how many there are.
+/// Copies the logits of one group of a row; returns their number.
 pub(crate) fn copy_group(logits_v: &[f32], group: usize, out: &mut [f32; LANES]) -> usize {
     let logits = &logits_v[group * LANES..];
     let columns = logits.len().min(LANES);
@@ -136,7 +138,8 @@ pub(crate) fn copy_group(logits_v: &[f32], group: usize, out: &mut [f32; LANES])
 fn first_of_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32, z: f32) -> u32 {
     let (scale, largest) = (s.splat(inv_temperature), s.splat(z));
     let (full, tail) = logits.as_chunks::<LANES>();
-    // In f32 throughout, where places so small are exact: of each lane the first vector that has it, then its column.
+    // Computed in f32, which represents such small indices exactly: first vector containing it for each lane, then its
+    // column.
     let mut at = s.splat(full.len() as f32);
     for (i, x) in full.iter().enumerate().rev() {
         at = s.select_gt(largest, s.mul(s.load(x), scale), at, s.splat(i as f32));
@@ -152,13 +155,13 @@ fn first_of_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32, z: f32)
 }
 
 dispatch! {
-    /// The first place of a largest scaled logit among those of a block.
+    /// First column with the largest scaled logit of a block.
     fn first_of(logits: &[f32], inv_temperature: f32, z: f32) -> u32 = first_of_generic;
 }
 
-/// The first entry up to which the weights sum to more than the share `uniform` of their total, and the place of
-/// `uniform` inside of it, in [0, 1]. Rounding can leave it a hair above the last sum: then it is the last entry that
-/// has a weight.
+/// First entry at which the cumulative weight exceeds the fraction `uniform` of the total, and the position of
+/// `uniform` within it, in [0, 1]. If rounding puts the target above the last sum, the last entry with a weight is
+/// returned.
 fn locate(weights: impl Iterator<Item = f64> + Clone, uniform: f64) -> Option<(usize, f64)> {
     let total: f64 = weights.clone().sum();
     let target = uniform * total;
@@ -191,7 +194,7 @@ fn weigh_blocks_generic<S: Simd>(s: S, blocks: &[Block], max: f32, weights: &mut
 }
 
 dispatch! {
-    /// The weight of each block, relative to the largest logit of all.
+    /// Weight of each block, relative to the largest logit of the row.
     fn weigh_blocks(blocks: &[Block], max: f32, weights: &mut [f64]) = weigh_blocks_generic;
 }
 
@@ -202,7 +205,7 @@ fn weigh_group_generic<S: Simd>(s: S, logits: &[f32], inv_temperature: f32, max:
 }
 
 dispatch! {
-    /// The weight of each column of one group, relative to its block's largest logit.
+    /// Weight of each column of one group, relative to its block's largest logit.
     fn weigh_group(logits: &[f32], inv_temperature: f32, max: f32, weights: &mut [f32]) = weigh_group_generic;
 }
 
@@ -217,7 +220,7 @@ mod tests {
 
     const LENGTHS: [usize; 10] = [1, 2, 15, 16, 17, 100, 512, 513, 1500, 20_003];
 
-    /// The token, whose log-probability must be that of the row's scores.
+    /// The drawn token; asserts that its log-probability is that of the row's scores.
     fn token(row: &mut RowDraw, logits_v: &[f32], inv_temperature: f32, uniform: Option<f64>) -> u32 {
         let pick = row.draw(logits_v, Draw { inv_temperature, uniform }).unwrap();
         let lse = row_scores(logits_v, inv_temperature).lse;
@@ -225,7 +228,7 @@ mod tests {
         pick.token
     }
 
-    /// At the middle and near both ends of a token's share, it is that token that is drawn.
+    /// Numbers in the middle and near both ends of a token's interval select that token.
     #[test]
     fn a_draw_inverts_the_cumulative_softmax() {
         let mut row = RowDraw::default();
@@ -238,7 +241,7 @@ mod tests {
                 let mut below = 0.0;
                 for (i, w) in weights.iter().enumerate() {
                     for share in [0.02, 0.5, 0.98] {
-                        // Where the share is wider than the rounding of f32 weights.
+                        // Where the interval is wider than the rounding of f32 weights.
                         if i % 7 == 0 && w * 0.02 > 1e-6 * total {
                             let u = (below + share * w) / total;
                             assert_eq!(token(&mut row, &x, scale, Some(u)), i as u32, "{len} {spread}");
@@ -253,7 +256,7 @@ mod tests {
         }
     }
 
-    /// What cannot be drawn is not drawn, also at the very ends.
+    /// Tokens of probability 0 are never drawn, not even at the ends of the interval.
     #[test]
     fn impossible_tokens_are_never_drawn() {
         let mut x = vec![f32::NEG_INFINITY; 40];
@@ -267,9 +270,9 @@ mod tests {
         assert_eq!(token(&mut row, &x, 1.0, None), 21);
     }
 
-    /// Also after a longer row, whose last block reached further.
+    /// Even after a longer row, whose last block was larger.
     #[test]
-    fn a_shorter_row_has_nothing_of_the_one_before() {
+    fn a_shorter_row_is_independent_of_the_previous_one() {
         let mut row = RowDraw::default();
         for len in [1030, 514, 16, 3] {
             let x = logits(len, 1.0);
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equals_is_the_largest() {
+    fn ties_select_the_first_token() {
         let mut row = RowDraw::default();
         for at in [0, 17, 511, 512, 700, 1029] {
             let mut x = logits(1030, 5.0);
@@ -290,13 +293,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_not_drawn_from() {
+    fn non_finite_logits_are_not_sampled() {
         let mut row = RowDraw::default();
         for uniform in [None, Some(0.5)] {
-            let how = Draw { inv_temperature: 1.0, uniform };
-            assert_eq!(row.draw(&[0.0, f32::NAN], how), None);
-            assert_eq!(row.draw(&[0.0, f32::INFINITY], how), None);
-            assert_eq!(row.draw(&[f32::NEG_INFINITY; 3], how), None);
+            let settings = Draw { inv_temperature: 1.0, uniform };
+            assert_eq!(row.draw(&[0.0, f32::NAN], settings), None);
+            assert_eq!(row.draw(&[0.0, f32::INFINITY], settings), None);
+            assert_eq!(row.draw(&[f32::NEG_INFINITY; 3], settings), None);
         }
     }
 
@@ -305,14 +308,14 @@ mod tests {
         let x = logits(501, 9.0);
         let on = |isa| {
             let level = Level::of(isa).unwrap();
-            let mut seen = Seen::default();
-            seen.read(level, &x, Draw { inv_temperature: 0.7, uniform: Some(0.5) });
+            let mut summary = BlockSummary::default();
+            summary.read(level, &x, Draw { inv_temperature: 0.7, uniform: Some(0.5) });
             let mut inside = [0.0; 11];
             weigh_group(level, &x[..11], 0.7, 6.0 * 0.7, &mut inside);
             let blocks: Vec<Block> = x.chunks(100).map(|x| block(level, x, 0.7)).collect();
             let mut weights = vec![0.0; blocks.len()];
             weigh_blocks(level, &blocks, 5.0, &mut weights);
-            let columns = seen.groups.iter().chain(&inside).map(|w| w.to_bits()).collect::<Vec<_>>();
+            let columns = summary.groups.iter().chain(&inside).map(|w| w.to_bits()).collect::<Vec<_>>();
             (columns, weights.into_iter().map(f64::to_bits).collect::<Vec<_>>())
         };
         let available = Isa::available();

@@ -7,15 +7,14 @@ use half::bf16;
 use self::sealed::Lanes;
 use crate::numbers::Typed;
 
-/// A number as it lies in memory. Arithmetic is f32 whatever the storage; a store to bf16 rounds to the nearest, ties
-/// to even, and makes zeros of numbers below the smallest normal one (about 1.2e-38), as the processors' bf16 products
-/// take them.
+/// A number in its storage format. Arithmetic is always f32; a store to bf16 rounds to nearest, ties to even, and
+/// flushes numbers below the smallest normal one (about 1.2e-38) to zero, as the processors' bf16 products do.
 pub trait Element: Copy + Default + PartialEq + Debug + Send + Sync + Lanes + Typed + 'static {
-    /// Name of the format, as in settings and messages.
+    /// Name of the format, as used in settings and messages.
     const NAME: &'static str;
-    /// The nearest number of the format.
+    /// Rounds to the nearest number of the format.
     fn narrow(x: f32) -> Self;
-    /// Exactly this number.
+    /// Converts to f32, exactly.
     fn widen(self) -> f32;
 }
 
@@ -45,7 +44,7 @@ impl Element for bf16 {
     }
 }
 
-/// The bits of the nearest bf16 number: what every instruction set's store gives.
+/// Bits of the nearest bf16 number, as every instruction set's store computes them.
 #[inline(always)]
 pub(crate) fn narrow(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -54,7 +53,7 @@ pub(crate) fn narrow(x: f32) -> u16 {
         return (bits >> 16) as u16 & 0x8000;
     }
     if exponent == 0x7f80_0000 {
-        // Infinity stays; a NaN must not become infinity.
+        // Infinity is preserved; a NaN must not become infinity.
         let quiet = if x.is_nan() { 0x40 } else { 0 };
         return (bits >> 16) as u16 | quiet;
     }
@@ -66,7 +65,7 @@ pub(crate) mod sealed {
 
     use crate::simd::Simd;
 
-    /// Elements as vectors of f32 lanes.
+    /// Loads and stores of elements as vectors of f32 lanes.
     pub trait Lanes: Sized {
         /// # Safety
         /// 16 elements must be readable at `p`.
@@ -74,11 +73,11 @@ pub(crate) mod sealed {
         /// # Safety
         /// 16 elements must be writable at `p`.
         unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
-        /// Lanes `n..` are zero and their memory is not touched.
+        /// Lanes `n..` are zero and their memory is not accessed.
         /// # Safety
         /// `n <= 16` elements must be readable at `p`.
         unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
-        /// The memory of lanes `n..` is not touched.
+        /// The memory of lanes `n..` is not accessed.
         /// # Safety
         /// `n <= 16` elements must be writable at `p`.
         unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V);
@@ -87,7 +86,7 @@ pub(crate) mod sealed {
     impl Lanes for f32 {
         #[inline(always)]
         unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-            // SAFETY: the caller's duty, passed on; so it is below.
+            // SAFETY: guaranteed by the caller; also below.
             unsafe { s.load_ptr(p) }
         }
         #[inline(always)]
@@ -121,7 +120,7 @@ pub(crate) mod sealed {
         #[inline(always)]
         unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
             let mut lanes = [0_u16; crate::simd::LANES];
-            // SAFETY: the caller vouches for n ≤ 16 elements; the array has 16.
+            // SAFETY: the caller guarantees n ≤ 16 elements; the array has 16.
             unsafe {
                 std::ptr::copy_nonoverlapping(p.cast(), lanes.as_mut_ptr(), n);
                 s.load_bf16(lanes.as_ptr())

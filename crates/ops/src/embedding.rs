@@ -1,5 +1,5 @@
-//! Rows by index: the embedding table, and picking or placing rows of activations. Shapes: V rows in the
-//! table, T tokens, D columns.
+//! Row gathers and scatters: the embedding table, and selecting rows of activations. Shapes: V rows in the table, T
+//! tokens, D columns.
 
 use crate::disjoint::Disjoint;
 use crate::{Buf, Ctx, Element, partition};
@@ -8,7 +8,7 @@ use crate::{Buf, Ctx, Element, partition};
 ///
 /// # Panics
 ///
-/// If a length does not fit or a token is outside of the table.
+/// If a length does not fit or a token is outside the table.
 pub fn embedding(ctx: &Ctx, x_td: &mut Buf, table_vd: &Buf, tokens: &[u32], d: usize) {
     gather_rows(ctx, x_td, table_vd, tokens, d);
 }
@@ -17,7 +17,7 @@ pub fn embedding(ctx: &Ctx, x_td: &mut Buf, table_vd: &Buf, tokens: &[u32], d: u
 ///
 /// # Panics
 ///
-/// If a length does not fit or a token is outside of the table.
+/// If a length does not fit or a token is outside the table.
 pub fn embedding_backward(ctx: &Ctx, dtable_vd: &mut Buf, dx_td: &Buf, tokens: &[u32], d: usize) {
     assert_eq!(dx_td.len(), tokens.len() * d, "embedding_backward: dx must be [tokens, d]");
     add_rows(ctx, dtable_vd, dx_td, tokens, d);
@@ -27,7 +27,7 @@ pub fn embedding_backward(ctx: &Ctx, dtable_vd: &mut Buf, dx_td: &Buf, tokens: &
 ///
 /// # Panics
 ///
-/// If a length does not fit or a row is outside of `x`.
+/// If a length does not fit or a row is outside `x`.
 pub fn gather_rows<E: Element>(ctx: &Ctx, y: &mut Buf<E>, x: &Buf<E>, rows: &[u32], d: usize) {
     assert_eq!(y.len(), rows.len() * d, "gather_rows: y must be [rows, d]");
     let x = x.as_slice();
@@ -38,19 +38,18 @@ pub fn gather_rows<E: Element>(ctx: &Ctx, y: &mut Buf<E>, x: &Buf<E>, rows: &[u3
     });
 }
 
-/// The gradient of [`gather_rows`]: `y` becomes zero, then `y[rows[i]] += x[i]`, ascending.
+/// Backward pass of [`gather_rows`]: sets `y` to zero, then `y[rows[i]] += x[i]`, ascending.
 ///
 /// # Panics
 ///
-/// If a length does not fit or a row is outside of `y`.
+/// If a length does not fit or a row is outside `y`.
 pub fn scatter_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
     assert_eq!(x.len(), rows.len() * d, "scatter_rows: x must be [rows, d]");
     partition::for_rows(ctx, y.as_mut_slice(), d, |_, _, y| y.fill(0.0));
     add_rows(ctx, y, x, rows, d);
 }
 
-/// `y[rows[i]] += x[i]`, ascending. Threads share out the columns, so that a row that comes twice is summed
-/// in order.
+/// `y[rows[i]] += x[i]`, ascending. Threads divide the columns, so that duplicate rows are summed in order.
 fn add_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
     if rows.is_empty() || d == 0 {
         return;

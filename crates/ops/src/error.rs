@@ -1,33 +1,33 @@
-//! What can go wrong outside the kernels themselves.
+//! Errors outside the kernels themselves.
 
 use crate::Isa;
 
-/// An error of the compute layer that its caller can act on. Wrong shapes are not errors but panics: see the crate's
-/// documentation.
+/// An error of the compute layer that its caller can handle. Wrong shapes are programming errors and panic: see the
+/// crate's documentation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpsError {
-    /// The requested instruction set is not there.
+    /// The requested instruction set is not available.
     #[error(
-        "this processor has no {}\nhint: it has {}",
+         "this processor does not support {}\nhint: available: {}",
         requested.name(),
         available.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
     )]
     IsaUnavailable {
-        /// What was asked for.
+        /// Requested instruction set.
         requested: Isa,
-        /// What the processor has, slowest first.
+        /// Instruction sets of the processor, slowest first.
         available: Vec<Isa>,
     },
-    /// The operating system did not give the threads.
-    #[error("cannot start {threads} compute threads: {source}\nhint: ask for fewer threads")]
+    /// The operating system could not start the threads.
+    #[error("cannot start {threads} compute threads: {source}\nhint: use fewer threads")]
     Threads {
-        /// How many were asked for.
+        /// Number of threads requested.
         threads: usize,
-        /// What the thread pool said.
+        /// Error of the thread pool.
         source: rayon::ThreadPoolBuildError,
     },
-    /// Zero threads were asked for.
+    /// Zero threads were requested.
     #[error("a compute context needs at least one thread\nhint: 1 runs everything on the calling thread")]
     NoThreads,
     /// A file could not be opened or mapped.
@@ -35,7 +35,7 @@ pub enum OpsError {
     MapFile {
         /// The file.
         path: std::path::PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }

@@ -1,15 +1,15 @@
-//! The matrix product under every linear layer: C = A·B, with the one sum per element of C that the crate's
-//! documentation defines, in f32 or, from factors rounded to it, in bf16.
+//! The matrix product under every linear layer: C = A·B, with the summation order defined in the crate's documentation,
+//! in f32 or, from factors rounded to it, in bf16.
 //!
-//! A lies along or across the reduced dimension and B in panels or in rows, in either format, so the same kernel runs on
-//! a packed weight (forward), on a plain weight (input gradient) and on plain activations whose rows are summed over
-//! (weight gradient). This file cuts a product into pieces for threads; `gemm_kernel` computes a piece, from tiles that
-//! `gemm_tile` and `gemm_amx` compute, after `gemm_copy` has brought what lies otherwise into their layout; meanwhile
-//! what is needed next is under way (`gemm_ahead`).
+//! A is contiguous along or across the reduced dimension, and B is in panels or in rows, in either format, so the same
+//! kernel runs on a packed weight (forward), on a plain weight (input gradient) and on activations whose rows are
+//! summed (weight gradient). This file divides a product into pieces for threads; `gemm_kernel` computes a piece from
+//! tiles of `gemm_tile` and `gemm_amx`, after `gemm_copy` has converted operands to their layout; meanwhile
+//! `gemm_prefetch` loads the operands needed next.
 //!
-//! The order of each sum does not depend on any size chosen here: a pass over part of the reduced dimension leaves the
-//! sum so far in memory and the next pass takes it up again. The other two dimensions only say who computes which
-//! element.
+//! The order of each sum does not depend on any block size chosen here: a pass over part of the reduced dimension
+//! stores the partial sum, which the next pass continues. Dividing the other two dimensions only decides which thread
+//! computes which element.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -17,34 +17,34 @@ use std::ops::Range;
 use crate::gemm_copy::left_room;
 use crate::gemm_kernel::{Block, Cells, MAX_STEPS, Source, multiply};
 use crate::gemm_tile::WIDEST;
-use crate::numbers::{Numbers, Place};
+use crate::numbers::{Numbers, NumbersMut};
 use crate::simd::LANES;
 use crate::{Buf, Ctx, Element};
 
-/// Most rows of C in one piece.
+/// Maximum rows of C per piece.
 const MAX_ROWS: usize = 256;
-/// Most rows of C in one piece when A is read across its rows, where every step is another cache line.
+/// Maximum rows of C per piece if A is read across its rows, where every step is another cache line.
 const MAX_ROWS_ACROSS: usize = 128;
-/// Most columns of C in one piece, in panels of [`LANES`].
+/// Maximum columns of C per piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
-/// Multiply-adds below which waking another thread costs more than it brings.
+/// Multiply-adds below which waking another thread costs more than it gains.
 const SERIAL: usize = 3_000_000;
 /// Rows whose multiply-adds take as long as reading the weight for one row.
 const READ_ROWS: usize = 3;
-/// Pieces per thread that even out threads of unequal speed.
+/// Pieces per thread, to balance threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
 /// As [`PIECES_PER_THREAD`], for the case of [`MAX_ROWS_ACROSS`].
 const PIECES_PER_THREAD_ACROSS: usize = 2;
 /// Rows of C that fit in one register tile.
 const FEW_ROWS: usize = 8;
-/// Rows of C below which a piece is not cut further: with fewer, B is read for too little work.
+/// Minimum rows of a piece: with fewer, too little work is done per read of B.
 const MIN_ROWS: usize = 32;
-/// Panels of C below which a piece that copies A is not cut further.
-const NARROW: usize = 6;
-/// Panels of C below which a piece is not cut further: one register tile.
+/// Minimum panels of a piece that copies A.
+const MIN_PANELS_COPYING: usize = 6;
+/// Minimum panels of a piece: one register tile.
 const MIN_PANELS: usize = 3;
 
-/// The left operand: element (i, k) is at `i * row + k * step`. One of the two is 1.
+/// The left operand: element (i, k) is at `i * row + k * step`. One of the two strides is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Left<'a> {
     pub(crate) data: Numbers<'a>,
@@ -62,20 +62,20 @@ pub(crate) enum Right<'a> {
         /// Elements from one row to the next.
         width: usize,
     },
-    /// Panels of 16 columns, the last one filled up: a [`Packed`](crate::Packed) weight, in the format of the product.
+    /// Panels of 16 columns, the last one zero-padded: a [`Packed`](crate::Packed) weight in the format of the product.
     Panels(Numbers<'a>),
 }
 
-/// Where the chains start and what becomes of them.
+/// Initial value of the sums and treatment of the results.
 #[derive(Clone, Copy)]
 pub(crate) enum Output<'a> {
-    /// C = A·B
+    /// C = A·B.
     Store,
-    /// C = A·B + bias of the column
+    /// C = A·B + bias (per column).
     Bias(&'a [f32]),
-    /// C = from + (A·B + bias), `from` with the strides of C
-    From(&'a [f32], Option<&'a [f32]>),
-    /// The chains start from C.
+    /// C = residual + (A·B + bias), where the residual has the strides of C.
+    Residual(&'a [f32], Option<&'a [f32]>),
+    /// C += A·B; the sums start from C.
     Chain,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Product<'a> {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// The arithmetic: [`Typed::GROUP`](crate::numbers::Typed::GROUP) of its format.
+    /// Numbers per word of the arithmetic: [`Typed::GROUP`](crate::numbers::Typed::GROUP) of its format.
     pub(crate) group: usize,
     pub(crate) a: Left<'a>,
     pub(crate) b: Right<'a>,
@@ -92,14 +92,14 @@ pub(crate) struct Product<'a> {
     pub(crate) output: Output<'a>,
 }
 
-/// Part of `count` that piece `i` of `pieces` covers: pieces differ by one at most.
+/// Range of `0..count` in part `i` of `pieces`; parts differ in size by at most one.
 pub(crate) fn piece(count: usize, pieces: usize, i: usize) -> Range<usize> {
     count * i / pieces..count * (i + 1) / pieces
 }
 
-/// All [`piece`]s, one after another, without a division for each.
+/// Iterator over all [`piece`]s, without a division for each.
 pub(crate) struct Pieces {
-    /// Where the next one begins: at `start`, of what is exactly `start + over / parts`.
+    /// Start of the next piece: the floor of `start + over / parts`.
     start: usize,
     over: usize,
     /// The count is `size · parts + left`.
@@ -113,7 +113,7 @@ impl Pieces {
         Self { start: 0, over: 0, size: count / parts, left: count % parts, parts }
     }
 
-    /// The next one of as many as there are parts.
+    /// Returns the next piece; may be called `parts` times.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Range<usize> {
         let start = self.start;
@@ -125,32 +125,32 @@ impl Pieces {
     }
 }
 
-/// Whether a product is too small for more than one thread.
+/// True if a product is too small for more than one thread.
 pub(crate) fn is_small(m: usize, n: usize, k: usize, group: usize) -> bool {
     m.max(READ_ROWS) * n * k < SERIAL * group
 }
 
 impl Product<'_> {
     /// Computes into `c`, on all threads of the context.
-    pub(crate) fn run(&self, ctx: &Ctx, c: Place<'_>) {
+    pub(crate) fn run(&self, ctx: &Ctx, c: NumbersMut<'_>) {
         if is_small(self.m, self.n, self.k, self.group) {
             return self.run_inline(ctx, c);
         }
         let grid = self.grid(ctx.threads());
-        // SAFETY: the pieces cover different elements of C.
+        // SAFETY: the pieces cover disjoint elements of C.
         ctx.parallel_for(grid.0 * grid.1, |i| unsafe { self.run_piece(ctx, c, grid, i) });
     }
 
     /// Computes into `c` on the calling thread.
-    pub(crate) fn run_inline(&self, ctx: &Ctx, c: Place<'_>) {
+    pub(crate) fn run_inline(&self, ctx: &Ctx, c: NumbersMut<'_>) {
         let grid = self.grid(1);
         for i in 0..grid.0 * grid.1 {
-            // SAFETY: nobody else has C.
+            // SAFETY: `c` is exclusive to this thread.
             unsafe { self.run_piece(ctx, c, grid, i) }
         }
     }
 
-    /// How many pieces the columns and the rows are cut into for `threads` threads.
+    /// Number of pieces along the columns and the rows for `threads` threads.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
         let (max_rows, per_thread) = if self.a.step == 1 {
@@ -160,8 +160,10 @@ impl Product<'_> {
         };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 {
-            // Each piece copies its part of B, so that pieces should be narrow rather than low.
-            while self.copies_right() && across * down < per_thread * threads && panels >= 2 * across * NARROW
+            // Each piece copies its part of B, so pieces should be narrow rather than low.
+            while self.copies_right()
+                && across * down < per_thread * threads
+                && panels >= 2 * across * MIN_PANELS_COPYING
             {
                 across *= 2;
             }
@@ -171,7 +173,7 @@ impl Product<'_> {
             while across * down < per_thread * threads && panels > across * MIN_PANELS {
                 across = (across * 2).min(panels);
             }
-            // The last round should find work for all.
+            // Rounds up so that all threads have work in the last round.
             let even = down.next_multiple_of(threads);
             if self.m >= even * MIN_ROWS {
                 down = even;
@@ -180,7 +182,7 @@ impl Product<'_> {
         (across, down)
     }
 
-    /// Whether B has to be brought into the words of the arithmetic.
+    /// True if B must be converted to words of the arithmetic.
     fn copies_right(&self) -> bool {
         self.group > 1 && matches!(self.b, Right::Rows { .. })
     }
@@ -188,11 +190,11 @@ impl Product<'_> {
     /// Computes one piece of the grid.
     ///
     /// # Safety
-    /// Nobody else may reach the piece's elements of `c` meanwhile.
-    unsafe fn run_piece(&self, ctx: &Ctx, c: Place<'_>, (across, down): (usize, usize), i: usize) {
-        // Neighbouring pieces share columns of B, which is the larger part of what a piece reads.
+    /// No other thread may access the piece's elements of `c`.
+    unsafe fn run_piece(&self, ctx: &Ctx, c: NumbersMut<'_>, (across, down): (usize, usize), i: usize) {
+        // Neighbouring pieces share columns of B, the larger part of a piece's reads.
         let panels = piece(self.n.div_ceil(LANES), across, i / down);
-        // Whole tiles; where A is copied across its rows, whole vectors and cache lines.
+        // Whole tiles; if A is copied across its rows, whole vectors and cache lines.
         let unit = if self.a.step == 1 { FEW_ROWS } else { LANES * self.group };
         let rows = piece(self.m.div_ceil(unit), down, i % down);
         let rows = rows.start * unit..(rows.end * unit).min(self.m);
@@ -204,19 +206,19 @@ impl Product<'_> {
         let steps = self.k.div_ceil(self.group);
         let (a, a_row) = self.left();
         let (b, b_panel, b_step) = self.right();
-        // A piece of few rows reads B once and from afar, which goes best in one run.
+        // A piece of few rows streams B once from memory, which is fastest in a single pass.
         let one_pass = rows.len() <= FEW_ROWS && matches!(self.b, Right::Panels(_));
         let max_steps = if one_pass { steps.next_multiple_of(LANES).max(MAX_STEPS) } else { MAX_STEPS };
         let room_steps = steps.min(max_steps);
-        // Where C is too short for a sum, chains that are interrupted wait elsewhere.
-        let waits = steps > max_steps && matches!(c, Place::Bf16(_));
-        let waiting = if waits { rows.len() * panels.len() * LANES } else { 0 };
+        // If C is bf16, partial sums between passes are kept in scratch memory.
+        let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
+        let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
         let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps };
         let copied = self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps) } else { 0 };
-        ctx.with_scratch(waiting + right + left, |scratch| {
-            // SAFETY: `check` has compared the shape with all operands, the scratch memory is as long as its three
-            // parts, and the caller vouches for C.
+        ctx.with_scratch(spill_len + right + left, |scratch| {
+            // SAFETY: `check` has compared the shape with all operands, the scratch memory has the length of its three
+            // parts, and the caller guarantees C.
             unsafe {
                 let scratch = scratch.as_mut_slice().as_mut_ptr();
                 let first = rows.start * self.c_row + cols.start;
@@ -224,7 +226,7 @@ impl Product<'_> {
                 let none = std::ptr::null();
                 let (bias, add) = match self.output {
                     Output::Bias(bias) => (bias.as_ptr().add(cols.start), none),
-                    Output::From(from, bias) => {
+                    Output::Residual(from, bias) => {
                         (bias.map_or(none, |bias| bias.as_ptr().add(cols.start)), from.as_ptr().add(first))
                     }
                     Output::Store | Output::Chain => (none, none),
@@ -242,31 +244,31 @@ impl Product<'_> {
                     c: cells,
                     c_row: self.c_row,
                     partial: match cells {
-                        Cells::F32(c) if !waits => c,
+                        Cells::F32(c) if !spills => c,
                         _ => scratch,
                     },
-                    partial_row: if waits { panels.len() * LANES } else { self.c_row },
+                    partial_row: if spills { panels.len() * LANES } else { self.c_row },
                     bias,
                     add,
                     add_row: self.c_row,
                     chain: matches!(self.output, Output::Chain),
                     max_steps,
-                    right: if right > 0 { scratch.add(waiting) } else { std::ptr::null_mut() },
-                    left: if left > 0 { scratch.add(waiting + right) } else { std::ptr::null_mut() },
+                    right: if right > 0 { scratch.add(spill_len) } else { std::ptr::null_mut() },
+                    left: if left > 0 { scratch.add(spill_len + right) } else { std::ptr::null_mut() },
                 };
                 multiply(ctx.level(), self.group, &block);
             }
         });
     }
 
-    /// A as the kernel reads it, and the stride of its rows there.
+    /// A in the form that the kernel reads, and the stride of its rows.
     fn left(&self) -> (Source, usize) {
         let Left { data, row, step } = self.a;
         match data {
             Numbers::F32(a) if self.group == 1 => (Source::Words(a.as_ptr()), row),
             Numbers::F32(a) => (Source::F32(a.as_ptr()), row),
             Numbers::Bf16(a) => {
-                // Pairs lie in place where all rows begin at a word and end with one.
+                // Pairs can be read in place if all rows start and end at a word boundary.
                 let aligned = a.as_ptr().addr().is_multiple_of(align_of::<f32>());
                 if step == 1 && row.is_multiple_of(2) && self.k.is_multiple_of(2) && aligned {
                     (Source::Words(a.as_ptr().cast::<c_void>().cast()), row / 2)
@@ -277,7 +279,7 @@ impl Product<'_> {
         }
     }
 
-    /// B as the kernel reads it, and the strides of its panels and steps there.
+    /// B in the form that the kernel reads, and the strides of its panels and steps.
     fn right(&self) -> (Source, usize, usize) {
         match self.b {
             Right::Rows { data: Numbers::F32(b), width } if self.group == 1 => {
@@ -295,19 +297,19 @@ impl Product<'_> {
         }
     }
 
-    /// Panics unless all elements that the shape and the strides speak of exist.
+    /// Panics unless all elements addressed by the shape and the strides exist.
     fn check(&self, c_len: usize) {
         let (m, n, k) = (self.m, self.n, self.k);
-        assert!(self.a.row == 1 || self.a.step == 1, "A is neither along nor across the sum");
+        assert!(self.a.row == 1 || self.a.step == 1, "A is contiguous in neither dimension");
         let last = (m - 1) * self.c_row + n;
         assert!(n <= self.c_row && last <= c_len, "C is too short for [{m}, {n}]");
         let bias = match self.output {
-            Output::Bias(bias) | Output::From(_, Some(bias)) => bias.len(),
+            Output::Bias(bias) | Output::Residual(_, Some(bias)) => bias.len(),
             _ => n,
         };
         assert!(bias >= n, "the bias is too short for {n} columns");
-        if let Output::From(from, _) = self.output {
-            assert!(last <= from.len(), "what the product is added to is too short for [{m}, {n}]");
+        if let Output::Residual(from, _) = self.output {
+            assert!(last <= from.len(), "the residual is too short for [{m}, {n}]");
         }
         if k > 0 {
             assert!((m - 1) * self.a.row + (k - 1) * self.a.step < self.a.data.len(), "A is too short");
@@ -330,7 +332,7 @@ impl Product<'_> {
     }
 }
 
-/// Panics with the name of a buffer that has not the `want` elements of its shape.
+/// Panics with the name of the buffer if it does not have the `want` elements of its shape.
 pub(crate) fn check<E: Element>(name: &str, buf: &Buf<E>, want: usize) {
     assert!(buf.len() == want, "{name} has {} elements, its shape needs {want}", buf.len());
 }
@@ -340,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_one_after_another_are_those_that_are_asked_for_by_number() {
+    fn sequential_pieces_match_indexed_pieces() {
         for parts in 1..40 {
             for count in 0..100 {
                 let mut pieces = Pieces::of(count, parts);

@@ -1,40 +1,40 @@
-//! bf16 products by tiles of 16 rows of 64 bytes, as Intel's AMX has them, and the same in software.
+//! bf16 products by tiles of 16 rows of 64 bytes, on Intel's AMX and emulated in software.
 //!
-//! The arithmetic is the instruction's (`TDPBF16PS`, Intel's Software Developer's Manual, volume 2): 32 steps of the
-//! reduced dimension at a time, the even numbers' products in one chain from zero and the odd ones' in another; the two
-//! are added, and their sum is added to the result so far. Each operation rounds to the nearest and takes numbers below
-//! the smallest normal one as zero, before and after.
+//! The arithmetic is that of the instruction (`TDPBF16PS`, Intel's Software Developer's Manual, volume 2): 32 steps of
+//! the reduced dimension at a time, with the products of the even numbers in one chain from zero and those of the odd
+//! numbers in another; the two are added, and their sum is added to the result so far. Each operation rounds to nearest
+//! and flushes numbers below the smallest normal one to zero, in operands and results.
 
 use crate::gemm_tile::{Arithmetic, Finish, Tile, flush};
 use crate::simd::{LANES, Simd};
 
-/// Rows of a tile, and words of its rows.
+/// Rows of a tile, and words per row.
 const SIDE: usize = 16;
 const WORDS: usize = SIDE * SIDE;
-/// Bytes of a row of a tile.
+/// Bytes per row of a tile.
 const ROW: usize = 64;
 
-/// Eight tiles and what can be done with them: the instructions, or software in their place.
+/// A unit of eight tiles and its operations: the hardware instructions, or their emulation.
 ///
-/// The `rows` are those of the upper and of the lower half of the result: tiles 0 and 1 are the
-/// upper half of the result, 2 and 3 the lower, 4 and 5 are the halves of A, and 6 and 7 the panels of B.
+/// Tiles 0 and 1 are the upper half of the result, 2 and 3 the lower half, 4 and 5 the halves of A, and 6 and 7 the
+/// panels of B.
 pub(crate) trait TileUnit: Sized {
-    /// The unit with tiles of so many rows.
+    /// Configures tiles with the given numbers of rows for the upper and lower half of the result.
     ///
     /// # Safety
-    /// The processor must have what the unit uses. A thread has one unit at a time.
+    /// The processor must support the unit. A thread has at most one unit at a time.
     unsafe fn start(rows: [usize; 2]) -> Self;
-    /// Gives the unit up.
+    /// Releases the unit.
     ///
     /// # Safety
-    /// As for [`start`](Self::start), which must have come before. So it is below.
+    /// As for [`start`](Self::start), which must have been called. Also below.
     unsafe fn end(self);
     /// Fills a tile with zeros.
     ///
     /// # Safety
     /// See above.
     unsafe fn zero<const T: usize>(&mut self);
-    /// Reads a tile whose rows lie `stride` words apart.
+    /// Reads a tile whose rows are `stride` words apart.
     ///
     /// # Safety
     /// The rows must be readable.
@@ -51,8 +51,8 @@ pub(crate) trait TileUnit: Sized {
     unsafe fn store<const T: usize>(&self, to: *mut f32, stride: usize);
 }
 
-/// Tiles in software: slow, for tests of all that is not the instructions. It refuses what they refuse: tiles without
-/// rows.
+/// Emulated tiles: slow, for testing everything but the instructions. Rejects tiles without rows, as the instructions
+/// do.
 pub(crate) struct SoftwareUnit {
     tiles: [[f32; WORDS]; 8],
     rows: [usize; 2],
@@ -84,7 +84,7 @@ impl TileUnit for SoftwareUnit {
     unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
         assert!(self.rows(T) > 0);
         for i in 0..self.rows(T) {
-            // SAFETY: the caller's duty.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 from.add(i * stride).copy_to_nonoverlapping(self.tiles[T].as_mut_ptr().add(i * SIDE), SIDE);
             }
@@ -108,13 +108,13 @@ impl TileUnit for SoftwareUnit {
     #[inline(always)]
     unsafe fn store<const T: usize>(&self, to: *mut f32, stride: usize) {
         for i in 0..self.rows(T) {
-            // SAFETY: the caller's duty.
+            // SAFETY: guaranteed by the caller.
             unsafe { to.add(i * stride).copy_from_nonoverlapping(self.tiles[T].as_ptr().add(i * SIDE), SIDE) }
         }
     }
 }
 
-/// The arithmetic of tiles on unit `U`.
+/// Arithmetic by tiles of unit `U`.
 pub(crate) struct Tiles<U>(std::marker::PhantomData<U>);
 
 impl<U> Clone for Tiles<U> {
@@ -127,7 +127,7 @@ impl<U> Copy for Tiles<U> {}
 
 impl<U: TileUnit> Tiles<U> {
     /// # Safety
-    /// The processor must have what the unit uses.
+    /// The processor must support the unit.
     pub(crate) unsafe fn detected() -> Self {
         Self(std::marker::PhantomData)
     }
@@ -146,7 +146,7 @@ impl<S: Simd, U: TileUnit> Arithmetic<S> for Tiles<U> {
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
         debug_assert!(t.a_step == 1 && t.b_step == SIDE && t.finish == Finish::Store);
-        // SAFETY: the caller's duty; `detected` was called where the unit exists.
+        // SAFETY: guaranteed by the caller; `detected` was called where the unit exists.
         unsafe { if panels == 2 { tile::<S, U, true>(s, rows, t) } else { tile::<S, U, false>(s, rows, t) } }
     }
 }
@@ -158,19 +158,19 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, rows: usize, t: &Til
     let halves = [rows.min(SIDE), rows.saturating_sub(SIDE)];
     // SAFETY: rows, panels and steps stay within the tile.
     unsafe {
-        // A tile takes too little time for more than what the results need, which comes first.
-        for ahead in &t.ahead[..2] {
-            ahead.fetch(s);
+        // A tile is too short to prefetch more than its results, which come first.
+        for prefetch in &t.prefetch[..2] {
+            prefetch.fetch(s);
         }
         let mut unit = U::start(halves);
-        begin::<U, TWO>(&mut unit, halves[1] > 0, t);
+        init_results::<U, TWO>(&mut unit, halves[1] > 0, t);
         let whole = t.steps / SIDE * SIDE;
         for step in (0..whole).step_by(SIDE) {
             let (a, b) = (t.a.add(step), t.b.add(step * SIDE));
             steps::<S, U, TWO>(s, &mut unit, halves[1] > 0, (a, t.a_row), (b, t.b_panel));
         }
         if whole < t.steps {
-            // The rest, filled up with zeros, which change no sum.
+            // The remaining steps, zero-padded, which changes no sum.
             let rest = t.steps - whole;
             let (mut a, mut b) = ([[0.0_f32; SIDE]; 2 * SIDE], [[0.0_f32; WORDS]; 2]);
             for (i, row) in a[..rows].iter_mut().enumerate() {
@@ -198,19 +198,19 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, rows: usize, t: &Til
     }
 }
 
-/// The results' tiles as they start.
+/// Initial values of the result tiles.
 ///
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn begin<U: TileUnit, const TWO: bool>(unit: &mut U, lower: bool, t: &Tile) {
+unsafe fn init_results<U: TileUnit, const TWO: bool>(unit: &mut U, lower: bool, t: &Tile) {
     let below = t.from.wrapping_add(SIDE * t.from_row);
     // SAFETY: rows and panels stay within the tile.
     unsafe {
         if t.from.is_null() {
             unit.zero::<0>();
             unit.zero::<1>();
-            // A tile without rows may not be named.
+            // Instructions must not name a tile without rows.
             if lower {
                 unit.zero::<2>();
                 unit.zero::<3>();
@@ -230,7 +230,7 @@ unsafe fn begin<U: TileUnit, const TWO: bool>(unit: &mut U, lower: bool, t: &Til
     }
 }
 
-/// One tile's depth of steps.
+/// Multiplies one tile depth of steps.
 ///
 /// # Safety
 /// As for [`tile`], with the operands at `a` and `b` and their strides from row to row and from panel to panel.
@@ -242,7 +242,7 @@ unsafe fn steps<S: Simd, U: TileUnit, const TWO: bool>(
     (a, a_row): (*const f32, usize),
     (b, b_panel): (*const f32, usize),
 ) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         unit.load::<6>(b, SIDE);
         unit.load::<4>(a, a_row);
@@ -261,7 +261,7 @@ unsafe fn steps<S: Simd, U: TileUnit, const TWO: bool>(
     }
 }
 
-/// The instructions. Standard Rust has no names for them, so they are written out.
+/// The hardware instructions, in inline assembly: stable Rust has no intrinsics for them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx {
     use std::arch::asm;
@@ -273,11 +273,11 @@ pub(crate) mod amx {
 
     /// The processor's tiles.
     ///
-    /// The tile registers keep their content from one `asm!` block to the next because the compiler does not know them
-    /// and so never uses them; a thread's unit is started and ended within one function.
+    /// The tile registers keep their content between `asm!` blocks because the compiler does not use them; a thread's
+    /// unit is started and ended within one function.
     pub(crate) struct AmxUnit(());
 
-    /// What `ldtilecfg` reads (palette 1): bytes of a row and number of rows of each tile.
+    /// Operand of `ldtilecfg` (palette 1): bytes per row and number of rows of each tile.
     #[repr(C, align(64))]
     struct Configuration {
         palette: u8,
@@ -301,13 +301,13 @@ pub(crate) mod amx {
                 row_bytes: all.map(|rows| if rows > 0 { ROW as u16 } else { 0 }),
                 rows: all,
             };
-            // SAFETY: the caller vouches for the instruction; it reads the 64 bytes of the configuration.
+            // SAFETY: the caller guarantees the instruction; it reads the 64 bytes of the configuration.
             unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) }
             Self(())
         }
         #[inline(always)]
         unsafe fn end(self) {
-            // SAFETY: the caller vouches for the instruction.
+            // SAFETY: the caller guarantees the instruction.
             unsafe { asm!("tilerelease", options(nostack, nomem)) }
         }
         #[inline(always)]
@@ -317,7 +317,7 @@ pub(crate) mod amx {
         }
         #[inline(always)]
         unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
-            // SAFETY: as above; the caller vouches for the memory.
+            // SAFETY: as above; the caller guarantees the memory.
             unsafe {
                 asm!(
                     "tileloadd tmm{t}, [{from} + {stride}]",
@@ -343,7 +343,7 @@ pub(crate) mod amx {
         }
         #[inline(always)]
         unsafe fn store<const T: usize>(&self, to: *mut f32, stride: usize) {
-            // SAFETY: as above; the caller vouches for the memory.
+            // SAFETY: as above; the caller guarantees the memory.
             unsafe {
                 asm!(
                     "tilestored [{to} + {stride}], tmm{t}",
@@ -356,13 +356,14 @@ pub(crate) mod amx {
         }
     }
 
-    /// Whether the processor has bf16 tiles and the system lets this process use them.
+    /// True if the processor has bf16 tiles and the system lets this process use them.
     pub(crate) fn available() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
         *ANSWER.get_or_init(|| is_x86_feature_detected!("xsave") && has_tiles() && may_use_tiles())
     }
 
-    /// CPUID leaf 7: bits 22 (AMX-BF16) and 24 (AMX-TILE) of EDX; and both parts of the tiles' state enabled in XCR0.
+    /// Checks CPUID leaf 7: bits 22 (AMX-BF16) and 24 (AMX-TILE) of EDX; and that XCR0 enables both parts of the tile
+    /// state.
     fn has_tiles() -> bool {
         const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
         const STATE: u32 = 0b11 << 17;
@@ -370,18 +371,18 @@ pub(crate) mod amx {
             return false;
         }
         let low: u32;
-        // SAFETY: XSAVE was detected, for the use of the system, which is what the instruction needs.
+        // SAFETY: XSAVE was detected and enabled by the system, which is all the instruction needs.
         unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nostack, nomem)) }
         low & STATE == STATE
     }
 
-    /// Asks the system for permission, which holds for all threads of the process.
+    /// Requests permission from the system, which applies to all threads of the process.
     fn may_use_tiles() -> bool {
         const ARCH_PRCTL: usize = 158;
         const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
         const TILE_DATA: usize = 18;
         let result: isize;
-        // SAFETY: this system call reads and writes no memory of the process.
+        // SAFETY: this system call does not access memory of the process.
         unsafe {
             asm!(
                 "syscall",

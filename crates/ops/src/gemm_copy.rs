@@ -1,26 +1,26 @@
-//! Operands of a matrix product, copied into words for one pass: rounded where they are in another format, and numbers
-//! that are neighbours along the reduced dimension put side by side.
+//! Copies operands of a matrix product into words for one pass: rounds them if their format differs, and places numbers
+//! that are neighbours along the reduced dimension next to each other.
 
 use std::ops::Range;
 
 use half::bf16;
 
 use crate::Element;
-use crate::gemm_ahead::LINE;
 use crate::gemm_kernel::{Pass, Source, load};
+use crate::gemm_prefetch::LINE;
 use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd};
 
-/// Rows further on whose memory is asked for, for tiles, which ask for none while they are computed: they lie far apart,
-/// where the processor does not look ahead by itself.
-const AHEAD: usize = 16;
+/// Rows to prefetch ahead when copying for tiles, which do not prefetch themselves: rows are too far apart for the
+/// hardware prefetcher.
+const PREFETCH_ROWS: usize = 16;
 
-/// Words of the room for a pass over `rows` rows of A, whichever way they are copied.
+/// Scratch words for a pass over `rows` rows of A, in either copy layout.
 pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
     steps * (rows.next_multiple_of(LANES) + LANES)
 }
 
-/// Where the copy of A lies, and its strides from row to row and from step to step.
+/// Address of the copy of A, and its strides from row to row and from step to step.
 #[inline(always)]
 pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const f32, usize, usize) {
     let block = pass.block;
@@ -31,17 +31,17 @@ pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const
     }
 }
 
-/// Words from one step to the next of a copy of `m` rows that lie side by side: an odd number of cache lines, or steps
-/// would compete for a few places of the cache.
+/// Words from one step to the next of a copy of `m` adjacent rows: an odd number of cache lines, so that steps do not
+/// map to the same cache sets.
 fn stride(m: usize) -> usize {
     m.next_multiple_of(LANES) | LANES
 }
 
 /// Copies the rows `rows` of the pass's part of A to their place in the [`left_layout`]. The first is a multiple of
-/// [`CHUNK`](crate::gemm_ahead::CHUNK).
+/// [`CHUNK`](crate::gemm_prefetch::CHUNK).
 ///
 /// # Safety
-/// The block's room must have [`left_room`] words; A must exist.
+/// The block's scratch must have [`left_room`] words; A must be valid.
 #[inline(always)]
 pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     s: S,
@@ -49,7 +49,7 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     pass: &Pass<'_>,
     rows: Range<usize>,
 ) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.a {
             Source::F32(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
@@ -60,7 +60,7 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     }
 }
 
-/// A whose rows lie along the reduced dimension: rounded, row by row.
+/// Copies an A that is contiguous along the reduced dimension: rounds it, row by row.
 ///
 /// # Safety
 /// As for [`copy_left`].
@@ -77,7 +77,7 @@ unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
     let count = (2 * pass.steps).min(block.k - first);
     let whole = count / DEPTH * DEPTH;
     for i in rows {
-        // SAFETY: the row has `count` numbers from `first` on, the room twice the steps.
+        // SAFETY: the row has `count` numbers from `first` on, and the scratch twice the steps.
         unsafe {
             let from = a.add(i * block.a_row + first);
             let to = block.left.add(i * pass.steps);
@@ -101,7 +101,7 @@ unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
     }
 }
 
-/// A whose columns lie along the reduced dimension: a row of words for each step.
+/// Copies an A that is contiguous across the reduced dimension: one row of words per step.
 ///
 /// # Safety
 /// As for [`copy_left`].
@@ -115,11 +115,11 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
 ) {
     let block = pass.block;
     if A::STRICT {
-        // SAFETY: the caller's duty.
-        return unsafe { turned(s, arithmetic, pass, a, rows) };
+        // SAFETY: guaranteed by the caller.
+        return unsafe { transposed(s, arithmetic, pass, a, rows) };
     }
     for step in 0..pass.steps {
-        // SAFETY: rows and steps are within the block; the room has `stride` words for each step.
+        // SAFETY: rows and steps are within the block; the scratch has `stride` words for each step.
         unsafe {
             let to = block.left.add(step * stride(block.m) + rows.start);
             words(s, arithmetic, pass, (a.add(rows.start), block.a_step), step, rows.len(), to, LANES);
@@ -127,12 +127,12 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
     }
 }
 
-/// As [`across`], but turned into rows whose words lie side by side.
+/// As [`across`], but transposed into rows of contiguous words.
 ///
 /// # Safety
 /// As for [`copy_left`].
 #[inline(always)]
-unsafe fn turned<S: Simd, A: Arithmetic<S>, E: Element>(
+unsafe fn transposed<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
     arithmetic: A,
     pass: &Pass<'_>,
@@ -145,7 +145,7 @@ unsafe fn turned<S: Simd, A: Arithmetic<S>, E: Element>(
         let count = LANES.min(pass.steps - first);
         for i in rows.clone().step_by(LANES) {
             let width = LANES.min(rows.end - i);
-            // SAFETY: rows and steps are within the block; the room has all steps of all rows.
+            // SAFETY: rows and steps are within the block; the scratch has room for all steps of all rows.
             unsafe {
                 for (step, words_of_step) in square[..count].iter_mut().enumerate() {
                     let mut lanes = [0.0; LANES];
@@ -171,11 +171,11 @@ unsafe fn turned<S: Simd, A: Arithmetic<S>, E: Element>(
     }
 }
 
-/// Copies some panels of the pass's part of B, of which the last has `last` columns, and returns where they lie, and
-/// the strides from panel to panel and from step to step.
+/// Copies some panels of the pass's part of B, of which the last has `last` columns. Returns their address and the
+/// strides from panel to panel and from step to step.
 ///
 /// # Safety
-/// The block's room must have a place for each panel and step; B must exist.
+/// The block's scratch must have room for each panel and step; B must be valid.
 #[inline(always)]
 pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
     s: S,
@@ -184,7 +184,7 @@ pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
     panels: Range<usize>,
     last: usize,
 ) -> (*const f32, usize, usize) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.b {
             Source::Words(b) | Source::F32(b) => copy_panels(s, arithmetic, pass, b, panels, last),
@@ -207,7 +207,7 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
     let (block, panel) = (pass.block, pass.steps * LANES);
     let columns = (panels.len() - 1) * LANES + last;
     for step in 0..pass.steps {
-        // SAFETY: the room is large enough, and B is read where it has columns, panels being side by side.
+        // SAFETY: the scratch is large enough, and B is read only where it has columns, panels being adjacent.
         unsafe {
             let from = (b.add(panels.start * LANES), block.b_step);
             words(s, arithmetic, pass, from, step, columns, block.right.add(step * LANES), panel);
@@ -216,11 +216,12 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
     (block.right, panel, LANES)
 }
 
-/// Writes the words of the pass's step `step` to `to`, vectors `apart` from one another: `columns` numbers of a row
-/// and, in pairs, those one row further on. The last vector is filled up with zeros.
+/// Writes the words of the pass's step `step` to `to`, in vectors `vector_stride` floats from one another: `columns` numbers of
+/// a row and, in pairs, those of the next row. The last vector is zero-padded.
 ///
 /// # Safety
-/// `columns` numbers must exist in each row, the rows being `row` apart from `p` on, and room for the vectors.
+/// `columns` numbers must be valid in each row, the rows being `row` apart from `p` on, and there must be room for the
+/// vectors.
 #[inline(always)]
 unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
@@ -230,37 +231,40 @@ unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
     step: usize,
     columns: usize,
     to: *mut f32,
-    apart: usize,
+    vector_stride: usize,
 ) {
     let first = (pass.start + step) * A::GROUP;
     let (whole, width) = (columns / LANES, columns % LANES);
     let (even, odd) = (p.wrapping_add(first * row), p.wrapping_add((first + 1) * row));
-    // The row after the last one counts as zero and is not read.
-    let alone = A::GROUP == 2 && first + 1 == pass.block.k;
-    // SAFETY: the caller's duty.
+    // The row past the last one counts as zero and is not read.
+    let unpaired = A::GROUP == 2 && first + 1 == pass.block.k;
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if A::GROUP == 2 && A::STRICT {
             for i in (0..columns).step_by(LINE / size_of::<E>()) {
-                s.prefetch(even.wrapping_add(AHEAD * row + i).cast());
-                s.prefetch(odd.wrapping_add(AHEAD * row + i).cast());
+                s.prefetch(even.wrapping_add(PREFETCH_ROWS * row + i).cast());
+                s.prefetch(odd.wrapping_add(PREFETCH_ROWS * row + i).cast());
             }
         }
         for i in 0..whole {
             let (even, odd) = (even.add(i * LANES), odd.wrapping_add(i * LANES));
             let words = match (A::GROUP, E::GROUP) {
                 (1, _) => E::load(s, even),
-                _ if alone => arithmetic.pair(s, E::load(s, even), s.zero()),
+                _ if unpaired => arithmetic.pair(s, E::load(s, even), s.zero()),
                 (_, 1) => arithmetic.pair(s, E::load(s, even), E::load(s, odd)),
                 _ => arithmetic.interleave(s, even.cast(), odd.cast()),
             };
-            s.store_ptr(to.add(i * apart), words);
+            s.store_ptr(to.add(i * vector_stride), words);
         }
         if width > 0 {
             let even = E::load_n(s, even.add(whole * LANES), width);
-            let odd =
-                if A::GROUP == 1 || alone { s.zero() } else { E::load_n(s, odd.add(whole * LANES), width) };
+            let odd = if A::GROUP == 1 || unpaired {
+                s.zero()
+            } else {
+                E::load_n(s, odd.add(whole * LANES), width)
+            };
             let words = if A::GROUP == 1 { even } else { arithmetic.pair(s, even, odd) };
-            s.store_ptr(to.add(whole * apart), words);
+            s.store_ptr(to.add(whole * vector_stride), words);
         }
     }
 }

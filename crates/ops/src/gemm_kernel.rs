@@ -1,45 +1,46 @@
-//! A piece of a matrix product: passes over the reduced dimension, and the place of each tile in the result.
+//! Computation of one piece of a matrix product: passes over the reduced dimension, and the placement of tiles in the
+//! result.
 //!
-//! What makes it fast is the register tile: 8 rows × 3 vectors of C on AVX-512, 6 × 1 elsewhere. On AVX-512 a step of
-//! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that f32 operands are read where they
-//! lie, whatever their strides, out of the second-level cache; only a part of B that very many rows share is copied
-//! together first. The smaller tile of the others reads more often, and there operands that are not contiguous are
-//! always copied. Operands that are not in words yet are copied everywhere: once for each pass and piece.
+//! Its speed comes from the register tile: 8 rows × 3 vectors of C on AVX-512, 6 × 1 elsewhere. On AVX-512 a step of
+//! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that f32 operands are read in place,
+//! whatever their strides, from the second-level cache; only a part of B that very many rows share is first copied to
+//! contiguous memory. The smaller tile of other instruction sets reads more often, so operands that are not contiguous
+//! are always copied. Operands that are not in words are copied everywhere: once per pass and piece.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::gemm::{Pieces, piece};
-use crate::gemm_ahead::{Ahead, CHUNK, Coming, FEW_STEPS, cells, stream};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
+use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Simd, dispatch};
 
-/// Most steps of the reduced dimension in one pass.
+/// Maximum steps of the reduced dimension per pass.
 pub(crate) const MAX_STEPS: usize = 384;
-/// Tiles that have to share a copied operand before copying pays: small tiles, then large ones.
+/// Tiles that must share a copied operand before copying pays: for small tiles, for large ones.
 const COPY_TILES: (usize, usize) = (4, 16);
 
-/// Where an operand lies and in which format.
+/// Address and format of an operand.
 #[derive(Clone, Copy)]
 pub(crate) enum Source {
-    /// In words of the product's arithmetic, to be read in place or copied.
+    /// Words of the product's arithmetic, read in place or copied.
     Words(*const f32),
     /// f32 numbers of a bf16 product.
     F32(*const f32),
-    /// bf16 numbers that do not lie in words.
+    /// bf16 numbers that are not laid out as words.
     Bf16(*const half::bf16),
 }
 
 impl Source {
-    /// The operand from its element `i` on.
+    /// The operand starting at its element `i`.
     ///
     /// # Safety
-    /// It must exist.
+    /// The element must exist.
     pub(crate) unsafe fn add(self, i: usize) -> Self {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
                 Self::Words(p) => Self::Words(p.add(i)),
@@ -50,7 +51,7 @@ impl Source {
     }
 }
 
-/// Results, in f32 or bf16.
+/// Address of results, in f32 or bf16.
 #[derive(Clone, Copy)]
 pub(crate) enum Cells {
     F32(*mut f32),
@@ -58,13 +59,13 @@ pub(crate) enum Cells {
 }
 
 impl Cells {
-    /// The cell `i` places on.
+    /// The cell `i` cells further on.
     ///
     /// # Safety
-    /// It must exist.
+    /// The cell must exist.
     #[inline(always)]
     pub(crate) unsafe fn add(self, i: usize) -> Self {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
                 Self::F32(p) => Self::F32(p.add(i)),
@@ -73,7 +74,7 @@ impl Cells {
         }
     }
 
-    /// The place `i` cells on, which need not exist.
+    /// The address `i` cells further on, which need not be valid.
     #[inline(always)]
     fn wrapping_add(self, i: usize) -> Self {
         match self {
@@ -86,7 +87,7 @@ impl Cells {
     /// `width <= LANES` cells must be readable.
     #[inline(always)]
     unsafe fn load<S: Simd>(self, s: S, width: usize) -> S::V {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
                 Self::F32(p) => load(s, p.cast_const(), width),
@@ -100,7 +101,8 @@ impl Cells {
     #[inline(always)]
     unsafe fn store<S: Simd>(self, s: S, width: usize, v: S::V) {
         use crate::element::sealed::Lanes;
-        // SAFETY: the caller's duty. The whole vector is a case of its own because masks are slow on some processors.
+        // SAFETY: guaranteed by the caller. Whole vectors are a separate case because masks are slow on some
+        // processors.
         unsafe {
             match (self, width) {
                 (Self::F32(p), LANES) => s.store_ptr(p, v),
@@ -112,11 +114,11 @@ impl Cells {
     }
 }
 
-/// A piece of a product, as the kernel sees it. Strides are in elements of the operand's source.
+/// One piece of a product. Strides are in elements of the operand's source.
 pub(crate) struct Block {
     pub(crate) m: usize,
     pub(crate) n: usize,
-    /// The reduced dimension in numbers.
+    /// Size of the reduced dimension, in numbers.
     pub(crate) k: usize,
     pub(crate) a: Source,
     pub(crate) a_row: usize,
@@ -126,36 +128,37 @@ pub(crate) struct Block {
     pub(crate) b_step: usize,
     pub(crate) c: Cells,
     pub(crate) c_row: usize,
-    /// Where chains wait between two passes: C itself or scratch memory.
+    /// Memory of partial sums between two passes: C itself or scratch memory.
     pub(crate) partial: *mut f32,
     pub(crate) partial_row: usize,
     /// Bias of the first column, or null.
     pub(crate) bias: *const f32,
-    /// What is added to the finished chains, or null.
+    /// Residual that is added to the results, or null.
     pub(crate) add: *const f32,
     pub(crate) add_row: usize,
-    /// The chains start from C.
+    /// True if the sums start from C.
     pub(crate) chain: bool,
-    /// Most steps of a pass.
+    /// Maximum steps per pass.
     pub(crate) max_steps: usize,
-    /// Room for one pass of A, if A may have to be copied; or null.
+    /// Scratch for one pass of A, if A may have to be copied; or null.
     pub(crate) left: *mut f32,
-    /// Room for one pass over [`WIDEST`](crate::gemm_tile::WIDEST) panels of B, if B is not in padded panels; or null.
+    /// Scratch for one pass over [`WIDEST`](crate::gemm_tile::WIDEST) panels of B, if B is not in padded panels; or
+    /// null.
     pub(crate) right: *mut f32,
 }
 
 /// One pass over part of a block's reduced dimension.
 pub(crate) struct Pass<'a> {
     pub(crate) block: &'a Block,
-    /// Number of the pass and of all passes.
+    /// Index of the pass, and number of passes.
     pub(crate) index: usize,
     pub(crate) count: usize,
-    /// The first step and the number of steps.
+    /// First step and number of steps.
     pub(crate) start: usize,
     pub(crate) steps: usize,
-    /// Number of tiles that the rows are cut into.
+    /// Number of tiles along the rows.
     pub(crate) tiles: usize,
-    /// Whether operands are copied first.
+    /// True if the operand is copied first.
     pub(crate) copies_left: bool,
     pub(crate) copies_right: bool,
 }
@@ -194,25 +197,25 @@ unsafe fn multiply_generic<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, block
                 _ => true,
             },
         };
-        // SAFETY: the caller's duty, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { run_pass(s, arithmetic, &pass) }
     }
 }
 
 #[inline(always)]
 unsafe fn singles_generic<S: Simd>(s: S, block: &Block) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe { multiply_generic(s, Singles, block) }
 }
 
 #[inline(always)]
 unsafe fn pairs_generic<S: Simd>(s: S, block: &Block) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe { multiply_generic(s, Pairs, block) }
 }
 
 dispatch! {
-    /// Computes a block of f32 arithmetic.
+    /// Computes a block in f32 arithmetic.
     ///
     /// # Safety
     /// As for [`multiply`].
@@ -220,7 +223,7 @@ dispatch! {
 }
 
 dispatch! {
-    /// Computes a block of bf16 arithmetic.
+    /// Computes a block in bf16 arithmetic.
     ///
     /// # Safety
     /// As for [`multiply`].
@@ -228,11 +231,11 @@ dispatch! {
 }
 
 /// # Safety
-/// As for [`multiply`]; the processor must have AVX-512 BF16 and what the vectors of AVX-512 need.
+/// As for [`multiply`]; the processor must have AVX-512 BF16 and the AVX-512 features of the vectors.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn native_pairs(block: &Block) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let s = crate::simd_x86::Avx512::detected(crate::Isa::Avx512Bf16);
         multiply_generic(s, crate::gemm_tile::NativePairs::detected(), block);
@@ -241,12 +244,12 @@ unsafe fn native_pairs(block: &Block) {
 
 #[inline(always)]
 unsafe fn software_tiles_generic<S: Simd>(s: S, block: &Block) {
-    // SAFETY: the caller's duty; software is there on any processor.
+    // SAFETY: guaranteed by the caller; software has no requirements.
     unsafe { multiply_generic(s, Tiles::<SoftwareUnit>::detected(), block) }
 }
 
 dispatch! {
-    /// Computes a block of bf16 arithmetic by tiles in software.
+    /// Computes a block in bf16 arithmetic by emulated tiles.
     ///
     /// # Safety
     /// As for [`multiply`].
@@ -254,12 +257,12 @@ dispatch! {
 }
 
 /// # Safety
-/// As for [`multiply`]; the processor must have AMX with bf16, permitted by the system, and what the vectors of AVX-512
-/// need.
+/// As for [`multiply`]; the processor must have AMX with bf16, permitted by the system, and the AVX-512 features of the
+/// vectors.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn amx_tiles(block: &Block) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let s = crate::simd_x86::Avx512::detected(crate::Isa::Avx512Bf16);
         multiply_generic(s, Tiles::<crate::gemm_amx::amx::AmxUnit>::detected(), block);
@@ -269,9 +272,9 @@ unsafe fn amx_tiles(block: &Block) {
 /// Computes the block, with words of `group` numbers.
 ///
 /// # Safety
-/// All that the block points to must exist, and C, the partial sums and the rooms must be the caller's alone.
+/// All pointers of the block must be valid, and no other thread may access C, the partial sums and the scratch memory.
 pub(crate) unsafe fn multiply(level: Level, group: usize, block: &Block) {
-    // SAFETY: the caller's duty; a level exists only for an instruction set that was detected.
+    // SAFETY: guaranteed by the caller; a level exists only for an instruction set that was detected.
     unsafe {
         match (group, level.bf16()) {
             (1, _) => singles(level, block),
@@ -290,7 +293,7 @@ pub(crate) unsafe fn multiply(level: Level, group: usize, block: &Block) {
 #[inline(always)]
 unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'_>) {
     let block = pass.block;
-    // SAFETY: panels and rows stay within the block, and the rooms hold what is copied into them.
+    // SAFETY: panels and rows stay within the block, and the scratch holds the copies.
     unsafe {
         let (a, a_row, a_step) = match block.a {
             Source::Words(a) if !pass.copies_left => {
@@ -300,11 +303,11 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
         };
         let panels = block.n.div_ceil(LANES);
         let groups = panels.div_ceil(A::widest(block.m.div_ceil(pass.tiles)));
-        let (mut copied, ends) = (0, Ends::of(pass));
+        let (mut copied, output) = (0, PassOutput::of(pass));
         for group in 0..groups {
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
-            // Columns that B does not have in memory must not be read: hence the copy of the last panel.
+            // Columns past the end of B must not be read: the last panel is therefore copied.
             let (b, b_panel, b_step) = match block.b {
                 Source::Words(b) if !pass.copies_right && (block.right.is_null() || last == LANES) => {
                     let b = b.add(panels.start * block.b_panel + pass.start * block.b_step);
@@ -312,7 +315,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 }
                 _ => copy_right(s, arithmetic, pass, panels.clone(), last),
             };
-            let coming = Coming::during(pass, group, groups);
+            let group_prefetch = GroupPrefetch::during(pass, group, groups);
             let mut tile = Tile {
                 steps: pass.steps,
                 a,
@@ -326,7 +329,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 to: std::ptr::null_mut(),
                 to_row: 0,
                 finish: Finish::Store,
-                ahead: [Ahead::NONE; 4],
+                prefetch: [Prefetch::NONE; 4],
                 stream: stream(pass, panels.end),
             };
             let (mut tiles, mut parts) =
@@ -334,7 +337,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             for _ in 0..pass.tiles {
                 let (rows, part) = (tiles.next(), parts.next());
                 if group == 0 {
-                    // Rows are copied shortly before their first use, while those after them are on their way.
+                    // Rows are copied shortly before their first use, while the rows after them are prefetched.
                     while pass.copies_left && copied < rows.end {
                         let end = (copied + CHUNK).min(block.m);
                         copy_left(s, arithmetic, pass, copied..end);
@@ -342,23 +345,23 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                     }
                 }
                 tile.a = a.add(rows.start * a_row);
-                tile.ahead = coming.operands(pass, &rows, &part);
-                place(s, arithmetic, pass, &ends, &mut tile, &rows, &panels, last);
+                tile.prefetch = group_prefetch.operands(pass, &rows, &part);
+                compute_tile(s, arithmetic, pass, &output, &mut tile, &rows, &panels, last);
             }
         }
     }
 }
 
-/// Where the chains of a pass start and where they go: lines of cells, which are so many apart.
-struct Ends {
+/// Source and destination of a pass's sums: cells, and the number of cells from row to row.
+struct PassOutput {
     from: Option<(Cells, usize)>,
     to: (Cells, usize),
-    /// What a tile of whole panels does with its chains, with the block's first bias or cell to add; none where there are two
-    /// things to do, or chains start from bf16.
+    /// Final operation that the tile kernel applies to whole panels, with the address of the block's first bias or
+    /// residual; `None` if there are two such operations or the sums start from bf16.
     finish: Option<Finish>,
 }
 
-impl Ends {
+impl PassOutput {
     fn of(pass: &Pass<'_>) -> Self {
         let block = pass.block;
         let (c, partial) = ((block.c, block.c_row), (Cells::F32(block.partial), block.partial_row));
@@ -367,9 +370,9 @@ impl Ends {
             (true, true) => Some(c),
             (false, _) => Some(partial),
         };
-        let done = pass.index + 1 == pass.count;
-        let to = if done { c } else { partial };
-        let (bias, add) = (done && !block.bias.is_null(), done && !block.add.is_null());
+        let last_pass = pass.index + 1 == pass.count;
+        let to = if last_pass { c } else { partial };
+        let (bias, add) = (last_pass && !block.bias.is_null(), last_pass && !block.add.is_null());
         let finish = match (to.0, from) {
             (_, Some((Cells::Bf16(_), _))) => None,
             (Cells::F32(_), _) if bias && add => None,
@@ -383,18 +386,18 @@ impl Ends {
     }
 }
 
-/// Gives the tile its place in C and computes it: in place where it can finish its chains itself, else in a buffer beside
-/// C. Were there anything but whole vectors in the kernel itself, the compiler would no longer keep the chains in
+/// Places the tile in C and computes it: in place if the kernel can apply the final operation itself, otherwise through
+/// a buffer. The kernel handles whole vectors only; anything else would make the compiler spill the sums from
 /// registers.
 ///
 /// # Safety
 /// As for [`multiply`]; the tile must lie within the block. Only `last` columns of the last panel exist in C.
 #[inline(always)]
-unsafe fn place<S: Simd, A: Arithmetic<S>>(
+unsafe fn compute_tile<S: Simd, A: Arithmetic<S>>(
     s: S,
     arithmetic: A,
     pass: &Pass<'_>,
-    ends: &Ends,
+    output: &PassOutput,
     tile: &mut Tile,
     rows: &Range<usize>,
     panels: &Range<usize>,
@@ -402,25 +405,25 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
 ) {
     let (block, row, col) = (pass.block, rows.start, panels.start * LANES);
     let (rows, panels) = (rows.len(), panels.len());
-    let done = pass.index + 1 == pass.count;
-    let to_row = ends.to.1;
-    let to = ends.to.0.wrapping_add(row * to_row + col);
-    let from = ends.from.map(|(from, from_row)| (from.wrapping_add(row * from_row + col), from_row));
-    // The lines that are touched next should be under way: this tile's result, or the start of the tile below.
+    let last_pass = pass.index + 1 == pass.count;
+    let to_row = output.to.1;
+    let to = output.to.0.wrapping_add(row * to_row + col);
+    let from = output.from.map(|(from, from_row)| (from.wrapping_add(row * from_row + col), from_row));
+    // Prefetches the lines that are accessed next: this tile's result, or the initial values of the tile below.
     if tile.steps >= FEW_STEPS {
-        tile.ahead[0] = match from {
+        tile.prefetch[0] = match from {
             None => cells(to, to_row, rows, panels),
             Some((from, from_row)) => cells(from.wrapping_add(rows * from_row), from_row, rows, panels),
         };
-        if done && !block.add.is_null() {
+        if last_pass && !block.add.is_null() {
             let add = block.add.wrapping_add(row * block.add_row + col).cast_mut();
-            tile.ahead[1] = cells(Cells::F32(add), block.add_row, rows, panels);
+            tile.prefetch[1] = cells(Cells::F32(add), block.add_row, rows, panels);
         }
     }
     let (mut buffer, row_of_buffer) = (MaybeUninit::<[f32; TILE]>::uninit(), panels * LANES);
     let buffer = buffer.as_mut_ptr().cast::<f32>();
     let finishes = A::FINISHES && tile.stream.is_none();
-    let finish = ends.finish.filter(|&finish| last == LANES && (finish == Finish::Store || finishes));
+    let finish = output.finish.filter(|&finish| last == LANES && (finish == Finish::Store || finishes));
     // SAFETY: the tile lies within the block.
     unsafe {
         if let Some(finish) = finish {
@@ -459,10 +462,10 @@ unsafe fn place<S: Simd, A: Arithmetic<S>>(
             for j in 0..panels {
                 let width = width(j, panels, last);
                 let mut v = s.load_ptr(buffer.add(i * row_of_buffer + j * LANES));
-                if done && !block.bias.is_null() {
+                if last_pass && !block.bias.is_null() {
                     v = s.add(v, load(s, block.bias.add(col + j * LANES), width));
                 }
-                if done && !block.add.is_null() {
+                if last_pass && !block.add.is_null() {
                     let add = block.add.add((row + i) * block.add_row + col + j * LANES);
                     v = s.add(load(s, add, width), v);
                 }
@@ -482,6 +485,6 @@ fn width(j: usize, panels: usize, last: usize) -> usize {
 /// `width <= LANES` elements must be readable at `p`.
 #[inline(always)]
 pub(crate) unsafe fn load<S: Simd, E: crate::Element>(s: S, p: *const E, width: usize) -> S::V {
-    // SAFETY: the caller's duty. The whole vector is a case of its own because masks are slow on some processors.
+    // SAFETY: guaranteed by the caller. Whole vectors are a separate case because masks are slow on some processors.
     unsafe { if width == LANES { E::load(s, p) } else { E::load_n(s, p, width) } }
 }

@@ -1,11 +1,11 @@
-//! The innermost part of a matrix product: a tile of results, computed in registers along some of the reduced dimension.
+//! The register tile of a matrix product: a tile of results, accumulated over some steps of the reduced dimension.
 //!
 //! Operands are 32-bit words: an f32 number, or two bf16 numbers that are neighbours along the reduced dimension, the
-//! even one in the lower half. [`Arithmetic`] says what becomes of two words and how large a tile is.
+//! even one in the lower half. [`Arithmetic`] defines the product of two words and the size of a tile.
 
 use half::bf16;
 
-use crate::gemm_ahead::{Ahead, LINE, Stream};
+use crate::gemm_prefetch::{LINE, Prefetch, Stream};
 use crate::simd::{LANES, Simd};
 
 /// Floats of the largest tile of any arithmetic.
@@ -23,59 +23,59 @@ pub(crate) struct Tile {
     pub(crate) b: *const f32,
     pub(crate) b_panel: usize,
     pub(crate) b_step: usize,
-    /// What the chains start from, or null for zero.
+    /// Initial values of the sums, or null for zero.
     pub(crate) from: *const f32,
     pub(crate) from_row: usize,
-    /// Where the chains go, and what becomes of them before. Rounded ones go to bf16 numbers, which `to_row` counts.
+    /// Destination of the sums after the final operation. Rounded results are bf16, and `to_row` counts them.
     pub(crate) to: *mut f32,
     pub(crate) to_row: usize,
     pub(crate) finish: Finish,
-    /// What is asked for meanwhile.
-    pub(crate) ahead: [Ahead; 4],
-    /// Or, instead of it, B.
+    /// Memory to prefetch during the tile.
+    pub(crate) prefetch: [Prefetch; 4],
+    /// Line-by-line prefetch of B, instead of `prefetch`.
     pub(crate) stream: Option<Stream>,
 }
 
-/// What becomes of finished chains.
+/// Final operation on the finished sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// They are stored.
+    /// Stores them.
     Store,
-    /// They are added to this, which has so many cells from row to row.
+    /// Adds the residual at this address, with the given number of cells from row to row.
     Add(*const f32, usize),
-    /// This is added to them, a number for each column.
+    /// Adds the bias at this address, one number per column.
     Bias(*const f32),
-    /// They are rounded: they go to bf16 numbers.
+    /// Rounds them to bf16.
     Narrow,
 }
 
-/// How words are multiplied and added up.
+/// Multiplication and accumulation of words.
 pub(crate) trait Arithmetic<S: Simd>: Copy {
-    /// Numbers in a word.
+    /// Numbers per word.
     const GROUP: usize;
-    /// Most rows of a tile.
+    /// Maximum rows of a tile.
     const ROWS: usize = S::TILE_ROWS;
-    /// Steps that belong together: a pass over the reduced dimension begins at a multiple of them.
+    /// Granularity of steps: a pass over the reduced dimension begins at a multiple of it.
     const UNIT: usize = 1;
-    /// Whether A is read in one layout only: with the words of a row side by side.
+    /// True if A must be in the layout with contiguous words of a row.
     const STRICT: bool = false;
-    /// Most panels of a tile of `rows` rows: what the registers hold.
+    /// Maximum panels of a tile of `rows` rows, limited by the registers.
     fn widest(rows: usize) -> usize {
         widest::<S>(rows)
     }
 
-    /// Whether [`tile`](Self::tile) can do more with finished chains than store them, where it does not ask for B. Each
-    /// such thing is more machine code for every size of tile, so few can.
+    /// True if [`tile`](Self::tile) can apply a final operation other than storing, unless it streams B. Each operation
+    /// adds machine code for every tile size, so few arithmetics support it.
     const FINISHES: bool = false;
 
     /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
     ///
     /// # Safety
-    /// All that the tile points to must exist; `to` must be the caller's alone. Chains are only to be stored unless the
-    /// arithmetic [`FINISHES`](Self::FINISHES) them and the tile does not ask for B.
+    /// All pointers of the tile must be valid; no other thread may access `to`. The final operation must be `Store`
+    /// unless the arithmetic [`FINISHES`](Self::FINISHES) and the tile does not stream B.
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile);
 
-    /// Two vectors of numbers as 16 words, rounded: `even` in the lower halves.
+    /// Rounds two vectors of numbers to 16 words: `even` in the lower halves.
     #[inline(always)]
     fn pair(self, s: S, even: S::V, odd: S::V) -> S::V {
         s.pair(even, odd)
@@ -87,15 +87,15 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     /// The numbers must be readable.
     #[inline(always)]
     unsafe fn interleave(self, s: S, even: *const bf16, odd: *const bf16) -> S::V {
-        // SAFETY: the caller's duty; a bf16 is its 16 bits.
+        // SAFETY: guaranteed by the caller; a bf16 is its 16 bits.
         unsafe { self.pair(s, s.load_bf16(even.cast()), s.load_bf16(odd.cast())) }
     }
 
-    /// Two vectors of numbers as 32 bf16 numbers, `low` first.
+    /// Rounds two vectors of numbers to 32 bf16 numbers, `low` first.
     #[inline(always)]
     fn narrow(self, s: S, low: S::V, high: S::V) -> S::V {
         let mut numbers = [0_u16; 2 * LANES];
-        // SAFETY: the array has room for two vectors, which have the size of one vector of words.
+        // SAFETY: the array has room for two vectors, the size of one vector of words.
         unsafe {
             s.store_bf16(numbers.as_mut_ptr(), low);
             s.store_bf16(numbers.as_mut_ptr().add(LANES), high);
@@ -104,9 +104,9 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     }
 }
 
-/// What a register tile does with two vectors of words and the sums so far.
+/// Multiply-accumulate of a register tile.
 pub(crate) trait MulAdd<S: Simd>: Copy {
-    /// What the sums start from, as the arithmetic takes it.
+    /// Converts an initial value of a sum to the form that the arithmetic expects.
     #[inline(always)]
     fn start(self, _: S, sum: S::V) -> S::V {
         sum
@@ -123,12 +123,12 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
     /// As for [`Arithmetic::tile`].
     #[inline(always)]
     unsafe fn tile<const ROWS: usize, const PANELS: usize>(self, s: S, t: &Tile) {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile::<S, Self, ROWS, PANELS>(s, self, t) }
     }
 }
 
-/// f32 numbers: one fused multiply-add for each.
+/// f32 numbers: one fused multiply-add each.
 #[derive(Clone, Copy)]
 pub(crate) struct Singles;
 
@@ -144,15 +144,15 @@ impl<S: Simd> Arithmetic<S> for Singles {
 
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe { choose(s, self, rows, panels, t) }
     }
 }
 
-/// Pairs of bf16 numbers with the bits of the processors' instruction (`vdpbf16ps`): the odd numbers' product is added
-/// to the sum, then the even ones', rounding each time; numbers below the smallest normal one count as zero, before and
-/// after. (One case is not told apart: a sum less than 2⁻¹⁵⁰ short of the smallest normal number is that number here and
-/// zero there.)
+/// Pairs of bf16 numbers, bitwise identical to the processors' instruction (`vdpbf16ps`): the product of the odd
+/// numbers is added to the sum, then that of the even numbers, rounding each time; numbers below the smallest normal
+/// one are flushed to zero, in operands and results. (One case differs: a sum less than 2⁻¹⁵⁰ below the smallest normal
+/// number gives that number here and zero by the instruction.)
 #[derive(Clone, Copy)]
 pub(crate) struct Pairs;
 
@@ -171,7 +171,7 @@ impl<S: Simd> MulAdd<S> for Pairs {
 
 impl<S: Simd> Arithmetic<S> for Pairs {
     const GROUP: usize = 2;
-    // Each sum takes so many instructions that a larger tile would bring nothing but machine code.
+    // Each sum takes so many instructions that a larger tile would only add machine code.
     const ROWS: usize = 4;
 
     fn widest(_: usize) -> usize {
@@ -180,7 +180,7 @@ impl<S: Simd> Arithmetic<S> for Pairs {
 
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, _: usize, t: &Tile) {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match rows {
                 4 => tile::<S, Self, 4, 1>(s, self, t),
@@ -192,13 +192,13 @@ impl<S: Simd> Arithmetic<S> for Pairs {
     }
 }
 
-/// Zero, with its sign, instead of numbers below the smallest normal one.
+/// Flushes numbers below the smallest normal one to zero, keeping the sign.
 #[inline(always)]
 pub(crate) fn flush<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_gt(s.splat(f32::MIN_POSITIVE), s.max(x, s.neg(x)), s.mul(x, s.zero()), x)
 }
 
-/// [`Pairs`] by the instruction they are defined by.
+/// [`Pairs`] by the native instruction.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct NativePairs(());
@@ -226,13 +226,13 @@ mod native {
 
         #[inline(always)]
         unsafe fn tile<const ROWS: usize, const PANELS: usize>(self, _: Avx512, t: &Tile) {
-            // SAFETY: the caller's duty; `detected` was called only where the instruction exists.
-            unsafe { apart::<ROWS, PANELS>(t) }
+            // SAFETY: guaranteed by the caller; `detected` was called only where the instruction exists.
+            unsafe { sized_tile::<ROWS, PANELS>(t) }
         }
 
         #[inline(always)]
         fn mul_add(self, _: Avx512, a: __m512, b: __m512, sum: __m512) -> __m512 {
-            // SAFETY: `detected` was called only where the instruction exists; the types differ in name alone.
+            // SAFETY: `detected` was called only where the instruction exists; the types have the same representation.
             unsafe {
                 _mm512_dpbf16_ps(
                     sum,
@@ -249,7 +249,7 @@ mod native {
 
         #[inline(always)]
         unsafe fn tile(self, s: Avx512, rows: usize, panels: usize, t: &Tile) {
-            // SAFETY: the caller's duty.
+            // SAFETY: guaranteed by the caller.
             unsafe { choose(s, self, rows, panels, t) }
         }
 
@@ -264,7 +264,7 @@ mod native {
 
         #[inline(always)]
         unsafe fn interleave(self, _: Avx512, even: *const bf16, odd: *const bf16) -> __m512 {
-            // SAFETY: as above; the caller vouches for the numbers.
+            // SAFETY: as above; the caller guarantees the numbers.
             unsafe {
                 let even = _mm512_castsi256_si512(_mm256_loadu_si256(even.cast()));
                 let odd = _mm256_loadu_si256(odd.cast());
@@ -275,23 +275,23 @@ mod native {
 
         #[inline(always)]
         fn narrow(self, _: Avx512, low: __m512, high: __m512) -> __m512 {
-            // SAFETY: as above; the types differ in name alone.
+            // SAFETY: as above; the types have the same representation.
             unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
         }
     }
 
-    /// A function for each size of tile: all in one would take the compiler minutes.
+    /// One function per tile size: a single function with all sizes would take minutes to compile.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn apart<const ROWS: usize, const PANELS: usize>(t: &Tile) {
-        // SAFETY: the caller's duty.
+    unsafe fn sized_tile<const ROWS: usize, const PANELS: usize>(t: &Tile) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let s = Avx512::detected(crate::Isa::Avx512Bf16);
             tile::<Avx512, NativePairs, ROWS, PANELS>(s, NativePairs(()), t);
         }
     }
 
-    /// Where each 16-bit number of pairs comes from: from the lower half of a register and from the upper one in turns.
+    /// Source index of each 16-bit number of the pairs: alternately from the lower and the upper half of a register.
     static PAIRS: [u16; 32] = {
         let mut order = [0; 32];
         let mut i = 0;
@@ -309,7 +309,7 @@ mod native {
     }
 }
 
-/// Most panels of a register tile of `rows` rows.
+/// Maximum panels of a register tile of `rows` rows.
 #[inline(always)]
 fn widest<S: Simd>(rows: usize) -> usize {
     match (S::TILE_ROWS, rows) {
@@ -328,7 +328,7 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
     macro_rules! pick {
         ($($rows:literal: $($panels:literal)+),+) => {
             match (rows, panels) {
-                // SAFETY: the caller's duty.
+                // SAFETY: guaranteed by the caller.
                 $($(($rows, $panels) => unsafe { m.tile::<$rows, $panels>(s, t) },)+)+
                 _ => debug_assert!(false, "no tile of {rows} rows and {panels} panels"),
             }
@@ -341,18 +341,18 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
     }
 }
 
-/// `ROWS × PANELS` chains.
+/// `ROWS × PANELS` sums.
 type Chains<V, const ROWS: usize, const PANELS: usize> = [[V; PANELS]; ROWS];
 
-/// The kernel: chains in registers.
+/// The kernel: sums in registers.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
 unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s: S, m: M, t: &Tile) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two loops apart from each other, from first to last: the compiler keeps each one's chains in registers.
+        // Two completely separate loops, so that the compiler keeps the sums of each in registers.
         if let Some(stream) = t.stream {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps_in_stream(s, m, t, stream, chains);
@@ -365,7 +365,7 @@ unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s:
     }
 }
 
-/// What the chains start from.
+/// Initial values of the sums.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -379,7 +379,7 @@ unsafe fn start<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     if !t.from.is_null() {
         for (i, row) in chains.iter_mut().enumerate() {
             for (j, chain) in row.iter_mut().enumerate() {
-                // SAFETY: the caller's duty.
+                // SAFETY: guaranteed by the caller.
                 *chain = m.start(s, unsafe { s.load_ptr(t.from.add(i * t.from_row + j * LANES)) });
             }
         }
@@ -387,7 +387,7 @@ unsafe fn start<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     chains
 }
 
-/// Stores the chains.
+/// Stores the sums.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -400,13 +400,13 @@ unsafe fn store<S: Simd, const ROWS: usize, const PANELS: usize>(
     debug_assert!(t.finish == Finish::Store);
     for (i, row) in chains.into_iter().enumerate() {
         for (j, chain) in row.into_iter().enumerate() {
-            // SAFETY: the caller's duty.
+            // SAFETY: guaranteed by the caller.
             unsafe { s.store_ptr(t.to.add(i * t.to_row + j * LANES), chain) }
         }
     }
 }
 
-/// Finishes and stores the chains: whole vectors, or the compiler would not keep them in registers until then.
+/// Applies the final operation and stores the sums. Whole vectors only, so that the sums stay in registers.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -417,7 +417,7 @@ unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
     t: &Tile,
     chains: Chains<S::V, ROWS, PANELS>,
 ) {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match t.finish {
             Finish::Store => store(s, t, chains),
@@ -449,7 +449,7 @@ unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
-/// All steps, while the tile's [`Ahead`]s are asked for.
+/// Executes all steps, prefetching the tile's [`Prefetch`]s.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -461,22 +461,23 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
     let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
-    // A tile of few rows whose B is near is bound by its loads, to which asking would add.
-    let asks = ROWS > 2;
-    let streams = if asks { &t.ahead[..] } else { &[] };
-    // The rest of the steps asks for what is there.
-    let rest = Ahead { at: t.a.cast(), row: 0, rows: 1, lines: usize::MAX };
-    for (ahead, line) in streams.iter().map(|ahead| (ahead, LINE)).chain([(&rest, 0)]) {
-        for row in 0..ahead.rows {
-            let mut fetched = ahead.at.wrapping_add(row * ahead.row);
-            let steps = ahead.lines.min(left);
+    // A tile of few rows with B in the cache is bound by its loads, to which prefetches would add.
+    let prefetches = ROWS > 2;
+    let streams = if prefetches { &t.prefetch[..] } else { &[] };
+    // The remaining steps prefetch a line that is already loaded.
+    let rest = Prefetch { at: t.a.cast(), row: 0, rows: 1, lines: usize::MAX };
+    for (prefetch, line) in streams.iter().map(|prefetch| (prefetch, LINE)).chain([(&rest, 0)]) {
+        for row in 0..prefetch.rows {
+            let mut fetched = prefetch.at.wrapping_add(row * prefetch.row);
+            let steps = prefetch.lines.min(left);
             left -= steps;
             for _ in 0..steps {
-                if asks {
+                if prefetches {
                     s.prefetch(fetched.cast());
                     fetched = fetched.wrapping_add(line);
                 }
-                // SAFETY: rows, panels and steps stay within the tile; only the pointers' last step leaves it, unread.
+                // SAFETY: rows, panels and steps stay within the tile; only the final pointer increments leave it, and
+                // are not read.
                 chains = unsafe { step(s, m, t, a, b, chains) };
                 a = a.wrapping_add(t.a_step);
                 b = b.wrapping_add(t.b_step);
@@ -486,7 +487,7 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     chains
 }
 
-/// All steps, while B is asked for.
+/// Executes all steps, prefetching B line by line.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -499,8 +500,8 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
     let (mut a, mut b) = (t.a, t.b);
-    let here = t.b.wrapping_add(stream.far * t.b_step);
-    for (mut fetched, steps) in [(here, t.steps - stream.far), (stream.next, stream.far)] {
+    let here = t.b.wrapping_add(stream.distance * t.b_step);
+    for (mut fetched, steps) in [(here, t.steps - stream.distance), (stream.next, stream.distance)] {
         for _ in 0..steps {
             for j in 0..PANELS {
                 s.prefetch(fetched.wrapping_add(j * t.b_panel));
@@ -515,10 +516,10 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
     chains
 }
 
-/// One step.
+/// Executes one step.
 ///
 /// # Safety
-/// As for [`Arithmetic::tile`], where A and B begin at `a` and `b`.
+/// As for [`Arithmetic::tile`], with A and B starting at `a` and `b`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
 unsafe fn step<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
@@ -529,7 +530,7 @@ unsafe fn step<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     b: *const f32,
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
-    // SAFETY: the caller's duty.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
         for i in 0..ROWS {

@@ -1,11 +1,11 @@
-//! The language-model head fused with its softmax: log-probability and entropy of chosen tokens, and their backward,
-//! without ever holding `[t, v]`.
+//! The language-model head fused with its softmax: log-probability and entropy of given tokens, and the backward pass,
+//! without materialising `[t, v]`.
 //!
 //! With `z = logits · inv_temperature` of a row: `lse = ln Σ eᶻ`, `logprob(j) = z_j − lse`, and the entropy is
 //! `H = lse − Σ p·z`. Backward: `∂logprob(j)/∂z_i = [i = j] − p_i` and `∂H/∂z_i = −p_i·(ln p_i + H)`.
 //!
-//! Logits exist in tiles of some rows × [`BLOCK`] columns. The backward pass computes them again rather than keep them:
-//! that is a third more multiplications for the head instead of `[t, v]` floats of memory.
+//! Logits exist only in tiles of some rows × [`BLOCK`] columns. The backward pass recomputes them: a third more
+//! multiplications for the head instead of `[t, v]` floats of memory.
 
 use std::ops::Range;
 
@@ -19,25 +19,25 @@ use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element};
 
-/// Rows of a tile of logits: with [`BLOCK`] columns it fills an eighth of a megabyte.
+/// Rows of a tile of logits: with [`BLOCK`] columns it takes an eighth of a megabyte.
 pub(crate) const TILE_ROWS: usize = 64;
-/// Rows of a piece of the backward pass, for all of which a block of the weight is brought into another format once.
-const ROWS_BACK: usize = 128;
-/// Rows below which such a piece is not cut further.
-const LEAST_ROWS_BACK: usize = 32;
-/// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that the
-/// blocks of rows that products sum up stay together. The more there are, the fewer times is the weight's gradient read and
-/// written; where that lies in the cache, the derivatives should too.
+/// Rows of a backward piece, which share one conversion of a block of the weight.
+const ROWS_BACKWARD: usize = 128;
+/// Minimum rows of a backward piece.
+const MIN_ROWS_BACKWARD: usize = 32;
+/// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that
+/// the row blocks that tile products sum are not split. Larger chunks read and write the weight's gradient fewer times;
+/// if that fits in the cache, the derivatives should too.
 const CHUNK_ROWS: usize = 2048;
-/// As [`CHUNK_ROWS`], of a weight of at most [`SMALL`] elements.
+/// As [`CHUNK_ROWS`], for a weight of at most [`SMALL`] elements.
 const CHUNK_ROWS_SMALL: usize = 512;
-/// Elements of a weight whose gradient lies in the cache.
+/// Maximum elements of a weight whose gradient fits in the cache.
 const SMALL: usize = 1 << 18;
 
-/// What the head says of each row's target token.
+/// Scores of each row's target tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeadScores {
-    /// Natural log-probability of the target at the row's temperature.
+    /// Log-probability of each target at its row's temperature, in nats: `[rows]`, or `[rows, k]` for k candidates.
     pub logprob: Vec<f32>,
     /// Entropy of the row's distribution, in nats.
     pub entropy: Vec<f32>,
@@ -45,7 +45,7 @@ pub struct HeadScores {
     pub lse: Vec<f32>,
 }
 
-/// Plain logits `h_rd · Wᵀ`, to look at; bit-equal to the logits inside [`head_forward`].
+/// Plain logits `h_rd · Wᵀ`; bitwise identical to the logits inside [`head_forward`].
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -53,7 +53,7 @@ pub fn head_logits<E: Element>(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf<E>, ro
     linear(ctx, logits_rv, h_rd, rows, w, None);
 }
 
-/// Logits of some rows in some columns, of which the first is the first of a panel, into a tile of that shape.
+/// Computes the logits of some rows and columns, starting at a panel boundary, into a tile of that shape.
 pub(crate) fn logits_tile<E: Element>(
     ctx: &Ctx,
     tile: &mut [f32],
@@ -73,16 +73,16 @@ pub(crate) fn logits_tile<E: Element>(
         c_row: columns.len(),
         output: Output::Store,
     };
-    product.run_inline(ctx, f32::place(tile));
+    product.run_inline(ctx, f32::numbers_mut(tile));
 }
 
-/// The columns of block `b` of `v`.
+/// Columns of block `b` of `v`.
 pub(crate) fn block_columns(b: usize, v: usize) -> Range<usize> {
     b * BLOCK..v.min((b + 1) * BLOCK)
 }
 
-fn check_targets<E: Element>(rows: usize, w: &Packed<E>, targets: &[u32], inv_temperature: &[f32]) {
-    assert!(targets.len() == rows, "{} targets for {rows} rows", targets.len());
+fn check_targets<E: Element>(rows: usize, w: &Packed<E>, k: usize, targets: &[u32], inv_temperature: &[f32]) {
+    assert!(targets.len() == rows * k, "{} targets for {rows} rows of {k}", targets.len());
     assert!(inv_temperature.len() == rows, "{} temperatures for {rows} rows", inv_temperature.len());
     assert!(targets.iter().all(|&t| (t as usize) < w.n()), "a target is not in the vocabulary of {}", w.n());
 }
@@ -90,7 +90,7 @@ fn check_targets<E: Element>(rows: usize, w: &Packed<E>, targets: &[u32], inv_te
 /// Log-probability of each row's target, and the row's entropy and log-sum-exp, at the row's temperature.
 ///
 /// # Panics
-/// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary's size.
+/// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
 pub fn head_forward<E: Element>(
     ctx: &Ctx,
     h_td: &Buf<E>,
@@ -99,14 +99,31 @@ pub fn head_forward<E: Element>(
     targets: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
+    head_candidates(ctx, h_td, rows, w, 1, targets, inv_temperature)
+}
+
+/// As [`head_forward`], for `k` tokens per row: `candidates` and the resulting log-probabilities are `[rows, k]`. A
+/// candidate's log-probability is bitwise identical to that of the same token in [`head_forward`].
+///
+/// # Panics
+/// If a buffer or slice does not have the size of its shape, or a candidate is not below the vocabulary size.
+pub fn head_candidates<E: Element>(
+    ctx: &Ctx,
+    h_td: &Buf<E>,
+    rows: usize,
+    w: &Packed<E>,
+    k: usize,
+    candidates: &[u32],
+    inv_temperature: &[f32],
+) -> HeadScores {
     check("h_td", h_td, rows * w.k());
-    check_targets(rows, w, targets, inv_temperature);
+    check_targets(rows, w, k, candidates, inv_temperature);
     let (h, blocks, tiles) = (h_td.as_slice(), w.n().div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
     let mut stats = vec![Block::default(); rows * blocks];
-    let mut target_logits = vec![0.0; rows];
+    let mut candidate_logits = vec![0.0; rows * k];
     {
         let stats = Disjoint::new(&mut stats);
-        let target_logits = Disjoint::new(&mut target_logits);
+        let candidate_logits = Disjoint::new(&mut candidate_logits);
         // Neighbouring pieces share a block of the weight, so that it is read from memory once.
         ctx.parallel_for(tiles * blocks, |i| {
             let (b, tile) = (i / tiles, i % tiles);
@@ -118,17 +135,19 @@ pub fn head_forward<E: Element>(
                     // SAFETY: a row and block belong to one piece.
                     let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
                     stats[0] = block(ctx.level(), logits, inv_temperature[t]);
-                    if let Some(&logit) =
-                        (targets[t] as usize).checked_sub(columns.start).and_then(|j| logits.get(j))
-                    {
-                        // SAFETY: a row's target lies in one block, which belongs to one piece.
-                        unsafe { target_logits.slice(t..t + 1)[0] = logit }
+                    for (i, &token) in (t * k..).zip(&candidates[t * k..(t + 1) * k]) {
+                        if let Some(&logit) =
+                            (token as usize).checked_sub(columns.start).and_then(|j| logits.get(j))
+                        {
+                            // SAFETY: a candidate lies in one block, which belongs to one piece.
+                            unsafe { candidate_logits.slice(i..i + 1)[0] = logit }
+                        }
                     }
                 }
             });
         });
     }
-    let mut out = HeadScores { logprob: target_logits, entropy: vec![0.0; rows], lse: vec![0.0; rows] };
+    let mut out = HeadScores { logprob: candidate_logits, entropy: vec![0.0; rows], lse: vec![0.0; rows] };
     let logprob = Disjoint::new(&mut out.logprob);
     let (entropy, lse) = (Disjoint::new(&mut out.entropy), Disjoint::new(&mut out.lse));
     ctx.parallel_for(tiles, |tile| {
@@ -138,15 +157,16 @@ pub fn head_forward<E: Element>(
             unsafe {
                 entropy.slice(t..t + 1)[0] = row.entropy;
                 lse.slice(t..t + 1)[0] = row.lse;
-                let logprob = logprob.slice(t..t + 1);
-                logprob[0] = logprob[0] * inv_temperature[t] - row.lse;
+                for logprob in logprob.slice(t * k..(t + 1) * k) {
+                    *logprob = *logprob * inv_temperature[t] - row.lse;
+                }
             }
         }
     });
     out
 }
 
-/// What the derivative by a row's logits needs.
+/// Inputs of the derivative with respect to a row's logits.
 #[derive(Debug, Clone, Copy)]
 struct RowGrad {
     inv_temperature: f32,
@@ -156,7 +176,7 @@ struct RowGrad {
     d_entropy: f32,
 }
 
-/// The derivative by one vector of logits.
+/// Derivative with respect to one vector of logits.
 #[inline(always)]
 fn d_logits_of<S: Simd>(s: S, logits: S::V, row: RowGrad) -> S::V {
     let scale = s.splat(row.inv_temperature);
@@ -166,7 +186,7 @@ fn d_logits_of<S: Simd>(s: S, logits: S::V, row: RowGrad) -> S::V {
     s.mul(s.mul(s.exp(logp), by_z), s.neg(scale))
 }
 
-/// The derivative by the logits of one row, but for its target's term, written over the logits.
+/// Derivative with respect to the logits of one row, without its target's term, written over the logits.
 #[inline(always)]
 fn d_logits_generic<S: Simd>(s: S, logits: &mut [f32], row: RowGrad) {
     let (full, tail) = logits.as_chunks_mut::<LANES>();
@@ -182,12 +202,12 @@ dispatch! {
     fn d_logits(logits: &mut [f32], row: RowGrad) = d_logits_generic;
 }
 
-/// Backward of [`head_forward`]: from the derivatives by each row's log-probability and entropy to `dh_td`
-/// (overwritten) and `dw_vd` (accumulated, rows ascending). The logits are computed again. `scores` is what
-/// `head_forward` gave, `w` the packed form of `w_vd`.
+/// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
+/// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending). The logits are recomputed. `scores` is the result
+/// of `head_forward`, `w` the packed form of `w_vd`.
 ///
 /// # Panics
-/// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary's size.
+/// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
 pub fn head_backward<E: Element>(
     ctx: &Ctx,
     dh_td: &mut Buf,
@@ -207,7 +227,7 @@ pub fn head_backward<E: Element>(
     check("dw_vd", dw_vd, v * d);
     check("h_td", h_td, rows * d);
     check("w_vd", w_vd, v * d);
-    check_targets(rows, w, targets, inv_temperature);
+    check_targets(rows, w, 1, targets, inv_temperature);
     let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
     assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
 
@@ -224,13 +244,15 @@ pub fn head_backward<E: Element>(
     let dh = Disjoint::new(dh_td.as_mut_slice());
     let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
     ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
-        // Rows ascend outside, so that each element of dw is one chain over them; columns ascend inside, for dh.
+        // Rows ascend in the outer loop, so that each element of dw is one chain over them; columns ascend in the inner
+        // loop, for dh.
         for first in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - first);
             for b in 0..v.div_ceil(BLOCK) {
                 let columns = block_columns(b, v);
-                let pieces =
-                    count.div_ceil(ROWS_BACK).max((2 * ctx.threads()).min(count.div_ceil(LEAST_ROWS_BACK)));
+                let pieces = count
+                    .div_ceil(ROWS_BACKWARD)
+                    .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
                 let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * columns.len()]);
                 ctx.parallel_for(pieces, |i| {
                     let part = count * i / pieces..count * (i + 1) / pieces;
@@ -258,13 +280,16 @@ pub fn head_backward<E: Element>(
                     c_row: d,
                     output: Output::Chain,
                 };
-                by_w.run(ctx, f32::place(&mut dw_vd.as_mut_slice()[columns.start * d..columns.end * d]));
+                by_w.run(
+                    ctx,
+                    f32::numbers_mut(&mut dw_vd.as_mut_slice()[columns.start * d..columns.end * d]),
+                );
             }
         }
     });
 }
 
-/// What the backward pass reads.
+/// Inputs of the backward pass.
 struct Backward<'a, E: Element> {
     h: &'a [E],
     w_vd: &'a [f32],
@@ -277,8 +302,8 @@ struct Backward<'a, E: Element> {
 }
 
 impl<E: Element> Backward<'_, E> {
-    /// The derivatives by the logits of some rows and the columns of block `b`, rounded, and what they add to `dh`, which
-    /// begins with the first block.
+    /// Computes the derivatives with respect to the logits of some rows and the columns of block `b`, rounded, and adds
+    /// their contribution to `dh`, which block 0 initialises.
     fn rows(&self, ctx: &Ctx, d_logits: &mut [E], dh: &mut [f32], rows: Range<usize>, b: usize) {
         let d = self.w.k();
         let columns = block_columns(b, self.w.n());
@@ -301,10 +326,10 @@ impl<E: Element> Backward<'_, E> {
             c_row: d,
             output: if b == 0 { Output::Store } else { Output::Chain },
         };
-        by_h.run_inline(ctx, f32::place(dh));
+        by_h.run_inline(ctx, f32::numbers_mut(dh));
     }
 
-    /// The derivatives by one row's logits of block `b`, written over them.
+    /// Computes the derivatives with respect to one row's logits of block `b`, written over them.
     fn d_logits(&self, ctx: &Ctx, logits: &mut [f32], t: usize, b: usize) {
         let row = RowGrad {
             inv_temperature: self.inv_temperature[t],

@@ -1,14 +1,14 @@
-//! The head of a decode step fused with sampling: tokens drawn without logits being kept.
+//! The head of a decode step fused with sampling: draws tokens without storing logits.
 //!
-//! Logits exist in tiles of some rows × [`BLOCK`] columns, as in [`head_forward`](crate::head_forward). Of each row and
-//! block its statistics stay. When they are all there, a draw needs the logits of one group of columns again, which is
-//! as good as nothing beside `[r, v]` floats written once and read twice. Rows whose choice takes all logits have theirs
-//! written out, in the same pass over the weight.
+//! Logits exist only in tiles of some rows × [`BLOCK`] columns, as in [`head_forward`](crate::head_forward). For each
+//! row and block a summary is kept. Once all blocks are summarised, a draw recomputes the logits of one group of
+//! columns, a negligible cost compared to writing `[r, v]` floats and reading them twice. Rows whose sampling needs all
+//! logits have them written out in the same pass over the weight.
 
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
-use crate::draw::{Draw, Inversion, Pick, Seen, copy_group, draw};
+use crate::draw::{BlockSummary, Draw, DrawScratch, Pick, copy_group, draw};
 use crate::gemm::{check, is_small, piece};
 use crate::head::{TILE_ROWS, block_columns, logits_tile};
 use crate::logsumexp::BLOCK;
@@ -16,31 +16,31 @@ use crate::pack::Packed;
 use crate::simd::LANES;
 use crate::{Buf, Ctx, Element};
 
-/// Pieces per thread that even out threads of unequal speed.
+/// Pieces per thread, to balance threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
-/// Rows of a tile below which it is not cut further: with fewer, the weight is read for too little work.
+/// Minimum rows of a tile: with fewer, too little work is done per read of the weight.
 const MIN_ROWS: usize = 8;
 
-/// What is asked of the head for one row.
+/// Request to the head for one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum HeadAsk {
-    /// All of its logits.
+pub enum HeadRequest {
+    /// Return all logits of the row.
     Logits,
-    /// A token.
+    /// Draw a token.
     Token(Draw),
 }
 
-/// What the head says of one row.
+/// Result of the head for one row.
 #[derive(Debug, Clone, PartialEq)]
-pub enum HeadAnswer {
-    /// Where its logits are in [`HeadOutput::logits`].
+pub enum HeadResult {
+    /// Range of the row's logits in [`HeadOutput::logits`].
     Logits(Range<usize>),
-    /// The token drawn; `None` when the logits are not finite.
+    /// The drawn token; `None` if the logits are not finite.
     Token(Option<Pick>),
 }
 
-impl HeadAnswer {
-    /// Where the row's logits begin; of no meaning where there are none.
+impl HeadResult {
+    /// Start of the row's logits; meaningless if there are none.
     fn start(&self) -> usize {
         match self {
             Self::Logits(range) => range.start,
@@ -49,35 +49,35 @@ impl HeadAnswer {
     }
 }
 
-/// The answers to one call, and memory that is kept to the next.
+/// Results of one call, and scratch memory that is reused by the next.
 #[derive(Debug, Default)]
 pub struct HeadOutput {
-    /// One answer for each row.
-    pub answers: Vec<HeadAnswer>,
-    /// The logits of the rows that asked for them, `[such rows, v]`.
+    /// One result per row.
+    pub results: Vec<HeadResult>,
+    /// Logits of the rows that requested them, `[such rows, v]`.
     pub logits: Buf,
-    /// `[rows, blocks]`
-    seen: Vec<Seen>,
+    /// Block summaries, `[rows, blocks]`.
+    summaries: Vec<BlockSummary>,
 }
 
 impl HeadOutput {
-    /// Makes room for the answers to `asks` of a vocabulary of `v`: no tokens yet, and logits of unspecified content.
-    pub fn reset(&mut self, asks: &[HeadAsk], v: usize) {
+    /// Allocates the results of `requests` for a vocabulary of `v`: no tokens yet, and logits of unspecified content.
+    pub fn reset(&mut self, requests: &[HeadRequest], v: usize) {
         let mut end = 0;
-        self.answers.clear();
-        self.answers.extend(asks.iter().map(|ask| match ask {
-            HeadAsk::Token(_) => HeadAnswer::Token(None),
-            HeadAsk::Logits => {
+        self.results.clear();
+        self.results.extend(requests.iter().map(|request| match request {
+            HeadRequest::Token(_) => HeadResult::Token(None),
+            HeadRequest::Logits => {
                 end += v;
-                HeadAnswer::Logits(end - v..end)
+                HeadResult::Logits(end - v..end)
             }
         }));
         self.logits.resize(end);
     }
 }
 
-/// Answers what is asked of each row of `h_rd`: with its logits, bit-equal to those inside of
-/// [`head_forward`](crate::head_forward), or with the token that [`RowDraw`](crate::RowDraw) would draw from them.
+/// Serves the request of each row of `h_rd`: returns its logits, bitwise identical to those inside
+/// [`head_forward`](crate::head_forward), or draws the token that [`RowDraw`](crate::RowDraw) would draw from them.
 ///
 /// # Panics
 /// If `h_rd` does not have the size of its shape.
@@ -86,29 +86,29 @@ pub fn head_draw<E: Element>(
     out: &mut HeadOutput,
     h_rd: &Buf<E>,
     w: &Packed<E>,
-    asks: &[HeadAsk],
+    requests: &[HeadRequest],
 ) {
-    let (rows, v) = (asks.len(), w.n());
+    let (rows, v) = (requests.len(), w.n());
     check("h_rd", h_rd, rows * w.k());
-    out.reset(asks, v);
+    out.reset(requests, v);
     let blocks = v.div_ceil(BLOCK);
     if rows * blocks == 0 {
         return;
     }
-    if out.seen.len() < rows * blocks {
-        out.seen.resize(rows * blocks, Seen::default());
+    if out.summaries.len() < rows * blocks {
+        out.summaries.resize(rows * blocks, BlockSummary::default());
     }
-    let starts: Vec<usize> = out.answers.iter().map(HeadAnswer::start).collect();
+    let starts: Vec<usize> = out.results.iter().map(HeadResult::start).collect();
     let call = Call {
         ctx,
         h: h_rd.as_slice(),
         w,
-        asks,
+        requests,
         starts: &starts,
         blocks,
-        answers: Disjoint::new(&mut out.answers),
+        results: Disjoint::new(&mut out.results),
         logits: Disjoint::new(out.logits.as_mut_slice()),
-        seen: Disjoint::new(&mut out.seen),
+        summaries: Disjoint::new(&mut out.summaries),
     };
     let threads = if is_small(rows, v, w.k(), E::GROUP) { 1 } else { ctx.threads() };
     let each = |pieces: usize, run: &(dyn Fn(usize) + Sync)| match threads {
@@ -119,87 +119,87 @@ pub fn head_draw<E: Element>(
     // Neighbouring pieces share a block of the weight, so that it is read from memory once.
     // SAFETY: no two pieces have the same rows and block.
     each(tiles * blocks, &|i| unsafe { call.read(piece(rows, tiles, i % tiles), i / tiles) });
-    // A row of one block has been drawn from where its logits lay.
+    // With a single block, rows have already been drawn while their logits were available.
     if blocks > 1 {
         let pieces = rows.min(PIECES_PER_THREAD * threads);
-        // SAFETY: no two pieces have the same rows, and nothing is read any more.
+        // SAFETY: no two pieces have the same rows, and all reads have finished.
         each(pieces, &|i| unsafe { call.draw(piece(rows, pieces, i)) });
     }
 }
 
-/// How many tiles the rows are cut into: more than their size asks for where there would be too few pieces.
+/// Number of tiles along the rows: more than their size requires if there would be too few pieces.
 fn tiles(rows: usize, blocks: usize, threads: usize) -> usize {
-    let wanted = if threads == 1 { 1 } else { (PIECES_PER_THREAD * threads).div_ceil(blocks) };
-    rows.div_ceil(TILE_ROWS).max(wanted.min(rows.div_ceil(MIN_ROWS)))
+    let target = if threads == 1 { 1 } else { (PIECES_PER_THREAD * threads).div_ceil(blocks) };
+    rows.div_ceil(TILE_ROWS).max(target.min(rows.div_ceil(MIN_ROWS)))
 }
 
-/// One call, as its pieces see it.
+/// State of one call, shared by its pieces.
 struct Call<'a, E: Element> {
     ctx: &'a Ctx,
     h: &'a [E],
     w: &'a Packed<E>,
-    asks: &'a [HeadAsk],
-    /// Where each row's logits begin.
+    requests: &'a [HeadRequest],
+    /// Start of each row's logits.
     starts: &'a [usize],
     blocks: usize,
-    answers: Disjoint<'a, HeadAnswer>,
+    results: Disjoint<'a, HeadResult>,
     logits: Disjoint<'a, f32>,
-    seen: Disjoint<'a, Seen>,
+    summaries: Disjoint<'a, BlockSummary>,
 }
 
 impl<E: Element> Call<'_, E> {
-    /// Computes the logits of some rows in block `b`, and takes from them what was asked for.
+    /// Computes the logits of some rows in block `b`, and stores or summarises them as requested.
     ///
     /// # Safety
-    /// Nobody else may be given one of these rows with this block; nor, where there is one block only, with another.
+    /// No other thread may process one of these rows with this block; or, if there is only one block, with any.
     unsafe fn read(&self, rows: Range<usize>, b: usize) {
         let columns = block_columns(b, self.w.n());
-        let mut memory = Inversion::default();
+        let mut scratch = DrawScratch::default();
         self.ctx.with_scratch(rows.len() * columns.len(), |tile| {
             logits_tile(self.ctx, tile.as_mut_slice(), self.h, rows.clone(), self.w, columns.clone());
             for (t, logits) in rows.zip(tile.as_slice().chunks_exact(columns.len())) {
-                let how = match self.asks[t] {
-                    HeadAsk::Token(how) => how,
-                    HeadAsk::Logits => {
+                let settings = match self.requests[t] {
+                    HeadRequest::Token(settings) => settings,
+                    HeadRequest::Logits => {
                         let at = self.starts[t] + columns.start;
-                        // SAFETY: each row has logits of its own, and the caller vouches for row and block.
+                        // SAFETY: each row has its own range of logits, and the caller guarantees row and block.
                         unsafe { self.logits.slice(at..at + logits.len()) }.copy_from_slice(logits);
                         continue;
                     }
                 };
                 let at = t * self.blocks + b;
-                // SAFETY: the caller vouches for row and block.
-                let seen = unsafe { self.seen.slice(at..at + 1) };
-                seen[0].read(self.ctx.level(), logits, how);
+                // SAFETY: the caller guarantees row and block.
+                let summaries = unsafe { self.summaries.slice(at..at + 1) };
+                summaries[0].read(self.ctx.level(), logits, settings);
                 if self.blocks == 1 {
                     let logits_of = |group, out: &mut _| copy_group(logits, group, out);
-                    let pick = draw(self.ctx.level(), seen, how, &mut memory, logits_of);
+                    let pick = draw(self.ctx.level(), summaries, settings, &mut scratch, logits_of);
                     // SAFETY: the row is in this piece alone.
-                    unsafe { self.answers.slice(t..t + 1)[0] = HeadAnswer::Token(pick) }
+                    unsafe { self.results.slice(t..t + 1)[0] = HeadResult::Token(pick) }
                 }
             }
         });
     }
 
-    /// Draws the tokens of some rows whose blocks have all been read.
+    /// Draws the tokens of some rows after all their blocks have been summarised.
     ///
     /// # Safety
-    /// Nobody else may be given one of these rows.
+    /// No other thread may process one of these rows.
     unsafe fn draw(&self, rows: Range<usize>) {
-        let mut memory = Inversion::default();
+        let mut scratch = DrawScratch::default();
         for t in rows {
-            let HeadAsk::Token(how) = self.asks[t] else { continue };
-            // SAFETY: the caller vouches for the row.
-            let seen = unsafe { self.seen.slice(t * self.blocks..(t + 1) * self.blocks) };
+            let HeadRequest::Token(settings) = self.requests[t] else { continue };
+            // SAFETY: the caller guarantees the row.
+            let summaries = unsafe { self.summaries.slice(t * self.blocks..(t + 1) * self.blocks) };
             let logits_of = |group: usize, out: &mut [f32; LANES]| {
                 let columns = group * LANES..self.w.n().min((group + 1) * LANES);
                 let count = columns.len();
                 logits_tile(self.ctx, &mut out[..count], self.h, t..t + 1, self.w, columns);
                 count
             };
-            let pick = draw(self.ctx.level(), seen, how, &mut memory, logits_of);
-            // SAFETY: the caller vouches for the row.
-            unsafe { self.answers.slice(t..t + 1)[0] = HeadAnswer::Token(pick) }
+            let pick = draw(self.ctx.level(), summaries, settings, &mut scratch, logits_of);
+            // SAFETY: the caller guarantees the row.
+            unsafe { self.results.slice(t..t + 1)[0] = HeadResult::Token(pick) }
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Which instruction set the kernels run on.
+//! Instruction sets of the kernels.
 
 use std::sync::OnceLock;
 
-/// An instruction set that the kernels are built for. All of them give the same bits, but for the bf16 products of
-/// [`Isa::Amx`]; else they differ in speed alone.
+/// An instruction set that the kernels are compiled for. All give bitwise identical results, except for the bf16
+/// products of [`Isa::Amx`]; otherwise they differ in speed only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Isa {
@@ -13,9 +13,9 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 whose bf16 products are instructions (AVX-512 BF16).
+    /// AVX-512 with native bf16 dot products (AVX-512 BF16).
     Avx512Bf16,
-    /// AVX-512 whose bf16 products are tiles (AMX). Tiles sum products in another order than everything else.
+    /// AVX-512 with bf16 tile products (AMX). Tiles sum products in a different order from all other instruction sets.
     Amx,
     /// 64-bit Arm.
     Neon,
@@ -27,7 +27,7 @@ impl Isa {
         Self::available().last().copied().unwrap_or(Self::Portable)
     }
 
-    /// All instruction sets that this processor can run, slowest first. [`Isa::Portable`] is always among them.
+    /// All instruction sets that this processor supports, slowest first. Always includes [`Isa::Portable`].
     pub fn available() -> Vec<Self> {
         [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx]
             .into_iter()
@@ -35,7 +35,7 @@ impl Isa {
             .collect()
     }
 
-    /// Lower-case name, as in messages and checkpoints.
+    /// Lower-case name, as used in messages and checkpoints.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -74,7 +74,7 @@ impl Isa {
     }
 }
 
-/// An [`Isa`] that was found on this processor: the proof that `dispatch!` needs to enter a kernel.
+/// An [`Isa`] that was detected on this processor: the proof that `dispatch!` needs to enter a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Level {
     isa: Isa,
@@ -83,7 +83,7 @@ pub(crate) struct Level {
 
 impl Level {
     pub(crate) fn best() -> Self {
-        // Asked for with every row of logits that is drawn from.
+        // Cached: called for every row of logits that is drawn from.
         static BEST: OnceLock<Isa> = OnceLock::new();
         Self { isa: *BEST.get_or_init(Isa::detect), software_tiles: false }
     }
@@ -92,7 +92,7 @@ impl Level {
         isa.present().then_some(Self { isa, software_tiles: false })
     }
 
-    /// The best one, with products of bf16 matrices by tiles in software.
+    /// The best level, with emulated tiles for bf16 matrix products.
     pub(crate) fn with_software_tiles() -> Self {
         Self { software_tiles: true, ..Self::best() }
     }
@@ -101,7 +101,7 @@ impl Level {
         self.isa
     }
 
-    /// How products of bf16 matrices are computed.
+    /// Method of bf16 matrix products.
     pub(crate) fn bf16(self) -> Bf16Products {
         match self.isa {
             _ if self.software_tiles => Bf16Products::SoftwareTiles,
@@ -112,7 +112,7 @@ impl Level {
     }
 }
 
-/// The ways to compute a product of bf16 matrices.
+/// Methods of computing a product of bf16 matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bf16Products {
     Pairs,
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn portable_is_always_there_and_the_best_is_available() {
+    fn portable_is_always_available_and_detect_returns_the_fastest() {
         let all = Isa::available();
         assert_eq!(all[0], Isa::Portable);
         assert_eq!(all.last(), Some(&Isa::detect()));

@@ -1,9 +1,9 @@
-//! Chunks of a row as vectors: whole ones, and the shorter one at the end.
+//! Chunks of a row as vectors, including the partial one at the end.
 
 use crate::Element;
 use crate::simd::{LANES, Simd, dispatch};
 
-/// A chunk of at most [`LANES`] elements; lanes beyond it are zero.
+/// Loads a chunk of at most [`LANES`] elements; lanes beyond it are zero.
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element>(s: S, x: &[E]) -> S::V {
     assert!(x.len() <= LANES);
@@ -11,7 +11,7 @@ pub(crate) fn load<S: Simd, E: Element>(s: S, x: &[E]) -> S::V {
     unsafe { if x.len() == LANES { E::load(s, x.as_ptr()) } else { E::load_n(s, x.as_ptr(), x.len()) } }
 }
 
-/// Writes a chunk of at most [`LANES`] elements.
+/// Stores a chunk of at most [`LANES`] elements.
 #[inline(always)]
 pub(crate) fn store<S: Simd, E: Element>(s: S, y: &mut [E], v: S::V) {
     assert!(y.len() <= LANES);

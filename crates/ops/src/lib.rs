@@ -1,39 +1,39 @@
 //! CPU kernels, their dispatch, buffers and memory mapping.
 //!
-//! Every operation is a free function over [`Buf`]s and takes a [`Ctx`]. All matrices are row-major. The letters in
-//! names and docs are the shapes:
+//! Every operation is a free function over [`Buf`]s and takes a [`Ctx`]. All matrices are row-major. Letters in names
+//! and docs denote dimensions:
 //!
 //! | letter | meaning | letter | meaning |
 //! | --- | --- | --- | --- |
 //! | `t` | packed tokens (rows) | `v` | vocabulary |
 //! | `r` | rows of a decode step | `h` | query heads |
 //! | `d` | hidden size | `g` | key/value heads |
-//! | `n`, `k` | out and in features of a linear layer | `e` | size of a head |
-//! | `f` | size of the feed-forward layer | | |
+//! | `n`, `k` | out and in features of a linear layer | `e` | head size |
+//! | `f` | feed-forward size | | |
 //!
-//! # One definition of every sum
+//! # Summation order
 //!
-//! The same inputs give the same bits on every instruction set (but for bf16 products by tiles), for any number of
-//! threads, and for a row alone as for a row among many. That holds because the order of each sum is part of the
+//! The same inputs give the same bits on every instruction set (except for bf16 products by tiles), for any number of
+//! threads, and for a row computed alone or among others. This holds because the order of each sum is part of the
 //! operation's definition:
 //!
 //! * A sum of products (linear layers, attention, weight gradients) is one chain of fused multiply-adds per output
-//!   element, in ascending index of the reduced dimension. It starts from zero, or from what the output holds where
-//!   the operation accumulates. Blocking stores the chain's value and takes it up again, which changes nothing.
-//! * Products of bf16 matrices, in f32 arithmetic, are one chain over ascending pairs of indices, the odd index of a pair
-//!   first, as the processors' dot-product instruction has it; numbers below the smallest normal one are zero. (A sum
-//!   within 2⁻¹⁵⁰ of that number may be zero by the instruction and the number itself elsewhere.) Where
-//!   they are computed by tiles ([`Isa::Amx`]), the sum is instead over blocks of 32 indices, each of them two chains,
-//!   of the even and of the odd indices. [`Ctx::products`] says which. Attention's products go by pairs everywhere.
-//! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo
-//!   16, then in one fixed tree over the lanes.
+//!   element, in ascending index of the reduced dimension. It starts from zero, or from the current output if the
+//!   operation accumulates. Blocking stores a partial sum and resumes it later, which changes nothing.
+//! * Products of bf16 matrices, in f32 arithmetic, are one chain over ascending pairs of indices, the odd index of a
+//!   pair first, as defined by the processors' dot-product instruction; numbers below the smallest normal one are
+//!   flushed to zero. (A sum within 2⁻¹⁵⁰ of that number may be zero by the instruction and the number itself
+//!   elsewhere.) By tiles ([`Isa::Amx`]), the sum instead runs over blocks of 32 indices, each of them two chains, of
+//!   the even and of the odd indices. [`Ctx::bf16_products`] names the method. Attention uses pairs everywhere.
+//! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo 16,
+//!   then in one fixed tree over the lanes.
 //! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
-//! * A sum over tokens ascends. Threads share out output elements, never a sum.
+//! * A sum over tokens ascends. Threads divide output elements, never a sum.
 //!
 //! # Panics
 //!
-//! A shape that does not fit its buffer is a mistake in the calling code: operations check the lengths of their
-//! arguments and panic with the name of the argument. User input is checked before it comes here.
+//! A shape that does not fit its buffer is a bug in the calling code: operations check the lengths of their arguments
+//! and panic with the name of the argument. User input is validated before it reaches this crate.
 
 mod activation;
 mod adamw;
@@ -49,10 +49,10 @@ mod element;
 mod embedding;
 mod error;
 mod gemm;
-mod gemm_ahead;
 mod gemm_amx;
 mod gemm_copy;
 mod gemm_kernel;
+mod gemm_prefetch;
 mod gemm_tile;
 mod head;
 mod head_draw;
@@ -90,11 +90,11 @@ pub use element::Element;
 pub use embedding::{embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
 pub use half::bf16 as Bf16;
-pub use head::{HeadScores, head_backward, head_forward, head_logits};
-pub use head_draw::{HeadAnswer, HeadAsk, HeadOutput, head_draw};
+pub use head::{HeadScores, head_backward, head_candidates, head_forward, head_logits};
+pub use head_draw::{HeadOutput, HeadRequest, HeadResult, head_draw};
 pub use isa::Isa;
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual};
-pub use linear_heads::{HeadNorms, Heads, Turn, heads_backward, heads_norm, linear_heads};
+pub use linear_heads::{HeadNorms, Heads, Rotation, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
 pub use mapped::MappedFile;

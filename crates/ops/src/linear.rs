@@ -1,4 +1,4 @@
-//! Linear layers: y = x·Wᵀ and its derivatives.
+//! Linear layers: y = x·Wᵀ and their backward passes.
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
@@ -7,9 +7,9 @@ use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, lanes};
 
-/// Elements below which adding is not worth a second thread.
+/// Elements below which a sum is not worth a second thread.
 const SMALL: usize = 100_000;
-/// Columns of a bias gradient that one piece sums up: enough to read whole cache lines, few enough for all threads.
+/// Columns of a bias gradient per piece: enough to read whole cache lines, few enough to occupy all threads.
 const BIAS_COLUMNS: usize = 128;
 
 fn forward<E: Element, O: Element>(
@@ -25,7 +25,8 @@ fn forward<E: Element, O: Element>(
     check("y_tn", y, rows * n);
     let a = Left { data: E::numbers(x.as_slice()), row: k, step: 1 };
     let b = Right::Panels(w.panels(0));
-    Product { m: rows, n, k, group: E::GROUP, a, b, c_row: n, output }.run(ctx, O::place(y.as_mut_slice()));
+    Product { m: rows, n, k, group: E::GROUP, a, b, c_row: n, output }
+        .run(ctx, O::numbers_mut(y.as_mut_slice()));
 }
 
 /// `y_tn = x_tk · Wᵀ (+ bias_n)`. The bias is added after the sum, then the result is rounded to `O`.
@@ -46,8 +47,8 @@ pub fn linear<E: Element, O: Element>(
     forward(ctx, y_tn, x_tk, rows, w, bias_n.map_or(Output::Store, |bias| Output::Bias(bias.as_slice())));
 }
 
-/// `y_tn = from_tn + (x_tk · Wᵀ (+ bias_n))`: a residual connection that keeps what it is added to. The bits are those
-/// of [`linear`] into f32 and an addition.
+/// `y_tn = from_tn + (x_tk · Wᵀ (+ bias_n))`: an out-of-place residual connection. Bitwise identical to [`linear`] into
+/// f32 followed by an addition.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -64,11 +65,11 @@ pub fn linear_residual<E: Element>(
     if let Some(bias) = bias_n {
         check("bias_n", bias, w.n());
     }
-    forward(ctx, y_tn, x_tk, rows, w, Output::From(from_tn.as_slice(), bias_n.map(Buf::as_slice)));
+    forward(ctx, y_tn, x_tk, rows, w, Output::Residual(from_tn.as_slice(), bias_n.map(Buf::as_slice)));
 }
 
-/// `dx_tk = dy_tn · W`, or `dx_tk += dy_tn · W` with the sum starting from what `dx_tk` holds. `E` is the arithmetic:
-/// both factors are rounded to it, then the result to `O`.
+/// `dx_tk = dy_tn · W`, or `dx_tk += dy_tn · W` with the sum starting from `dx_tk`. `E` is the arithmetic: both factors
+/// are rounded to it, then the result to `O`.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -89,11 +90,11 @@ pub fn linear_backward_input<E: Element, A: Element, O: Element>(
     let b = Right::Rows { data: Numbers::F32(w_nk.as_slice()), width: k };
     let output = if accumulate { Output::Chain } else { Output::Store };
     Product { m: rows, n: k, k: n, group: E::GROUP, a, b, c_row: k, output }
-        .run(ctx, O::place(dx_tk.as_mut_slice()));
+        .run(ctx, O::numbers_mut(dx_tk.as_mut_slice()));
 }
 
-/// `dw_nk += dy_tnᵀ · x_tk`: tokens are summed in ascending order, starting from what `dw_nk` holds. `E` is the
-/// arithmetic, to which `dy_tn` is rounded.
+/// `dw_nk += dy_tnᵀ · x_tk`: tokens are summed in ascending order, starting from `dw_nk`. `E` is the arithmetic, to
+/// which `dy_tn` is rounded.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -112,10 +113,10 @@ pub fn linear_backward_weight<E: Element, A: Element>(
     let a = Left { data: A::numbers(dy_tn.as_slice()), row: 1, step: n };
     let b = Right::Rows { data: E::numbers(x_tk.as_slice()), width: k };
     Product { m: n, n: k, k: rows, group: E::GROUP, a, b, c_row: k, output: Output::Chain }
-        .run(ctx, f32::place(dw_nk.as_mut_slice()));
+        .run(ctx, f32::numbers_mut(dw_nk.as_mut_slice()));
 }
 
-/// `db_n += Σ_t dy_tn`: tokens are summed in ascending order, starting from what `db_n` holds.
+/// `db_n += Σ_t dy_tn`: tokens are summed in ascending order, starting from `db_n`.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -130,19 +131,19 @@ pub fn bias_backward<A: Element>(ctx: &Ctx, db_n: &mut Buf, dy_tn: &Buf<A>, rows
     let width = if rows * n < SMALL { n } else { BIAS_COLUMNS };
     ctx.parallel_for(n.div_ceil(width), |i| {
         let cols = i * width..n.min((i + 1) * width);
-        // SAFETY: each piece has columns of its own.
+        // SAFETY: each piece has its own columns.
         add_rows(ctx.level(), unsafe { out.slice(cols.clone()) }, &dy[cols.start..], n);
     });
 }
 
 dispatch! {
-    /// Adds to the sums the first elements of each of the rows, which are `n` apart, in their order.
+    /// Adds the leading elements of each row to the sums, in order; rows are `n` apart.
     fn add_rows[A: Element](sums: &mut [f32], rows: &[A], n: usize) = add_rows_generic;
 }
 
 #[inline(always)]
 fn add_rows_generic<S: Simd, A: Element>(s: S, sums: &mut [f32], rows: &[A], n: usize) {
-    // As many sums at a time as hide the time that an addition takes.
+    // Enough independent sums to hide the latency of an addition.
     const STRIP: usize = 4 * LANES;
     for (i, sums) in sums.chunks_mut(STRIP).enumerate() {
         let rows = &rows[i * STRIP..];

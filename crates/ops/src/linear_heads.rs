@@ -1,5 +1,5 @@
-//! Queries, keys and values: the attention's first product between the norm of its input and the rotary embedding, and the
-//! way back to that product's output.
+//! Queries, keys and values: the attention's input projection fused with the norm before it and the rotary embedding
+//! after it, and the backward pass to the projection's output.
 
 use std::ops::Range;
 
@@ -10,33 +10,33 @@ use crate::norm::{Norm, reciprocal_root};
 use crate::numbers::Typed;
 use crate::pack::Packed;
 use crate::partition::{for_blocks, for_rows, for_rows2};
-use crate::rope::{turn_heads_to, turned};
+use crate::rope::{rotate_heads_to, rotated};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{AttentionShape, Buf, Ctx, Element, RopeTable, lanes};
 
-/// Rows of a block, whose result lies in the cache.
+/// Rows of a block, whose result fits in the cache.
 const ROWS: usize = 128;
 /// Columns that a block computes at a time, unless a head has more.
 const COLUMNS: usize = 256;
 
-/// The positions of the rows, and the angles that queries and keys turn by.
+/// Rotation of queries and keys: the positions of the rows, and the table of angles.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
-    /// Each row's.
+pub struct Rotation<'a> {
+    /// Position of each row.
     pub positions: &'a [u32],
-    /// For all of them.
+    /// Angles for all of these positions.
     pub table: &'a RopeTable,
 }
 
-impl Turn<'_> {
+impl Rotation<'_> {
     fn check(&self, rows: usize, shape: AttentionShape) {
-        assert_eq!(self.positions.len(), rows, "rope: a position for each row");
-        assert_eq!(self.table.head_dim(), shape.head_dim, "rope: a table for this head_dim");
+        assert_eq!(self.positions.len(), rows, "rope: one position per row is needed");
+        assert_eq!(self.table.head_dim(), shape.head_dim, "rope: the table is for another head_dim");
         self.table.check(self.positions);
     }
 }
 
-/// Heads of the projection by kind: the row is `[queries | keys | values]`.
+/// Heads of the projection by kind: a row is `[queries | keys | values]`.
 #[derive(Clone, Copy)]
 struct Parts {
     shape: AttentionShape,
@@ -47,8 +47,8 @@ impl Parts {
         self.shape.heads + 2 * self.shape.kv_heads
     }
 
-    /// The heads of each part that are among `heads` of the row: the part, which of its heads, and where they begin among
-    /// `heads`.
+    /// The intersections of `heads` with each part of the row: the part, the range of its heads, and their offset
+    /// within `heads`.
     fn within(self, heads: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
         let AttentionShape { heads: h, kv_heads: g, .. } = self.shape;
         [0..h, h..h + g, h + g..h + 2 * g].into_iter().enumerate().filter_map(move |(part, all)| {
@@ -57,36 +57,36 @@ impl Parts {
         })
     }
 
-    /// Heads of a row of the part.
+    /// Number of heads of the part.
     fn width(self, part: usize) -> usize {
         if part == 0 { self.shape.heads } else { self.shape.kv_heads }
     }
 }
 
-/// The RMSNorm of each head of queries and keys that some models have between projection and rotary embedding.
+/// RMSNorm of each head of queries and keys (QK-norm), applied between projection and rotary embedding.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
-    /// `[E]` each: the queries', the keys'.
+    /// Weights `[E]` of queries and of keys.
     pub weights: [&'a Buf; 2],
     /// Added to the mean square.
     pub eps: f32,
 }
 
-/// What becomes of the rows `[queries | keys | values]` of a projection.
+/// Processing of the projection's rows `[queries | keys | values]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
-    /// How many there are, and their width.
+    /// Number and size of the heads.
     pub shape: AttentionShape,
-    /// By which queries and keys turn.
-    pub turn: Turn<'a>,
-    /// Before they do.
+    /// Rotation of queries and keys.
+    pub rotation: Rotation<'a>,
+    /// Norms applied before the rotation.
     pub norms: Option<HeadNorms<'a>>,
 }
 
 impl Heads<'_> {
     fn check(&self, rows: usize) {
         self.shape.check();
-        self.turn.check(rows, self.shape);
+        self.rotation.check(rows, self.shape);
         for weight in self.norms.iter().flat_map(|norms| norms.weights) {
             check("norm of a head", weight, self.shape.head_dim);
         }
@@ -98,11 +98,11 @@ impl Heads<'_> {
 }
 
 /// Queries `[rows, H, E]`, keys and values `[rows, G, E]`: `rms_norm(x_td) · Wᵀ (+ bias_n)`, whose rows are `[queries |
-/// keys | values]`, then queries and keys turned by their positions, and rounded to `E`. The bits are those of
+/// keys | values]`, with queries and keys then rotated by their positions, rounded to `E`. Bitwise identical to
 /// [`rms_norm`](crate::rms_norm), [`linear`](crate::linear) and [`rope`](crate::rope()) with f32 in between.
 ///
-/// With norms per head, queries and keys are rounded before them, too, and stored in `raw` if that is given; what follows
-/// has the bits of [`heads_norm`].
+/// With QK-norm, queries and keys are also rounded before it, and stored in `raw` if given; the rest is bitwise
+/// identical to [`heads_norm`].
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape, or a position is not in the table.
@@ -116,10 +116,10 @@ pub fn linear_heads<E: Element>(
     bias_n: Option<&Buf>,
     heads: Heads<'_>,
 ) {
-    let (parts, rows) = (heads.parts(), heads.turn.positions.len());
+    let (parts, rows) = (heads.parts(), heads.rotation.positions.len());
     let (AttentionShape { heads: h, kv_heads: g, head_dim: e }, d) = (heads.shape, w.k());
     heads.check(rows);
-    assert_eq!(w.n(), parts.heads() * e, "the weight has a row for each number of each head");
+    assert_eq!(w.n(), parts.heads() * e, "the weight must have one row per element of each head");
     check("q_the", q_the, rows * h * e);
     check("k_tge", k_tge, rows * g * e);
     check("v_tge", v_tge, rows * g * e);
@@ -142,38 +142,38 @@ pub fn linear_heads<E: Element>(
         ctx.with_scratch_in(rows.len() * d, |normed: &mut Buf<E>| {
             norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
             for first in block.clone().step_by(at_once) {
-                let some = first..block.end.min(first + at_once);
+                let range = first..block.end.min(first + at_once);
                 // SAFETY: rows and heads belong to one block.
-                unsafe { some_heads(ctx, &to, normed, rows.clone(), some, w, bias_n, heads) };
+                unsafe { compute_heads(ctx, &to, normed, rows.clone(), range, w, bias_n, heads) };
             }
         });
     });
 }
 
-/// What [`linear_heads`] writes.
+/// Outputs of [`linear_heads`].
 struct Outputs<'a, E: Element> {
     parts: [Disjoint<'a, E>; 3],
     raw: Option<[Disjoint<'a, E>; 2]>,
 }
 
-/// Some heads, for rows that were normalised.
+/// Computes some heads, from normalised rows.
 ///
 /// # Safety
-/// Nobody else may reach these rows and heads of the outputs.
-unsafe fn some_heads<E: Element>(
+/// No other thread may access these rows and heads of the outputs.
+unsafe fn compute_heads<E: Element>(
     ctx: &Ctx,
     to: &Outputs<'_, E>,
     normed: &Buf<E>,
     rows: Range<usize>,
-    some: Range<usize>,
+    range: Range<usize>,
     w: &Packed<E>,
     bias_n: Option<&Buf>,
     heads: Heads<'_>,
 ) {
     let e = heads.shape.head_dim;
     // A head may begin within a panel.
-    let (first, skip) = (some.start * e / LANES, some.start * e % LANES);
-    let n = skip + some.len() * e;
+    let (first, skip) = (range.start * e / LANES, range.start * e % LANES);
+    let n = skip + range.len() * e;
     let width = n.next_multiple_of(LANES);
     ctx.with_scratch(rows.len() * width, |scratch| {
         let product = Product {
@@ -186,22 +186,22 @@ unsafe fn some_heads<E: Element>(
             c_row: width,
             output: bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..])),
         };
-        product.run_inline(ctx, f32::place(scratch.as_mut_slice()));
-        ctx.with_scratch_in(some.len() * e, |line: &mut Buf<E>| {
-            for (part, of, at) in heads.parts().within(some) {
-                let turns = part < 2;
+        product.run_inline(ctx, f32::numbers_mut(scratch.as_mut_slice()));
+        ctx.with_scratch_in(range.len() * e, |line: &mut Buf<E>| {
+            for (part, of, at) in heads.parts().within(range) {
+                let rotates = part < 2;
                 for (r, row) in rows.clone().enumerate() {
                     let from = &scratch.as_slice()[r * width + skip + at * e..][..of.len() * e];
                     let first = row * heads.parts().width(part);
                     let at = (first + of.start) * e..(first + of.end) * e;
-                    // SAFETY: the caller's duty.
+                    // SAFETY: guaranteed by the caller.
                     let (to, raw) = unsafe {
-                        let raw = to.raw.filter(|_| turns).map(|raw| raw[part].slice(at.clone()));
+                        let raw = to.raw.filter(|_| rotates).map(|raw| raw[part].slice(at.clone()));
                         (to.parts[part].slice(at), raw)
                     };
-                    if turns {
+                    if rotates {
                         let raw = raw.unwrap_or(&mut line.as_mut_slice()[..of.len() * e]);
-                        turn_row(ctx, to, raw, from, heads, part, row);
+                        rotate_row(ctx, to, raw, from, heads, part, row);
                     } else {
                         narrow(ctx.level(), to, from);
                     }
@@ -211,8 +211,8 @@ unsafe fn some_heads<E: Element>(
     });
 }
 
-/// Queries or keys of one row. What they are before a norm per head is left in `raw`.
-fn turn_row<E: Element>(
+/// Queries or keys of one row. With QK-norm, the values before it are stored in `raw`.
+fn rotate_row<E: Element>(
     ctx: &Ctx,
     to: &mut [E],
     raw: &mut [E],
@@ -221,20 +221,20 @@ fn turn_row<E: Element>(
     part: usize,
     row: usize,
 ) {
-    let (cos, sin) = heads.turn.table.angles(heads.turn.positions[row]);
+    let (cos, sin) = heads.rotation.table.angles(heads.rotation.positions[row]);
     match heads.norms {
-        None => turn_heads_to(ctx.level(), to, from, cos, sin, 1.0),
+        None => rotate_heads_to(ctx.level(), to, from, cos, sin, 1.0),
         Some(HeadNorms { weights, eps }) => {
             narrow(ctx.level(), raw, from);
-            norm_turn_heads(ctx.level(), to, &mut [], raw, weights[part].as_slice(), eps, cos, sin);
+            norm_rotate_heads(ctx.level(), to, &mut [], raw, weights[part].as_slice(), eps, cos, sin);
         }
     }
 }
 
-/// The norms per head and the turn of [`linear_heads`] once more, from queries `[rows, H, E]` and keys `[rows, G, E]` as
-/// they are before; with what each head was multiplied with, `[rows, H]` and `[rows, G]`, which
-/// [`rms_norm_backward`](crate::rms_norm_backward) needs. The bits are those of [`rms_norm`](crate::rms_norm) over heads and
-/// [`rope`](crate::rope()) with f32 in between, rounded once.
+/// Recomputes the QK-norm and rotation of [`linear_heads`] from queries `[rows, H, E]` and keys `[rows, G, E]` before
+/// the norm. Also returns the reciprocal root mean squares of each head, `[rows, H]` and `[rows, G]`, which
+/// [`rms_norm_backward`](crate::rms_norm_backward) needs. Bitwise identical to [`rms_norm`](crate::rms_norm) over heads
+/// and [`rope`](crate::rope()) with f32 in between, rounded once.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape, a position is not in the table, or there are no norms.
@@ -245,7 +245,7 @@ pub fn heads_norm<E: Element>(
     raw: [&Buf<E>; 2],
     heads: Heads<'_>,
 ) {
-    let (rows, e) = (heads.turn.positions.len(), heads.shape.head_dim);
+    let (rows, e) = (heads.rotation.positions.len(), heads.shape.head_dim);
     heads.check(rows);
     assert!(heads.norms.is_some(), "heads_norm: there are no norms");
     let Some(HeadNorms { weights, eps }) = heads.norms else { return };
@@ -256,18 +256,18 @@ pub fn heads_norm<E: Element>(
         check("rstd", rstd, rows * h);
         for_rows2(ctx, to.as_mut_slice(), h * e, rstd.as_mut_slice(), h, |first, count, to, rstd| {
             for row in 0..count {
-                let (cos, sin) = heads.turn.table.angles(heads.turn.positions[first + row]);
+                let (cos, sin) = heads.rotation.table.angles(heads.rotation.positions[first + row]);
                 let raw = &raw.as_slice()[(first + row) * h * e..][..h * e];
                 let (to, rstd) = (&mut to[row * h * e..][..h * e], &mut rstd[row * h..][..h]);
-                norm_turn_heads(ctx.level(), to, rstd, raw, weights[part].as_slice(), eps, cos, sin);
+                norm_rotate_heads(ctx.level(), to, rstd, raw, weights[part].as_slice(), eps, cos, sin);
             }
         });
     }
 }
 
 dispatch! {
-    /// All heads of one token: normalised, then turned. `rstd` is each head's, or empty.
-    fn norm_turn_heads[E: Element](
+    /// Normalises, then rotates all heads of one token. `rstd` receives each head's scale, or is empty.
+    fn norm_rotate_heads[E: Element](
         y: &mut [E],
         rstd: &mut [f32],
         x: &[E],
@@ -275,11 +275,11 @@ dispatch! {
         eps: f32,
         cos: &[f32],
         sin: &[f32],
-    ) = norm_turn_heads_generic;
+    ) = norm_rotate_heads_generic;
 }
 
 #[inline(always)]
-fn norm_turn_heads_generic<S: Simd, E: Element>(
+fn norm_rotate_heads_generic<S: Simd, E: Element>(
     s: S,
     y: &mut [E],
     rstd: &mut [f32],
@@ -305,15 +305,15 @@ fn norm_turn_heads_generic<S: Simd, E: Element>(
         let angles = cos.chunks(LANES).zip(sin.chunks(LANES));
         for (((to_low, to_high), (low, high)), (cos, sin)) in to.zip(low.zip(high)).zip(angles) {
             let halves = (normed(low.0, low.1), normed(high.0, high.1));
-            let (a, b) = turned(s, halves, (lanes::load(s, cos), lanes::load(s, sin)));
+            let (a, b) = rotated(s, halves, (lanes::load(s, cos), lanes::load(s, sin)));
             lanes::store(s, to_low, a);
             lanes::store(s, to_high, b);
         }
     }
 }
 
-/// From the derivatives by what [`linear_heads`] gives to the one by the output of its product, `[rows, n]`: queries and
-/// keys are turned back, and all is rounded to `E`, side by side.
+/// Converts the derivatives with respect to the outputs of [`linear_heads`] to those with respect to the output of its
+/// product, `[rows, n]`: rotates queries and keys back, rounds everything to `E`, and concatenates it.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape, or a position is not in the table.
@@ -323,7 +323,7 @@ pub fn heads_backward<E: Element>(
     [dq_the, dk_tge, dv_tge]: [&Buf; 3],
     rows: usize,
     shape: AttentionShape,
-    turn: Option<Turn<'_>>,
+    rotation: Option<Rotation<'_>>,
 ) {
     let (parts, e) = (Parts { shape }, shape.head_dim);
     let n = parts.heads() * e;
@@ -332,8 +332,8 @@ pub fn heads_backward<E: Element>(
     check("dq_the", dq_the, rows * shape.heads * e);
     check("dk_tge", dk_tge, rows * shape.kv_heads * e);
     check("dv_tge", dv_tge, rows * shape.kv_heads * e);
-    if let Some(turn) = turn {
-        turn.check(rows, shape);
+    if let Some(rotation) = rotation {
+        rotation.check(rows, shape);
     }
     let from = [dq_the, dk_tge, dv_tge].map(Buf::as_slice);
     for_rows(ctx, dy_tn.as_mut_slice(), n, |first, count, dy| {
@@ -341,10 +341,10 @@ pub fn heads_backward<E: Element>(
             for (part, of, at) in parts.within(0..parts.heads()) {
                 let from = &from[part][row * of.len() * e..][..of.len() * e];
                 let to = &mut dy[at * e..][..of.len() * e];
-                match turn.filter(|_| part < 2) {
-                    Some(Turn { positions, table }) => {
+                match rotation.filter(|_| part < 2) {
+                    Some(Rotation { positions, table }) => {
                         let (cos, sin) = table.angles(positions[row]);
-                        turn_heads_to(ctx.level(), to, from, cos, sin, -1.0);
+                        rotate_heads_to(ctx.level(), to, from, cos, sin, -1.0);
                     }
                     None => narrow(ctx.level(), to, from),
                 }

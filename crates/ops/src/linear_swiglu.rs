@@ -1,5 +1,5 @@
-//! The feed-forward layer's first product between its norm and its activation, and its last product's backward with the
-//! activation's: what lies between two of them exists in blocks that stay in the cache.
+//! The feed-forward layer's first product fused with its norm and activation, and the backward pass of its last product
+//! fused with that of the activation: intermediate results exist only in blocks that stay in the cache.
 
 use std::ops::Range;
 
@@ -14,18 +14,18 @@ use crate::partition::for_blocks;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element};
 
-/// Rows of a block forward, whose two halves of the result lie in the cache.
+/// Rows of a forward block, both halves of whose result fit in the cache.
 const ROWS: usize = 128;
-/// Rows of a block backward, for all of which a part of the weight is brought into another format once.
-const ROWS_BACK: usize = 256;
-/// Rows further on whose memory is asked for.
-const AHEAD: usize = 4;
+/// Rows of a backward block, which share one conversion of a part of the weight.
+const ROWS_BACKWARD: usize = 256;
+/// Rows to prefetch ahead.
+const PREFETCH_ROWS: usize = 4;
 /// Columns that a block computes at a time: panels that make whole tiles, of three on AVX-512 and of two on AMX.
 const COLUMNS: usize = 18 * LANES;
-/// Panels from which on a block is wide enough for what it does with its rows first.
+/// Minimum panels of a block that amortise the work done once per row.
 const WIDE: usize = 32;
 
-/// The columns of some panels, in portions of at most [`COLUMNS`].
+/// Columns of some panels, in portions of at most [`COLUMNS`].
 fn portions(panels: Range<usize>, columns: usize) -> impl Iterator<Item = Range<usize>> {
     let end = (panels.end * LANES).min(columns);
     (panels.start * LANES..end).step_by(COLUMNS).map(move |first| first..end.min(first + COLUMNS))
@@ -39,12 +39,12 @@ fn fetch_generic<S: Simd, E: Element>(s: S, row: &[E]) {
 }
 
 dispatch! {
-    /// Asks for the memory of a row.
+    /// Prefetches the memory of a row.
     fn fetch[E: Element](row: &[E]) = fetch_generic;
 }
 
-/// `hidden_tf = silu(gate) · up`, where `[gate | up] = rms_norm(x_td) · Wᵀ` is `[rows, 2f]` and rounded to `E`; it is stored
-/// in `gate_up_t2f` if that is given. The bits of `gate_up_t2f` are those of [`rms_norm`](crate::rms_norm) and
+/// `hidden_tf = silu(gate) · up`, where `[gate | up] = rms_norm(x_td) · Wᵀ` is `[rows, 2f]`, rounded to `E` and stored
+/// in `gate_up_t2f` if given. `gate_up_t2f` is bitwise identical to [`rms_norm`](crate::rms_norm) followed by
 /// [`linear`](crate::linear).
 ///
 /// # Panics
@@ -59,7 +59,7 @@ pub fn linear_swiglu<E: Element>(
     w: &Packed<E>,
 ) {
     let (f, d) = (w.n() / 2, w.k());
-    assert!(w.n() == 2 * f, "gate and up have {} columns together, which is odd", w.n());
+    assert!(w.n() == 2 * f, "gate and up must have an even number of columns in total, not {}", w.n());
     check("hidden_tf", hidden_tf, rows * f);
     check("x_td", x_td, rows * d);
     check("norm", norm.weight, d);
@@ -82,16 +82,16 @@ pub fn linear_swiglu<E: Element>(
     });
 }
 
-/// What [`linear_swiglu`] writes.
+/// Outputs of [`linear_swiglu`].
 struct Outputs<'a, E: Element> {
     hidden: Disjoint<'a, E>,
     gate_up: Option<Disjoint<'a, E>>,
 }
 
-/// Some columns of both halves, for rows that were normalised.
+/// Computes some columns of both halves, from normalised rows.
 ///
 /// # Safety
-/// Nobody else may reach these rows and columns of the outputs.
+/// No other thread may access these rows and columns of the outputs.
 unsafe fn portion_forward<E: Element>(
     ctx: &Ctx,
     to: &Outputs<'_, E>,
@@ -101,7 +101,7 @@ unsafe fn portion_forward<E: Element>(
     w: &Packed<E>,
 ) {
     let f = w.n() / 2;
-    // The panels of up may begin within one of the weight's.
+    // The columns of `up` may begin within a panel of the weight.
     let (first, skip) = ((f + cols.start) / LANES, (f + cols.start) % LANES);
     let width = (skip + cols.len()).next_multiple_of(LANES);
     let half = rows.len() * width;
@@ -117,12 +117,12 @@ unsafe fn portion_forward<E: Element>(
             output: Output::Store,
         };
         let (gate, up) = scratch.as_mut_slice().split_at_mut(half);
-        product(cols.start / LANES, cols.len()).run_inline(ctx, f32::place(gate));
-        product(first, skip + cols.len()).run_inline(ctx, f32::place(up));
+        product(cols.start / LANES, cols.len()).run_inline(ctx, f32::numbers_mut(gate));
+        product(first, skip + cols.len()).run_inline(ctx, f32::numbers_mut(up));
         for (r, row) in rows.enumerate() {
             let (gate, up) = (&gate[r * width..][..cols.len()], &up[r * width + skip..][..cols.len()]);
             let at = |first: usize| first + cols.start..first + cols.end;
-            // SAFETY: the caller's duty.
+            // SAFETY: guaranteed by the caller.
             let (hidden, kept) = unsafe {
                 let kept =
                     to.gate_up.map(|kept| [kept.slice(at(row * 2 * f)), kept.slice(at(row * 2 * f + f))]);
@@ -133,9 +133,10 @@ unsafe fn portion_forward<E: Element>(
     });
 }
 
-/// From `dy_td`, the derivative by the output of the feed-forward layer's last product, to the derivative by `[gate | up]`,
-/// which takes the place of `gate_up_t2f`; and once more `hidden_tf`, which that product multiplied: the bits of
-/// [`linear_swiglu`]'s. `w_down` is `[d, f]`; the derivative by `hidden_tf` stays in f32 and in the cache, with the bits of
+/// From `dy_td`, the derivative with respect to the output of the feed-forward layer's last product, computes the
+/// derivative with respect to `[gate | up]`, which overwrites `gate_up_t2f`, and recomputes that product's input
+/// `hidden_tf`, bitwise identical to [`linear_swiglu`]'s. `w_down` is `[d, f]`. The derivative with respect to
+/// `hidden_tf` stays in f32 and in the cache, bitwise identical to
 /// [`linear_backward_input`](crate::linear_backward_input).
 ///
 /// # Panics
@@ -159,7 +160,7 @@ pub fn linear_backward_swiglu<E: Element>(
         gate_up: Some(Disjoint::new(gate_up_t2f.as_mut_slice())),
     };
     let small = is_small(rows, f, d, E::GROUP);
-    for_blocks(ctx, small, (rows, ROWS_BACK), (f.div_ceil(LANES), WIDE), |rows, panels| {
+    for_blocks(ctx, small, (rows, ROWS_BACKWARD), (f.div_ceil(LANES), WIDE), |rows, panels| {
         ctx.with_scratch_in(rows.len() * d, |dy: &mut Buf<E>| {
             narrow(ctx.level(), dy.as_mut_slice(), &dy_td.as_slice()[rows.start * d..rows.end * d]);
             for cols in portions(panels, f) {
@@ -170,10 +171,10 @@ pub fn linear_backward_swiglu<E: Element>(
     });
 }
 
-/// Some columns, for rows of `dy` that were rounded.
+/// Computes some columns, from rounded rows of `dy`.
 ///
 /// # Safety
-/// Nobody else may reach these rows and columns of the outputs, of which there are both.
+/// No other thread may access these rows and columns of the outputs, both of which must be present.
 unsafe fn portion_backward<E: Element>(
     ctx: &Ctx,
     to: &Outputs<'_, E>,
@@ -196,15 +197,15 @@ unsafe fn portion_backward<E: Element>(
             c_row: cols.len(),
             output: Output::Store,
         };
-        product.run_inline(ctx, f32::place(d_hidden.as_mut_slice()));
+        product.run_inline(ctx, f32::numbers_mut(d_hidden.as_mut_slice()));
         let at = |first: usize| first + cols.start..first + cols.end;
         for (d_hidden, row) in d_hidden.as_slice().chunks_exact(cols.len()).zip(rows.clone()) {
-            // Rows lie far apart, where the processor does not look ahead by itself.
-            let ahead = (row + AHEAD).min(rows.end - 1) * 2 * f;
-            // SAFETY: the caller's duty; a row further on is ours as well.
+            // Rows are too far apart for the hardware prefetcher.
+            let prefetch = (row + PREFETCH_ROWS).min(rows.end - 1) * 2 * f;
+            // SAFETY: guaranteed by the caller; the prefetched row belongs to this block too.
             let (hidden, gate, up) = unsafe {
-                fetch(ctx.level(), gate_up.slice(at(ahead)));
-                fetch(ctx.level(), gate_up.slice(at(ahead + f)));
+                fetch(ctx.level(), gate_up.slice(at(prefetch)));
+                fetch(ctx.level(), gate_up.slice(at(prefetch + f)));
                 (
                     to.hidden.slice(at(row * f)),
                     gate_up.slice(at(row * 2 * f)),

@@ -1,18 +1,18 @@
 //! Log-sum-exp and entropy of a row of logits, in blocks of columns.
 //!
 //! For each block of [`BLOCK`] columns: the maximum m, Σ e^(z−m) and Σ e^(z−m)·(z−m), in lanes. Blocks are joined in
-//! ascending order. With M, S and Q of the whole row, `lse = M + ln S` and the entropy is `ln S − Q/S`, which loses
-//! nothing however large the logits are.
+//! ascending order. With M, S and Q of the whole row, `lse = M + ln S` and the entropy is `ln S − Q/S`, which stays
+//! accurate for logits of any size.
 
 use crate::isa::Level;
 use crate::simd::{LANES, Simd, dispatch};
 
-/// Columns of one block. Part of the definition of the result, not a tuning knob.
+/// Columns per block. Part of the definition of the result, not a tuning parameter.
 pub(crate) const BLOCK: usize = 512;
-/// Groups of [`LANES`] columns in a block.
+/// Groups of [`LANES`] columns per block.
 pub(crate) const GROUPS: usize = BLOCK / LANES;
 
-/// What one row of logits amounts to. The log-probability of token `j` is `logits[j] * inv_temperature - lse`.
+/// Softmax statistics of one row of logits. The log-probability of token `j` is `logits[j] * inv_temperature - lse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowScores {
     /// Largest scaled logit.
@@ -23,8 +23,8 @@ pub struct RowScores {
     pub entropy: f32,
 }
 
-/// Log-sum-exp and entropy of one row of logits, bit-equal to what [`head_forward`](crate::head_forward) finds for
-/// that row. NaN among the logits makes `lse` and `entropy` NaN.
+/// Log-sum-exp and entropy of one row of logits, bitwise identical to those of [`head_forward`](crate::head_forward). A
+/// NaN among the logits makes `lse` and `entropy` NaN.
 ///
 /// # Panics
 /// If there are no logits.
@@ -57,7 +57,7 @@ fn block_generic<S: Simd, const GROUPS: bool>(
         max = s.max(s.mul(s.load(x), scale), max);
     }
     if !tail.is_empty() {
-        // A lane without a logit repeats the first one.
+        // Lanes without a logit repeat the first one of the tail.
         max = s.max(s.mul(s.load_tail_or(tail, tail[0]), scale), max);
     }
     let max = s.max_lane(max);
@@ -76,14 +76,14 @@ fn block_generic<S: Simd, const GROUPS: bool>(
             }
         }
         if GROUPS {
-            // Groups that are not there weigh nothing.
+            // Missing groups have no weight.
             weights[chunk.len()..].fill(s.zero());
             s.store(&mut groups[c * LANES..], s.sums(&weights));
         }
     }
     if !tail.is_empty() {
         let z = s.sub(s.mul(s.load_tail(tail), scale), m);
-        // Lanes without a logit must add nothing.
+        // Lanes without a logit must not contribute.
         let mut e = s.to_array(s.exp(z));
         e[tail.len()..].fill(0.0);
         let mut z = s.to_array(z);
@@ -119,7 +119,7 @@ dispatch! {
 }
 
 dispatch! {
-    /// As [`block`], and Σ e^(z−m) of each group of its columns. Groups that it has not may be left as they are.
+    /// As [`block`], and Σ e^(z−m) of each group of columns. Entries of missing groups are unspecified.
     pub(crate) fn block_and_groups(logits: &[f32], inv_temperature: f32, groups: &mut [f32; GROUPS]) -> Block = block_and_groups_generic;
 }
 
@@ -134,7 +134,7 @@ fn join_generic<S: Simd>(s: S, blocks: &[Block]) -> RowScores {
     for next in &blocks[1..] {
         let max = if all.max > next.max { all.max } else { next.max };
         let (a, b) = (all.max - max, next.max - max);
-        // Mostly the maximum stays, and e^0 is 1: no exponential is then waited for from block to block.
+        // The maximum usually does not change, and e^0 is 1: this avoids a chain of dependent exponentials.
         let ea = if a == 0.0 { 1.0 } else { exp_one(s, a) };
         let eb = exp_one(s, b);
         all = Block {
@@ -143,13 +143,13 @@ fn join_generic<S: Simd>(s: S, blocks: &[Block]) -> RowScores {
             sum: all.sum * ea + next.sum * eb,
         };
     }
-    // In f64, so that the last bit does not hang on the platform's `logf`.
+    // In f64, so that the result does not depend on the platform's `logf`.
     let log_sum = f64::from(all.sum).ln() as f32;
     RowScores { max: all.max, lse: all.max + log_sum, entropy: log_sum - all.moment / all.sum }
 }
 
 dispatch! {
-    /// The blocks of a row, joined in ascending order.
+    /// Joins the blocks of a row in ascending order.
     pub(crate) fn join(blocks: &[Block]) -> RowScores = join_generic;
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_logits_have_the_entropy_of_the_count() {
+    fn uniform_logits_have_maximal_entropy() {
         let row = row_scores(&[3.0; 700], 1.0);
         assert!((row.entropy - 700.0_f32.ln()).abs() < 1e-6);
         assert!((row.lse - 3.0 - 700.0_f32.ln()).abs() < 1e-6);
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!((row.max, row.lse, row.entropy), (50.0, 50.0, 0.0));
     }
 
-    /// Which joining blocks relies on.
+    /// Joining blocks relies on this.
     #[test]
     fn the_exponential_of_zero_is_one() {
         let sums = Isa::available().into_iter().map(|isa| block(Level::of(isa).unwrap(), &[3.0], 0.7).sum);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_not_hidden() {
+    fn nan_propagates() {
         for at in [0, 3, 511, 512, 1023, 1029] {
             let mut z = logits(1030, 5.0);
             z[at] = f32::NAN;

@@ -1,19 +1,19 @@
 //! RMSNorm and its backward.
 //!
-//! `rstd = 1 / sqrt(Σ x² / d + eps)`, `y = (x · rstd) · w`, as in Llama (Zhang & Sennrich, 2019,
-//! arXiv:1910.07467). Shapes: T rows, D columns; a norm per head (QK-norm) is the same function with rows =
-//! tokens × heads and D = head_dim. Sums over a row take 16 strided lanes, so a row's result depends on that
-//! row alone. Arithmetic is f32 whatever the format.
+//! `rstd = 1 / sqrt(Σ x² / d + eps)`, `y = (x · rstd) · w`, as in Llama (Zhang & Sennrich, 2019, arXiv:1910.07467).
+//! Shapes: T rows, D columns; a norm per head (QK-norm) is the same function with rows = tokens × heads and D =
+//! head_dim. Sums over a row use 16 strided lanes, so a row's result depends on that row alone. Arithmetic is f32 in
+//! every storage format.
 
 use crate::disjoint::Disjoint;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, lanes, partition};
 
-/// Rows whose weight gradients are summed into one partial sum. Fixed, so that bytes do not depend on the
-/// threads.
+/// Rows whose weight gradients are summed into one partial sum. Fixed, so that results do not depend on the thread
+/// count.
 const PARTIAL_ROWS: usize = 128;
 
-/// `y = rms_norm(x) · w`; also writes each row's `rstd`, which the backward needs.
+/// `y = rms_norm(x) · w`; also writes each row's `rstd`, which the backward pass needs.
 ///
 /// # Panics
 ///
@@ -38,10 +38,10 @@ pub fn rms_norm<I: Element, O: Element>(
     });
 }
 
-/// The RMSNorm of the rows that a product reads.
+/// RMSNorm of a product's input rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
-    /// `[d]`
+    /// Weight, `[d]`.
     pub weight: &'a Buf,
     /// Added to the mean square.
     pub eps: f32,
@@ -129,7 +129,7 @@ fn norm_rows_generic<S: Simd, I: Element, O: Element>(
     }
 }
 
-/// What a row is multiplied with: 1 over the root of its mean square.
+/// Scale of a row: 1 over its root mean square.
 #[inline(always)]
 pub(crate) fn reciprocal_root<S: Simd, E: Element>(s: S, x: &[E], eps: f32) -> f32 {
     let mut squares = s.zero();

@@ -1,16 +1,16 @@
-//! Slices whose format is known at run time: what the matrix products take, so that their blocking is built once.
+//! Slices whose format is known at run time, so that the blocking of the matrix products is compiled once.
 
 use half::bf16;
 
 use crate::disjoint::Disjoint;
 use crate::gemm_kernel::Cells;
 
-/// Numbers of one of the two formats, to be read.
+/// A slice of numbers in one of the two formats.
 #[derive(Debug, Clone, Copy)]
 pub enum Numbers<'a> {
-    /// See [`Element`](crate::Element) for f32.
+    /// f32 numbers.
     F32(&'a [f32]),
-    /// Two bytes each.
+    /// bf16 numbers.
     Bf16(&'a [bf16]),
 }
 
@@ -23,16 +23,16 @@ impl Numbers<'_> {
     }
 }
 
-/// Numbers of one of the two formats, to be written from several threads.
+/// A mutable slice of numbers in one of the two formats, written from several threads.
 #[derive(Debug, Clone, Copy)]
-pub enum Place<'a> {
-    /// See [`Element`](crate::Element) for f32.
+pub enum NumbersMut<'a> {
+    /// f32 numbers.
     F32(Disjoint<'a, f32>),
-    /// Two bytes each.
+    /// bf16 numbers.
     Bf16(Disjoint<'a, bf16>),
 }
 
-impl Place<'_> {
+impl NumbersMut<'_> {
     pub(crate) fn len(self) -> usize {
         match self {
             Self::F32(y) => y.len(),
@@ -48,14 +48,15 @@ impl Place<'_> {
     }
 }
 
-/// What the products are built from: the arithmetic that a storage format stands for, and its slices as [`Numbers`].
+/// Format-dependent properties of the matrix products: the arithmetic of a storage format, and its slices as
+/// [`Numbers`].
 pub trait Typed: Sized {
-    /// Numbers that lie side by side along the reduced dimension in a panel of a packed weight.
+    /// Numbers per word: neighbours along the reduced dimension in a panel of a packed weight.
     const GROUP: usize;
     /// The slice with its format.
     fn numbers(x: &[Self]) -> Numbers<'_>;
-    /// The slice with its format.
-    fn place(y: &mut [Self]) -> Place<'_>;
+    /// The mutable slice with its format.
+    fn numbers_mut(y: &mut [Self]) -> NumbersMut<'_>;
 }
 
 impl Typed for f32 {
@@ -64,8 +65,8 @@ impl Typed for f32 {
     fn numbers(x: &[Self]) -> Numbers<'_> {
         Numbers::F32(x)
     }
-    fn place(y: &mut [Self]) -> Place<'_> {
-        Place::F32(Disjoint::new(y))
+    fn numbers_mut(y: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::F32(Disjoint::new(y))
     }
 }
 
@@ -75,7 +76,7 @@ impl Typed for bf16 {
     fn numbers(x: &[Self]) -> Numbers<'_> {
         Numbers::Bf16(x)
     }
-    fn place(y: &mut [Self]) -> Place<'_> {
-        Place::Bf16(Disjoint::new(y))
+    fn numbers_mut(y: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::Bf16(Disjoint::new(y))
     }
 }

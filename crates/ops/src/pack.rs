@@ -1,4 +1,4 @@
-//! Weights laid out for the forward product.
+//! Weights in the layout of the forward product.
 
 use crate::disjoint::Disjoint;
 use crate::gemm::check;
@@ -9,8 +9,8 @@ use crate::{Buf, Ctx, Element, lanes};
 /// Elements below which copying is not worth a second thread.
 const SMALL: usize = 100_000;
 
-/// A weight `[n, k]` laid out for `y = x·Wᵀ`: panels of 16 rows of the weight, the last one filled up with zeros. A
-/// panel is `[k, 16]` in f32; in bf16 it is `[k/2, 16, 2]`, pairs along `k` side by side, an odd `k` filled up with zero.
+/// A weight `[n, k]` in the layout of `y = x·Wᵀ`: panels of 16 rows of the weight, the last one zero-padded. A panel is
+/// `[k, 16]` in f32; in bf16 it is `[k/2, 16, 2]` with neighbours along `k` adjacent, an odd `k` padded with zero.
 #[derive(Debug, Clone)]
 pub struct Packed<E: Element = f32> {
     n: usize,
@@ -29,26 +29,26 @@ impl<E: Element> Packed<E> {
         self.k
     }
 
-    /// Storage in bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.panels.len() * size_of::<E>()
     }
 
-    /// Elements of a panel.
+    /// Elements per panel.
     pub(crate) fn panel(&self) -> usize {
         self.k.next_multiple_of(E::GROUP) * LANES
     }
 
-    /// The panels from number `first` on.
+    /// The panels starting at index `first`.
     pub(crate) fn panels(&self, first: usize) -> Numbers<'_> {
         E::numbers(&self.panels.as_slice()[first * self.panel()..])
     }
 }
 
-/// Lays out the weight `w_nk` for [`linear`](crate::linear), rounded to the format `E`.
+/// Packs the weight `w_nk` for [`linear`](crate::linear), rounded to the format `E`.
 ///
 /// # Panics
-/// If `w_nk` has not `n * k` elements.
+/// If `w_nk` does not have `n * k` elements.
 pub fn pack<E: Element>(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed<E> {
     let len = n.next_multiple_of(LANES) * k.next_multiple_of(E::GROUP);
     let mut packed = Packed { n, k, panels: Buf::zeros(len) };
@@ -56,10 +56,10 @@ pub fn pack<E: Element>(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed<E> 
     packed
 }
 
-/// Lays out another weight of the same shape in the memory of `packed`.
+/// Packs another weight of the same shape into the memory of `packed`.
 ///
 /// # Panics
-/// If `w_nk` has not `n * k` elements.
+/// If `w_nk` does not have `n * k` elements.
 pub fn repack<E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: &Buf) {
     let (n, k, size) = (packed.n, packed.k, packed.panel());
     check("w_nk", w_nk, n * k);
@@ -77,17 +77,17 @@ pub fn repack<E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: &Buf) {
     });
 }
 
-/// Rows of `k` elements, up to 16 of them, into a panel.
+/// Packs up to 16 rows of `k` elements into a panel.
 #[inline(always)]
 fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize) {
-    const MOST: usize = 2 * LANES;
+    const MAX_LINE: usize = 2 * LANES;
     let depth = LANES * E::GROUP;
     let squares = if rows.len() == LANES * k { k / depth } else { 0 };
-    assert!(panel.len() >= squares * LANES * depth && MOST >= depth);
+    assert!(panel.len() >= squares * LANES * depth && MAX_LINE >= depth);
     let mut square = [s.zero(); LANES];
     for c in 0..squares {
         for (lane, row) in square.iter_mut().enumerate() {
-            let mut line = [E::default(); MOST];
+            let mut line = [E::default(); MAX_LINE];
             for (to, from) in
                 line[..depth].chunks_exact_mut(LANES).zip(rows[lane * k + c * depth..].chunks_exact(LANES))
             {
@@ -115,6 +115,6 @@ fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], 
 }
 
 dispatch! {
-    /// Lays out one panel.
+    /// Packs one panel.
     fn pack_panel[E: Element](panel: &mut [E], rows: &[f32], k: usize) = pack_panel_generic;
 }

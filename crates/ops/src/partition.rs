@@ -1,4 +1,4 @@
-//! Cutting outputs into pieces that threads write at the same time.
+//! Division of outputs into pieces that threads write concurrently.
 
 use std::ops::Range;
 
@@ -6,9 +6,8 @@ use crate::disjoint::Disjoint;
 use crate::gemm::piece;
 use crate::{Ctx, Element};
 
-/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` elements
-/// from row `first` on. How many pieces there are depends on the thread count: `f` must treat every row on
-/// its own.
+/// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` elements starting
+/// at row `first`. The number of pieces depends on the thread count: `f` must process every row independently.
 pub(crate) fn for_rows<E: Element>(
     ctx: &Ctx,
     y: &mut [E],
@@ -18,7 +17,7 @@ pub(crate) fn for_rows<E: Element>(
     for_rows2(ctx, y, width, &mut [0.0_f32; 0], 0, |first, count, y, _| f(first, count, y));
 }
 
-/// [`for_rows`] over two outputs that have the same rows.
+/// [`for_rows`] over two outputs with the same number of rows.
 pub(crate) fn for_rows2<A: Element, B: Element>(
     ctx: &Ctx,
     a: &mut [A],
@@ -49,54 +48,54 @@ pub(crate) fn for_rows2<A: Element, B: Element>(
     });
 }
 
-/// Below this many floats a piece costs less than waking a thread for it.
-const SMALLEST_PIECE: usize = 8 * 1024;
+/// Floats below which a piece costs less than waking a thread for it.
+const MIN_PIECE_FLOATS: usize = 8 * 1024;
 
-/// Rows in a piece: several pieces for each thread, so that one that is held up does not hold up all, but not
-/// so small that handing them out costs more than they do.
+/// Rows per piece: several pieces per thread, so that a delayed thread does not delay all, but large enough that
+/// scheduling them costs less than their work.
 pub(crate) fn rows_per_piece(ctx: &Ctx, rows: usize, width: usize) -> usize {
-    let smallest = SMALLEST_PIECE.div_ceil(width.max(1));
+    let smallest = MIN_PIECE_FLOATS.div_ceil(width.max(1));
     if ctx.threads() == 1 { rows.max(1) } else { rows.div_ceil(4 * ctx.threads()).max(smallest).max(1) }
 }
 
-/// Rows below which a block is not cut further.
-const LEAST_ROWS: usize = 32;
-/// Blocks per thread that even out threads of unequal speed.
+/// Minimum rows of a block.
+const MIN_ROWS: usize = 32;
+/// Blocks per thread, to balance threads of unequal speed.
 const BLOCKS_PER_THREAD: usize = 4;
 
-/// Calls `f(rows, units)` for blocks of an output that is `units` wide: of at most `most_rows` rows and, as far as there is
-/// work for all threads, of all units, since what a block does with its rows first it does once; of `wide` units where it
-/// must be cut anyway, of fewer where there are few rows. On the calling thread alone if the output is `small`.
+/// Calls `f(rows, units)` for blocks of an output that is `units` wide. A block has at most `max_rows` rows and, as
+/// long as all threads have work, all units, since a block prepares its rows once; if units must be divided, a block
+/// has `wide` of them, or fewer if there are few rows. Runs on the calling thread alone if the output is `small`.
 pub(crate) fn for_blocks(
     ctx: &Ctx,
     small: bool,
-    (rows, most_rows): (usize, usize),
+    (rows, max_rows): (usize, usize),
     (units, wide): (usize, usize),
     f: impl Fn(Range<usize>, Range<usize>) + Sync,
 ) {
-    let wanted = if small || ctx.threads() == 1 { 1 } else { BLOCKS_PER_THREAD * ctx.threads() };
+    let target = if small || ctx.threads() == 1 { 1 } else { BLOCKS_PER_THREAD * ctx.threads() };
     if rows == 0 || units == 0 {
         return;
     }
-    let (mut across, mut down) = (1, rows.div_ceil(most_rows));
-    while across * down < wanted && units >= 2 * across * wide {
+    let (mut across, mut down) = (1, rows.div_ceil(max_rows));
+    while across * down < target && units >= 2 * across * wide {
         across *= 2;
     }
-    while across * down < wanted && rows >= 2 * down * LEAST_ROWS {
+    while across * down < target && rows >= 2 * down * MIN_ROWS {
         down *= 2;
     }
-    while across * down < wanted && units >= 2 * across {
+    while across * down < target && units >= 2 * across {
         across *= 2;
     }
-    // Neighbouring blocks share units, and with them what is multiplied.
+    // Neighbouring blocks share units, and with them the other operand.
     let run = |i: usize| f(piece(rows, down, i % down), piece(units, across, i / down));
     if small { (0..across * down).for_each(run) } else { ctx.parallel_for(across * down, run) }
 }
 
-/// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where
-/// parallelism may only be over the columns.
+/// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where only the columns
+/// may be divided.
 pub(crate) fn for_columns(ctx: &Ctx, columns: usize, rows: usize, f: impl Fn(usize, usize) + Sync) {
-    let smallest = SMALLEST_PIECE.div_ceil(rows.max(1));
+    let smallest = MIN_PIECE_FLOATS.div_ceil(rows.max(1));
     let step = columns.div_ceil(ctx.threads()).max(smallest).next_multiple_of(16);
     ctx.parallel_for(columns.div_ceil(step), |piece| {
         let first = piece * step;

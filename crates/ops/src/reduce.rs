@@ -1,4 +1,4 @@
-//! Sums and sweeps over whole tensors.
+//! Reductions and element-wise operations on whole tensors.
 
 use crate::{Buf, Ctx, partition};
 
@@ -11,11 +11,11 @@ pub fn scale(ctx: &Ctx, y: &mut Buf, s: f32) {
     });
 }
 
-/// Floats that are summed into one partial sum. Fixed, so that bytes do not depend on the threads.
+/// Floats per partial sum. Fixed, so that results do not depend on the thread count.
 const CHUNK: usize = 16 * 1024;
 
-/// `Σ x²` in f64: squares of f32 are exact there, each chunk of a fixed size is summed in 16 strided lanes,
-/// and the chunks are added in ascending order.
+/// `Σ x²` in f64: squares of f32 are exact there. Each chunk of a fixed size is summed in 16 strided lanes, and the
+/// chunks are added in ascending order.
 pub fn sum_squares(ctx: &Ctx, x: &Buf) -> f64 {
     let x = x.as_slice();
     let chunks = x.len().div_ceil(CHUNK);
@@ -48,13 +48,13 @@ fn chunk_squares(x: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// Whether no element is infinite or NaN.
+/// True if no element is infinite or NaN.
 pub fn all_finite(ctx: &Ctx, x: &Buf) -> bool {
     let x = x.as_slice();
     let bad = std::sync::atomic::AtomicBool::new(false);
     ctx.parallel_for(x.len().div_ceil(CHUNK), |chunk| {
         let x = &x[chunk * CHUNK..x.len().min((chunk + 1) * CHUNK)];
-        // Folding instead of `all` lets the loop run without a branch for each element.
+        // A fold instead of `all` keeps the loop free of branches.
         if x.iter().fold(false, |bad, x| bad | !x.is_finite()) {
             bad.store(true, std::sync::atomic::Ordering::Relaxed);
         }

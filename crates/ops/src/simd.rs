@@ -1,9 +1,9 @@
-//! Vectors of 16 `f32` lanes, and how a kernel is built for each instruction set.
+//! Vectors of 16 `f32` lanes, and dispatch of kernels to instruction sets.
 //!
 //! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function whose first argument is the
-//! token `s: S`. The macro [`dispatch!`] makes the function that others call: it instantiates the kernel inside one
-//! `#[target_feature]` function per instruction set and picks by [`Level`](crate::isa::Level). A token can only be
-//! made there, after detection, which is what makes the methods of [`Simd`] safe.
+//! token `s: S`. The macro [`dispatch!`] generates the function that others call: it instantiates the kernel inside one
+//! `#[target_feature]` function per instruction set and selects by [`Level`](crate::isa::Level). Tokens can only be
+//! created there, after detection, which makes the methods of [`Simd`] safe.
 //!
 //! ```text
 //! #[inline(always)]
@@ -16,8 +16,8 @@
 //! // scale_row(ctx.level(), y, factor);
 //! ```
 //!
-//! Functions that a kernel calls with vectors are `#[inline(always)]` too, and closures are avoided: what the compiler
-//! leaves out of line is compiled without the instruction set, one call per vector operation.
+//! Functions on vectors that a kernel calls are `#[inline(always)]` too, and closures are avoided: anything the
+//! compiler does not inline is compiled without the instruction set, with one call per vector operation.
 //!
 //! Every operation on lanes is exact by IEEE 754 (one rounding, fused multiply-add included) and every reduction over
 //! the lanes is one fixed tree, so all implementations give the same bits.
@@ -25,17 +25,17 @@
 /// Number of lanes of every vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
-/// An instruction set as vectors of [`LANES`] `f32`s. The implementing type is a token without data.
+/// An instruction set as vectors of [`LANES`] `f32`s. The implementing type is a zero-sized or trivial token.
 ///
-/// `load`, `store` and their like panic when the slice is too short.
+/// `load`, `store` and similar methods panic if the slice is too short.
 pub trait Simd: Copy + Send + Sync {
     /// A vector of [`LANES`] lanes.
     type V: Copy;
 
-    /// Rows of the matrix product's register tile: 8 where there are 32 registers of 16 lanes, 6 elsewhere.
+    /// Rows of the matrix product's register tile: 8 if there are 32 registers of 16 lanes, 6 elsewhere.
     const TILE_ROWS: usize = 6;
 
-    /// How many vectors can be summed up at a time, with registers to spare for the operands.
+    /// Number of vectors that can be accumulated at a time, leaving registers for the operands.
     const CHAINS: usize;
 
     /// # Safety
@@ -44,11 +44,11 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` floats must be writable at `p`; no alignment is needed.
     unsafe fn store_ptr(self, p: *mut f32, v: Self::V);
-    /// Lanes `n..` are zero and their memory is not touched.
+    /// Lanes `n..` are zero and their memory is not accessed.
     /// # Safety
     /// `n <= LANES` floats must be readable at `p`.
     unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Self::V;
-    /// The memory of lanes `n..` is not touched.
+    /// The memory of lanes `n..` is not accessed.
     /// # Safety
     /// `n <= LANES` floats must be writable at `p`.
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Self::V);
@@ -58,17 +58,17 @@ pub trait Simd: Copy + Send + Sync {
     /// `LANES` 16-bit words must be readable at `p`; no alignment is needed.
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller vouches for 16 words; an unaligned read needs no more.
+        // SAFETY: the caller guarantees 16 words; unaligned reads have no further requirement.
         let words = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         self.load(&words.map(|word| f32::from_bits(u32::from(word) << 16)))
     }
-    /// The nearest bf16 numbers, as [`narrow`](crate::element::narrow) rounds.
+    /// Stores the nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow).
     /// # Safety
     /// `LANES` 16-bit words must be writable at `p`; no alignment is needed.
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Self::V) {
         let words = self.to_array(v).map(crate::element::narrow);
-        // SAFETY: the caller vouches for 16 words; an unaligned write needs no more.
+        // SAFETY: the caller guarantees 16 words; unaligned writes have no further requirement.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(words) }
     }
 
@@ -82,8 +82,8 @@ pub trait Simd: Copy + Send + Sync {
     fn high_half(self, words: Self::V) -> Self::V {
         self.load(&self.to_array(words).map(|word| f32::from_bits(word.to_bits() & 0xffff_0000)))
     }
-    /// Words of the nearest bf16 numbers, as [`narrow`](crate::element::narrow) rounds: those of `low` in the lower
-    /// halves, those of `high` in the upper ones.
+    /// Words of the nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow): `low` in the lower halves,
+    /// `high` in the upper ones.
     #[inline(always)]
     fn pair(self, low: Self::V, high: Self::V) -> Self::V {
         let (low, high) = (self.to_array(low), self.to_array(high));
@@ -92,7 +92,7 @@ pub trait Simd: Copy + Send + Sync {
         self.load(&words)
     }
 
-    /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+    /// Transposes a 16 × 16 matrix: lane `j` of vector `i` becomes lane `i` of vector `j`.
     #[inline(always)]
     fn transpose(self, square: &mut [Self::V; LANES]) {
         let rows = square.map(|row| self.to_array(row));
@@ -102,7 +102,8 @@ pub trait Simd: Copy + Send + Sync {
         }
     }
 
-    /// Asks for the cache line of `p`, which need not be readable. A hint: nothing happens where there is no such thing.
+    /// Prefetches the cache line of `p`, which need not be readable. A hint; does nothing on processors without such an
+    /// instruction.
     #[inline(always)]
     fn prefetch(self, _p: *const f32) {}
 
@@ -135,7 +136,7 @@ pub trait Simd: Copy + Send + Sync {
     /// Lane sums by the tree of [`tree_sum`].
     fn sum(self, v: Self::V) -> f32;
 
-    /// In lane `i` the [`sum`](Self::sum) of vector `i`.
+    /// Lane `i` is the [`sum`](Self::sum) of vector `i`.
     #[inline(always)]
     fn sums(self, square: &[Self::V; LANES]) -> Self::V {
         self.load(&square.map(|v| self.sum(v)))
@@ -151,7 +152,7 @@ pub trait Simd: Copy + Send + Sync {
         self.splat(f32::from_bits(bits))
     }
 
-    /// The first [`LANES`] elements.
+    /// Loads the first [`LANES`] elements.
     #[inline(always)]
     fn load(self, x: &[f32]) -> Self::V {
         assert!(x.len() >= LANES);
@@ -159,7 +160,7 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { self.load_ptr(x.as_ptr()) }
     }
 
-    /// Writes the first [`LANES`] elements.
+    /// Stores to the first [`LANES`] elements.
     #[inline(always)]
     fn store(self, y: &mut [f32], v: Self::V) {
         assert!(y.len() >= LANES);
@@ -167,7 +168,7 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { self.store_ptr(y.as_mut_ptr(), v) }
     }
 
-    /// All of `x`, at most [`LANES`] elements; the lanes beyond are zero.
+    /// Loads all of `x`, at most [`LANES`] elements; the lanes beyond are zero.
     #[inline(always)]
     fn load_tail(self, x: &[f32]) -> Self::V {
         assert!(x.len() <= LANES);
@@ -175,7 +176,7 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { self.load_ptr_n(x.as_ptr(), x.len()) }
     }
 
-    /// All of `x`, at most [`LANES`] elements; the lanes beyond are `fill`.
+    /// Loads all of `x`, at most [`LANES`] elements; the lanes beyond are `fill`.
     #[inline(always)]
     fn load_tail_or(self, x: &[f32], fill: f32) -> Self::V {
         let mut lanes = [fill; LANES];
@@ -183,7 +184,7 @@ pub trait Simd: Copy + Send + Sync {
         self.load(&lanes)
     }
 
-    /// Writes all of `y`, at most [`LANES`] elements.
+    /// Stores to all of `y`, at most [`LANES`] elements.
     #[inline(always)]
     fn store_tail(self, y: &mut [f32], v: Self::V) {
         assert!(y.len() <= LANES);
@@ -221,7 +222,7 @@ pub trait Simd: Copy + Send + Sync {
     /// multiplications by powers of two, so that results below the normal range round gradually.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        // The constant comes first: `max` and `min` give their second argument when one is NaN.
+        // The constant comes first: `max` and `min` return their second argument if one is NaN.
         let x = self.max(self.splat(-104.0), x);
         let x = self.min(self.splat(89.0), x);
         let (p, rounded) = self.exp_parts(x);
@@ -233,11 +234,11 @@ pub trait Simd: Copy + Send + Sync {
         self.mul(p, self.to_exponent(self.add_i32(rest, bias)))
     }
 
-    /// The logistic function `1 / (1 + e^−x)`; −87 and 87 stand for all that is beyond, where it is 0 and 1 but for
-    /// 2e-38. NaN at NaN.
+    /// The logistic function `1 / (1 + e^−x)`. Arguments are clamped to ±87, where it differs from 0 and 1 by 2e-38.
+    /// NaN at NaN.
     #[inline(always)]
     fn sigmoid(self, x: Self::V) -> Self::V {
-        // In this range one power of two is enough.
+        // In this range a single power of two suffices.
         let x = self.max(self.splat(-87.0), self.neg(x));
         let (p, rounded) = self.exp_parts(self.min(self.splat(87.0), x));
         let exponent = self.sub_i32(rounded, self.splat_bits(ROUND.to_bits() - 127));
@@ -245,12 +246,13 @@ pub trait Simd: Copy + Send + Sync {
         self.div(one, self.fma(p, self.to_exponent(exponent), one))
     }
 
-    /// e^r, and n in the low bits of a float that is [`ROUND`] with n = 0, of [`Simd::exp`]'s `x = n·ln 2 + r`.
+    /// For [`Simd::exp`]'s `x = n·ln 2 + r`: e^r, and a float that has n in its low bits and equals [`ROUND`] for n =
+    /// 0.
     #[inline(always)]
     fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
         let rounded = self.fma(x, self.splat(std::f32::consts::LOG2_E), self.splat(ROUND));
         let n = self.sub(rounded, self.splat(ROUND));
-        // ln 2 in two parts; the first has few enough bits that n times it is exact.
+        // ln 2 in two parts; the first has few enough bits that its product with n is exact.
         let r = self.fma(n, self.splat(-0.693_359_4), x);
         let r = self.fma(n, self.splat(2.121_944_4e-4), r);
         let mut p = self.splat(1.987_569_2e-4);
@@ -262,10 +264,10 @@ pub trait Simd: Copy + Send + Sync {
     }
 }
 
-/// 1.5 · 2²³: added to a small number, leaves its nearest integer in the low bits.
+/// 1.5 · 2²³: adding it to a small number leaves the nearest integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// The one tree over lanes: halves are added until one lane is left.
+/// The reduction tree over lanes: halves are added until one lane is left.
 #[inline(always)]
 pub(crate) fn tree_sum(mut a: [f32; LANES]) -> f32 {
     for width in [8, 4, 2, 1] {
@@ -276,7 +278,7 @@ pub(crate) fn tree_sum(mut a: [f32; LANES]) -> f32 {
     a[0]
 }
 
-/// Plain Rust.
+/// Portable Rust.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -307,7 +309,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Array {
-        // SAFETY: the caller vouches for 16 floats; an unaligned read needs no more.
+        // SAFETY: the caller guarantees 16 floats; unaligned reads have no further requirement.
         Array(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
@@ -318,13 +320,13 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Array {
         let mut lanes = [0.0; LANES];
-        // SAFETY: the caller vouches for n ≤ 16 floats.
+        // SAFETY: the caller guarantees n ≤ 16 floats.
         lanes[..n].copy_from_slice(unsafe { std::slice::from_raw_parts(p, n) });
         Array(lanes)
     }
     #[inline(always)]
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Array) {
-        // SAFETY: the caller vouches for n ≤ 16 floats.
+        // SAFETY: the caller guarantees n ≤ 16 floats.
         unsafe { std::slice::from_raw_parts_mut(p, n) }.copy_from_slice(&v.0[..n]);
     }
 
@@ -394,10 +396,9 @@ impl Simd for Portable {
     }
 }
 
-/// Makes `fn name(level, args…)` from a generic kernel `fn generic<S: Simd>(s: S, args…)`: see the module's
-/// documentation. With `unsafe fn` the kernel is an unsafe function and so is the result. Kernels that are generic over more
-/// than the instruction set name it in brackets: `fn name[E: Element](…)`. The arguments must not borrow with named
-/// lifetimes, and a result must not borrow at all.
+/// Defines `fn name(level, args…)` from a generic kernel `fn generic<S: Simd>(s: S, args…)`: see the module's
+/// documentation. With `unsafe fn` both are unsafe. Kernels with further generic parameters name them in brackets: `fn
+/// name[E: Element](…)`. The arguments must not borrow with named lifetimes, and a result must not borrow at all.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($gen:ident: $bound:path),+])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
@@ -431,7 +432,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
             unsafe fn avx512$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx512, $($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the caller's duty is this function's, word for word.
+                // SAFETY: the requirements are those of this function.
                 unsafe { $generic(s, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
@@ -440,7 +441,8 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 unsafe { $generic(s, $($arg),*) }
             }
-            // SAFETY: a level exists only for an instruction set that was detected; the rest is the caller's duty.
+            // SAFETY: a level exists only for an instruction set that was detected; the rest is guaranteed by the
+            // caller.
             unsafe {
                 match level.isa() {
                     #[cfg(target_arch = "x86_64")]

@@ -86,7 +86,7 @@ impl Simd for Neon {
     fn fma(self, a: Quad, b: Quad, c: Quad) -> Quad {
         Quad::each(|i| unsafe { vfmaq_f32(c.0[i], a.0[i], b.0[i]) })
     }
-    // Not `vmaxq_f32`: it gives NaN where the definition gives the second argument.
+    // Not `vmaxq_f32`: it returns NaN where the definition requires the second argument.
     #[inline(always)]
     fn max(self, a: Quad, b: Quad) -> Quad {
         self.select_gt(a, b, a, b)

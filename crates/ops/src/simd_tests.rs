@@ -57,7 +57,7 @@ fn exp_of_the_extremes() {
     }
 }
 
-/// Every operation once, on two vectors; the results one after the other.
+/// Every operation once, on two vectors; results are appended.
 #[inline(always)]
 fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
     let (x, y) = (s.load(a), s.load(b));
@@ -102,7 +102,7 @@ dispatch! {
 }
 
 #[test]
-fn every_operation_gives_the_same_bits_everywhere() {
+fn every_operation_is_bitwise_identical_on_all_instruction_sets() {
     let special =
         [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, 1e-40, -1e-40, f32::MAX, 1.5e-20, 3.0];
     for round in 0..50_usize {
@@ -122,7 +122,7 @@ fn every_operation_gives_the_same_bits_everywhere() {
             let mut got = Vec::new();
             all(level, &mut got, &a, &b);
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
-                // The bits of a NaN are not part of the promise.
+                // The bits of a NaN are unspecified.
                 assert!(
                     g.to_bits() == w.to_bits() || g.is_nan() && w.is_nan(),
                     "{:?} {i}: {g} {w}",
@@ -155,10 +155,10 @@ dispatch! {
     fn narrow_all(y: &mut [crate::Bf16], x: &[f32]) = narrow_all_generic;
 }
 
-/// Rounding to bf16 is to the nearest, ties to even, as the `half` crate has it, but for denormal numbers; and all
-/// instruction sets do it alike.
+/// Rounding to bf16 is to nearest, ties to even, as in the `half` crate, except for denormal numbers, and identical on
+/// all instruction sets.
 #[test]
-fn narrowing_is_the_same_everywhere() {
+fn narrowing_is_identical_on_all_instruction_sets() {
     let mut x: Vec<f32> = (0..=u16::MAX)
         .flat_map(|high| {
             [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(u32::from(high) << 16 | low))

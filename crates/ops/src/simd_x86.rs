@@ -1,8 +1,8 @@
 //! AVX2 and AVX-512 as vectors of 16 lanes.
 //!
-//! Every `unsafe` block here rests on the same two facts. The intrinsics need their instruction set, whose presence
-//! the token proves: `detected` is unsafe and called only after detection. Those that touch memory leave its validity
-//! to the caller of the method, in the words of [`Simd`].
+//! Every `unsafe` block here relies on the same two facts. The intrinsics need their instruction set, whose presence
+//! the token proves: `detected` is unsafe and called only after detection. Intrinsics that access memory leave its
+//! validity to the caller of the method, as documented in [`Simd`].
 #![expect(clippy::undocumented_unsafe_blocks, reason = "one argument for all blocks, given above")]
 
 use std::arch::asm;
@@ -14,7 +14,7 @@ use crate::simd::{LANES, Simd};
 /// AVX-512: one register.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512 {
-    /// Whether there is an instruction that rounds to bf16.
+    /// True if there is an instruction that rounds to bf16.
     rounds: bool,
 }
 
@@ -32,7 +32,7 @@ fn first_lanes(n: usize) -> __mmask16 {
     ((1_u32 << n) - 1) as __mmask16
 }
 
-/// The bits of the nearest bf16 numbers in the upper halves of the lanes; the lower halves mean nothing.
+/// Bits of the nearest bf16 numbers in the upper halves of the lanes; the lower halves are unspecified.
 #[inline(always)]
 unsafe fn rounded(v: __m512) -> __m512i {
     unsafe {
@@ -48,8 +48,8 @@ unsafe fn rounded(v: __m512) -> __m512i {
     }
 }
 
-/// As [`rounded`], by the instruction of AVX-512 BF16: in assembly, because a function that the intrinsic could be inlined
-/// into would have to be compiled for that instruction set alone.
+/// As [`rounded`], by the instruction of AVX-512 BF16. In assembly, because inlining the intrinsic would require
+/// compiling the calling function for that instruction set alone.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn narrowed(v: __m512) -> __m256i {
@@ -60,7 +60,7 @@ unsafe fn narrowed(v: __m512) -> __m256i {
     }
 }
 
-/// Four rounds, which put side by side what lies in rows 1, 2, 4 and 8 apart.
+/// Transposes in four stages, which interleave rows 1, 2, 4 and 8 apart.
 #[inline(always)]
 unsafe fn transpose(square: &mut [__m512; LANES]) {
     unsafe {
@@ -69,7 +69,7 @@ unsafe fn transpose(square: &mut [__m512; LANES]) {
             pairs[i] = _mm512_unpacklo_ps(square[i], square[i + 1]);
             pairs[i + 1] = _mm512_unpackhi_ps(square[i], square[i + 1]);
         }
-        // Now vector 4q + c holds, in its 128-bit part p, rows 4q to 4q + 3 of column 4p + c.
+        // Vector 4q + c now holds, in its 128-bit part p, rows 4q to 4q + 3 of column 4p + c.
         let mut fours = [_mm512_setzero_ps(); LANES];
         for q in (0..LANES).step_by(4) {
             for half in 0..2 {
@@ -90,7 +90,7 @@ unsafe fn transpose(square: &mut [__m512; LANES]) {
     }
 }
 
-/// The tree sums of 16 vectors, two of which share each addition of the first level, four of the second, and so on.
+/// Tree sums of 16 vectors, of which two share each addition of the first level, four of the second, and so on.
 #[inline(always)]
 unsafe fn tree_sums(square: &[__m512; LANES]) -> __m512 {
     unsafe {

@@ -1,10 +1,10 @@
-//! Operations that are fused have the bits of their parts, whichever the format, the instruction set and the threads.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Fused operations are bitwise identical to their parts, for every format, instruction set and number of threads.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod support;
 
 use rloom_ops::{
-    AttentionShape, Bf16, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Turn, heads_backward,
+    AttentionShape, Bf16, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Rotation, heads_backward,
     heads_norm, linear, linear_backward_input, linear_backward_swiglu, linear_heads, linear_swiglu, pack,
     rms_norm, rope, rope_backward,
 };
@@ -69,7 +69,7 @@ fn check_swiglu<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) {
     check_activation(&gate_up, &hidden, &d_hidden, &got_gate_up, f, &what("activation"));
 }
 
-/// SwiGLU and its derivatives in f64, from what the products gave.
+/// SwiGLU and its derivatives in f64, from the results of the products.
 fn check_activation<E: Element>(
     gate_up: &Buf<E>,
     hidden: &Buf<E>,
@@ -98,14 +98,14 @@ fn check_activation<E: Element>(
 }
 
 #[test]
-fn the_feed_forward_layer() {
+fn fused_feed_forward_layer() {
     for ctx in all_contexts() {
         for (rows, d, f) in [(1, 5, 3), (7, 40, 37), (33, 33, 600), (300, 70, 48), (0, 4, 4)] {
             check_swiglu::<Bf16>(&ctx, rows, d, f);
             check_swiglu::<f32>(&ctx, rows, d, f);
         }
     }
-    // Large enough to be shared out: by rows, and by columns.
+    // Large enough for several threads: divided by rows, and by columns.
     for ctx in all_contexts().filter(|ctx| ctx.threads() > 1) {
         for (rows, d, f) in [(300, 66, 170), (5, 300, 2100)] {
             check_swiglu::<Bf16>(&ctx, rows, d, f);
@@ -114,7 +114,7 @@ fn the_feed_forward_layer() {
     }
 }
 
-/// The columns `part` of rows that have `n`.
+/// The columns `part` of rows of `n` columns.
 fn columns(x: &Buf, n: usize, part: std::ops::Range<usize>) -> Buf {
     Buf::from_vec(x.as_slice().chunks_exact(n).flat_map(|row| row[part.clone()].to_vec()).collect())
 }
@@ -131,12 +131,12 @@ fn check_heads<E: Element>(ctx: &Ctx, rows: usize, d: usize, shape: AttentionSha
     let (table, positions) = (RopeTable::new(e, &inv_freq, 50), (0..rows as u32).map(|r| r * 7 % 50));
     let positions: Vec<u32> = positions.collect();
     let ends = [0..h * e, h * e..(h + g) * e, (h + g) * e..n];
-    let turn = Turn { positions: &positions, table: &table };
+    let rotation = Rotation { positions: &positions, table: &table };
     let weights = [8, 9].map(|seed| Buf::from_vec(noise(seed, e)));
     let norms = HeadNorms { weights: weights.each_ref(), eps: EPS };
     for (bias, norms) in [(Some(&bias), None), (None, None), (Some(&bias), Some(norms))] {
         let y = normed_linear::<E>(ctx, &x, norm, rows, &w, n, bias);
-        let heads = Heads { shape, turn, norms };
+        let heads = Heads { shape, rotation, norms };
         let sizes = [h, g, g].map(|heads| rows * heads * e);
         let ([mut q, mut k, mut v], [mut raw_q, mut raw_k, _]) =
             (sizes.map(Buf::<E>::zeros), sizes.map(Buf::<E>::zeros));
@@ -178,28 +178,28 @@ fn check_heads<E: Element>(ctx: &Ctx, rows: usize, d: usize, shape: AttentionSha
             assert_same(&rq, rstd.as_slice(), &what("rstd"));
         }
     }
-    check_heads_backward::<E>(ctx, rows, shape, turn, &what("derivative"));
+    check_heads_backward::<E>(ctx, rows, shape, rotation, &what("derivative"));
 }
 
 fn check_heads_backward<E: Element>(
     ctx: &Ctx,
     rows: usize,
     shape: AttentionShape,
-    turn: Turn<'_>,
+    rotation: Rotation<'_>,
     what: &str,
 ) {
     let AttentionShape { heads: h, kv_heads: g, head_dim: e } = shape;
     let n = (h + 2 * g) * e;
     let ends = [0..h * e, h * e..(h + g) * e, (h + g) * e..n];
-    for turn in [Some(turn), None] {
+    for rotation in [Some(rotation), None] {
         let gradients =
             [(5, h), (6, g), (7, g)].map(|(seed, heads)| Buf::from_vec(noise(seed, rows * heads * e)));
         let [dq, dk, dv] = gradients.each_ref();
         let mut got = Buf::<E>::zeros(rows * n);
-        heads_backward(ctx, &mut got, [dq, dk, dv], rows, shape, turn);
+        heads_backward(ctx, &mut got, [dq, dk, dv], rows, shape, rotation);
         for (i, mut want) in gradients.into_iter().enumerate() {
-            if let Some(turn) = turn.filter(|_| i < 2) {
-                rope_backward(ctx, &mut want, turn.positions, [h, g][i], turn.table);
+            if let Some(rotation) = rotation.filter(|_| i < 2) {
+                rope_backward(ctx, &mut want, rotation.positions, [h, g][i], rotation.table);
             }
             let got = columns(&Buf::from_vec(wide(got.as_slice())), n, ends[i].clone());
             same(&got, &Buf::from_vec(wide(rounded::<E>(want.as_slice()).as_slice())), what);
@@ -208,7 +208,7 @@ fn check_heads_backward<E: Element>(
 }
 
 #[test]
-fn queries_keys_and_values() {
+fn fused_queries_keys_and_values() {
     let shapes = [(1, 1, 2), (4, 2, 20), (3, 1, 32), (14, 2, 64), (2, 2, 300)];
     for ctx in all_contexts() {
         for (rows, d, (heads, kv_heads, head_dim)) in [
@@ -223,7 +223,7 @@ fn queries_keys_and_values() {
             check_heads::<f32>(&ctx, rows, d, shape);
         }
     }
-    // Large enough to be shared out: by rows, and by heads, which begin within a panel.
+    // Large enough for several threads: divided by rows, and by heads, which begin within a panel.
     for ctx in all_contexts().filter(|ctx| ctx.threads() > 1) {
         for (rows, d, heads, kv_heads) in [(300, 70, 14, 2), (5, 700, 80, 5)] {
             let shape = AttentionShape { heads, kv_heads, head_dim: 20 };
@@ -233,9 +233,9 @@ fn queries_keys_and_values() {
     }
 }
 
-/// No rows, and a weight that is large enough for several threads.
+/// No rows, and a weight large enough for several threads.
 #[test]
-fn no_rows_end_at_once() {
+fn zero_rows_are_accepted() {
     let ctx = Ctx::new(2).unwrap();
     let (f, d) = (2048, 512);
     let (weight, ones) = (Buf::from_vec(noise(1, 2 * f * d)), Buf::from_vec(vec![1.0; d]));

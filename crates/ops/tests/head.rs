@@ -1,5 +1,5 @@
-//! The fused head against its definition in f64, its gradients against finite differences of that definition, and its
-//! bits across instruction sets, threads and batches.
+//! The fused head compared with its definition in f64, its gradients with finite differences of that definition, and
+//! its bits across instruction sets, threads and batches.
 
 mod support;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rloom_ops::{Buf, Ctx, HeadScores, Packed, head_backward, head_forward, head_logits, pack, row_scores};
 use support::{assert_same, contexts, noise};
 
-/// A head with its input and the derivatives that come back to it.
+/// A head with its input and incoming derivatives.
 struct Case {
     rows: usize,
     v: usize,
@@ -40,7 +40,7 @@ impl Case {
         head_forward(ctx, &Buf::from_slice(&self.h), self.rows, w, &self.targets, &self.inv_temperature)
     }
 
-    /// (dh, dw) with dw starting from `dw`.
+    /// (dh, dw) with dw accumulated onto `dw`.
     fn backward(&self, ctx: &Ctx, w: &Packed, scores: &HeadScores, dw: &[f32]) -> (Buf, Buf) {
         let mut dh = Buf::from_vec(vec![f32::NAN; self.h.len()]);
         let mut dw = Buf::from_slice(dw);
@@ -101,7 +101,7 @@ fn widen(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
-/// Σ of the scores times their derivatives: the loss whose gradient the backward pass gives.
+/// Σ of the scores times their derivatives: the loss whose gradient the backward pass computes.
 fn loss64(case: &Case, h: &[f64], w: &[f64]) -> f64 {
     (0..case.rows)
         .map(|t| {
@@ -189,7 +189,7 @@ fn vocabularies_beyond_one_block_agree_with_f64_and_have_one_result() {
 }
 
 #[test]
-fn gradients_are_the_slopes_of_the_loss() {
+fn gradients_agree_with_finite_differences() {
     let case = Case::new(5, 23, 7);
     let ctx = Ctx::serial();
     let packed = case.pack(&ctx);
@@ -218,7 +218,7 @@ fn gradients_are_the_slopes_of_the_loss() {
 }
 
 #[test]
-fn a_row_alone_and_a_row_of_logits_give_the_bits_of_a_row_among_many() {
+fn a_row_and_its_logits_are_bitwise_identical_alone_and_among_others() {
     let case = Case::new(70, 1030, 21);
     for ctx in contexts() {
         let packed = case.pack(&ctx);
@@ -269,7 +269,7 @@ fn the_weight_gradient_is_one_chain_over_all_rows() {
 
 #[test]
 #[should_panic(expected = "a target is not in the vocabulary of 4")]
-fn a_target_outside_the_vocabulary_is_refused() {
+fn a_target_outside_the_vocabulary_is_rejected() {
     let mut case = Case::new(2, 4, 3);
     case.targets[1] = 4;
     let ctx = Ctx::serial();

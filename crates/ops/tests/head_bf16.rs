@@ -1,5 +1,5 @@
-//! The head over bf16: against its definition in f64, and its bits across instruction sets, threads and batches.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+//! The head over bf16: compared with its definition in f64, and its bits across instruction sets, threads and batches.
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 mod support;
 
@@ -49,7 +49,7 @@ impl Case {
         self.add_backward(ctx, w, scores, Buf::zeros(self.v * self.d))
     }
 
-    /// As [`backward`](Self::backward), adding to `dw`.
+    /// As [`backward`](Self::backward), accumulated onto `dw`.
     fn add_backward(&self, ctx: &Ctx, w: &Packed<Bf16>, scores: &HeadScores, mut dw: Buf) -> (Buf, Buf) {
         let mut dh = Buf::zeros(self.rows * self.d);
         let (h, w_vd) = (Buf::from_slice(&self.h), Buf::from_slice(&self.w));
@@ -60,15 +60,15 @@ impl Case {
     }
 }
 
-/// Contexts whose bf16 products have the same bits: dot pairs, then tiles.
+/// Contexts whose bf16 products are bitwise identical: dot pairs, then tiles.
 fn kinds() -> [Vec<Ctx>; 2] {
     let all = contexts().into_iter().chain((1..=3).map(|n| Ctx::with_software_tiles(n).unwrap()));
-    let (tiles, pairs) = all.partition(|ctx: &Ctx| ctx.products().starts_with("tiles"));
+    let (tiles, pairs) = all.partition(|ctx: &Ctx| ctx.bf16_products().starts_with("tiles"));
     [pairs, tiles]
 }
 
-/// Scores within f32 rounding, and gradients within bf16 rounding of the logits' derivatives, of the definition in f64
-/// over the rounded numbers.
+/// Scores agree within f32 rounding, and gradients within bf16 rounding of the logits' derivatives, with the definition
+/// in f64 over the rounded numbers.
 #[test]
 fn scores_and_gradients_agree_with_f64() {
     let case = Case::new(70, 600, 33);
@@ -110,7 +110,7 @@ fn scores_and_gradients_agree_with_f64() {
 }
 
 #[test]
-fn each_kind_of_product_has_one_result() {
+fn each_product_method_has_one_result() {
     let case = Case::new(67, 530, 20);
     for kind in kinds() {
         let mut first: Option<(HeadScores, Buf, Buf)> = None;
@@ -129,7 +129,8 @@ fn each_kind_of_product_has_one_result() {
     }
 }
 
-/// More rows than the backward pass holds at a time, and the same rows in two calls: whole blocks of the order of sums.
+/// More rows than the backward pass holds at a time, and the same rows in two calls split at a boundary of the
+/// summation blocks.
 #[test]
 fn the_weight_gradient_is_one_chain_over_all_rows() {
     let whole = Case::new(1100, 20, 6);
@@ -159,9 +160,9 @@ fn the_weight_gradient_is_one_chain_over_all_rows() {
     }
 }
 
-/// What a sampler sees of a row, alone or among others, is what training sees.
+/// Sampling sees the same bits of a row, alone or among others, as training.
 #[test]
-fn a_row_alone_and_its_logits_give_the_bits_of_a_row_among_many() {
+fn a_row_and_its_logits_are_bitwise_identical_alone_and_among_others() {
     let case = Case::new(40, 1030, 22);
     for ctx in kinds().iter().flatten() {
         let packed = case.pack(ctx);

@@ -1,5 +1,5 @@
-//! Linear layers against their definition: one chain of fused multiply-adds per element, bit for bit, on every
-//! instruction set, for any number of threads and rows; and against plain sums in f64.
+//! Linear layers compared bitwise with their definition, one chain of fused multiply-adds per element, on every
+//! instruction set, for any number of threads and rows; and with plain sums in f64.
 
 mod support;
 
@@ -10,7 +10,7 @@ use rloom_ops::{
 };
 use support::{assert_same, contexts, noise};
 
-/// The definition: `start` and then one fused multiply-add for each index, ascending.
+/// The definition: `start`, then one fused multiply-add per index, ascending.
 fn chain(start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
     (0..k).fold(start, |acc, i| a(i).mul_add(b(i), acc))
 }
@@ -19,7 +19,7 @@ fn sum64(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f64 {
     (0..k).map(|i| f64::from(a(i)) * f64::from(b(i))).sum()
 }
 
-/// Whether a sum of `terms` products of numbers up to one is right within f32 rounding.
+/// True if a sum of `terms` products of numbers up to one is right within f32 rounding.
 fn close(got: f32, want: f64, terms: usize) -> bool {
     (f64::from(got) - want).abs() <= 1e-6 * (terms as f64).sqrt() * 4.0 + 1e-7
 }
@@ -28,7 +28,7 @@ fn table(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Vec<f32> 
     (0..rows * cols).map(|i| f(i / cols, i % cols)).collect()
 }
 
-/// Everything this file is about, at one shape, on every context.
+/// All checks of this file, at one shape, on every context.
 fn check_shape(rows: usize, n: usize, k: usize) {
     let (x, w, dy) = (noise(1, rows * k), noise(2, n * k), noise(3, rows * n));
     let (bias, y0, dx0, dw0) = (noise(4, n), noise(5, rows * n), noise(6, rows * k), noise(7, n * k));
@@ -83,7 +83,7 @@ proptest! {
     }
 }
 
-/// Shapes that need several passes over the reduced dimension and several pieces; the larger ones are shared among
+/// Shapes that need several passes over the reduced dimension and several pieces; the larger ones are divided among
 /// threads.
 #[test]
 fn shapes_beyond_one_block_follow_the_definition() {
@@ -109,7 +109,7 @@ fn every_number_of_rows_follows_the_definition() {
 }
 
 #[test]
-fn a_row_alone_gives_the_bits_of_a_row_among_many() {
+fn a_row_is_bitwise_identical_alone_and_among_others() {
     let (rows, n, k) = (70, 100, 450);
     let (x, w) = (noise(1, rows * k), Buf::from_vec(noise(2, n * k)));
     for ctx in contexts() {
@@ -125,7 +125,7 @@ fn a_row_alone_gives_the_bits_of_a_row_among_many() {
 }
 
 #[test]
-fn a_weight_gradient_in_two_parts_gives_the_bits_of_one() {
+fn a_weight_gradient_in_two_calls_is_bitwise_identical_to_one() {
     let (rows, n, k) = (530, 40, 50);
     let (dy, x) = (noise(1, rows * n), noise(2, rows * k));
     for ctx in contexts() {
@@ -151,7 +151,7 @@ fn a_weight_gradient_in_two_parts_gives_the_bits_of_one() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_in_its_row() {
+fn nan_does_not_leave_its_row() {
     let (rows, n, k) = (20, 35, 33);
     let mut x = noise(1, rows * k);
     x[5 * k + 3] = f32::NAN;
@@ -173,7 +173,7 @@ fn what_is_not_a_number_stays_in_its_row() {
 }
 
 #[test]
-fn a_repacked_weight_is_as_a_packed_one() {
+fn a_repacked_weight_equals_a_packed_one() {
     let ctx = Ctx::new(2).unwrap();
     let (first, second) = (Buf::from_vec(noise(1, 19 * 6)), Buf::from_vec(noise(2, 19 * 6)));
     let x = Buf::from_vec(noise(3, 4 * 6));

@@ -1,5 +1,5 @@
-//! Products of bf16 numbers against their definitions, bit for bit: dot pairs on every instruction set, tiles in
-//! software and, where the processor has them, by AMX; and against plain sums in f64.
+//! Products of bf16 numbers compared bitwise with their definitions: dot pairs on every instruction set, tiles emulated
+//! and, where the processor has them, by AMX; and with plain sums in f64.
 
 mod support;
 
@@ -10,23 +10,19 @@ use rloom_ops::{
 };
 use support::{assert_same, contexts, noise};
 
-/// All contexts there are, and those with tiles in software. Says which paths this processor has not.
-#[expect(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test may stop here, and what it leaves out is told"
-)]
+/// All available contexts, and those with emulated tiles. Reports which paths this processor lacks.
+#[expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests may panic, and report skipped paths")]
 fn all_contexts() -> Vec<Ctx> {
     for isa in [Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon] {
         if !Isa::available().contains(&isa) {
-            eprintln!("skipped: {}, which this processor has not", isa.name());
+            eprintln!("skipped: {}, which this processor lacks", isa.name());
         }
     }
     contexts().into_iter().chain((1..=3).map(|threads| Ctx::with_software_tiles(threads).unwrap())).collect()
 }
 
 fn by_tiles(ctx: &Ctx) -> bool {
-    ctx.products().starts_with("tiles")
+    ctx.bf16_products().starts_with("tiles")
 }
 
 fn narrow(x: f32) -> f32 {
@@ -66,7 +62,7 @@ fn assert_rounded(got: &Buf<Bf16>, want: &[f32], what: &str) {
     assert_same(&Buf::from_vec(got), &want, what);
 }
 
-/// Everything that should come out at one shape.
+/// Expected results at one shape.
 struct Expected {
     product: Vec<f32>,
     dx: Vec<f32>,
@@ -107,7 +103,7 @@ impl Case {
         }
     }
 
-    /// The definitions within f32 rounding of plain sums in f64 of the rounded numbers.
+    /// Checks the definitions within f32 rounding against plain sums in f64 of the rounded numbers.
     fn check_against_f64(&self, expected: &Expected) {
         let (n, k) = (self.n, self.k);
         for (i, &y) in expected.product.iter().enumerate() {
@@ -120,7 +116,8 @@ impl Case {
 
     fn check(&self, ctx: &Ctx, e: &Expected) {
         let (rows, n, k) = (self.rows, self.n, self.k);
-        let what = |name: &str| format!("{name}, {ctx:?}, {}, rows {rows}, n {n}, k {k}", ctx.products());
+        let what =
+            |name: &str| format!("{name}, {ctx:?}, {}, rows {rows}, n {n}, k {k}", ctx.bf16_products());
         let (x, w, dy) = (bf16(&self.x), Buf::from_slice(&self.w), Buf::from_slice(&self.dy));
         let bias = Buf::from_slice(&self.bias);
         let biased = table(rows, n, |t, j| e.product[t * n + j] + self.bias[j]);
@@ -180,14 +177,14 @@ proptest! {
     }
 }
 
-/// Several passes over the reduced dimension, several pieces, and products that are shared among threads.
+/// Several passes over the reduced dimension, several pieces, and products that are divided among threads.
 #[test]
 fn shapes_beyond_one_block_follow_the_definition() {
     let contexts = all_contexts();
     for (rows, n, k) in [(300, 33, 65), (9, 130, 1602), (1, 600, 801), (1700, 17, 36)] {
         check_shape(&contexts, rows, n, k);
     }
-    // Plain Rust takes long for the last one.
+    // The portable kernel takes long for the last one.
     let fast: Vec<Ctx> = contexts.into_iter().filter(|ctx| ctx.isa() != Isa::Portable).collect();
     check_shape(&fast, 140, 340, 150);
 }
@@ -202,7 +199,7 @@ fn every_number_of_rows_follows_the_definition() {
 }
 
 #[test]
-fn a_row_alone_gives_the_bits_of_a_row_among_many() {
+fn a_row_is_bitwise_identical_alone_and_among_others() {
     let (rows, n, k) = (70, 100, 450);
     let (x, w) = (noise(1, rows * k), Buf::from_vec(noise(2, n * k)));
     for ctx in all_contexts() {
@@ -219,7 +216,7 @@ fn a_row_alone_gives_the_bits_of_a_row_among_many() {
 
 /// Numbers whose products are near the smallest normal number, and numbers that count as zero.
 #[test]
-fn tiny_numbers_are_zero_alike_everywhere() {
+fn denormals_are_flushed_identically_everywhere() {
     let (rows, n, k) = (24, 48, 6);
     let tiny = |seed: u64, len: usize| -> Vec<Bf16> {
         let bits = noise(seed, len).into_iter().map(|x| (x.to_bits() >> 3) as u16);
@@ -245,8 +242,8 @@ fn tiny_numbers_are_zero_alike_everywhere() {
 }
 
 #[test]
-fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
-    // Strips of four vectors and what is left of one, no rows, and enough for several threads.
+fn a_bias_gradient_sums_bf16_numbers() {
+    // Strips of four vectors and a remainder, no rows, and enough for several threads.
     for (rows, n) in [(37, 21), (9, 64), (5, 100), (3, 7), (450, 230), (0, 5), (0, 130)] {
         let dy = bf16(&noise(1, rows * n));
         let start = noise(2, n);
@@ -261,7 +258,7 @@ fn a_bias_gradient_from_bf16_is_the_sum_of_what_it_holds() {
 }
 
 #[test]
-fn products_are_named() {
-    let names: Vec<&str> = all_contexts().iter().map(Ctx::products).collect();
+fn product_methods_are_named() {
+    let names: Vec<&str> = all_contexts().iter().map(Ctx::bf16_products).collect();
     assert!(names.contains(&"dot pairs (portable)") && names.contains(&"tiles (software)"), "{names:?}");
 }

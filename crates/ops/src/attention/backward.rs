@@ -1,16 +1,16 @@
-//! Backward attention. Probabilities are computed again from the queries, the keys and the log-sum-exp, a
-//! tile of rows at a time:
+//! Backward attention. Probabilities are recomputed from the queries, the keys and the log-sum-exp, one tile of rows at
+//! a time:
 //!
 //! - `p = exp(s − lse)` and `ds = p · (d_out · v − delta)`, with `delta = d_out · out` in 16 lanes;
 //! - `dq = (Σ_j ds_j k_j) · scale` over keys;
 //! - `dk = (Σ_i ds_i q_i) · scale` and `dv = Σ_i p_i d_out_i` over queries.
 //!
-//! Each element of a sum is one chain, ascending by token, the heads of a group in order within a token. The chain of
-//! a key that several segments see runs through the tokens of all of them.
+//! Each element of a sum is one chain, ascending by token and, within a token, by head of the group. If several
+//! segments see a key, its chain runs through the tokens of all of them.
 //!
-//! In bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are of numbers along E,
-//! of keys by position, and of rows of queries: row n of a segment is head `n mod H/G` of its token `n / (H/G)`, and
-//! rows 2i and 2i + 1 go together, however the queries are cut. A row without a partner has zeros beside it.
+//! In bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are formed along E,
+//! along keys by position, and along rows of queries: row n of a segment is head `n mod H/G` of its token `n / (H/G)`,
+//! and rows 2i and 2i + 1 form a pair wherever the queries are cut. An unpaired row is padded with zeros.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::blocks::{Blocks, Source};
 use super::kernels::{self, ROWS, Weighted};
 use super::pieces::{Piece, Visit};
 use super::softmax::{self, Backward};
-use super::tile::{self, MOST_ROWS, Tile};
+use super::tile::{self, MAX_ROWS, Tile};
 use super::words::{BLOCK, Layout};
 use super::{AttentionShape, blocks, packed, rows};
 use crate::Element;
@@ -26,13 +26,14 @@ use crate::disjoint::Disjoint;
 use crate::isa::Level;
 use crate::simd::LANES;
 
-/// Keys that a tile's rows meet at a time. Unlike the forward, nothing needs all of a row's scores at once.
+/// Keys processed per step of a tile. Unlike the forward pass, no step needs all scores of a row at once.
 const WINDOW: usize = 16 * BLOCK;
 
-/// Floats from one row's probabilities to its derivatives, and on to the next row's probabilities: see [`tile::size`].
+/// Floats from a row's probabilities to its derivatives, and from there to the next row's probabilities: see
+/// [`tile::size`].
 const STRIDE: usize = WINDOW + BLOCK;
 
-/// What the backward reads.
+/// Inputs of the backward pass.
 pub(super) struct Inputs<'a, E: Element> {
     pub(super) d_out: &'a [f32],
     pub(super) out: &'a [E],
@@ -43,7 +44,7 @@ pub(super) struct Inputs<'a, E: Element> {
     pub(super) shape: AttentionShape,
 }
 
-/// Which gradients a pass writes.
+/// Gradients to compute; `None` is skipped.
 #[derive(Clone, Copy)]
 pub(super) struct Gradients<'a> {
     pub(super) dq: Option<Disjoint<'a>>,
@@ -59,14 +60,14 @@ pub(super) fn scratch_floats<E: Element>(
     Sizes::new(Layout::of::<E>(shape.head_dim), piece.keys(), gradients).total()
 }
 
-/// Floats of the parts of the scratch memory.
+/// Sizes of the parts of the scratch memory, in floats.
 struct Sizes {
     columns: usize,
     rows: usize,
     sums: usize,
-    /// Rows of the tile whose neighbours in a row share words, with some room behind.
+    /// Rows of the tile with words that hold neighbours within a row, plus padding.
     along: usize,
-    /// Rows of the tile whose neighbouring rows share words, where these are others.
+    /// Rows of the tile with words that hold neighbouring rows; 0 where both layouts are the same.
     across: usize,
 }
 
@@ -77,35 +78,34 @@ impl Sizes {
             columns: blocks * layout.columns(),
             rows: if gradients.dq.is_some() { blocks * layout.rows() } else { 0 },
             sums: if sums { blocks * BLOCK * layout.head_dim } else { 0 },
-            along: MOST_ROWS * layout.row() + LANES,
-            across: if sums && layout.group > 1 { MOST_ROWS / BLOCK * layout.rows() } else { 0 },
+            along: MAX_ROWS * layout.row() + LANES,
+            across: if sums && layout.group > 1 { MAX_ROWS / BLOCK * layout.rows() } else { 0 },
         }
     }
 
     fn total(&self) -> usize {
-        2 * (self.columns + self.sums + MOST_ROWS * STRIDE + self.along + self.across) + self.rows
+        2 * (self.columns + self.sums + MAX_ROWS * STRIDE + self.along + self.across) + self.rows
     }
 }
 
-/// Copies of the keys and values of a visit, and the sums of their gradients, in blocks that begin with the piece's
-/// first key.
+/// Copies of a visit's keys and values and their gradient sums, in blocks that begin with the piece's first key.
 struct Keys<'a> {
     k_columns: &'a mut [f32],
     v_columns: &'a mut [f32],
-    /// Empty when dq is not asked for.
+    /// Empty if dq is not requested.
     k_rows: &'a mut [f32],
-    /// Empty when dk and dv are not asked for; so is the next.
+    /// Empty if dk and dv are not requested; so is `dv_sums`.
     dk_sums: &'a mut [f32],
     dv_sums: &'a mut [f32],
 }
 
-/// Space for the rows of a tile.
+/// Scratch memory for the rows of a tile.
 struct TileRows<'a> {
-    /// Scores and what comes of them, `[MOST_ROWS][2][STRIDE]`: see [`Backward`].
+    /// Scores and their derivatives, `[MAX_ROWS][2][STRIDE]`: see [`Backward`].
     probs: &'a mut [f32],
     q: &'a mut [f32],
     d_out: &'a mut [f32],
-    /// Empty where they would be as above, or are not needed.
+    /// Empty if identical to `q` and `d_out`, or not needed.
     q_across: &'a mut [f32],
     d_out_across: &'a mut [f32],
 }
@@ -125,7 +125,7 @@ fn divide<'a>(scratch: &'a mut [f32], sizes: &Sizes) -> (Keys<'a>, TileRows<'a>)
         dv_sums: take(sizes.sums),
     };
     let tile = TileRows {
-        probs: take(2 * MOST_ROWS * STRIDE),
+        probs: take(2 * MAX_ROWS * STRIDE),
         q: take(sizes.along),
         d_out: take(sizes.along),
         q_across: take(sizes.across),
@@ -138,8 +138,8 @@ fn divide<'a>(scratch: &'a mut [f32], sizes: &Sizes) -> (Keys<'a>, TileRows<'a>)
 ///
 /// # Safety
 ///
-/// Nobody else may reach the rows of dq of the piece's queries, or of dk and dv of its keys, for this head, where
-/// `gradients` has them.
+/// No other thread may access the rows of dq of the piece's queries, or of dk and dv of its keys, for this head, as far
+/// as `gradients` requests them.
 pub(super) unsafe fn run<E: Element>(
     level: Level,
     x: &Inputs<'_, E>,
@@ -153,21 +153,21 @@ pub(super) unsafe fn run<E: Element>(
     let mut done: Option<&Visit> = None;
     for visit in &piece.visits {
         if let Some(done) = done {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { write_sums(level, x, done, kv_head, visit.new..done.keys.end, &mut keys, gradients) };
         }
         fill(level, x, visit, kv_head, &mut keys);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { visit_rows(level, x, visit, kv_head, &mut keys, &mut rows, gradients.dq) };
         done = Some(visit);
     }
     if let Some(done) = done {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_sums(level, x, done, kv_head, done.keys.clone(), &mut keys, gradients) };
     }
 }
 
-/// Copies the visit's new keys and values, and begins their sums.
+/// Copies the visit's new keys and values, and initialises their sums.
 fn fill<E: Element>(level: Level, x: &Inputs<'_, E>, visit: &Visit, kv_head: usize, keys: &mut Keys<'_>) {
     let (e, base) = (x.shape.head_dim, visit.keys.start);
     let source = Source { view: &visit.view, kv_head, shape: x.shape };
@@ -184,11 +184,11 @@ fn fill<E: Element>(level: Level, x: &Inputs<'_, E>, visit: &Visit, kv_head: usi
     }
 }
 
-/// Writes the sums of the keys at these positions, which are complete, as dk and dv.
+/// Writes the completed sums of the keys at these positions to dk and dv.
 ///
 /// # Safety
 ///
-/// Nobody else may reach these rows of dk and dv.
+/// No other thread may access these rows of dk and dv.
 unsafe fn write_sums<E: Element>(
     level: Level,
     x: &Inputs<'_, E>,
@@ -208,60 +208,60 @@ unsafe fn write_sums<E: Element>(
     );
     for position in positions {
         let (at, sums) = (source.at(position), (position - base) * e..(position - base + 1) * e);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         let (dk, dv) = unsafe { (dk.slice(at..at + e), dv.slice(at..at + e)) };
         dk.copy_from_slice(&keys.dk_sums[sums.clone()]);
         dv.copy_from_slice(&keys.dv_sums[sums]);
     }
 }
 
-/// Adds up the gradients of the visit's queries, a tile at a time.
+/// Accumulates the gradients of the visit's queries, one tile at a time.
 ///
 /// # Safety
 ///
-/// Nobody else may reach the rows of dq of the visit's queries, for this head.
+/// No other thread may access the rows of dq of the visit's queries, for this head.
 unsafe fn visit_rows<E: Element>(
     level: Level,
     x: &Inputs<'_, E>,
     visit: &Visit,
     kv_head: usize,
     keys: &mut Keys<'_>,
-    space: &mut TileRows<'_>,
+    workspace: &mut TileRows<'_>,
     dq: Option<Disjoint<'_>>,
 ) {
     let e = x.shape.head_dim;
     let layout = Layout::of::<E>(e);
-    let scales = [x.shape.scale(); MOST_ROWS];
-    let (mut lse, mut delta) = ([0.0; MOST_ROWS], [0.0; MOST_ROWS]);
+    let scales = [x.shape.scale(); MAX_ROWS];
+    let (mut lse, mut delta) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
     let limit = |token: usize| visit.limit(visit.queries.start + token);
     let queries = packed::rows(visit, kv_head, x.shape);
     let mut tile = Tile::empty();
-    while tile.next(&queries, MOST_ROWS, limit) {
+    while tile.next(&queries, MAX_ROWS, limit) {
         let offsets = tile.offsets();
         rows::deltas(level, &mut delta, x.d_out, x.out, offsets, e);
         for (lse, at) in lse.iter_mut().zip(offsets) {
             *lse = x.lse[at / e];
         }
-        // SAFETY: there is space for the rows of a tile.
-        unsafe { gather(level, x, offsets, space) };
+        // SAFETY: `workspace` is sized for the rows of a tile.
+        unsafe { gather(level, x, offsets, workspace) };
         if let Some(dq) = dq {
-            queries.prefetch(level, dq.as_mut_ptr(), tile.here());
+            queries.prefetch(level, dq.as_mut_ptr(), tile.rows());
         }
-        queries.prefetch(level, x.q.as_ptr(), tile.behind());
-        queries.prefetch(level, x.d_out.as_ptr(), tile.behind());
-        queries.prefetch(level, x.out.as_ptr(), tile.behind());
-        let probs = space.probs.as_mut_ptr();
+        queries.prefetch(level, x.q.as_ptr(), tile.next_rows());
+        queries.prefetch(level, x.d_out.as_ptr(), tile.next_rows());
+        queries.prefetch(level, x.out.as_ptr(), tile.next_rows());
+        let probs = workspace.probs.as_mut_ptr();
         let ds = probs.wrapping_add(STRIDE);
         for start in (0..tile.keys()).step_by(WINDOW) {
             let window = start..tile.keys().min(start + WINDOW);
-            let q = |row: usize| space.q.as_ptr().wrapping_add(row * layout.row());
-            let d_out = |row: usize| space.d_out.as_ptr().wrapping_add(row * layout.row());
-            let mut seen = [0; MOST_ROWS];
-            for (seen, limit) in seen.iter_mut().zip(tile.limits()) {
-                *seen = limit.clamp(&window.start, &window.end) - window.start;
+            let q = |row: usize| workspace.q.as_ptr().wrapping_add(row * layout.row());
+            let d_out = |row: usize| workspace.d_out.as_ptr().wrapping_add(row * layout.row());
+            let mut visible = [0; MAX_ROWS];
+            for (visible, limit) in visible.iter_mut().zip(tile.limits()) {
+                *visible = limit.clamp(&window.start, &window.end) - window.start;
             }
             let columns = |columns| Blocks::adjacent(columns, layout.columns());
-            // SAFETY: rows and blocks are copies, made above and by `fill`; the scores have room.
+            // SAFETY: rows and blocks are copies, made above and by `fill`; there is room for the scores.
             unsafe {
                 let (k, v) = (columns(keys.k_columns), columns(keys.v_columns));
                 tile.scores::<E>(level, layout, window.clone(), q, k, scales[0], probs, 2 * STRIDE);
@@ -270,7 +270,7 @@ unsafe fn visit_rows<E: Element>(
                     rows: probs,
                     stride: STRIDE,
                     keys: window.len().next_multiple_of(BLOCK),
-                    seen: &seen[..tile.len()],
+                    visible: &visible[..tile.len()],
                     lse: &lse[..tile.len()],
                     delta: &delta[..tile.len()],
                 };
@@ -279,18 +279,19 @@ unsafe fn visit_rows<E: Element>(
             if let Some(dq) = dq {
                 let out = |row: usize| dq.as_mut_ptr().wrapping_add(offsets[row]);
                 let k = Blocks::adjacent(keys.k_rows, layout.rows());
-                // SAFETY: these rows of dq are ours alone by the caller's word; the blocks are copies made
-                // by `fill`.
+                // SAFETY: the caller guarantees exclusive access to these rows of dq; the blocks are copies made by
+                // `fill`.
                 unsafe {
                     tile.weighted_sums::<E>(level, layout, window.clone(), ds, 2 * STRIDE, k, out, &scales);
                 }
             }
             if !keys.dk_sums.is_empty() {
                 let across = |across, along| if layout.group > 1 { across } else { along };
-                let q = Blocks::adjacent(across(&*space.q_across, &*space.q), layout.rows());
-                let d_out = Blocks::adjacent(across(&*space.d_out_across, &*space.d_out), layout.rows());
+                let q = Blocks::adjacent(across(&*workspace.q_across, &*workspace.q), layout.rows());
+                let d_out =
+                    Blocks::adjacent(across(&*workspace.d_out_across, &*workspace.d_out), layout.rows());
                 let ds = probs.wrapping_add(softmax::derivatives_across(layout.group, STRIDE));
-                // SAFETY: the blocks are of this tile's rows, and so are the weights.
+                // SAFETY: the blocks and the weights are of this tile's rows.
                 unsafe {
                     add_to_keys::<E>(level, layout, &tile, window.clone(), probs, d_out, keys.dv_sums);
                     add_to_keys::<E>(level, layout, &tile, window, ds, q, keys.dk_sums);
@@ -304,27 +305,32 @@ unsafe fn visit_rows<E: Element>(
 ///
 /// # Safety
 ///
-/// There must be space for them.
-unsafe fn gather<E: Element>(level: Level, x: &Inputs<'_, E>, offsets: &[usize], space: &mut TileRows<'_>) {
+/// `workspace` must have room for them.
+unsafe fn gather<E: Element>(
+    level: Level,
+    x: &Inputs<'_, E>,
+    offsets: &[usize],
+    workspace: &mut TileRows<'_>,
+) {
     let e = x.shape.head_dim;
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        rows::along::<E, E>(level, space.q, x.q, offsets, e);
-        rows::along::<E, f32>(level, space.d_out, x.d_out, offsets, e);
-        if !space.q_across.is_empty() {
-            rows::across::<E, E>(level, space.q_across, x.q, offsets, e);
-            rows::across::<E, f32>(level, space.d_out_across, x.d_out, offsets, e);
+        rows::along::<E, E>(level, workspace.q, x.q, offsets, e);
+        rows::along::<E, f32>(level, workspace.d_out, x.d_out, offsets, e);
+        if !workspace.q_across.is_empty() {
+            rows::across::<E, E>(level, workspace.q_across, x.q, offsets, e);
+            rows::across::<E, f32>(level, workspace.d_out_across, x.d_out, offsets, e);
         }
     }
 }
 
-/// For each key j of the window, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it: the words
-/// of row r's weights lie at `2 · STRIDE · r`.
+/// For each key j of the window, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it. The words
+/// of row r's weights start at `2 · STRIDE · r`.
 ///
 /// # Safety
 ///
-/// `rows` must be blocks of the rows of the tile; all of these, and what shares words with the last one, have weights,
-/// if zero, for all keys of the window.
+/// `rows` must be blocks of the tile's rows; all of these, and the padding row that shares words with the last one,
+/// must have weights (possibly zero) for all keys of the window.
 unsafe fn add_to_keys<E: Element>(
     level: Level,
     layout: Layout,
@@ -336,29 +342,29 @@ unsafe fn add_to_keys<E: Element>(
 ) {
     let e = layout.head_dim;
     let end = tile.len().next_multiple_of(layout.group);
-    let (ends, mut seen_from) = ([end; ROWS], 0);
+    let (ends, mut visible_from) = ([end; ROWS], 0);
     for first in window.clone().step_by(ROWS) {
         let keys = first..window.end.min(first + ROWS);
-        while tile.limits()[seen_from] <= first {
-            seen_from += 1;
+        while tile.limits()[visible_from] <= first {
+            visible_from += 1;
         }
         let sums = sums[..keys.end * e].as_mut_ptr();
         let args = Weighted {
-            ahead: None,
+            prefetch: None,
             out: tile::each_row(&keys, |key| sums.wrapping_add(key * e)),
             rows: keys.len(),
             weights: weights.wrapping_add(first - window.start),
             row_step: 1,
             word_step: layout.group * 2 * STRIDE,
             summands: rows,
-            start: seen_from,
+            start: visible_from,
             ends: &ends,
             end,
             head_dim: e,
             from_zero: false,
             factors: None,
         };
-        // SAFETY: the sums are `sums`; the rest is the caller's word.
+        // SAFETY: the outputs are in `sums`; the rest is guaranteed by the caller.
         unsafe { kernels::add_weighted::<E>(level, &args) };
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and values of one head in blocks of 16 tokens: those of a cache, and copies of those of a packed sequence.
+//! Keys and values of one head in blocks of 16 tokens: cache blocks, and copies of packed sequences.
 
 use std::ops::Range;
 
@@ -8,29 +8,29 @@ use super::{AttentionShape, rows};
 use crate::Element;
 use crate::isa::Level;
 
-/// Where blocks lie.
+/// Locations of a sequence's blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks<'a> {
-    /// The first of all.
+    /// Address of block 0.
     first: *const f32,
-    /// Words from one to the next.
+    /// Words from one block to the next.
     step: usize,
-    /// Which of them the sequence's are; they follow each other where there is no table.
+    /// Block numbers of the sequence; consecutive if `None`.
     table: Option<&'a [u32]>,
 }
 
 impl<'a> Blocks<'a> {
-    /// Blocks of `words` words next to each other.
+    /// Contiguous blocks of `words` words.
     pub(super) fn adjacent(blocks: &'a [f32], words: usize) -> Self {
         Self { first: blocks.as_ptr(), step: words, table: None }
     }
 
-    /// Blocks of a cache: those at these places, `step` words apart from `first` on.
+    /// Cache blocks given by `table`, `step` words apart, counted from `first`.
     pub(crate) fn cached(first: *const f32, step: usize, table: &'a [u32]) -> Self {
         Self { first, step, table: Some(table) }
     }
 
-    /// Where the n-th block begins.
+    /// Address of the sequence's n-th block.
     #[inline(always)]
     pub(super) fn at(&self, n: usize) -> *const f32 {
         let place = self.table.map_or(n, |table| table[n] as usize);
@@ -38,7 +38,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Where the rows of tensors `[tokens, G, E]` lie that are meant.
+/// Location of one kv head's rows in tensors `[tokens, G, E]`.
 pub(super) struct Source<'a> {
     pub(super) view: &'a View,
     pub(super) kv_head: usize,
@@ -46,13 +46,13 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Where the row of a position begins.
+    /// Offset of the row of a position.
     pub(super) fn at(&self, position: usize) -> usize {
         (self.view.row(position) * self.shape.kv_heads + self.kv_head) * self.shape.head_dim
     }
 
-    /// The blocks with these positions, of which the first begins with position `base`: for each its number and where
-    /// its rows begin. Rows before the first of the positions are among them.
+    /// Calls `f` for the blocks that contain these positions, where the first block begins with position `base`, with
+    /// the block's number and the offsets of its rows. Includes rows before the first of the positions.
     fn blocks(&self, positions: Range<usize>, base: usize, mut f: impl FnMut(usize, &[usize])) {
         let mut at = [0; BLOCK];
         for block in (positions.start - base) / BLOCK..(positions.end - base).div_ceil(BLOCK) {
@@ -66,7 +66,7 @@ impl Source<'_> {
     }
 }
 
-/// Copies the rows of these positions as columns into blocks, of which the first begins with position `base`.
+/// Copies the rows of these positions, as columns, into blocks of which the first begins with position `base`.
 pub(super) fn columns<E: Element>(
     level: Level,
     to: &mut [f32],
@@ -83,7 +83,7 @@ pub(super) fn columns<E: Element>(
     source.blocks(positions, base, |block, at| rows::columns(level, &mut to[block * words..], from, at, e));
 }
 
-/// Copies the rows of these positions into blocks, of which the first begins with position `base`.
+/// Copies the rows of these positions into blocks of which the first begins with position `base`.
 pub(super) fn rows<E: Element>(
     level: Level,
     to: &mut [f32],
@@ -98,7 +98,7 @@ pub(super) fn rows<E: Element>(
         return;
     }
     source.blocks(positions, base, |block, at| {
-        // SAFETY: a block has its rows.
+        // SAFETY: a block has room for its rows.
         unsafe { rows::across::<E, E>(level, &mut to[block * words..][..words], from, at, e) };
     });
 }

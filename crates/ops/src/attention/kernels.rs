@@ -1,55 +1,54 @@
-//! The inner loops of attention: scores and weighted sums of rows.
+//! The inner loops of attention: scores, and weighted sums of rows.
 //!
-//! Both work on words (see [`words`](super::words)). Keys and values come in blocks of 16 tokens of one kv head: keys as
-//! columns, so that 16 scores are one vector; values as rows.
+//! Both operate on words (see [`words`](super::words)). Keys and values come in blocks of 16 tokens of one kv head:
+//! keys as columns, so that 16 scores are one vector; values as rows.
 
 use super::blocks::Blocks;
 use super::words::{BLOCK, Products, products};
 use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd};
 
-/// The most rows that one call takes: so many chains run at a time in the registers.
+/// Maximum rows per call; limited by the registers that hold their chains.
 pub(super) const ROWS: usize = 6;
 
-/// Sums that the registers hold on AVX-512, and with it the larger tiles.
+/// Number of sums that the AVX-512 registers hold; selects the larger tiles.
 const WIDE: usize = 24;
 
-/// What [`scores`] reads and writes.
+/// Arguments of [`scores`].
 pub(super) struct Scores<'a> {
     /// Queries, rows of words; the first `rows` count.
     pub(super) q: [*const f32; ROWS],
-    /// How many rows, 1 to [`ROWS`].
+    /// Number of rows, 1 to [`ROWS`].
     pub(super) rows: usize,
     /// Keys, blocks of columns.
     pub(super) k: Blocks<'a>,
-    /// The first block, and the one behind the last.
+    /// First block and one past the last.
     pub(super) blocks: (usize, usize),
-    /// Blocks as large and at least as many: the n-th is asked for while the n-th of these is read.
-    pub(super) ahead: Option<Blocks<'a>>,
+    /// Blocks to prefetch, one per block being read; at least as many and of the same size.
+    pub(super) prefetch: Option<Blocks<'a>>,
     /// Words of a query.
     pub(super) words: usize,
-    /// Multiplies each finished dot product.
+    /// Scale applied to each finished dot product.
     pub(super) scale: f32,
-    /// Score of row r and key j of the n-th of the blocks goes to `r * stride + 16 * n + j`.
+    /// Output. The score of row r and key j of the n-th block is at `r * stride + 16 * n + j`.
     pub(super) out: *mut f32,
-    /// Floats from a row to the next.
+    /// Floats from one row to the next.
     pub(super) stride: usize,
 }
 
 products! {
-    /// `out[r][j] = (q_r · k_j) · scale`, each product one chain over the words, for all keys of the blocks.
+    /// `out[r][j] = (q_r · k_j) · scale` for all keys of the blocks; each product is one chain over the words.
     ///
     /// # Safety
     ///
-    /// All of the rows, blocks and outputs that the fields describe must be there, the outputs reachable by
-    /// nobody else.
+    /// All rows, blocks and outputs described by the fields must be valid; no other thread may access the outputs.
     pub(super) unsafe fn scores(x: &Scores<'_>) = scores_generic;
 }
 
 #[inline(always)]
 unsafe fn scores_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Scores<'_>) {
     // As many chains as the registers hold: the fewer the rows, the more blocks at a time.
-    // SAFETY: the caller's duty is handed through.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if M::CHAINS >= WIDE {
             match x.rows {
@@ -61,7 +60,7 @@ unsafe fn scores_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Scores<'_>) {
                 _ => scores_of_rows::<S, M, 6, 4>(s, m, x),
             }
         } else if M::CHAINS == 1 {
-            // Plain Rust has nothing to gain from tiles, and a compiler much to lose.
+            // The portable kernel gains nothing from tiles, and they would slow down compilation.
             for row in 0..x.rows {
                 let out = x.out.add(row * x.stride);
                 scores_of_rows::<S, M, 1, 1>(s, m, &Scores { q: [x.q[row]; ROWS], rows: 1, out, ..*x });
@@ -86,13 +85,13 @@ unsafe fn scores_of_rows<S: Simd, M: Products<S>, const R: usize, const B: usize
     x: &Scores<'_>,
 ) {
     let (mut block, end) = x.blocks;
-    // SAFETY: the caller's duty is handed through; `block` stays before the end.
+    // SAFETY: guaranteed by the caller; `block` stays below the end.
     unsafe {
         while block + B <= end {
             scores_tile::<S, M, R, B>(s, m, x, block);
             block += B;
         }
-        // What is left is one tile where rows are few, as they are in decoding, or little is missing.
+        // The remainder is one tile if there are few rows, as in decoding, or if it is nearly full.
         let left = end - block;
         match left {
             7 if B == 8 => scores_tile::<S, M, R, 7>(s, m, x, block),
@@ -122,17 +121,16 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
         *k = x.k.at(block + b);
     }
     let mut next = [std::ptr::null::<f32>(); B];
-    if let Some(ahead) = x.ahead {
+    if let Some(prefetch) = x.prefetch {
         for (b, next) in next.iter_mut().enumerate() {
-            *next = ahead.at(block + b);
+            *next = prefetch.at(block + b);
         }
     }
     let mut sums = [[s.zero(); B]; R];
-    // SAFETY: the words of each of R queries, as many vectors of each of B blocks, and the outputs are there by the
-    // caller's word.
+    // SAFETY: the caller guarantees the words of R queries, as many vectors of each of B blocks, and the outputs.
     unsafe {
         for word in 0..x.words {
-            if x.ahead.is_some() {
+            if x.prefetch.is_some() {
                 for next in next {
                     s.prefetch(next.wrapping_add(word * BLOCK));
                 }
@@ -158,34 +156,34 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
     }
 }
 
-/// What [`add_weighted`] reads and writes.
+/// Arguments of [`add_weighted`].
 pub(super) struct Weighted<'a> {
     /// Outputs, E floats each; the first `rows` count.
     pub(super) out: [*mut f32; ROWS],
-    /// How many rows, 1 to [`ROWS`].
+    /// Number of rows, 1 to [`ROWS`].
     pub(super) rows: usize,
-    /// The weights of the summands of word j in row r are the word at `r * row_step + j * word_step`.
+    /// Weights: the word for the summands of word j in row r is at `r * row_step + j * word_step`.
     pub(super) weights: *const f32,
-    /// Words from a row's weight to the next row's.
+    /// Words from one row's weight to the next row's.
     pub(super) row_step: usize,
-    /// Words from a word of weights to the next.
+    /// Words from one word of weights to the next.
     pub(super) word_step: usize,
     /// Summands, blocks of rows.
     pub(super) summands: Blocks<'a>,
-    /// Blocks as large and at least as many: the n-th is asked for while the n-th of these is read.
-    pub(super) ahead: Option<Blocks<'a>>,
-    /// The first summand to add, and with it the one that shares its word.
+    /// Blocks to prefetch, one per block being read; at least as many and of the same size.
+    pub(super) prefetch: Option<Blocks<'a>>,
+    /// First summand to add; a summand that shares its word is added too.
     pub(super) start: usize,
-    /// Behind the last summand to add, for each row, if that is not behind `end`; never descends. What shares a word
-    /// with a row's last summand may be any number or none.
+    /// One past the last summand of each row, limited by `end`; never decreases. The word of a row's last summand may
+    /// contain another number, of any value including NaN.
     pub(super) ends: &'a [usize],
-    /// Behind the last summand to add, for all rows.
+    /// One past the last summand of all rows.
     pub(super) end: usize,
-    /// E.
+    /// Head size, E.
     pub(super) head_dim: usize,
-    /// Whether the chains start from zero, and not from what the outputs hold.
+    /// True if the chains start from zero, false if from the current outputs.
     pub(super) from_zero: bool,
-    /// What each finished output is multiplied with, where chains end here.
+    /// Scale applied to each finished output, if chains end in this call.
     pub(super) factors: Option<&'a [f32]>,
 }
 
@@ -194,14 +192,13 @@ products! {
     ///
     /// # Safety
     ///
-    /// All of the rows, weights and blocks that the fields describe must be there, the outputs reachable by
-    /// nobody else.
+    /// All rows, weights and blocks described by the fields must be valid; no other thread may access the outputs.
     pub(super) unsafe fn add_weighted(x: &Weighted<'_>) = add_weighted_generic;
 }
 
 #[inline(always)]
 unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted<'_>) {
-    // SAFETY: the caller's duty is handed through.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if M::CHAINS >= WIDE {
             match x.rows {
@@ -237,7 +234,7 @@ unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted
     }
 }
 
-/// Columns in strips of `C` vectors, then of `D`, then of one, then what is left of a vector.
+/// Processes columns in strips of `C` vectors, then of `D`, then of one, then a partial vector.
 #[inline(always)]
 unsafe fn weighted_rows<S: Simd, M: Products<S>, const R: usize, const C: usize, const D: usize>(
     s: S,
@@ -245,7 +242,7 @@ unsafe fn weighted_rows<S: Simd, M: Products<S>, const R: usize, const C: usize,
     x: &Weighted<'_>,
 ) {
     let mut column = 0;
-    // SAFETY: the caller's duty is handed through; columns stay below E.
+    // SAFETY: guaranteed by the caller; columns stay below E.
     unsafe {
         while column + C * LANES <= x.head_dim {
             weighted_tile::<S, M, R, C>(s, m, x, column, LANES);
@@ -265,7 +262,7 @@ unsafe fn weighted_rows<S: Simd, M: Products<S>, const R: usize, const C: usize,
     }
 }
 
-/// `lanes` are those used of the last vector.
+/// `lanes` is the number of lanes used in the last vector.
 #[inline(always)]
 unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>(
     s: S,
@@ -278,8 +275,8 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
     let block_words = BLOCK / group;
     let ends: [usize; R] = std::array::from_fn(|r| x.ends[r].min(x.end));
     let mut sums = [[s.zero(); C]; R];
-    // SAFETY: outputs, weights and summands are there by the caller's word, and columns `column..` of them up
-    // to the last of the `lanes`; a whole vector is touched only where all its lanes are used.
+    // SAFETY: the caller guarantees outputs, weights and summands, and their columns from `column` to the last of the
+    // `lanes`; whole vectors are accessed only where all lanes are used.
     unsafe {
         if !x.from_zero {
             for (sums, out) in sums.iter_mut().zip(x.out) {
@@ -292,10 +289,10 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
         while word < whole {
             let (block, stop) =
                 (x.summands.at(word / block_words), whole.min((word / block_words + 1) * block_words));
-            let next = x.ahead.map_or(std::ptr::null::<f32>(), |ahead| ahead.at(word / block_words));
+            let next = x.prefetch.map_or(std::ptr::null::<f32>(), |prefetch| prefetch.at(word / block_words));
             while word < stop {
                 let at = (word % block_words) * x.head_dim + column;
-                if x.ahead.is_some() {
+                if x.prefetch.is_some() {
                     for c in 0..C {
                         s.prefetch(next.wrapping_add(at + c * LANES));
                     }
@@ -337,9 +334,10 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
     }
 }
 
-/// The words from `word` on, which only the later rows add, or of which a row adds the even summand only.
+/// Adds the words from `word` on, which only the later rows include, or of which a row includes only the even summand.
 ///
-/// A function that takes and gives the sums: it reaches them by an index, and theirs could not stay in registers.
+/// A separate function that takes and returns the sums: it indexes them, which would force the caller's out of
+/// registers.
 #[inline(always)]
 unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize>(
     s: S,
@@ -366,7 +364,7 @@ unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize>
                     for (c, sum) in sums.iter_mut().enumerate() {
                         let mut summand = load(s, row.add(c * LANES), lanes);
                         if half {
-                            // Its neighbour may not be written yet: zero times what lies there may be no number.
+                            // The other half may be uninitialised cache memory: zero times its content may be NaN.
                             summand = m.even(s, summand);
                         }
                         *sum = m.mul_add(s, weight, summand, *sum);
@@ -381,6 +379,6 @@ unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize>
 
 #[inline(always)]
 unsafe fn load<S: Simd>(s: S, from: *const f32, lanes: usize) -> S::V {
-    // SAFETY: the caller vouches for `lanes` words.
+    // SAFETY: the caller guarantees `lanes` words.
     unsafe { if lanes == LANES { s.load_ptr(from) } else { s.load_ptr_n(from, lanes) } }
 }

@@ -1,4 +1,4 @@
-//! Attention over packed sequences: the pieces, and the blocks of keys and values that each of them fills.
+//! Attention over packed sequences: runs the pieces and fills their blocks of keys and values.
 
 use super::backward::{self, Gradients, Inputs};
 use super::blocks::Blocks;
@@ -9,7 +9,7 @@ use super::{AttentionShape, Segments, blocks, forward};
 use crate::disjoint::Disjoint;
 use crate::{Ctx, Element};
 
-/// The visit's queries, for one kv head.
+/// Rows of the visit's queries, for one kv head.
 pub(super) fn rows(visit: &Visit, kv_head: usize, shape: AttentionShape) -> Rows {
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
     Rows {
@@ -33,7 +33,7 @@ pub(super) fn forward<E: Element>(
     let pieces = pieces::forward(segments, shape.kv_heads, ctx.threads());
     ctx.parallel_for(pieces.len(), |i| {
         for kv_head in pieces[i].kv_heads.clone() {
-            // SAFETY: no two pieces have the same queries and the same head.
+            // SAFETY: no two pieces have the same queries and head.
             unsafe { forward_head(ctx, out, lse, (q, k, v), shape, &pieces[i], kv_head) };
         }
     });
@@ -41,7 +41,7 @@ pub(super) fn forward<E: Element>(
 
 /// # Safety
 ///
-/// Nobody else may reach the rows of `out` and `lse` of the piece's queries, for this head.
+/// No other thread may access the rows of `out` and `lse` of the piece's queries, for this head.
 unsafe fn forward_head<E: Element>(
     ctx: &Ctx,
     out: Disjoint<'_, E>,
@@ -59,7 +59,7 @@ unsafe fn forward_head<E: Element>(
     ctx.with_scratch(copies.0 + copies.1 + scores.unwrap_or(0), |buf| {
         let (k_blocks, rest) = buf.as_mut_slice().split_at_mut(copies.0);
         let (v_blocks, scratch) = rest.split_at_mut(copies.1);
-        let mut space = forward::Space::new(scratch);
+        let mut workspace = forward::Workspace::new(scratch);
         for visit in &piece.visits {
             let new = visit.new..visit.keys.end;
             let from = blocks::Source { view: &visit.view, kv_head, shape };
@@ -67,8 +67,8 @@ unsafe fn forward_head<E: Element>(
             blocks::rows(ctx.level(), v_blocks, v, &from, new, 0);
             let kv =
                 (Blocks::adjacent(k_blocks, layout.columns()), Blocks::adjacent(v_blocks, layout.rows()));
-            // SAFETY: the blocks hold the positions `0..queries.end`, which is all that the queries see. The rows are
-            // inside the output, and ours alone by the caller's word.
+            // SAFETY: the blocks hold all positions that the queries see. The rows are inside the output, with
+            // exclusive access guaranteed by the caller.
             unsafe {
                 forward::attend(
                     ctx.level(),
@@ -79,7 +79,7 @@ unsafe fn forward_head<E: Element>(
                     shape.scale(),
                     visit.keys.len(),
                     |token| visit.limit(visit.queries.start + token),
-                    &mut space,
+                    &mut workspace,
                     Some(lse),
                 );
             }
@@ -101,9 +101,9 @@ pub(super) fn backward<E: Element>(
             let piece = &pieces[i];
             ctx.with_scratch(backward::scratch_floats::<E>(piece, inputs.shape, gradients), |buf| {
                 for kv_head in piece.kv_heads.clone() {
-                    // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own heads.
-                    // Either the pieces of a head have all queries and all keys of a family, or their queries
-                    // (when dq is written) or keys (when dk and dv are) are disjoint.
+                    // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own heads. For each
+                    // head, the pieces either cover whole families, or have disjoint queries (when dq is written) or
+                    // disjoint keys (when dk and dv are).
                     unsafe {
                         backward::run(ctx.level(), inputs, piece, kv_head, gradients, buf.as_mut_slice());
                     };

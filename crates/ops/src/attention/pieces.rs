@@ -1,27 +1,27 @@
-//! How the work on packed sequences is cut into pieces for the threads.
+//! Division of the work on packed sequences into pieces for the threads.
 //!
-//! Positions count what a segment sees: its parent's rows, then its own. A piece visits queries of one segment after
-//! the other, and finds the keys of their common prefix as the visit before left them.
+//! Positions count all rows that a segment sees: its parent's, then its own. A piece visits the queries of one segment
+//! after another and reuses the keys of their common prefix from the previous visit.
 
 use std::ops::Range;
 
 use super::Segments;
 use super::words::BLOCK;
 
-/// Queries of a visit of the forward, and tokens in a piece of a long sequence: enough that copying the keys into
-/// blocks is lost in the work on them.
+/// Queries per visit of the forward pass, and tokens per piece of a long sequence: large enough to amortise copying the
+/// keys into blocks.
 const CHUNK: usize = 8 * BLOCK;
 
-/// Where the rows lie that a segment sees.
+/// Location of the rows that a segment sees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// The parent's first row.
+    /// First row of the parent.
     parent: usize,
-    /// The parent's rows: positions `0..prefix`.
+    /// Number of rows of the parent: positions `0..prefix`.
     pub(super) prefix: usize,
-    /// The segment's first row, at position `prefix`.
+    /// First row of the segment, at position `prefix`.
     start: usize,
-    /// Positions, the parent's included.
+    /// Number of positions, including the parent's.
     pub(super) len: usize,
 }
 
@@ -33,43 +33,43 @@ impl View {
         Self { parent, prefix, start, len: prefix + own }
     }
 
-    /// The row of a position.
+    /// Row of a position.
     pub(super) fn row(&self, position: usize) -> usize {
         if position < self.prefix { self.parent + position } else { self.start + position - self.prefix }
     }
 
-    /// The segment's own positions.
+    /// Positions of the segment itself.
     fn own(&self) -> Range<usize> {
         self.prefix..self.len
     }
 }
 
-/// Some queries of a segment and some of the keys that they see, by position.
+/// Some queries of a segment and the keys that they see, by position.
 #[derive(Clone, Debug)]
 pub(super) struct Visit {
     pub(super) view: View,
-    /// The segment's own positions, at least one.
+    /// Positions of the queries, at least one.
     pub(super) queries: Range<usize>,
-    /// Begins where the keys of the piece's other visits begin.
+    /// Positions of the keys; all visits of a piece start at the same key.
     pub(super) keys: Range<usize>,
-    /// The first key that the visit before did not leave: that one saw the same rows before it.
+    /// First key that the previous visit did not load; all keys before it are identical to that visit's.
     pub(super) new: usize,
 }
 
 impl Visit {
-    /// How many of the keys the query at `position` sees.
+    /// Number of keys visible to the query at `position`, counted from `keys.start`.
     pub(super) fn limit(&self, position: usize) -> usize {
         (position + 1).min(self.keys.end) - self.keys.start
     }
 
-    /// Pairs of a query and a key that it sees, and something for each query.
+    /// Number of query/key pairs, plus a fixed cost per query.
     fn cost(&self) -> usize {
         let ends = self.limit(self.queries.start) + self.limit(self.queries.end - 1);
         self.queries.len() * (ends / 2 + BLOCK)
     }
 }
 
-/// What one thread does at a time: visits one after the other, for each of some kv heads.
+/// One unit of work for a thread: a sequence of visits, for each of some kv heads.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) visits: Vec<Visit>,
@@ -77,7 +77,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// The most keys of a visit.
+    /// Maximum number of keys of a visit.
     pub(super) fn keys(&self) -> usize {
         self.visits.iter().map(|visit| visit.keys.len()).max().unwrap_or(0)
     }
@@ -87,7 +87,7 @@ impl Piece {
     }
 }
 
-/// A segment without a parent, and those that go on from it, ascending.
+/// A segment without a parent followed by its children, ascending.
 type Family = Vec<View>;
 
 fn families(segments: Segments<'_>) -> Vec<Family> {
@@ -108,7 +108,7 @@ fn chunks(positions: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     positions.clone().step_by(CHUNK).map(move |first| first..positions.end.min(first + CHUNK))
 }
 
-/// All queries of a family against all that they see, a chunk of queries at a time.
+/// All queries of a family with all keys that they see, one chunk of queries at a time.
 fn chunked(family: &[View]) -> Vec<Visit> {
     family
         .iter()
@@ -118,24 +118,24 @@ fn chunked(family: &[View]) -> Vec<Visit> {
         .collect()
 }
 
-/// All queries of a family against all that they see, a segment at a time.
+/// All queries of a family with all keys that they see, one segment at a time.
 fn whole(family: &[View]) -> Vec<Visit> {
     let visit = |&view: &View| Visit { view, new: view.prefix, keys: 0..view.len, queries: view.own() };
     family.iter().filter(|view| !view.own().is_empty()).map(visit).collect()
 }
 
-/// Queries of a family, cut into chunks, against all that they see.
+/// Queries of a family, cut into chunks, each with all keys that they see.
 fn by_query(family: &[View]) -> Vec<Vec<Visit>> {
     chunked(family).into_iter().map(|visit| vec![Visit { new: 0, ..visit }]).collect()
 }
 
-/// Keys of a family, cut into chunks, and all queries that see them.
+/// Keys of a family, cut into chunks, each with all queries that see them.
 fn by_key(family: &[View]) -> Vec<Vec<Visit>> {
     let mut pieces = Vec::new();
     for (s, &view) in family.iter().enumerate() {
         for keys in chunks(view.own()) {
             let first = Visit { view, queries: keys.start..view.len, new: keys.start, keys: keys.clone() };
-            // What goes on from the first segment sees all of it.
+            // Children of the first segment see all of it.
             let rest = family[1..]
                 .iter()
                 .filter(|view| s == 0 && !view.own().is_empty())
@@ -146,8 +146,8 @@ fn by_key(family: &[View]) -> Vec<Vec<Visit>> {
     pieces
 }
 
-/// A piece for each of the visits and all heads where there are enough of them for the threads, or one for each head.
-/// The largest come first, so that no thread is left with a large one at the end.
+/// One piece per group of visits with all heads if that gives every thread enough work, otherwise one piece per head.
+/// Largest first, so that no thread is left with a large piece at the end.
 fn pieces(visits: Vec<Vec<Visit>>, kv_heads: usize, threads: usize) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = visits
         .into_iter()
@@ -155,7 +155,7 @@ fn pieces(visits: Vec<Vec<Visit>>, kv_heads: usize, threads: usize) -> Vec<Piece
         .map(|visits| Piece { visits, kv_heads: 0..kv_heads })
         .collect();
     let total: usize = pieces.iter().map(Piece::cost).sum();
-    // The heads of a token lie next to each other, so a thread that does them all reads memory in order.
+    // The heads of a token are adjacent in memory, so a piece with all heads reads memory in order.
     if largest(&pieces) > total / (4 * threads) {
         let heads = |piece: Piece| {
             (0..kv_heads).map(move |head| Piece { kv_heads: head..head + 1, visits: piece.visits.clone() })
@@ -170,7 +170,7 @@ fn largest(pieces: &[Piece]) -> usize {
     pieces.iter().map(Piece::cost).max().unwrap_or(0)
 }
 
-/// The pieces of the forward.
+/// Pieces of the forward pass.
 pub(super) fn forward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Vec<Piece> {
     let families = families(segments);
     let together = pieces(families.iter().map(|f| chunked(f)).collect(), kv_heads, threads);
@@ -181,21 +181,21 @@ pub(super) fn forward(segments: Segments<'_>, kv_heads: usize, threads: usize) -
     pieces(families.iter().flat_map(|f| by_query(f)).collect(), kv_heads, threads)
 }
 
-/// The pieces of the backward.
+/// Pieces of the backward pass.
 pub(super) enum Backward {
     /// All gradients in one pass.
     Whole(Vec<Piece>),
-    /// A pass for the gradients of queries, and one for those of keys and values.
+    /// One pass for the gradients of queries, one for those of keys and values.
     Parts {
-        /// Queries are divided.
+        /// Pieces divided by query.
         by_query: Vec<Piece>,
-        /// Keys are divided.
+        /// Pieces divided by key.
         by_key: Vec<Piece>,
     },
 }
 
-/// One pass over whole families takes five products of matrices where two passes over parts of them take seven, but
-/// offers only families × heads to the threads. Both give the same bits.
+/// Pieces of the backward pass. One pass over whole families takes five matrix products where two passes over parts
+/// take seven, but offers only families × heads to the threads. Both give the same bits.
 pub(super) fn backward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Backward {
     let families = families(segments);
     let together = pieces(families.iter().map(|f| whole(f)).collect(), kv_heads, threads);
@@ -227,7 +227,7 @@ mod tests {
         assert!(!is_whole(&[4000, 100, 100], 16));
     }
 
-    /// Pairs of rows, a query and a key that it sees, of each piece.
+    /// Pairs of a query row and a key row that it sees, over all pieces.
     fn pairs(pieces: &[Piece]) -> Vec<(usize, usize)> {
         let mut pairs = Vec::new();
         for visit in pieces.iter().flat_map(|piece| &piece.visits) {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn every_pair_is_in_exactly_one_piece_of_each_pass() {
-        // A family of three whose prefix is 150, one of two, and a lone segment.
+        // A family of three whose prefix has 150 tokens, a family of two, and a single segment.
         let starts = [0, 150, 150, 170, 470, 473, 500];
         let parents = [None, None, Some(0), Some(0), None, Some(4)];
         let mut expected = Vec::new();

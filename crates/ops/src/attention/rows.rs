@@ -1,4 +1,4 @@
-//! Rows of one head between tensors, where they lie apart, and the words that the inner loops work on.
+//! Conversion of one head's rows between tensors, where they are strided, and the words that the inner loops use.
 
 use super::words::{self, BLOCK, Products, products};
 use crate::Element;
@@ -7,12 +7,12 @@ use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd, dispatch};
 
 products! {
-    /// Copies rows of `len` numbers, which begin so many numbers into `from`, next to each other, rounded where they are
-    /// in another format: neighbours in a row share words.
+    /// Copies rows of `len` numbers, which start at the offsets `at` in `from`, into consecutive words, rounding if the
+    /// formats differ. Words hold neighbours within a row.
     ///
     /// # Safety
     ///
-    /// `to` must have the rows, and room for 16 numbers behind them.
+    /// `to` must have room for the rows and 16 more numbers.
     pub(super) unsafe fn along[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize) = along_generic;
 }
 
@@ -29,7 +29,7 @@ unsafe fn along_generic<S: Simd, M: Products<S>, A: Element>(
     debug_assert!(to.len() >= at.len() * row_words + LANES);
     for (row, &at) in at.iter().enumerate() {
         let from = &from[at..at + len];
-        // SAFETY: the caller's duty. What is written behind a row are zeros, and the place of the next row.
+        // SAFETY: guaranteed by the caller. Only zeros are written past a row, where the next row follows.
         unsafe {
             let to = to.as_mut_ptr().add(row * row_words);
             for i in (0..len).step_by(LANES) {
@@ -40,12 +40,11 @@ unsafe fn along_generic<S: Simd, M: Products<S>, A: Element>(
 }
 
 products! {
-    /// As [`along`], but what shares a word are neighbouring rows; the last one has zeros beside it where it has no
-    /// neighbour.
+    /// As [`along`], but words hold neighbouring rows; an unpaired last row is padded with zeros.
     ///
     /// # Safety
     ///
-    /// `to` must have the rows.
+    /// `to` must have room for the rows.
     pub(super) unsafe fn across[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize)
         = across_generic;
 }
@@ -78,21 +77,21 @@ unsafe fn across_generic<S: Simd, M: Products<S>, A: Element>(
                 }
             }
         }
-        // The next head's row is likely to be the next that is asked for.
+        // The next head's row is likely to be needed next.
         for &at in at {
             prefetch_row(s, from.as_ptr().wrapping_add(at + len), len);
         }
     }
 }
 
-/// Sixteen numbers from number `i` on, with zeros behind the last one.
+/// Sixteen numbers starting at index `i`, zero-padded past the end.
 #[inline(always)]
 fn load<S: Simd, A: Element>(s: S, from: &[A], i: usize) -> S::V {
     crate::lanes::load(s, &from[i..from.len().min(i + LANES)])
 }
 
 dispatch! {
-    /// Copies up to 16 rows of `len` numbers, which begin so many numbers into `from`, as a block of columns. Columns
+    /// Copies up to 16 rows of `len` numbers, which start at the offsets `at` in `from`, as a block of columns. Columns
     /// without a row are zero.
     pub(super) fn columns[E: Element](to: &mut [f32], from: &[E], at: &[usize], len: usize) = columns_generic;
 }
@@ -109,7 +108,7 @@ fn columns_generic<S: Simd, E: Element>(s: S, to: &mut [f32], from: &[E], at: &[
             let from = &from[at + done..at + done + numbers];
             // SAFETY: the slice has the numbers.
             *row = unsafe { words::load(s, from.as_ptr(), numbers) };
-            // The next head's row is likely to be the next that is asked for.
+            // The next head's row is likely to be needed next.
             prefetch_row(s, from.as_ptr().wrapping_add(len), numbers);
         }
         s.transpose(&mut square);
@@ -120,12 +119,11 @@ fn columns_generic<S: Simd, E: Element>(s: S, to: &mut [f32], from: &[E], at: &[
 }
 
 products! {
-    /// Writes rows of `len` floats, which lie next to each other, as the nearest numbers of the format to where they
-    /// belong.
+    /// Writes consecutive rows of `len` floats, rounded to the format, to the offsets `at` in `to`.
     ///
     /// # Safety
     ///
-    /// Nobody else may reach these rows of `to`, which must be in the format that the words are of.
+    /// No other thread may access these rows of `to`, which must be in the format of the words.
     pub(super) unsafe fn scatter[E: Element](to: Disjoint<'_, E>, at: &[usize], from: &[f32], len: usize)
         = scatter_generic;
 }
@@ -141,7 +139,7 @@ unsafe fn scatter_generic<S: Simd, M: Products<S>, E: Element>(
 ) {
     let whole = len / LANES * LANES;
     for (from, &at) in from.chunks_exact(len).zip(at) {
-        // SAFETY: the caller's word; the row has `len` numbers, `whole` of them in whole vectors.
+        // SAFETY: guaranteed by the caller; the row has `len` numbers, `whole` of them in whole vectors.
         unsafe {
             let to = to.slice(at..at + len);
             for i in (0..whole).step_by(LANES) {
@@ -155,8 +153,7 @@ unsafe fn scatter_generic<S: Simd, M: Products<S>, E: Element>(
 }
 
 dispatch! {
-    /// `Σ d_out · out` of rows of `len` numbers, in 16 lanes, then the tree: those of both begin so many numbers into
-    /// them.
+    /// `Σ d_out · out` of rows of `len` numbers at the same offsets in both, in 16 lanes, then the reduction tree.
     pub(super) fn deltas[E: Element](delta: &mut [f32], d_out: &[f32], out: &[E], at: &[usize], len: usize)
         = deltas_generic;
 }
@@ -189,7 +186,7 @@ fn deltas_generic<S: Simd, E: Element>(
 }
 
 dispatch! {
-    /// Asks for `count` rows of `len` numbers, of which the first begins at `x`. A hint: they need not be readable.
+    /// Prefetches `count` rows of `len` numbers, the first at `x`. A hint: the addresses need not be readable.
     pub(super) fn prefetch[E: Element](x: *const E, stride: usize, count: usize, len: usize) = prefetch_generic;
 }
 

@@ -1,17 +1,17 @@
-//! From scores to probabilities, and back.
+//! Conversion of scores to probabilities, and its derivative.
 
 use super::words::{BLOCK, Products, products};
 use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd, dispatch};
 
 products! {
-    /// Scores of keys `0..n` become `exp(score − max)`, those beyond become 0 (whatever they are: keys of a
-    /// block that are not written yet), all as words, which take the place of the scores. The length is a whole number
-    /// of blocks. Returns the maximum and the sum of the numbers before they were rounded.
+    /// Replaces the scores of keys `0..n` by `exp(score − max)` and those beyond by 0 (whatever their value: they may
+    /// belong to uninitialised keys of a block). The results are words, written over the scores. The length is a whole
+    /// number of blocks. Returns the maximum and the sum of the unrounded numbers.
     ///
     /// # Safety
     ///
-    /// None but that of the processor's instructions, which the level proves.
+    /// Only requires the instruction set, which the level proves.
     pub(super) unsafe fn softmax(scores: &mut [f32], n: usize) -> (f32, f32) = softmax_generic;
 }
 
@@ -30,7 +30,7 @@ unsafe fn softmax_generic<S: Simd, M: Products<S>>(s: S, m: M, scores: &mut [f32
     let subtrahend = s.splat(max);
     let mut sum = s.zero();
     let row = scores.as_mut_ptr();
-    // SAFETY: the row has a whole number of vectors; words are written where scores have been read.
+    // SAFETY: the row has a whole number of vectors; words are written only where scores have been read.
     unsafe {
         for at in (0..n / LANES * LANES).step_by(LANES) {
             let p = s.exp(s.sub(s.load_ptr(row.add(at)), subtrahend));
@@ -48,54 +48,53 @@ unsafe fn softmax_generic<S: Simd, M: Products<S>>(s: S, m: M, scores: &mut [f32
     (max, s.sum(sum))
 }
 
-/// What [`softmax_backward`] reads and writes: for row r, `keys` floats at `r * 2 * stride`, and as many `stride`
-/// floats behind these.
+/// Arguments of [`softmax_backward`]: for row r, `keys` floats at `r * 2 * stride`, and as many `stride` floats further
+/// on.
 pub(super) struct Backward<'a> {
-    /// Row 0.
+    /// Address of row 0.
     pub(super) rows: *mut f32,
-    /// Floats from a row's probabilities to its derivatives, and on to the next row's probabilities.
+    /// Floats from a row's probabilities to its derivatives, and from there to the next row's probabilities.
     pub(super) stride: usize,
-    /// Keys, whole blocks.
+    /// Number of keys, whole blocks.
     pub(super) keys: usize,
-    /// How many of the keys each row sees. The row that shares a word with the last one has a place even if it is not
-    /// among these.
-    pub(super) seen: &'a [usize],
+    /// Number of keys that each row sees. The row that shares words with the last one has memory even if it is not
+    /// listed.
+    pub(super) visible: &'a [usize],
     /// Log-sum-exp of each row.
     pub(super) lse: &'a [f32],
     /// `d_out · out` of each row.
     pub(super) delta: &'a [f32],
 }
 
-/// Where [`softmax_backward`] leaves the words that go along the queries, in floats from a row's probabilities: of
-/// `group` rows (those of a word), the first row's place takes the probabilities, and the derivatives take the next one
-/// that they do not need themselves.
+/// Offset, in floats from a row's probabilities, of the words of derivatives that pair rows. Of the `group` rows that
+/// share a word, the first row's memory takes the probabilities; the derivatives go to the next part that is no longer
+/// needed.
 pub(super) fn derivatives_across(group: usize, stride: usize) -> usize {
     if group == 1 { stride } else { 2 * stride }
 }
 
 products! {
-    /// From a row's scores and the products of its output's gradient with the values, the probabilities `p = exp(score
-    /// − lse)` and the derivatives `ds = p · (product − delta)`. Both are 0 from key `seen` on. They are left as words:
-    /// `ds` with its neighbours along the keys, in its own place, and both with their neighbours along the queries,
-    /// where [`derivatives_across`] says.
+    /// Computes the probabilities `p = exp(score − lse)` and the derivatives `ds = p · (product − delta)` from a row's
+    /// scores and the products of its output's gradient with the values. Both are 0 from key `visible` on. They are stored
+    /// as words: `ds` paired along the keys, in place, and both paired along the queries, at [`derivatives_across`].
     ///
     /// # Safety
     ///
-    /// The rows must be there, and nobody else may reach them.
+    /// The rows must be valid, and no other thread may access them.
     pub(super) unsafe fn softmax_backward(x: &Backward<'_>) = softmax_backward_generic;
 }
 
 #[inline(always)]
 unsafe fn softmax_backward_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Backward<'_>) {
     let group = <M as Arithmetic<S>>::GROUP;
-    // What is not there sees nothing.
-    let row_of = |row: usize| match x.seen.get(row) {
-        Some(&seen) => (seen, x.lse[row], x.delta[row]),
+    // A missing row sees no keys.
+    let row_of = |row: usize| match x.visible.get(row) {
+        Some(&visible) => (visible, x.lse[row], x.delta[row]),
         None => (0, 0.0, 0.0),
     };
-    for first in (0..x.seen.len()).step_by(group) {
+    for first in (0..x.visible.len()).step_by(group) {
         let (even, odd) = (row_of(first), row_of(first + 1));
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let p = x.rows.add(first * 2 * x.stride);
             let across = p.add(derivatives_across(group, x.stride));
@@ -116,26 +115,26 @@ unsafe fn softmax_backward_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Back
     }
 }
 
-/// `p` and `ds` of the 16 keys from `at` on.
+/// `p` and `ds` of the 16 keys starting at `at`.
 #[inline(always)]
 unsafe fn derivative<S: Simd>(
     s: S,
     p: *const f32,
     stride: usize,
     at: usize,
-    (seen, lse, delta): (usize, f32, f32),
+    (visible, lse, delta): (usize, f32, f32),
 ) -> (S::V, S::V) {
-    if at >= seen {
+    if at >= visible {
         return (s.zero(), s.zero());
     }
-    // SAFETY: 16 floats are there by the caller's word, and as many `stride` floats behind.
+    // SAFETY: the caller guarantees 16 floats here and 16 more `stride` floats further on.
     let (score, product) = unsafe { (s.load_ptr(p), s.load_ptr(p.add(stride))) };
     let p = s.exp(s.sub(score, s.splat(lse)));
     let ds = s.mul(p, s.sub(product, s.splat(delta)));
-    if at + LANES <= seen {
+    if at + LANES <= visible {
         return (p, ds);
     }
-    (first_lanes(s, seen - at, p, s.zero()), first_lanes(s, seen - at, ds, s.zero()))
+    (first_lanes(s, visible - at, p, s.zero()), first_lanes(s, visible - at, ds, s.zero()))
 }
 
 /// `a` in the first `n` lanes, `b` in the others.

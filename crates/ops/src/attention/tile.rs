@@ -1,4 +1,4 @@
-//! A tile: a few rows of queries, whose scores against all of their keys fit into the cache.
+//! A tile: a few rows of queries whose scores over all their keys fit into the cache.
 
 use std::ops::Range;
 
@@ -8,38 +8,36 @@ use super::words::{BLOCK, Layout};
 use crate::Element;
 use crate::isa::Level;
 
-/// The most rows of a tile.
-pub(super) const MOST_ROWS: usize = 8 * ROWS;
+/// Maximum rows of a tile.
+pub(super) const MAX_ROWS: usize = 8 * ROWS;
 
-/// Words of keys (and of values) that a tile's rows go over before the next: a first-level cache, half
-/// filled.
+/// Words of keys (or values) that all rows of a tile process before moving on: half of a first-level cache.
 const PASS_WORDS: usize = 4 * 1024;
 
-/// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r /
-/// group`.
+/// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r / group`.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
-    /// Where row 0 begins in tensors `[tokens, H, E]`.
+    /// Offset of row 0 in tensors `[tokens, H, E]`.
     pub(super) first: usize,
-    /// Numbers from a token to the next.
+    /// Numbers from one token to the next.
     pub(super) token_stride: usize,
-    /// Heads.
+    /// Heads per token.
     pub(super) group: usize,
     /// E.
     pub(super) head_dim: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub(super) tokens: usize,
 }
 
 impl Rows {
-    /// How many rows.
+    /// Number of rows.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.tokens * self.group
     }
 
-    /// Asks for these rows, and those of the same tokens, in a tensor whose numbers begin at `x`: rows lie far apart, and
-    /// what will be needed soon is on its way while the processor is busy with the scores.
+    /// Prefetches the given rows, and all other rows of their tokens, from a tensor that starts at `x`: rows are far
+    /// apart, and the loads overlap with the computation of the scores.
     pub(super) fn prefetch<E: Element>(&self, level: Level, x: *const E, rows: Range<usize>) {
         let tokens = rows.start / self.group..self.tokens.min(rows.end.div_ceil(self.group));
         let first = x.wrapping_add(self.first + tokens.start * self.token_stride);
@@ -47,28 +45,28 @@ impl Rows {
     }
 }
 
-/// Some consecutive rows.
+/// A range of consecutive rows.
 pub(super) struct Tile {
-    /// Which rows.
+    /// The rows of this tile.
     rows: Range<usize>,
-    offset: [usize; MOST_ROWS],
-    limit: [usize; MOST_ROWS],
+    offset: [usize; MAX_ROWS],
+    limit: [usize; MAX_ROWS],
 }
 
 impl Tile {
-    /// A tile without rows.
+    /// A tile without rows, before the first.
     pub(super) fn empty() -> Self {
-        Self { rows: 0..0, offset: [0; MOST_ROWS], limit: [0; MOST_ROWS] }
+        Self { rows: 0..0, offset: [0; MAX_ROWS], limit: [0; MAX_ROWS] }
     }
 
-    /// Goes back to before the first row.
+    /// Moves back before the first row.
     #[inline]
     pub(super) fn restart(&mut self) {
         self.rows = 0..0;
     }
 
-    /// Goes on to the next rows, at most `size`, if there are any; token t sees keys `0..limit(t)`, at least one, and
-    /// limits never descend.
+    /// Moves to the next rows, at most `size`; false if there are none left. Token t sees keys `0..limit(t)`, at least
+    /// one; limits never decrease.
     pub(super) fn next(&mut self, rows: &Rows, size: usize, limit: impl Fn(usize) -> usize) -> bool {
         self.rows = self.rows.end..rows.len().min(self.rows.end + size);
         let (mut token, mut head) = (self.rows.start / rows.group, self.rows.start % rows.group);
@@ -84,31 +82,31 @@ impl Tile {
         !self.rows.is_empty()
     }
 
-    /// How many rows.
+    /// Number of rows.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Which rows.
+    /// The rows of this tile.
     #[inline]
-    pub(super) fn here(&self) -> Range<usize> {
+    pub(super) fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// Which rows the next tile may be of, as far as there are any.
+    /// The rows of the next tile; may exceed the number of rows.
     #[inline]
-    pub(super) fn behind(&self) -> Range<usize> {
+    pub(super) fn next_rows(&self) -> Range<usize> {
         self.rows.end..self.rows.end + self.len()
     }
 
-    /// Where each row begins in tensors `[tokens, H, E]`.
+    /// Offset of each row in tensors `[tokens, H, E]`.
     #[inline]
     pub(super) fn offsets(&self) -> &[usize] {
         &self.offset[..self.rows.len()]
     }
 
-    /// How many keys each row sees; never descends.
+    /// Number of keys that each row sees; never decreases.
     #[inline]
     pub(super) fn limits(&self) -> &[usize] {
         &self.limit[..self.rows.len()]
@@ -120,26 +118,26 @@ impl Tile {
         self.limit[self.len() - 1]
     }
 
-    /// Rows that kernels take together.
+    /// Groups of rows for one kernel call each.
     #[inline]
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let all = self.len();
         (0..all).step_by(ROWS).map(move |first| first..all.min(first + ROWS))
     }
 
-    /// Blocks in one pass over the keys: all of them where there is nothing to come back for.
+    /// Blocks per pass over the keys; unlimited if there is one group only, which never revisits them.
     #[inline]
     fn pass_blocks(&self, words: usize) -> usize {
         if self.len() <= ROWS { usize::MAX / BLOCK } else { (PASS_WORDS / words).max(4) }
     }
 
-    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`,
-    /// its scores go to `out[r * stride..]`, whole blocks, the window's first key first.
+    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`; its
+    /// scores go to `out[r * stride..]`, in whole blocks, starting with the window's first key.
     ///
     /// # Safety
     ///
-    /// `q` must give rows of words, and `k` blocks of columns that hold all keys below the limits; `out` must have
-    /// the scores' places, and nobody else reach them.
+    /// `q` must give rows of words, and `k` blocks of columns that hold all keys below the limits; `out` must have room
+    /// for the scores, and no other thread may access it.
     pub(super) unsafe fn scores<E: Element>(
         &self,
         level: Level,
@@ -161,7 +159,7 @@ impl Tile {
                     continue;
                 }
                 let args = Scores {
-                    ahead: None,
+                    prefetch: None,
                     q: each_row(&rows, &q),
                     rows: rows.len(),
                     k,
@@ -171,20 +169,20 @@ impl Tile {
                     out: out.wrapping_add(rows.start * stride + (start - first) * BLOCK),
                     stride,
                 };
-                // SAFETY: queries, blocks and outputs are there by the caller's word.
+                // SAFETY: the caller guarantees queries, blocks and outputs.
                 unsafe { kernels::scores::<E>(level, &args) };
             }
         }
     }
 
-    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, in one call for each of
-    /// a series of windows, each of which begins with a block and has its weights, a row of words, at
-    /// `weights[r * stride..]`.
+    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, accumulated over a series of
+    /// calls with ascending windows. A window begins with a block and has its weights, a row of words, at `weights[r *
+    /// stride..]`.
     ///
     /// # Safety
     ///
-    /// `out` must give places for E floats that nobody else reaches, and `summands` blocks of rows that
-    /// hold all keys below the limits; the weights must be there.
+    /// `out` must give addresses of E floats that no other thread accesses, and `summands` blocks of rows that hold all
+    /// keys below the limits; the weights must be valid.
     pub(super) unsafe fn weighted_sums<E: Element>(
         &self,
         level: Level,
@@ -199,13 +197,13 @@ impl Tile {
         let pass = self.pass_blocks(layout.rows()) * BLOCK;
         for start in window.clone().step_by(pass) {
             for rows in self.groups() {
-                let most = self.limit[rows.end - 1];
-                let end = most.min(start.saturating_add(pass)).min(window.end);
+                let max_limit = self.limit[rows.end - 1];
+                let end = max_limit.min(start.saturating_add(pass)).min(window.end);
                 if start >= end {
                     continue;
                 }
                 let args = Weighted {
-                    ahead: None,
+                    prefetch: None,
                     out: each_row(&rows, &out),
                     rows: rows.len(),
                     // Counted from key 0, before the window.
@@ -220,30 +218,30 @@ impl Tile {
                     end,
                     head_dim: layout.head_dim,
                     from_zero: start == 0,
-                    factors: (end == most).then(|| &factor[rows.clone()]),
+                    factors: (end == max_limit).then(|| &factor[rows.clone()]),
                 };
-                // SAFETY: weights, outputs and summands are there by the caller's word.
+                // SAFETY: the caller guarantees weights, outputs and summands.
                 unsafe { kernels::add_weighted::<E>(level, &args) };
             }
         }
     }
 }
 
-/// The number of rows of a tile whose scores for `keys` keys take about `floats` floats, and the floats from
-/// one row's scores to the next row's.
+/// Number of rows of a tile whose scores for `keys` keys take about `floats` floats, and the stride of a row's scores
+/// in floats.
 pub(super) fn size(keys: usize, floats: usize) -> (usize, usize) {
-    // An odd number of cache lines, so that the rows do not fall into the same sets of the cache.
+    // An odd number of cache lines, so that the rows do not map to the same cache sets.
     let stride = (keys.div_ceil(BLOCK) | 1) * BLOCK;
-    ((floats / stride / ROWS * ROWS).clamp(ROWS, MOST_ROWS), stride)
+    ((floats / stride / ROWS * ROWS).clamp(ROWS, MAX_ROWS), stride)
 }
 
-/// The most floats of scores that a tile of [`size`] has for `keys` keys or fewer.
-pub(super) fn most_floats(keys: usize, floats: usize) -> usize {
+/// Maximum floats of scores of a tile of [`size`] for `keys` keys or fewer.
+pub(super) fn max_floats(keys: usize, floats: usize) -> usize {
     let stride = size(keys, floats).1;
-    (MOST_ROWS * stride).min(floats.max(ROWS * stride))
+    (MAX_ROWS * stride).min(floats.max(ROWS * stride))
 }
 
-/// What `f` says of each of these rows, in the form that kernels take; places beyond them repeat the last.
+/// Evaluates `f` for each of the rows; unused entries repeat the last.
 #[inline]
 pub(super) fn each_row<T: Copy>(rows: &Range<usize>, f: impl Fn(usize) -> T) -> [T; ROWS] {
     let mut all = [f(rows.end - 1); ROWS];

@@ -1,5 +1,5 @@
-//! Attention of one token of a decoding sequence: the few query heads of one kv head. There is so little of it that
-//! gathering rows into tiles, as [`forward`](super::forward) does for many tokens, would take a third of the time.
+//! Attention of one token of a decoding sequence: the few query heads of one kv head. The work is so small that
+//! gathering rows into tiles, as [`forward`](super::forward) does for many tokens, would add a third to its time.
 
 use super::blocks::Blocks;
 use super::kernels::{self, ROWS, Scores, Weighted};
@@ -10,31 +10,32 @@ use crate::Element;
 use crate::disjoint::Disjoint;
 use crate::isa::Level;
 
-/// What a token asks the keys of one kv head.
+/// Query of one token over the keys of one kv head.
 pub(super) struct Token<'a> {
-    /// The queries of `group` heads, side by side, as words.
+    /// Contiguous queries of `group` heads, as words.
     pub(super) q: *const f32,
-    /// At most [`ROWS`].
+    /// Number of query heads, at most [`ROWS`].
     pub(super) group: usize,
     pub(super) layout: Layout,
-    /// How many keys the token sees.
+    /// Number of keys that the token sees.
     pub(super) keys: usize,
     /// Blocks of columns.
     pub(super) k: Blocks<'a>,
     /// Blocks of rows.
     pub(super) v: Blocks<'a>,
     pub(super) scale: f32,
-    /// The keys of the next call, if they have as many blocks as these.
+    /// Keys of the next call, to prefetch; must have at least as many blocks as these.
     pub(super) next: Option<Blocks<'a>>,
 }
 
-/// Attention of the token, whose heads begin at `at` in `out`, with the bits of [`forward`](super::forward::attend).
-/// `scratch` has the [`scratch_floats`](super::forward::scratch_floats) of so many keys, or more.
+/// Attention of the token, whose heads start at `at` in `out`; bitwise identical to
+/// [`forward`](super::forward::attend). `scratch` needs the [`scratch_floats`](super::forward::scratch_floats) of the
+/// number of keys, or more.
 ///
 /// # Safety
 ///
-/// Queries (which begin with a word, as their layout in E says), keys and values must be there; so must the heads in
-/// `out`, and nobody else may reach them.
+/// Queries (each starting at a word boundary), keys and values must be valid; so must the heads in `out`, which no
+/// other thread may access.
 pub(super) unsafe fn attend<E: Element>(
     level: Level,
     token: &Token<'_>,
@@ -48,9 +49,9 @@ pub(super) unsafe fn attend<E: Element>(
     let stride = tile::size(keys, 0).1;
     let (sums, scores) = scratch.split_at_mut(ROWS * e);
     assert!(scores.len() >= ROWS * stride, "attention: no room for the scores of {keys} keys");
-    let asked = Scores {
-        // A block of values has as many words as one of keys.
-        ahead: Some(v),
+    let score_args = Scores {
+        // A block of values has as many words as a block of keys.
+        prefetch: Some(v),
         q: each_row(&(0..group), |head| q.wrapping_add(head * layout.row())),
         rows: group,
         k,
@@ -60,17 +61,17 @@ pub(super) unsafe fn attend<E: Element>(
         out: scores.as_mut_ptr(),
         stride,
     };
-    // SAFETY: queries and blocks are there by the caller's word, and there is room for the scores.
-    unsafe { kernels::scores::<E>(level, &asked) };
+    // SAFETY: the caller guarantees queries and blocks, and there is room for the scores.
+    unsafe { kernels::scores::<E>(level, &score_args) };
     let mut inverse = [0.0; ROWS];
     for (scores, inverse) in scores.chunks_mut(stride).zip(&mut inverse[..group]) {
-        // SAFETY: it asks for nothing.
+        // SAFETY: `softmax` has no further requirements.
         *inverse = 1.0
             / unsafe { softmax::softmax::<E>(level, &mut scores[..keys.next_multiple_of(BLOCK)], keys) }.1;
     }
     let to = sums.as_mut_ptr();
     let sum = Weighted {
-        ahead: next,
+        prefetch: next,
         out: each_row(&(0..group), |row| to.wrapping_add(row * e)),
         rows: group,
         weights: scores.as_ptr(),
@@ -84,7 +85,7 @@ pub(super) unsafe fn attend<E: Element>(
         from_zero: true,
         factors: Some(&inverse[..group]),
     };
-    // SAFETY: as above; the sums have their room, and the output is there by the caller's word.
+    // SAFETY: as above; there is room for the sums, and the caller guarantees the output.
     unsafe {
         kernels::add_weighted::<E>(level, &sum);
         rows::scatter::<E, E>(level, out, &[at], &sums[..group * e], group * e);

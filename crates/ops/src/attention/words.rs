@@ -1,8 +1,8 @@
-//! What the inner loops read: 32-bit words, and the arithmetic that a format stands for.
+//! Operand layout of the inner loops: 32-bit words, and the arithmetic of each format.
 //!
-//! A word is an f32 number, or two bf16 numbers that are neighbours along the dimension that is summed over, the even
-//! one in the lower half. In bf16 products go by dot pairs on every instruction set, also where the linear layers'
-//! go by tiles: a tile of decoding has few rows, and so all instruction sets agree.
+//! A word is an f32 number, or two bf16 numbers that are neighbours along the summed dimension, the even one in the
+//! lower half. In bf16, products use dot pairs on every instruction set, even where the linear layers use tiles: a
+//! decoding tile has few rows, and all instruction sets give the same bits.
 
 use crate::Element;
 use crate::gemm_tile::{Arithmetic, MulAdd, Pairs, Singles};
@@ -11,12 +11,12 @@ use crate::simd::{LANES, Simd};
 /// Tokens in a block of keys and values.
 pub(crate) const BLOCK: usize = LANES;
 
-/// How rows of E numbers lie in words.
+/// Layout of rows of E numbers in words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Numbers of a word.
+    /// Numbers per word.
     pub(crate) group: usize,
-    /// E.
+    /// Head size, E.
     pub(crate) head_dim: usize,
 }
 
@@ -25,35 +25,35 @@ impl Layout {
         Self { group: E::GROUP, head_dim }
     }
 
-    /// Words of a row whose neighbours share words; an odd last number has a zero beside it.
+    /// Words of a row that pairs neighbours within the row; an unpaired last number is padded with zero.
     pub(crate) fn row(self) -> usize {
         self.head_dim.div_ceil(self.group)
     }
 
-    /// Words of a block of columns, `[E/2][16][2]` (in f32 `[E][16]`): word e of 16 rows is a vector.
+    /// Words of a block of columns, `[E/2][16][2]` (in f32 `[E][16]`): one vector holds word e of 16 rows.
     pub(crate) fn columns(self) -> usize {
         self.row() * BLOCK
     }
 
-    /// Words of a block of rows, `[8][E][2]` (in f32 `[16][E]`): neighbouring rows share words.
+    /// Words of a block of rows, `[8][E][2]` (in f32 `[16][E]`), which pairs neighbouring rows.
     pub(crate) fn rows(self) -> usize {
         BLOCK / self.group * self.head_dim
     }
 }
 
-/// Words multiplied and added up, and numbers made into words.
+/// Multiply-accumulate over words, and conversion of numbers to words.
 pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
-    /// How many sums can be in the registers at a time.
+    /// Number of sums that fit into the registers.
     const CHAINS: usize;
 
-    /// Writes 16 numbers, rounded, side by side from number `at` of a row of words on.
+    /// Rounds 16 numbers and stores them consecutively in a row of words, starting at number `at`.
     ///
     /// # Safety
     ///
     /// The numbers must be writable.
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V);
 
-    /// Words with zeros in place of the odd numbers.
+    /// Words with the odd numbers replaced by zero.
     #[inline(always)]
     fn even(self, s: S, words: S::V) -> S::V {
         self.pair(s, s.low_half(words), s.zero())
@@ -65,18 +65,18 @@ impl<S: Simd> Products<S> for Singles {
 
     #[inline(always)]
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.store_ptr(row.add(at), v) }
     }
 }
 
 impl<S: Simd> Products<S> for Pairs {
-    // Each takes registers of its own on the way.
+    // Each pair sum needs extra registers for intermediate results.
     const CHAINS: usize = if S::CHAINS < 6 { S::CHAINS } else { 6 };
 
     #[inline(always)]
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.store_bf16(row.cast::<u16>().add(at), v) }
     }
 }
@@ -95,7 +95,7 @@ mod native {
 
         #[inline(always)]
         unsafe fn store(self, _: Avx512, row: *mut f32, at: usize, v: __m512) {
-            // SAFETY: the value exists only where the instruction does; the memory is the caller's duty.
+            // SAFETY: the value exists only where the instruction does; the caller guarantees the memory.
             unsafe {
                 let numbers = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
                 _mm256_storeu_si256(row.cast::<u16>().add(at).cast(), numbers);
@@ -104,14 +104,14 @@ mod native {
     }
 }
 
-/// Up to 16 words of a row that lies in memory as it is in words; the numbers beyond the `n` are zero.
+/// Loads up to 16 words of a row whose memory already has the word layout; numbers past `n` are zero.
 ///
 /// # Safety
 ///
 /// `n` numbers must be readable at `p`.
 #[inline(always)]
 pub(super) unsafe fn load<S: Simd, E: Element>(s: S, p: *const E, n: usize) -> S::V {
-    // SAFETY: the caller's duty; 16 words hold any `n` of at most 16 words' numbers.
+    // SAFETY: guaranteed by the caller; 16 words hold any `n` numbers of at most 16 words.
     unsafe {
         if n == LANES * E::GROUP {
             s.load_ptr(p.cast())
@@ -125,15 +125,15 @@ pub(super) unsafe fn load<S: Simd, E: Element>(s: S, p: *const E, n: usize) -> S
     }
 }
 
-/// Makes `unsafe fn name::<E, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is the
-/// arithmetic of the format E, by the processor's instruction where it has one.
+/// Defines `unsafe fn name::<E, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is the
+/// arithmetic of the format E, using the processor's native instruction if it has one.
 macro_rules! products {
     ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$gen:ident: $bound:path])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
         $vis unsafe fn $name<Format: $crate::Element $(, $gen: $bound)?>(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             unsafe fn singles_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the caller's duty is this function's, word for word; so it is below.
+                // SAFETY: the requirements are those of this function; also below.
                 unsafe { $generic(s, $crate::gemm_tile::Singles, $($arg),*) }
             }
             #[inline(always)]
@@ -156,7 +156,7 @@ macro_rules! products {
                     $generic(s, m, $($arg),*)
                 }
             }
-            // SAFETY: as above; a level exists only for an instruction set that was detected, and tiles come with the
+            // SAFETY: as above; a level exists only for an instruction set that was detected, and tiles imply the
             // instructions for pairs.
             unsafe {
                 match level.isa() {

@@ -1,6 +1,6 @@
-"""Numbers of PyTorch for the operations of a decoder layer: python layers.py > layers.json
+"""Reference results of PyTorch for the operations of a decoder layer: python layers.py > layers.json
 
-Inputs are small multiples of 1/64, so that they are exact in the file; results are f32 with nine digits.
+Inputs are small multiples of 1/64, so that the file holds them exactly; results are f32 with nine digits.
 """
 
 import json
@@ -32,8 +32,8 @@ def rope():
     x, dy = numbers(len(positions), heads, e).requires_grad_(), numbers(len(positions), heads, e)
     angle = torch.tensor(positions, dtype=torch.float32)[:, None] * inv_freq[None, :]
     angle = torch.cat([angle, angle], dim=-1)[:, None, :]
-    turned = torch.cat([-x[..., e // 2 :], x[..., : e // 2]], dim=-1)
-    y = x * angle.cos() + turned * angle.sin()
+    rotated = torch.cat([-x[..., e // 2 :], x[..., : e // 2]], dim=-1)
+    y = x * angle.cos() + rotated * angle.sin()
     y.backward(dy)
     return dict(heads=heads, e=e, positions=positions, inv_freq=listed(inv_freq), x=listed(x), dy=listed(dy), y=listed(y), dx=listed(x.grad))
 
@@ -78,7 +78,7 @@ def adamw():
 
 
 def adamw_fused():
-    """Gradients of all sizes, from weights of zero, so that the first step leaves its update alone."""
+    """Gradients of many magnitudes, with initial weights of zero, so that the first weights equal the first update."""
     n, steps = 37, 5
     settings = dict(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
     w = torch.zeros(n).requires_grad_()

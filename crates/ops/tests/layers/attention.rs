@@ -69,7 +69,7 @@ impl Case {
         vec![dq, dk, dv]
     }
 
-    /// All that is computed from the inputs in a format.
+    /// All results computed from the inputs in a format.
     fn all_in<E: Element>(&self, ctx: &Ctx) -> Vec<Buf> {
         let (out, lse) = self.forward_in::<E>(ctx);
         self.backward_in::<E>(ctx).into_iter().chain([widen(&out), lse]).collect()
@@ -79,7 +79,7 @@ impl Case {
         self.check_within(ctx, 1.0);
     }
 
-    /// `scores` is how large scores get: the error of an exponent is relative to them.
+    /// `scores` is the magnitude of the scores, to which the error of an exponent is relative.
     fn check_within(&self, ctx: &Ctx, scores: f64) {
         let (q, k, v) = (wide(self.q.as_slice()), wide(self.k.as_slice()), wide(self.v.as_slice()));
         let (out, lse) = self.forward(ctx);
@@ -95,19 +95,19 @@ impl Case {
     }
 }
 
-/// (H, G, E) with groups of one, two, seven; widths below, between, at and far above a vector.
+/// (H, G, E) with groups of one, two, seven; head sizes below, between, at and far above a vector.
 pub(crate) const SHAPES: [(usize, usize, usize); 8] =
     [(1, 1, 1), (4, 2, 8), (6, 2, 20), (7, 1, 16), (8, 4, 32), (14, 2, 64), (3, 1, 80), (2, 1, 144)];
 
 #[test]
-fn it_agrees_with_the_reference_for_any_shape() {
+fn any_shape_agrees_with_the_reference() {
     for shape in SHAPES {
         Case::new(shape, &[1, 2, 15, 0, 16, 17, 33, 70]).check(&Ctx::new(2).unwrap());
     }
 }
 
 #[test]
-fn it_agrees_with_the_reference_where_a_sequence_is_cut() {
+fn a_divided_sequence_agrees_with_the_reference() {
     for (threads, shape) in [(1, (4, 2, 32)), (3, (4, 2, 32)), (3, (2, 1, 20))] {
         Case::new(shape, &[400, 3, 129]).check(&Ctx::new(threads).unwrap());
     }
@@ -115,7 +115,7 @@ fn it_agrees_with_the_reference_where_a_sequence_is_cut() {
 
 #[test]
 fn large_scores_stay_exact() {
-    // exp would overflow without the maximum, and most keys weigh exactly nothing.
+    // exp would overflow without the maximum, and most keys have a weight of exactly zero.
     let mut case = Case::new((2, 1, 16), &[40]);
     case.q.as_mut_slice().iter_mut().for_each(|x| *x *= 300.0);
     case.check_within(&Ctx::serial(), 300.0);
@@ -128,7 +128,7 @@ fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
         ((3, 1, 20), vec![40, 9]),
         ((2, 1, 64), vec![50, 1]),
         ((3, 1, 7), vec![21, 5]),
-        // Long and few: on three threads its backward is cut into queries, then keys.
+        // Few long sequences: on three threads the backward pass is divided by query, then by key.
         ((2, 1, 16), vec![300]),
         ((3, 1, 9), vec![151]),
     ] {
@@ -140,12 +140,12 @@ fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
 }
 
 #[test]
-fn a_sequence_has_the_same_bits_alone_and_in_company() {
-    alone_and_in_company::<f32>();
-    alone_and_in_company::<Bf16>();
+fn a_sequence_is_bitwise_identical_alone_and_packed() {
+    alone_and_packed::<f32>();
+    alone_and_packed::<Bf16>();
 }
 
-fn alone_and_in_company<E: Element>() {
+fn alone_and_packed<E: Element>() {
     let ctx = Ctx::new(2).unwrap();
     let shape = (4, 2, 20);
     let packed = Case::new(shape, &[7, 150, 33]);

@@ -1,4 +1,4 @@
-//! What attention in bf16 is, number by number, where no exponential is in the way; and how near it is to f64.
+//! The definition of attention in bf16, checked exactly where no exponential is involved, and its distance from f64.
 
 use rloom_ops::{Bf16, Buf, Ctx, Element, Segments, attention, attention_backward};
 
@@ -16,7 +16,7 @@ fn round(x: f32) -> f32 {
     Bf16::narrow(x).widen()
 }
 
-/// The case with its inputs rounded to bf16, so that they are what is computed with.
+/// The case with its inputs rounded to bf16, so that they are exactly the operands.
 fn rounded(mut case: Case) -> Case {
     for x in [&mut case.q, &mut case.k, &mut case.v] {
         *x = widen::<Bf16>(&narrow(x));
@@ -24,9 +24,9 @@ fn rounded(mut case: Case) -> Case {
     case
 }
 
-/// Queries of zero weigh all keys 1.
+/// Queries of zero give all keys the weight 1.
 #[test]
-fn sums_of_values_go_in_pairs_of_keys() {
+fn value_sums_pair_keys() {
     for shape in SHAPES {
         let mut case = rounded(Case::new(shape, &[50, 21]));
         case.q.as_mut_slice().fill(0.0);
@@ -51,7 +51,7 @@ fn sums_of_values_go_in_pairs_of_keys() {
 
 /// A query that sees one key has probability 1, and its score as log-sum-exp.
 #[test]
-fn scores_and_gradients_go_in_pairs() {
+fn scores_and_gradients_use_pairs() {
     for shape in SHAPES {
         let case = rounded(Case::new(shape, &[1, 1, 1]));
         let (h, g, e) = shape;
@@ -117,10 +117,10 @@ fn distance(got: &Buf, expected: &[f64]) -> f64 {
     (error / size).sqrt()
 }
 
-/// Rounding to 8 bits leaves an error of 2⁻⁹/√3 on average. The output is rounded itself, and made of rounded weights;
-/// gradients are made of two rounded factors, after a difference of products.
+/// Rounding to 8 bits leaves an error of 2⁻⁹/√3 on average. The output is rounded itself, and a sum with rounded
+/// weights; gradients are products of two rounded factors, after a difference of products.
 #[test]
-fn it_is_within_rounding_of_the_reference() {
+fn results_are_within_rounding_of_the_reference() {
     for shape in SHAPES {
         let case = rounded(Case::new(shape, &[1, 2, 15, 0, 16, 17, 33, 70]));
         let ctx = Ctx::new(2).unwrap();
@@ -140,9 +140,9 @@ fn it_is_within_rounding_of_the_reference() {
     }
 }
 
-/// Tokens that are no numbers do not reach those before them, whichever shares a word with them.
+/// NaN tokens do not affect earlier tokens, even those that share a word with them.
 #[test]
-fn what_comes_later_does_not_matter() {
+fn later_tokens_have_no_effect() {
     for head_dim in [16, 19] {
         let mut case = Case::new((2, 1, head_dim), &[38]);
         let forward = |case: &Case| {

@@ -1,4 +1,4 @@
-//! Attention against the cache gives the bits of attention over packed sequences.
+//! Attention over the cache is bitwise identical to attention over packed sequences.
 
 use proptest::prelude::*;
 use rloom_ops::{
@@ -8,8 +8,8 @@ use rloom_ops::{
 use crate::attention::{Case, SHAPES};
 use crate::support::{bits, narrow, numbers, widen};
 
-/// A cache whose every slot is NaN, so that reading one that was never written shows.
-fn poisoned<E: Element>(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer<E> {
+/// A cache filled with NaN, so that reading an unwritten slot is detected.
+fn nan_cache<E: Element>(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer<E> {
     let mut cache = KvLayer::new(blocks, case.shape);
     let slots: Vec<u32> = (0..(blocks * KV_BLOCK) as u32).collect();
     let nan =
@@ -35,12 +35,12 @@ fn pick<E: Element>(x: &Buf<E>, rows: &[usize], width: usize) -> Buf<E> {
     )
 }
 
-/// Steps of `chunk` tokens of every sequence until all are done; the rows of a step are turned by one place
-/// each time, so that runs of one sequence are also broken. Returns the output of all tokens in packed order.
+/// Steps of `chunk` tokens of every sequence until all are done. The rows of a step are rotated by one each time, so
+/// that runs of one sequence are also interrupted. Returns the output of all tokens in packed order.
 fn stepwise<E: Element>(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Vec<u32> {
     let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
     let (tables, blocks) = tables(&lengths, seed);
-    let mut cache = poisoned(ctx, blocks, case);
+    let mut cache = nan_cache(ctx, blocks, case);
     let (wide, width) = (case.shape.heads * case.shape.head_dim, case.shape.kv_heads * case.shape.head_dim);
     let (q, k, v) = (narrow::<E>(&case.q), narrow::<E>(&case.k), narrow::<E>(&case.v));
     let mut out = Buf::<E>::zeros(case.q.len());
@@ -74,9 +74,9 @@ fn expected<E: Element>(ctx: &Ctx, case: &Case) -> Vec<u32> {
     bits(&widen(&case.forward_in::<E>(ctx).0))
 }
 
-/// The rows of one step see so different numbers of keys that their tiles have different sizes.
+/// The rows of one step see such different numbers of keys that their tiles have different sizes.
 #[test]
-fn a_long_prompt_in_chunks_has_the_bits_of_training() {
+fn a_long_prompt_in_chunks_is_bitwise_identical_to_training() {
     let case = Case::new(SHAPES[0], &[1536]);
     let ctx = Ctx::new(2).unwrap();
     assert!(stepwise::<f32>(&ctx, &case, 256, 1) == expected::<f32>(&ctx, &case));
@@ -84,7 +84,7 @@ fn a_long_prompt_in_chunks_has_the_bits_of_training() {
 }
 
 #[test]
-fn prefill_in_chunks_and_decode_have_the_bits_of_training() {
+fn prefill_in_chunks_and_decode_is_bitwise_identical_to_training() {
     for shape in SHAPES {
         let case = Case::new(shape, &[1, 35, 16, 17, 50]);
         for threads in 1..=3 {
@@ -100,7 +100,7 @@ fn prefill_in_chunks_and_decode_have_the_bits_of_training() {
 }
 
 #[test]
-fn long_sequences_have_the_bits_of_training() {
+fn long_sequences_is_bitwise_identical_to_training() {
     let case = Case::new((4, 2, 32), &[300, 150]);
     let ctx = Ctx::new(3).unwrap();
     let (single, pairs) = (expected::<f32>(&ctx, &case), expected::<Bf16>(&ctx, &case));
@@ -111,7 +111,7 @@ fn long_sequences_have_the_bits_of_training() {
 }
 
 #[test]
-fn every_instruction_set_has_the_bits_of_the_best() {
+fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
     let case = Case::new((6, 2, 19), &[3, 35, 18]);
     let serial = Ctx::serial();
     let (single, pairs) = (expected::<f32>(&serial, &case), expected::<Bf16>(&serial, &case));
@@ -125,19 +125,19 @@ fn every_instruction_set_has_the_bits_of_the_best() {
 }
 
 #[test]
-fn sequences_that_share_a_prefix_part_at_a_copied_block() {
-    part_at_a_copied_block::<f32>();
-    part_at_a_copied_block::<Bf16>();
+fn sequences_with_a_shared_prefix_fork_at_a_copied_block() {
+    fork_at_a_copied_block::<f32>();
+    fork_at_a_copied_block::<Bf16>();
 }
 
-fn part_at_a_copied_block<E: Element>() {
+fn fork_at_a_copied_block<E: Element>() {
     let ctx = Ctx::serial();
     let case = Case::new((4, 2, 20), &[20]);
-    // The fork has another last token.
+    // The fork has a different last token.
     let mut fork = Case::new((4, 2, 20), &[20]);
     fork.k.as_mut_slice()[19 * 40..].fill(0.3);
     fork.v.as_mut_slice()[19 * 40..].fill(-0.7);
-    let mut cache = poisoned::<E>(&ctx, 4, &case);
+    let mut cache = nan_cache::<E>(&ctx, 4, &case);
     let slots: Vec<u32> = (0..20).collect();
     kv_write(&ctx, &mut cache, &narrow(&case.k), &narrow(&case.v), &slots);
     kv_copy_block(&mut cache, 1, 3);
@@ -152,19 +152,19 @@ fn part_at_a_copied_block<E: Element>() {
     assert_eq!(out[80..], expected::<E>(&ctx, &fork)[19 * 80..]);
 }
 
-/// A step whose rows differ in the number of their blocks, either way.
+/// A step whose rows differ in their number of blocks, in either direction.
 #[test]
-fn a_long_sequence_beside_short_ones_has_the_bits_of_training() {
-    beside_short_ones::<f32>();
-    beside_short_ones::<Bf16>();
+fn a_long_sequence_among_short_ones_is_bitwise_identical_to_training() {
+    among_short_ones::<f32>();
+    among_short_ones::<Bf16>();
 }
 
-fn beside_short_ones<E: Element>() {
+fn among_short_ones<E: Element>() {
     let ctx = Ctx::serial();
     let case = Case::new((4, 2, 32), &[3, 40, 17, 70, 1]);
     let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
     let (tables, blocks) = tables(&lengths, 5);
-    let mut cache = poisoned::<E>(&ctx, blocks, &case);
+    let mut cache = nan_cache::<E>(&ctx, blocks, &case);
     let slots: Vec<u32> = std::iter::zip(&tables, &lengths)
         .flat_map(|(table, &n)| {
             (0..n as u32).map(|t| table[t as usize / KV_BLOCK] * KV_BLOCK as u32 + t % 16)
@@ -182,7 +182,7 @@ fn beside_short_ones<E: Element>() {
 }
 
 #[test]
-fn the_cache_tells_its_size() {
+fn the_cache_reports_its_size() {
     let cache = KvLayer::<f32>::new(10, Case::new((4, 2, 20), &[1]).shape);
     assert_eq!(cache.bytes(), 10 * KV_BLOCK * 2 * 20 * 2 * 4);
     assert_eq!(cache.blocks(), 10);
@@ -194,7 +194,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn any_way_through_a_sequence_has_the_bits_of_training(
+    fn any_chunking_of_a_sequence_is_bitwise_identical_to_training(
         group in 1usize..8,
         kv_heads in 1usize..3,
         head_dim in 1usize..40,

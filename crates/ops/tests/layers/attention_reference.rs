@@ -1,4 +1,4 @@
-//! Attention as one would write it down, in f64.
+//! A direct implementation of attention in f64.
 
 use rloom_ops::AttentionShape;
 

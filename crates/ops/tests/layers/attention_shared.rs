@@ -1,10 +1,11 @@
-//! Segments that go on from another one: the bits of the same sequences laid out one by one, and their gradients.
+//! Segments that continue another one: compared bitwise with separate copies of the same sequences, and their
+//! gradients.
 
 use rloom_ops::{AttentionShape, Bf16, Buf, Ctx, Element, Segments, attention, attention_backward};
 
 use crate::support::{assert_same_bits_everywhere, bits, buf, narrow, widen};
 
-/// Packed rows with some shared, and for each segment the rows that make up its sequence.
+/// Packed rows with shared segments, and for each segment the rows of its sequence.
 struct Shared {
     shape: AttentionShape,
     starts: Vec<usize>,
@@ -62,7 +63,7 @@ impl Shared {
         self.tensors.run::<E>(ctx, self.shape, segments)
     }
 
-    /// The rows of each segment's sequence, its parent's first, and how many of them are the parent's.
+    /// Rows of each segment's sequence, its parent's first, and the number of the parent's.
     fn sequences(&self) -> Vec<(Vec<usize>, usize)> {
         let rows = |s: usize| self.starts[s]..self.starts[s + 1];
         (0..self.parents.len())
@@ -73,7 +74,7 @@ impl Shared {
             .collect()
     }
 
-    /// The same sequences without sharing. Rows of a parent that stand for its child's gradient get none themselves.
+    /// The same sequences without sharing. The copies of a parent's rows get no output gradient in its children.
     fn unshared<E: Element>(&self, ctx: &Ctx) -> (Results, Vec<usize>) {
         let sequences = self.sequences();
         let rows: Vec<usize> = sequences.iter().flat_map(|(rows, _)| rows.iter().copied()).collect();
@@ -101,7 +102,7 @@ impl Shared {
         self.check_in::<Bf16>(ctx);
     }
 
-    /// The gradients may differ in the rounding of sums alone: the terms are the same.
+    /// The gradients may differ only in the rounding of sums: the terms are the same.
     fn check_in<E: Element>(&self, ctx: &Ctx) {
         let (got, (expected, rows)) = (self.run::<E>(ctx), self.unshared::<E>(ctx));
         for (name, got, expected) in [("out", &got.out, &expected.out), ("lse", &got.lse, &expected.lse)] {
@@ -130,7 +131,7 @@ impl Shared {
 }
 
 #[test]
-fn a_prefix_of_any_length_gives_the_bits_and_gradients_of_copies_of_it() {
+fn a_shared_prefix_is_equivalent_to_copies_of_it() {
     for shape in [(1, 1, 8), (4, 2, 20), (8, 4, 32), (7, 1, 64)] {
         for prefix in [1, 15, 16, 17, 33] {
             let family = [(prefix, None), (1, Some(0)), (40, Some(0)), (0, Some(0)), (19, Some(0))];
@@ -140,7 +141,7 @@ fn a_prefix_of_any_length_gives_the_bits_and_gradients_of_copies_of_it() {
 }
 
 #[test]
-fn families_lie_between_each_other_and_a_parent_may_be_empty() {
+fn families_may_interleave_and_a_parent_may_be_empty() {
     let segments = [
         (17, None),
         (5, None),
@@ -158,7 +159,7 @@ fn families_lie_between_each_other_and_a_parent_may_be_empty() {
 }
 
 #[test]
-fn long_prefixes_and_children_are_cut() {
+fn long_prefixes_and_children_are_divided() {
     for threads in [1, 3] {
         let segments = [(300, None), (140, Some(0)), (1, Some(0)), (270, Some(0))];
         Shared::new((2, 1, 16), &segments).check(&Ctx::new(threads).unwrap());
@@ -169,7 +170,7 @@ fn long_prefixes_and_children_are_cut() {
 fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
     for segments in [
         vec![(33, None), (20, Some(0)), (1, Some(0)), (17, Some(0)), (9, None)],
-        // On three threads its backward is cut into queries, then keys.
+        // On three threads the backward pass is divided by query, then by key.
         vec![(150, None), (140, Some(0)), (30, Some(0))],
     ] {
         let shared = Shared::new((2, 1, 20), &segments);
@@ -181,12 +182,12 @@ fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
 
 #[test]
 #[should_panic(expected = "the parent of segment 2 has a parent itself")]
-fn a_parent_goes_on_from_nothing_itself() {
+fn a_parent_must_not_have_a_parent() {
     Shared::new((1, 1, 4), &[(2, None), (2, Some(0)), (2, Some(1))]).run::<f32>(&Ctx::serial());
 }
 
 #[test]
 #[should_panic(expected = "the parent of segment 1 must come before it")]
-fn a_parent_comes_first() {
+fn a_parent_must_come_first() {
     Shared::new((1, 1, 4), &[(2, None), (2, Some(1))]).run::<f32>(&Ctx::serial());
 }

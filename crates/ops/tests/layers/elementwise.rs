@@ -1,4 +1,4 @@
-//! SwiGLU, embeddings, rows by index, sums and sweeps.
+//! SwiGLU, embeddings, row gathers and scatters, sums and element-wise operations.
 
 use rloom_ops::{
     Buf, Ctx, all_finite, embedding, embedding_backward, gather_rows, scale, scatter_rows, sum_squares,
@@ -35,7 +35,7 @@ fn swiglu_and_its_gradients_agree_with_the_reference() {
 }
 
 #[test]
-fn swiglu_survives_the_ends_of_the_exponential() {
+fn swiglu_is_finite_at_the_limits_of_the_exponential() {
     let gate = [-1e4, -100.0, -88.0, 88.0, 100.0, 1e4];
     let gate_up = Buf::from_vec(fuse(&gate, &[1.0; 6], 6));
     let (y, d) = swiglu(&Ctx::serial(), &gate_up, &Buf::from_slice(&[1.0; 6]), 1, 6);
@@ -45,7 +45,7 @@ fn swiglu_survives_the_ends_of_the_exponential() {
 }
 
 #[test]
-fn swiglu_has_the_same_bits_everywhere() {
+fn swiglu_is_bitwise_identical_everywhere() {
     let (rows, f) = (130, 77);
     let (gate_up, dy) = (buf(1, rows * 2 * f), buf(2, rows * f));
     assert_same_bits_everywhere("swiglu", |ctx| {
@@ -78,7 +78,7 @@ fn embeddings_are_rows_of_the_table_and_their_gradients_add_up() {
 }
 
 #[test]
-fn gathered_rows_scatter_back() {
+fn scatter_is_the_gradient_of_gather() {
     let d = 20;
     let x = buf(1, 10 * d);
     let rows = [7, 0, 3, 3];
@@ -113,7 +113,7 @@ fn scaling_touches_every_element() {
 }
 
 #[test]
-fn the_sum_of_squares_is_exact_enough_and_the_same_for_any_threads() {
+fn the_sum_of_squares_is_accurate_and_independent_of_the_thread_count() {
     for n in [0, 1, 17, 16 * 1024 + 5, 100_003] {
         let x = buf(1, n);
         let expected: f64 = x.as_slice().iter().map(|x| f64::from(*x).powi(2)).sum();
@@ -126,7 +126,7 @@ fn the_sum_of_squares_is_exact_enough_and_the_same_for_any_threads() {
 }
 
 #[test]
-fn one_bad_number_is_found_wherever_it_is() {
+fn a_non_finite_number_is_found_at_any_index() {
     let n = 40_000;
     for ctx in [Ctx::serial(), Ctx::new(3).unwrap()] {
         let mut x = buf(1, n);

@@ -1,4 +1,4 @@
-//! Numbers in files, and files as memory.
+//! Number conversion of files, and memory-mapped files.
 
 use proptest::prelude::*;
 use rloom_ops::{
@@ -7,7 +7,7 @@ use rloom_ops::{
 };
 
 #[test]
-fn all_half_precision_numbers_survive_the_round_trip() {
+fn all_half_precision_numbers_round_trip() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for (name, widen, narrow) in [
         ("f16", f32_from_f16_bytes as fn(&[u8]) -> _, f16_bytes_from_f32 as fn(&[f32]) -> Vec<u8>),
@@ -16,7 +16,7 @@ fn all_half_precision_numbers_survive_the_round_trip() {
         let wide = widen(&all);
         let back = narrow(wide.as_slice());
         for ((x, before), after) in wide.as_slice().iter().zip(all.chunks(2)).zip(back.chunks(2)) {
-            // A NaN stays one, though it may become quiet.
+            // A NaN remains a NaN, though it may become quiet.
             assert!(before == after || x.is_nan(), "{name}: {before:?} became {after:?}");
             if x.is_nan() {
                 assert!(widen(after).as_slice()[0].is_nan());
@@ -27,7 +27,7 @@ fn all_half_precision_numbers_survive_the_round_trip() {
 
 #[test]
 fn known_numbers_have_known_bytes() {
-    // Ties go to the even neighbour; what is too large becomes infinite.
+    // Ties go to the even neighbour; overflow becomes infinite.
     let x = [1.0, -2.5, 1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65_519.0, 65_520.0, 6e-8];
     let expected: [u16; 7] = [0x3c00, 0xc100, 0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001];
     let expected: Vec<u8> = expected.into_iter().flat_map(u16::to_le_bytes).collect();
@@ -40,7 +40,7 @@ fn known_numbers_have_known_bytes() {
 
 #[test]
 #[should_panic(expected = "3 bytes are not a whole number of 2-byte numbers")]
-fn half_a_number_is_refused() {
+fn partial_numbers_are_rejected() {
     f32_from_f16_bytes(&[0, 0, 0]);
 }
 
@@ -59,13 +59,13 @@ fn a_mapped_file_shows_its_bytes() {
 
 proptest! {
     #[test]
-    fn full_precision_survives_bit_for_bit(x in prop::collection::vec(any::<u32>(), 0..50)) {
+    fn f32_round_trips_exactly(x in prop::collection::vec(any::<u32>(), 0..50)) {
         let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
         prop_assert_eq!(f32_bytes_from_f32(f32_from_f32_bytes(&bytes).as_slice()), bytes);
     }
 
     #[test]
-    fn narrowing_takes_the_nearest(x in -70_000f32..70_000.0) {
+    fn narrowing_rounds_to_nearest(x in -70_000f32..70_000.0) {
         // The neighbours of the result are never nearer.
         let bits = u16::from_le_bytes(bf16_bytes_from_f32(&[x]).try_into().unwrap());
         let value = |bits: u16| f32_from_bf16_bytes(&bits.to_le_bytes()).as_slice()[0];

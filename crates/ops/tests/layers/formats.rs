@@ -1,5 +1,5 @@
-//! In bf16 every operation but matrix products and attention is the one in f32 on the widened numbers, its result
-//! narrowed once.
+//! In bf16 every operation except matrix products and attention equals the f32 operation on the widened numbers, with
+//! its result rounded once.
 
 use rloom_ops::{Bf16, Buf, rms_norm, rms_norm_backward};
 
@@ -9,14 +9,14 @@ fn rounded(x: &Buf) -> Buf {
     widen::<Bf16>(&narrow(x))
 }
 
-/// `expected` is in f32 and to be rounded.
+/// `expected` is in f32, not yet rounded.
 #[track_caller]
 fn assert_rounded(what: &str, got: &Buf<Bf16>, expected: &Buf) {
     assert_eq!(bits(&widen(got)), bits(&rounded(expected)), "{what}");
 }
 
 #[test]
-fn norms_take_either_format_and_give_either() {
+fn norms_accept_and_produce_either_format() {
     for (rows, d) in [(3, 20), (130, 64)] {
         let (x, w, dy) = (buf(1, rows * d), buf(2, d), buf(3, rows * d));
         let (x16, dy16) = (narrow::<Bf16>(&x), narrow::<Bf16>(&dy));

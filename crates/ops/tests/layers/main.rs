@@ -1,6 +1,6 @@
-//! The operations of a decoder layer against references in f64, against PyTorch, and against themselves on
-//! every instruction set and any number of threads.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+//! The operations of a decoder layer compared with references in f64, with PyTorch, and with themselves on every
+//! instruction set and any number of threads.
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 mod attention;
 mod attention_bf16;

@@ -24,7 +24,7 @@ fn norm(ctx: &Ctx, x: &Buf, w: &Buf, rows: usize, d: usize) -> (Buf, Buf) {
     (y, rstd)
 }
 
-/// dx over `dx` and dw over `dw` as they were.
+/// dx and dw, accumulated onto `dx` and `dw`.
 fn norm_backward(
     ctx: &Ctx,
     [mut dx, mut dw]: [Buf; 2],
@@ -63,7 +63,7 @@ fn norm_gradients_are_those_of_finite_differences() {
 }
 
 #[test]
-fn norm_has_the_same_bits_everywhere() {
+fn norm_is_bitwise_identical_everywhere() {
     for (rows, d) in [(1, 1), (3, 15), (700, 33), (300, 64)] {
         let (x, w, dy) = (buf(1, rows * d), buf(2, d), buf(3, rows * d));
         assert_same_bits_everywhere(&format!("norm of {rows} x {d}"), |ctx| {
@@ -75,7 +75,7 @@ fn norm_has_the_same_bits_everywhere() {
 }
 
 #[test]
-fn a_row_is_normalised_alone_as_in_company() {
+fn a_row_is_normalised_independently_of_others() {
     let (rows, d) = (600, 37);
     let (x, w) = (buf(1, rows * d), buf(2, d));
     let all = bits(&norm(&Ctx::new(2).unwrap(), &x, &w, rows, d).0);
@@ -105,7 +105,7 @@ fn frequencies(head_dim: usize) -> Vec<f32> {
 }
 
 #[test]
-fn rope_turns_as_the_reference_and_back() {
+fn rope_and_its_inverse_agree_with_the_reference() {
     let ctx = Ctx::new(2).unwrap();
     for (heads, head_dim) in [(1, 2), (3, 20), (4, 32), (2, 128)] {
         let inv_freq = frequencies(head_dim);
@@ -116,14 +116,14 @@ fn rope_turns_as_the_reference_and_back() {
         rope(&ctx, &mut y, &positions, heads, &table);
         let expected = rope_reference(&wide(x.as_slice()), &positions, heads, &inv_freq);
         assert_close("rope", y.as_slice(), &expected, 3e-7);
-        // The turn is orthogonal: its gradient is its inverse.
+        // The rotation is orthogonal: its gradient is its inverse.
         rope_backward(&ctx, &mut y, &positions, heads, &table);
-        assert_close("there and back", y.as_slice(), &wide(x.as_slice()), 5e-7);
+        assert_close("rope and inverse", y.as_slice(), &wide(x.as_slice()), 5e-7);
     }
 }
 
 #[test]
-fn rope_has_the_same_bits_everywhere() {
+fn rope_is_bitwise_identical_everywhere() {
     let table = RopeTable::new(20, &frequencies(20), 400);
     let positions: Vec<u32> = (0..400).rev().collect();
     assert_same_bits_everywhere("rope", |ctx| {
@@ -136,7 +136,7 @@ fn rope_has_the_same_bits_everywhere() {
 
 #[test]
 #[should_panic(expected = "a position is not below the table's 8")]
-fn rope_refuses_a_position_outside_of_its_table() {
+fn rope_rejects_a_position_outside_its_table() {
     let table = RopeTable::new(4, &frequencies(4), 8);
     rope(&Ctx::serial(), &mut Buf::<f32>::zeros(4), &[8], 1, &table);
 }
@@ -150,7 +150,7 @@ proptest! {
         let (y, rstd) = norm(&Ctx::serial(), &x, &w, rows, d);
         let expected = norm_reference(&wide(x.as_slice()), &wide(w.as_slice()));
         assert_close("y", y.as_slice(), &expected.0, 1e-6);
-        // Near one, whatever the size of x.
+        // Near one, whatever the magnitude of x.
         let rstd: Vec<f32> = rstd.as_slice().iter().map(|r| r * size).collect();
         let expected: Vec<f64> = expected.1.iter().map(|r| r * f64::from(size)).collect();
         assert_close("rstd", &rstd, &expected, 1e-6);

@@ -1,4 +1,4 @@
-//! AdamW against its equations in f64.
+//! AdamW compared with its equations in f64.
 
 use rloom_ops::{AdamW, Buf, Ctx, adamw};
 
@@ -38,13 +38,13 @@ fn a_few_steps_follow_the_equations() {
 }
 
 #[test]
-fn it_has_the_same_bits_everywhere() {
+fn adamw_is_bitwise_identical_everywhere() {
     assert_same_bits_everywhere("adamw", |ctx| steps(ctx, 30_011, 2).into());
 }
 
 #[test]
 #[should_panic(expected = "steps count from 1")]
-fn there_is_no_step_zero() {
+fn step_zero_is_rejected() {
     let one = || Buf::zeros(1);
     adamw(&Ctx::serial(), &mut one(), &mut one(), &mut one(), &one(), &settings(0));
 }

@@ -2,7 +2,7 @@
 
 use rloom_ops::{Buf, Ctx, Element, Isa, linear_backward_swiglu};
 
-/// `n` numbers around zero, the same for the same seed.
+/// `n` numbers around zero, determined by the seed.
 pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
     let mut uniform = || {
@@ -20,8 +20,8 @@ pub(crate) fn buf(seed: u64, n: usize) -> Buf {
     Buf::from_vec(numbers(seed, n))
 }
 
-/// SwiGLU of rows `[gate | up]`, and its gradient by them for `dy`: the feed-forward layer's fused backward with a last
-/// product that changes nothing.
+/// SwiGLU of rows `[gate | up]`, and its gradient for `dy`: the feed-forward layer's fused backward pass with an
+/// identity as last product.
 pub(crate) fn swiglu<E: Element>(
     ctx: &Ctx,
     gate_up: &Buf<E>,
@@ -36,7 +36,7 @@ pub(crate) fn swiglu<E: Element>(
     (y, d_gate_up)
 }
 
-/// The nearest numbers of a format.
+/// Rounds to the nearest numbers of a format.
 pub(crate) fn narrow<E: Element>(x: &Buf) -> Buf<E> {
     Buf::from_vec(x.as_slice().iter().map(|&x| E::narrow(x)).collect())
 }
@@ -55,8 +55,8 @@ pub(crate) fn contexts() -> Vec<Ctx> {
     Isa::available().iter().flat_map(|&isa| threads.map(|n| Ctx::with_isa(n, isa).unwrap())).collect()
 }
 
-/// Every difference, relative to the largest magnitude of what is expected. Where that vanishes the numbers
-/// it came from have cancelled, which leaves their rounding: hence a least magnitude, for inputs around one.
+/// Compares differences relative to the largest magnitude of the expected values. Where these cancel to zero, the
+/// rounding of their terms remains; hence a minimum magnitude, for inputs around one.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
@@ -70,7 +70,7 @@ pub(crate) fn bits(x: &Buf) -> Vec<u32> {
     x.as_slice().iter().map(|x| x.to_bits()).collect()
 }
 
-/// `f` must give the same bits in every context.
+/// Asserts that `f` gives the same bits in every context.
 #[track_caller]
 pub(crate) fn assert_same_bits_everywhere(what: &str, f: impl Fn(&Ctx) -> Vec<Buf>) {
     let expected: Vec<_> = f(&Ctx::serial()).iter().map(bits).collect();
@@ -97,7 +97,7 @@ pub(crate) fn finite_differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f6
         .collect()
 }
 
-/// `Σ a · b`: turns an output into a loss whose gradient is `b`.
+/// `Σ a · b`: converts an output into a loss whose gradient is `b`.
 pub(crate) fn inner(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
