@@ -1,4 +1,4 @@
-//! Writes a model anew, with what it computes beside it, for `tests/golden/open_in_transformers.py` to compare.
+//! Saves a model together with its logits, for `tests/golden/open_in_transformers.py` to compare.
 //!
 //! ```text
 //! resave policy SOURCE FOLDER   # SOURCE is a model folder, or llama | qwen2 | qwen3 for a new random model

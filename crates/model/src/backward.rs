@@ -1,20 +1,21 @@
-//! The backward pass, written by hand: from coefficients of the scores to gradients of all weights.
+//! The hand-written backward pass: from derivatives with respect to the scores to gradients of all weights.
 //!
-//! A `d_` before a name is the derivative of the loss by it. Each layer turns the derivative of its output into that
-//! of its input, in place in `dx` (the residual connections pass it on unchanged), and adds to the weights' gradients.
-//! What the forward pass did not keep is computed again by the same operations, so that the bits are the same.
+//! A `d_` prefix denotes the derivative of the loss with respect to the named value. Each layer replaces the derivative
+//! with respect to its output by the one with respect to its input, in place in `dx` (the residual connections pass it
+//! on unchanged), and accumulates the weights' gradients. Activations that the forward pass did not save are recomputed
+//! by the same operations, so they are bitwise identical.
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, Segments, Turn};
+use rloom_ops::{self as ops, Buf, Ctx, Element, Rotation, Segments};
 
-use crate::forward::{Activations, Forward, Kept, LayerActivations};
+use crate::buf_pool::PooledBuf;
+use crate::forward::{Activations, Forward, LayerActivations, SavedActivations};
 use crate::layer::Layer;
 use crate::packed::{PackedSet, PackedWeights};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::tensors::{LayerTensors, TensorSet};
-use crate::workspace::Lent;
 use crate::{BatchError, Gradients, Model, ScoreGrads};
 
-/// What is left of a forward pass without its activations.
+/// The batch of a forward pass, without its activations.
 struct Batch {
     tokens: Vec<u32>,
     seq_starts: Vec<usize>,
@@ -23,8 +24,8 @@ struct Batch {
 }
 
 impl Model {
-    /// Adds to `grads` the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored
-    /// tokens.
+    /// Adds the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored tokens to
+    /// `grads`.
     ///
     /// # Panics
     ///
@@ -33,21 +34,21 @@ impl Model {
         &self,
         ctx: &Ctx,
         forward: Forward,
-        by: &ScoreGrads<'_>,
+        d_scores: &ScoreGrads<'_>,
         grads: &mut Gradients,
     ) -> Result<(), BatchError> {
-        let Forward { tokens, seq_starts, parents, positions, kept, .. } = forward;
+        let Forward { tokens, seq_starts, parents, positions, saved, .. } = forward;
         let batch = Batch { tokens, seq_starts, parents, positions };
         let set = &mut grads.set;
-        let computed = kept.compute();
-        match (self.packed(ctx), kept) {
-            (PackedWeights::F32(packed), Kept::F32(kept)) => {
-                self.backward_in(ctx, packed, &batch, kept, by, set)
+        let computed = saved.dtype();
+        match (self.packed(ctx), saved) {
+            (PackedWeights::F32(packed), SavedActivations::F32(saved)) => {
+                self.backward_in(ctx, packed, &batch, saved, d_scores, set)
             }
-            (PackedWeights::Bf16(packed), Kept::Bf16(kept)) => {
-                self.backward_in(ctx, packed, &batch, kept, by, set)
+            (PackedWeights::Bf16(packed), SavedActivations::Bf16(saved)) => {
+                self.backward_in(ctx, packed, &batch, saved, d_scores, set)
             }
-            _ => Err(BatchError::Compute { forward: computed.name(), model: self.config().compute.name() }),
+            _ => Err(BatchError::Dtype { forward: computed.name(), model: self.config().dtype.name() }),
         }
     }
 
@@ -56,23 +57,23 @@ impl Model {
         ctx: &Ctx,
         packed: &PackedSet<E>,
         batch: &Batch,
-        kept: Activations<E>,
-        by: &ScoreGrads<'_>,
+        saved: Activations<E>,
+        d_scores: &ScoreGrads<'_>,
         grads: &mut TensorSet,
     ) -> Result<(), BatchError> {
-        let Activations { mut layers, heads } = kept;
-        by.check(self.config().output_heads, heads.rows.len())?;
+        let Activations { mut layers, heads } = saved;
+        d_scores.check(self.config().output_heads, heads.rows.len())?;
         if heads.rows.is_empty() {
             return Ok(());
         }
         let d = self.config().hidden_size;
         let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
         let pass = Pass::new(self, ctx, packed, &batch.positions, segments);
-        let mut dx = pass.lend(d);
-        self.heads_backward(ctx, packed, heads, &mut dx, by, grads);
-        while let Some(kept) = layers.pop() {
+        let mut dx = pass.take(d);
+        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, grads);
+        while let Some(saved) = layers.pop() {
             let index = layers.len();
-            pass.layer_backward(index, kept, &mut dx, &mut grads.layers[index]);
+            pass.layer_backward(index, saved, &mut dx, &mut grads.layers[index]);
         }
         ops::embedding_backward(ctx, &mut grads.embedding, &dx, &batch.tokens, d);
         Ok(())
@@ -80,20 +81,20 @@ impl Model {
 }
 
 impl<E: Element> Pass<'_, E> {
-    /// One layer's backward pass. Memory is given back as soon as it was read for the last time.
+    /// Backward pass of one layer. Returns buffers to the pool as soon as they are no longer needed.
     fn layer_backward(
         &self,
         index: usize,
-        kept: LayerActivations<E>,
+        saved: LayerActivations<E>,
         dx: &mut Buf,
         grads: &mut LayerTensors,
     ) {
         let layer = self.layer(index);
-        let LayerActivations { x, mut attention, mlp } = kept;
+        let LayerActivations { x, mut attention, mlp } = saved;
         let mlp = mlp.unwrap_or_else(|| {
             let again = attention.get_or_insert_with(|| self.attend(layer, &x));
             let mid = self.mid(layer, &x, &again.attended);
-            let mut gate_up = self.lend_gate_up(layer);
+            let mut gate_up = self.take_gate_up(layer);
             self.hidden(layer, &mid, Some(&mut gate_up));
             MlpActivations { mid, gate_up }
         });
@@ -102,21 +103,21 @@ impl<E: Element> Pass<'_, E> {
         self.attention_backward(layer, &x, attention, dx, grads);
     }
 
-    /// Through `mid + silu(gate)·up · Wd`: `dx` comes in as the derivative of the layer's output and leaves as that of
-    /// `mid`.
+    /// Backward pass of `mid + silu(gate)·up · Wd`: replaces the derivative with respect to the layer's output in `dx`
+    /// by the one with respect to `mid`.
     fn mlp_backward(
         &self,
         layer: Layer<'_, E>,
-        kept: MlpActivations<E>,
+        saved: MlpActivations<E>,
         dx: &mut Buf,
         grads: &mut LayerTensors,
     ) {
         let (ctx, t) = (self.ctx, self.tokens());
         let (d, f) = (layer.config.hidden_size, layer.config.intermediate_size);
         let weights = layer.weights;
-        let MlpActivations { mid, mut gate_up } = kept;
+        let MlpActivations { mid, mut gate_up } = saved;
 
-        let mut hidden = self.lend(f);
+        let mut hidden = self.take(f);
         ops::linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, dx, t, &weights.down, d, f);
         let d_gate_up = gate_up;
         ops::linear_backward_weight::<E, _>(ctx, &mut grads.down, dx, &hidden, t, d, f);
@@ -125,18 +126,19 @@ impl<E: Element> Pass<'_, E> {
         let (normed, rstd) = self.mlp_norm(layer, &mid);
         ops::linear_backward_weight::<E, _>(ctx, &mut grads.gate_up, &d_gate_up, &normed, t, 2 * f, d);
         drop(normed);
-        let mut d_normed = self.lend(d);
+        let mut d_normed = self.take(d);
         self.input_backward(&mut d_normed, &d_gate_up, &weights.gate_up, [2 * f, d]);
         let (w, dw) = (&weights.mlp_norm, &mut grads.mlp_norm);
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, &mid, w, &rstd, t, d, true);
     }
 
-    /// Through `x + attention · Wo`: `dx` comes in as the derivative of `mid` and leaves as that of `x`.
+    /// Backward pass of `x + attention · Wo`: replaces the derivative with respect to `mid` in `dx` by the one with
+    /// respect to `x`.
     fn attention_backward(
         &self,
         layer: Layer<'_, E>,
         x: &Buf,
-        kept: AttentionActivations<E>,
+        saved: AttentionActivations<E>,
         dx: &mut Buf,
         grads: &mut LayerTensors,
     ) {
@@ -144,14 +146,14 @@ impl<E: Element> Pass<'_, E> {
         let (d, he, ge) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let weights = layer.weights;
 
-        ops::linear_backward_weight::<E, _>(ctx, &mut grads.o, dx, &kept.attended, t, d, he);
+        ops::linear_backward_weight::<E, _>(ctx, &mut grads.o, dx, &saved.attended, t, d, he);
         if let Some(d_bias) = &mut grads.o_bias {
             ops::bias_backward(ctx, d_bias, dx, t, d);
         }
-        let mut d_attended = self.lend(he);
+        let mut d_attended = self.take(he);
         self.input_backward(&mut d_attended, dx, &weights.o, [d, he]);
 
-        let d_qkv = self.attention_inner(layer, kept, d_attended, grads);
+        let d_qkv = self.attention_inner(layer, saved, d_attended, grads);
         let n = he + 2 * ge;
         if let Some(d_bias) = &mut grads.qkv_bias {
             ops::bias_backward(ctx, d_bias, &d_qkv, t, n);
@@ -159,33 +161,34 @@ impl<E: Element> Pass<'_, E> {
         let (normed, rstd) = self.attention_norm(layer, x);
         ops::linear_backward_weight::<E, _>(ctx, &mut grads.qkv, &d_qkv, &normed, t, n, d);
         drop(normed);
-        let mut d_normed = self.lend(d);
+        let mut d_normed = self.take(d);
         self.input_backward(&mut d_normed, &d_qkv, &weights.qkv, [n, d]);
         let (w, dw) = (&weights.attention_norm, &mut grads.attention_norm);
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, x, w, &rstd, t, d, true);
     }
 
-    /// `dx = dy · W` of a weight `[n, k]`.
+    /// `dx = dy · W` for a weight `[n, k]`.
     fn input_backward<A: Element>(&self, dx: &mut Buf, dy: &Buf<A>, w: &Buf, [n, k]: [usize; 2]) {
         ops::linear_backward_input::<E, A, f32>(self.ctx, dx, dy, self.tokens(), w, n, k, false);
     }
 
-    /// Through attention, the rotary embedding and the norms per head: the derivative of the projection's output.
+    /// Backward pass of attention, rotary embedding and QK-norm; returns the derivative with respect to the
+    /// projection's output.
     fn attention_inner(
         &self,
         layer: Layer<'_, E>,
-        kept: AttentionActivations<E>,
-        d_attended: Lent,
+        saved: AttentionActivations<E>,
+        d_attended: PooledBuf,
         grads: &mut LayerTensors,
-    ) -> Lent<E> {
+    ) -> PooledBuf<E> {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (heads, kv_heads, e) = (c.heads, c.kv_heads, c.head_dim);
         let (he, ge) = (heads * e, kv_heads * e);
         let shape = self.model.attention_shape();
-        let AttentionActivations { q, k, v, attended, lse } = kept;
-        let (mut dq, mut dk, mut dv) = (self.lend(he), self.lend(ge), self.lend(ge));
-        let turned = self.normed_and_turned(layer, &q, &k);
-        let (qt, kt) = turned.as_ref().map_or((&q, &k), |turned| (&turned.q, &turned.k));
+        let AttentionActivations { q, k, v, attended, lse } = saved;
+        let (mut dq, mut dk, mut dv) = (self.take(he), self.take(ge), self.take(ge));
+        let rotated = self.normed_and_rotated(layer, &q, &k);
+        let (qt, kt) = rotated.as_ref().map_or((&q, &k), |rotated| (&rotated.q, &rotated.k));
         ops::attention_backward(
             ctx,
             &mut dq,
@@ -202,21 +205,21 @@ impl<E: Element> Pass<'_, E> {
         );
         drop((attended, lse));
         let norms = layer.weights.qk_norm.as_ref().zip(grads.qk_norm.as_mut());
-        let Some((([wq, wk], [dwq, dwk]), turned)) = norms.zip(turned) else {
+        let Some((([wq, wk], [dwq, dwk]), rotated)) = norms.zip(rotated) else {
             drop((q, k, v, d_attended));
-            let mut d_qkv = self.lend(he + 2 * ge);
-            ops::heads_backward(ctx, &mut d_qkv, [&dq, &dk, &dv], t, shape, Some(self.turn()));
+            let mut d_qkv = self.take(he + 2 * ge);
+            ops::heads_backward(ctx, &mut d_qkv, [&dq, &dk, &dv], t, shape, Some(self.rotation()));
             return d_qkv;
         };
-        let Turn { positions, table } = self.turn();
+        let Rotation { positions, table } = self.rotation();
         ops::rope_backward(ctx, &mut dq, positions, heads, table);
         ops::rope_backward(ctx, &mut dk, positions, kv_heads, table);
-        let (mut dq_in, mut dk_in) = (d_attended, self.lend(ge));
+        let (mut dq_in, mut dk_in) = (d_attended, self.take(ge));
         let (rows_q, rows_k) = (t * heads, t * kv_heads);
-        ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &turned.q_rstd, rows_q, e, false);
-        ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &turned.k_rstd, rows_k, e, false);
-        drop((q, k, v, turned));
-        let mut d_qkv = self.lend(he + 2 * ge);
+        ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &rotated.q_rstd, rows_q, e, false);
+        ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &rotated.k_rstd, rows_k, e, false);
+        drop((q, k, v, rotated));
+        let mut d_qkv = self.take(he + 2 * ge);
         ops::heads_backward(ctx, &mut d_qkv, [&dq_in, &dk_in, &dv], t, shape, None);
         d_qkv
     }

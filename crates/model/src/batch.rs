@@ -1,100 +1,119 @@
-//! Packed batches, and the checks that keep bad input away from the kernels.
+//! Packed batches and their validation; invalid input never reaches the kernels.
 
 use crate::{ModelConfig, OutputHeads};
 
-/// Segments one behind the other, without padding. A segment is a sequence, or goes on from another one: sequences with
-/// the same beginning hold it once, as the parent of what follows in each of them.
+/// Concatenated segments, without padding. A segment is a sequence, or the continuation of another segment: sequences
+/// with a common prefix store it once, as the parent of their continuations.
 ///
-/// A token attends to its segment and to its segment's parent, and to nothing else.
+/// A token attends to its segment and to its segment's parent only.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedTokens<'a> {
     /// Token ids, `[T]`.
     pub tokens: &'a [u32],
-    /// Where each segment begins, then T: n + 1 numbers from 0 for n segments, none empty.
+    /// Start of each segment, then T: n + 1 numbers from 0 for n segments, none empty.
     pub seq_starts: &'a [usize],
-    /// The segment that each segment goes on from, an earlier one that goes on from none, `[n]`. Positions go on from
-    /// its length, and its last row predicts the segment's first token. Empty where no segment has a parent.
+    /// Parent of each segment, `[n]`: an earlier segment without a parent that this one continues. Positions continue
+    /// after the parent's, and its last row predicts the segment's first token. Empty if no segment has a parent.
     pub parents: &'a [Option<u32>],
 }
 
-/// Which tokens are scored.
+/// Tokens to score.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoreRows<'a> {
-    /// Packed index of each scored token, ascending; never the first of a segment without a parent, which nothing
-    /// predicts.
+    /// Packed index of each scored token, ascending. Excludes the first token of a segment without a parent, which has
+    /// no predictor.
     pub rows: &'a [u32],
-    /// 1 / temperature for each scored token.
+    /// Inverse temperature (1 / temperature) of each scored token.
     pub inv_temperature: &'a [f32],
 }
 
-/// What the model says of the scored tokens, one number for each. Lists of a head that the model does not have are
-/// empty.
+/// Candidate tokens to score at the position of each scored token, k per token. Each sees the prefix of the scored
+/// token.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidates<'a> {
+    /// Number of candidates per scored token.
+    pub k: usize,
+    /// Token ids, `[S, k]`; may repeat and include the scored token.
+    pub ids: &'a [u32],
+}
+
+/// Scores of the scored tokens and of their candidates.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CandidateScores {
+    /// Scores of the tokens themselves, bitwise identical to those without candidates.
+    pub scores: Scores,
+    /// Log-probability of each candidate given the prefix of its scored token, at that token's temperature, in nats:
+    /// `[S, k]`.
+    pub logprob: Vec<f32>,
+}
+
+/// Scores, one number per scored token. Lists of a head that the model does not have are empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
-    /// Log-probability of the token given those before it in its sequence, at its temperature (nats).
+    /// Log-probability of the token given its prefix, at its temperature, in nats.
     pub logprob: Vec<f32>,
-    /// Entropy of the distribution that it was drawn from, at its temperature (nats).
+    /// Entropy of the token's predicted distribution, at its temperature, in nats.
     pub entropy: Vec<f32>,
-    /// Value of the tokens before it in its sequence.
+    /// Value of the token's prefix.
     pub value: Vec<f32>,
-    /// Value after the last token of each segment, `[n]`: of all of it, whoever wrote its end.
+    /// Value after the last token of each segment, `[n]`, including the parent as prefix.
     pub last_value: Vec<f32>,
 }
 
-/// The derivative of a loss by the scores, one number for each scored token. Lists of a head that the model does not
-/// have are empty. The last values are held constant.
+/// Derivatives of a loss with respect to the scores, one number per scored token. Lists of a head that the model does
+/// not have are empty. The last values are treated as constants.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreGrads<'a> {
-    /// By [`Scores::logprob`].
+    /// With respect to [`Scores::logprob`].
     pub d_logprob: &'a [f32],
-    /// By [`Scores::entropy`].
+    /// With respect to [`Scores::entropy`].
     pub d_entropy: &'a [f32],
-    /// By [`Scores::value`].
+    /// With respect to [`Scores::value`].
     pub d_value: &'a [f32],
 }
 
-/// A batch that the model cannot compute.
+/// An invalid batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The starts do not cut the tokens into sequences.
+    /// The starts do not divide the tokens into sequences.
     #[error("sequence starts must ascend from 0 to the {tokens} tokens (entry {entry} does not)")]
     Starts {
         /// Number of tokens.
         tokens: usize,
-        /// The first entry that is wrong.
+        /// Index of the first wrong entry.
         entry: usize,
     },
-    /// A segment goes on from one that it cannot go on from.
-    #[error("segment {segment} goes on from segment {parent}: {reason}")]
+    /// A segment has an invalid parent.
+    #[error("segment {segment} cannot continue segment {parent}: {reason}")]
     Parent {
-        /// Which segment.
+        /// Index of the segment.
         segment: usize,
-        /// What it is said to go on from.
+        /// Its parent.
         parent: u32,
-        /// Why it cannot.
+        /// The violated rule.
         reason: &'static str,
     },
-    /// A sequence is longer than the model was made for.
+    /// A sequence is longer than the model's context.
     #[error(
-        "sequence {sequence} has {len} tokens, the model takes {max}\nhint: shorten the prompt or max_new_tokens; the limit is max_position_embeddings in config.json"
+        "sequence {sequence} has {len} tokens, the model's limit is {max}\nhint: shorten the prompt or max_new_tokens; the limit is max_position_embeddings in config.json"
     )]
     TooLong {
-        /// Which segment of the batch.
+        /// Index of the segment.
         sequence: usize,
-        /// Its tokens, those of its parent included.
+        /// Number of tokens, including its parent's.
         len: usize,
-        /// The model's limit.
+        /// Maximum number of tokens.
         max: usize,
     },
     /// A token is not in the vocabulary.
     #[error(
-        "token {token} at packed index {index} is outside of the vocabulary of {vocab_size}\nhint: tokenizer and model do not belong together"
+        "token {token} at packed index {index} is outside the vocabulary of {vocab_size}\nhint: the tokenizer does not match the model"
     )]
     Token {
         /// The token.
         token: u32,
-        /// Where it is.
+        /// Its packed index.
         index: usize,
         /// Size of the vocabulary.
         vocab_size: usize,
@@ -104,51 +123,71 @@ pub enum BatchError {
     Row {
         /// The packed index.
         row: u32,
-        /// Its place in the list.
+        /// Its index in the list.
         entry: usize,
-        /// What is wrong with it.
+        /// The violated rule.
         reason: &'static str,
     },
-    /// Another number of parents than segments.
-    #[error("parents: {len} entries for {segments} segments\nhint: none at all stand for no parents")]
+    /// The number of parents differs from the number of segments.
+    #[error("parents: {len} entries for {segments} segments\nhint: an empty list means no parents")]
     Parents {
-        /// How many were given.
+        /// Number of entries.
         len: usize,
-        /// How many there must be.
+        /// Number of segments.
         segments: usize,
     },
-    /// Another number of entries than scored rows.
+    /// The number of entries differs from the number of scored rows.
     #[error("{what}: {len} entries for {rows} scored rows")]
     Count {
-        /// What was given.
+        /// Name of the list.
         what: &'static str,
-        /// How many.
+        /// Number of entries.
         len: usize,
-        /// How many there must be.
+        /// Expected number.
         rows: usize,
     },
-    /// The forward pass was of a model that computes in another format.
+    /// The number of candidates is not k per scored row.
+    #[error("candidates: {len} entries for {rows} scored rows of {k}")]
+    Candidates {
+        /// Number of entries.
+        len: usize,
+        /// Number of scored rows.
+        rows: usize,
+        /// Candidates per scored row.
+        k: usize,
+    },
+    /// A candidate is not in the vocabulary.
+    #[error("candidate {token} (entry {entry}) is outside the vocabulary of {vocab_size}")]
+    Candidate {
+        /// The token.
+        token: u32,
+        /// Its index in the list.
+        entry: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The forward pass used a model of another dtype.
     #[error("the forward pass computed in {forward}, the model computes in {model}")]
-    Compute {
-        /// Format of the forward pass.
+    Dtype {
+        /// Dtype of the forward pass.
         forward: &'static str,
-        /// Format of the model.
+        /// Dtype of the model.
         model: &'static str,
     },
-    /// The model lacks the head that something is asked of or would flow into.
+    /// The model lacks a head that a request or a derivative needs.
     #[error("{what}: the model does not have this head")]
     NoHead {
-        /// What was asked or given.
+        /// Name of the request or derivative.
         what: &'static str,
     },
-    /// A temperature that divides by nothing.
+    /// The inverse temperature is not a positive number.
     #[error(
         "inverse temperature {value} (entry {entry}) is not a positive number\nhint: greedy decoding reports temperature 1"
     )]
     Temperature {
-        /// What was given.
+        /// Its value.
         value: f32,
-        /// Its place in the list.
+        /// Its index in the list.
         entry: usize,
     },
 }
@@ -189,12 +228,12 @@ impl PackedTokens<'_> {
         }
         for (segment, parent) in self.parents.iter().enumerate() {
             let Some(parent) = *parent else { continue };
-            let wrong = |reason| Err(BatchError::Parent { segment, parent, reason });
+            let invalid = |reason| Err(BatchError::Parent { segment, parent, reason });
             if parent as usize >= segment {
-                return wrong("a parent comes before its children");
+                return invalid("a parent comes before its children");
             }
             if self.parents[parent as usize].is_some() {
-                return wrong("a parent has no parent itself");
+                return invalid("a parent has no parent itself");
             }
         }
         Ok(())
@@ -213,7 +252,7 @@ impl PackedTokens<'_> {
         self.parent(segment).map_or(0, |parent| self.len_of(parent))
     }
 
-    /// Each token's position in its sequence, `[T]`.
+    /// Position of each token in its sequence, `[T]`.
     pub(crate) fn positions(&self) -> Vec<u32> {
         let segments = 0..self.seq_starts.len() - 1;
         let of = |segment| {
@@ -223,7 +262,7 @@ impl PackedTokens<'_> {
         segments.flat_map(of).collect()
     }
 
-    /// The row before each token in its sequence: what predicts it, `[T]`; `None` where a sequence begins.
+    /// Row that predicts each token, `[T]`: the previous row of its sequence; `None` for the first token of a sequence.
     pub(crate) fn predictors(&self) -> Vec<Option<u32>> {
         let mut before: Vec<Option<u32>> = (0..self.tokens.len() as u32).map(|t| t.checked_sub(1)).collect();
         for (segment, &start) in self.seq_starts[..self.seq_starts.len() - 1].iter().enumerate() {
@@ -234,19 +273,19 @@ impl PackedTokens<'_> {
 }
 
 impl ScoreRows<'_> {
-    /// The row before each scored token, `[S]`; not ascending, and repeating, where segments share a parent.
+    /// Row that predicts each scored token, `[S]`; neither ascending nor unique if segments share a parent.
     pub(crate) fn check(&self, tokens: &PackedTokens<'_>) -> Result<Vec<u32>, BatchError> {
         check_count("inverse temperatures", self.inv_temperature, self.rows.len())?;
         let predictors = tokens.predictors();
         let mut before = Vec::with_capacity(self.rows.len());
         for (entry, &row) in self.rows.iter().enumerate() {
-            let wrong = |reason| Err(BatchError::Row { row, entry, reason });
+            let invalid = |reason| Err(BatchError::Row { row, entry, reason });
             if entry > 0 && self.rows[entry - 1] >= row {
-                return wrong("rows must ascend");
+                return invalid("rows must ascend");
             }
             match predictors.get(row as usize) {
-                None => return wrong("there is no such token"),
-                Some(None) => return wrong("nothing predicts the first token of a sequence"),
+                None => return invalid("there is no such token"),
+                Some(None) => return invalid("nothing predicts the first token of a sequence"),
                 Some(&Some(predictor)) => before.push(predictor),
             }
         }
@@ -256,6 +295,22 @@ impl ScoreRows<'_> {
             }
         }
         Ok(before)
+    }
+}
+
+impl Candidates<'_> {
+    pub(crate) fn check(&self, config: &ModelConfig, rows: usize) -> Result<(), BatchError> {
+        if !config.output_heads.language() {
+            return Err(BatchError::NoHead { what: "candidates" });
+        }
+        if Some(self.ids.len()) != rows.checked_mul(self.k) {
+            return Err(BatchError::Candidates { len: self.ids.len(), rows, k: self.k });
+        }
+        let vocab_size = config.vocab_size;
+        match self.ids.iter().position(|&token| token as usize >= vocab_size) {
+            Some(entry) => Err(BatchError::Candidate { token: self.ids[entry], entry, vocab_size }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -302,9 +357,9 @@ mod tests {
         let zero = ScoreRows { rows: &[1], inv_temperature: &[0.0] };
         assert!(matches!(zero.check(&tokens), Err(BatchError::Temperature { .. })));
     }
-    /// Two sequences that share their beginning, beside one that shares nothing.
+    /// Two sequences with a common prefix, and an independent one.
     #[test]
-    fn segments_go_on_from_their_parents() {
+    fn segments_continue_their_parents() {
         let tokens = PackedTokens {
             tokens: &[1, 2, 3, 4, 5, 6, 7, 8],
             seq_starts: &[0, 3, 5, 6, 8],

@@ -1,22 +1,21 @@
-//! Decoding: rows of many sequences at once, prompts and single tokens mixed, over a cache of keys and values.
+//! Decoding: one step over rows of many sequences, prompts and single tokens mixed, with a key/value cache.
 
 use rloom_ops::{
-    self as ops, Bf16, Buf, CachedRow, Ctx, Element, HeadAsk, HeadOutput, KV_BLOCK, KvLayer, Turn,
+    self as ops, Bf16, Buf, CachedRow, Ctx, Element, HeadOutput, HeadRequest, KV_BLOCK, KvLayer, Rotation,
 };
 
 use crate::model::attention_shape;
 use crate::packed::{PackedSet, PackedWeights};
-use crate::{Compute, Model, ModelConfig};
+use crate::{Dtype, Model, ModelConfig};
 
-/// Keys and values of all layers, in blocks of [`KV_BLOCK`] tokens. Which sequence owns which block is the caller's
-/// to know.
+/// Keys and values of all layers, in blocks of [`KV_BLOCK`] tokens. The caller tracks which sequence owns which block.
 #[derive(Debug)]
 pub struct KvCache {
     layers: KvLayers,
     blocks: usize,
 }
 
-/// In the compute format of the model.
+/// Layers in the dtype of the model.
 #[derive(Debug)]
 enum KvLayers {
     F32(Vec<KvLayer<f32>>),
@@ -24,14 +23,14 @@ enum KvLayers {
 }
 
 impl KvCache {
-    /// A cache of `blocks` blocks for models of this shape and compute format.
+    /// A cache of `blocks` blocks for models of this shape and dtype.
     pub fn new(config: &ModelConfig, blocks: usize) -> Self {
         fn layers<E: Element>(config: &ModelConfig, blocks: usize) -> Vec<KvLayer<E>> {
             (0..config.layers).map(|_| KvLayer::new(blocks, attention_shape(config))).collect()
         }
-        let layers = match config.compute {
-            Compute::F32 => KvLayers::F32(layers(config, blocks)),
-            Compute::Bf16 => KvLayers::Bf16(layers(config, blocks)),
+        let layers = match config.dtype {
+            Dtype::F32 => KvLayers::F32(layers(config, blocks)),
+            Dtype::Bf16 => KvLayers::Bf16(layers(config, blocks)),
         };
         Self { layers, blocks }
     }
@@ -41,7 +40,7 @@ impl KvCache {
         self.blocks
     }
 
-    /// Memory of one block over all layers, in bytes.
+    /// Size of one block over all layers, in bytes.
     pub fn bytes_per_block(&self) -> usize {
         let bytes: usize = match &self.layers {
             KvLayers::F32(layers) => layers.iter().map(KvLayer::bytes).sum(),
@@ -50,7 +49,7 @@ impl KvCache {
         bytes / self.blocks.max(1)
     }
 
-    /// Copies a block in all layers: what two sequences share stays, what one of them adds goes to its own.
+    /// Copies a block in all layers, for a sequence that diverges from others that share it.
     ///
     /// # Panics
     ///
@@ -62,13 +61,13 @@ impl KvCache {
         }
     }
 
-    /// Copies a block of another cache in all layers, for a sequence that goes on in this one.
+    /// Copies a block from another cache in all layers, for a sequence that moves to this one.
     ///
     /// # Panics
     ///
-    /// If the other cache is for models of another shape or compute format, or there is no such block.
+    /// If the other cache is for models of another shape or dtype, or there is no such block.
     pub fn copy_from(&mut self, to: u32, other: &Self, from: u32) {
-        assert_eq!(self.shape(), other.shape(), "caches of other layers or compute formats");
+        assert_eq!(self.shape(), other.shape(), "caches of other layers or dtype formats");
         match (&mut self.layers, &other.layers) {
             (KvLayers::F32(layers), KvLayers::F32(others)) => copy_from(layers, to, others, from),
             (KvLayers::Bf16(layers), KvLayers::Bf16(others)) => copy_from(layers, to, others, from),
@@ -76,11 +75,11 @@ impl KvCache {
         }
     }
 
-    /// Layers there are, and their format.
-    fn shape(&self) -> (usize, Compute) {
+    /// Number of layers, and their dtype.
+    fn shape(&self) -> (usize, Dtype) {
         match &self.layers {
-            KvLayers::F32(layers) => (layers.len(), Compute::F32),
-            KvLayers::Bf16(layers) => (layers.len(), Compute::Bf16),
+            KvLayers::F32(layers) => (layers.len(), Dtype::F32),
+            KvLayers::Bf16(layers) => (layers.len(), Dtype::Bf16),
         }
     }
 }
@@ -94,24 +93,24 @@ fn copy_from<E: Element>(layers: &mut [KvLayer<E>], to: u32, others: &[KvLayer<E
 /// One token of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRow<'a> {
-    /// The token.
+    /// Token id.
     pub token: u32,
-    /// Its position in its sequence. All earlier positions are in the cache, or are rows of the same step.
+    /// Position in its sequence. All earlier positions must be in the cache or be rows of the same step.
     pub position: u32,
-    /// The sequence's blocks, in order; block `position / KV_BLOCK` must not be written by another sequence.
+    /// Blocks of the sequence, in order; block `position / KV_BLOCK` must not be written by another sequence.
     pub blocks: &'a [u32],
 }
 
-/// What a step is to say of one of its rows.
+/// Request for the output of one row of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wanted {
-    /// The row.
+pub struct RowRequest {
+    /// Index of the row.
     pub row: u32,
-    /// The logits after it, or a token drawn by them.
-    pub ask: HeadAsk,
+    /// Requested output: the logits after the row, or a token drawn from them.
+    pub request: HeadRequest,
 }
 
-/// Memory of a step, kept from one to the next. It serves models of either format.
+/// Scratch memory of steps, reused from one to the next and shared by models of both dtypes.
 #[derive(Debug, Default)]
 pub struct StepScratch {
     stream: Stream,
@@ -119,19 +118,19 @@ pub struct StepScratch {
     bf16: Rows<Bf16>,
 }
 
-/// What is `f32` in both formats.
+/// Buffers that are `f32` in both dtypes.
 #[derive(Debug, Default)]
 struct Stream {
     x: Buf,
-    /// After attention, and where rows are picked.
+    /// After attention; also used to select rows.
     mid: Buf,
     rstd: Buf,
 }
 
-/// What is in the compute format.
+/// Buffers in the dtype of the model.
 #[derive(Debug, Default)]
 struct Rows<E: Element> {
-    /// Before the head, and where queries are picked.
+    /// Input of the head; also used to select queries.
     normed: Buf<E>,
     q: Buf<E>,
     k: Buf<E>,
@@ -140,13 +139,13 @@ struct Rows<E: Element> {
     hidden: Buf<E>,
 }
 
-/// A step that the model cannot compute.
+/// An invalid step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// A token is not in the vocabulary.
     #[error(
-        "token {token} (row {row}) is outside of the vocabulary of {vocab_size}\nhint: tokenizer and model do not belong together"
+        "token {token} (row {row}) is outside the vocabulary of {vocab_size}\nhint: the tokenizer does not match the model"
     )]
     Token {
         /// The token.
@@ -156,50 +155,50 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// A sequence has outgrown the model.
-    #[error("position {position} (row {row}) is beyond the {max} positions of the model")]
+    /// A position exceeds the model's context.
+    #[error("position {position} (row {row}) exceeds the {max} positions of the model")]
     Position {
         /// The position.
         position: u32,
         /// Its row.
         row: usize,
-        /// The model's limit.
+        /// Maximum number of positions.
         max: usize,
     },
-    /// A row's blocks do not reach its position, or are not in the cache.
+    /// A row's blocks do not include its position, or are not in the cache.
     #[error(
         "row {row}: its {blocks} blocks do not hold position {position} of a cache of {cache_blocks} blocks"
     )]
     Blocks {
         /// The row.
         row: usize,
-        /// Blocks given.
+        /// Number of blocks of the row.
         blocks: usize,
         /// Its position.
         position: u32,
-        /// Blocks of the cache.
+        /// Number of blocks of the cache.
         cache_blocks: usize,
     },
-    /// An answer is wanted of a row that is not there.
-    #[error("an answer for row {row} is wanted, the step has {rows} rows")]
-    Wanted {
+    /// A requested row does not exist.
+    #[error("row {row} is requested, but the step has {rows} rows")]
+    RowRequest {
         /// The row.
         row: u32,
-        /// Rows of the step.
+        /// Number of rows of the step.
         rows: usize,
     },
-    /// A critic samples nothing.
+    /// A critic has no language head to sample from.
     #[error("a critic has no language head to sample from\nhint: only its policy generates")]
     NoLanguageHead,
-    /// The cache was made for a model that computes in another format.
+    /// The cache was created for a model of another dtype.
     #[error("the cache holds {cache}, the model computes in {model}")]
-    Compute {
-        /// Format of the cache.
+    Dtype {
+        /// Dtype of the cache.
         cache: &'static str,
-        /// Format of the model.
+        /// Dtype of the model.
         model: &'static str,
     },
-    /// The cache was made for a model of another shape.
+    /// The cache was created for a model of another shape.
     #[error("the cache has {cache} layers, the model {model}")]
     Cache {
         /// Layers of the cache.
@@ -210,38 +209,36 @@ pub enum StepError {
 }
 
 impl Model {
-    /// Computes R rows: writes their keys and values to the cache, attends, and leaves in `answers` one answer for each
-    /// of the `wanted` rows: the logits after it, or a token drawn by them, for which none are kept. The bits of a row
-    /// depend on its own sequence alone and equal those of [`Model::forward`].
+    /// Computes R rows: writes their keys and values to the cache, attends, and stores one result per request in
+    /// `results`: the logits after the row, or a token drawn from them without storing logits. A row's bits depend on
+    /// its own sequence alone and are identical to those of [`Model::forward`].
     ///
     /// # Panics
     ///
-    /// If `cache` was made for heads of another shape.
+    /// If `cache` was created for heads of another shape.
     pub fn step(
         &self,
         ctx: &Ctx,
         cache: &mut KvCache,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        requests: &[RowRequest],
         scratch: &mut StepScratch,
-        answers: &mut HeadOutput,
+        results: &mut HeadOutput,
     ) -> Result<(), StepError> {
-        self.check_step(cache, rows, wanted)?;
-        answers.reset(&[], self.config().vocab_size);
+        self.check_step(cache, rows, requests)?;
+        results.reset(&[], self.config().vocab_size);
         if rows.is_empty() {
             return Ok(());
         }
         let StepScratch { stream, f32, bf16 } = scratch;
         match (self.packed(ctx), &mut cache.layers) {
             (PackedWeights::F32(packed), KvLayers::F32(cache)) => {
-                self.step_in(ctx, packed, cache, rows, wanted, (stream, f32), answers)
+                self.step_in(ctx, packed, cache, rows, requests, (stream, f32), results)
             }
             (PackedWeights::Bf16(packed), KvLayers::Bf16(cache)) => {
-                self.step_in(ctx, packed, cache, rows, wanted, (stream, bf16), answers)
+                self.step_in(ctx, packed, cache, rows, requests, (stream, bf16), results)
             }
-            _ => {
-                Err(StepError::Compute { cache: cache.shape().1.name(), model: self.config().compute.name() })
-            }
+            _ => Err(StepError::Dtype { cache: cache.shape().1.name(), model: self.config().dtype.name() }),
         }
     }
 
@@ -251,9 +248,9 @@ impl Model {
         packed: &PackedSet<E>,
         cache: &mut [KvLayer<E>],
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        requests: &[RowRequest],
         (stream, s): (&mut Stream, &mut Rows<E>),
-        answers: &mut HeadOutput,
+        results: &mut HeadOutput,
     ) -> Result<(), StepError> {
         let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
         let c = self.config();
@@ -263,27 +260,28 @@ impl Model {
         let slots: Vec<u32> = rows.iter().map(StepRow::slot).collect();
         let mut reach: Vec<CachedRow<'_>> =
             rows.iter().map(|row| CachedRow { blocks: row.blocks, len: row.position as usize + 1 }).collect();
-        let furthest = positions.iter().max().map_or(0, |&position| position as usize + 1);
-        let table = self.rope().at_least(c, furthest);
-        let turn = Turn { positions: &positions, table: &table };
+        let last_position = positions.iter().max().map_or(0, |&position| position as usize + 1);
+        let table = self.rope().at_least(c, last_position);
+        let rotation = Rotation { positions: &positions, table: &table };
         stream.resize(c, r);
         s.resize(c, r);
-        let (wanted, asks): (Vec<u32>, Vec<HeadAsk>) = wanted.iter().map(|w| (w.row, w.ask)).unzip();
-        let all_wanted = wanted.iter().copied().eq(0..r as u32);
+        let (requests, head_requests): (Vec<u32>, Vec<HeadRequest>) =
+            requests.iter().map(|w| (w.row, w.request)).unzip();
+        let all_requested = requests.iter().copied().eq(0..r as u32);
 
         ops::embedding(ctx, &mut stream.x, &self.weights().embedding, &tokens, d);
         for (index, kv) in cache.iter_mut().enumerate() {
             let layer = self.layer(packed, index);
-            layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, &stream.x, turn);
+            layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, &stream.x, rotation);
             ops::kv_write(ctx, kv, &s.k, &s.v, &slots);
-            if index + 1 == c.layers && !all_wanted {
-                // Of the other rows nobody needs more than the last layer's keys and values.
-                if wanted.is_empty() {
+            if index + 1 == c.layers && !all_requested {
+                // The last layer of all other rows is needed for its keys and values only.
+                if requests.is_empty() {
                     return Ok(());
                 }
-                stream.keep(ctx, c, &wanted);
-                s.keep(ctx, c, &wanted);
-                reach = wanted.iter().map(|&row| reach[row as usize]).collect();
+                stream.keep(ctx, c, &requests);
+                s.keep(ctx, c, &requests);
+                reach = requests.iter().map(|&row| reach[row as usize]).collect();
             }
             let Stream { x, mid, .. } = stream;
             ops::attention_cached(ctx, &mut s.attended, &s.q, kv, &reach);
@@ -291,15 +289,20 @@ impl Model {
             layer.gate_up(ctx, &mut s.hidden, None, mid, reach.len());
             layer.down(ctx, x, mid, &s.hidden, reach.len());
         }
-        let (w, norm, eps) = (wanted.len(), &self.weights().norm, c.rms_norm_eps as f32);
+        let (w, norm, eps) = (requests.len(), &self.weights().norm, c.rms_norm_eps as f32);
         s.normed.resize(w * d);
         stream.rstd.resize(w);
         ops::rms_norm(ctx, &mut s.normed, &mut stream.rstd, &stream.x, norm, w, d, eps);
-        ops::head_draw(ctx, answers, &s.normed, head, &asks);
+        ops::head_draw(ctx, results, &s.normed, head, &head_requests);
         Ok(())
     }
 
-    fn check_step(&self, cache: &KvCache, rows: &[StepRow<'_>], wanted: &[Wanted]) -> Result<(), StepError> {
+    fn check_step(
+        &self,
+        cache: &KvCache,
+        rows: &[StepRow<'_>],
+        requests: &[RowRequest],
+    ) -> Result<(), StepError> {
         let c = self.config();
         let layers = cache.shape().0;
         if layers != c.layers {
@@ -323,15 +326,15 @@ impl Model {
                 });
             }
         }
-        match wanted.iter().find(|wanted| wanted.row as usize >= rows.len()) {
-            Some(wanted) => Err(StepError::Wanted { row: wanted.row, rows: rows.len() }),
+        match requests.iter().find(|requests| requests.row as usize >= rows.len()) {
+            Some(requests) => Err(StepError::RowRequest { row: requests.row, rows: rows.len() }),
             None => Ok(()),
         }
     }
 }
 
 impl StepRow<'_> {
-    /// Where its key and value go.
+    /// Cache slot of its key and value.
     fn slot(&self) -> u32 {
         let position = self.position as usize;
         self.blocks[position / KV_BLOCK] * KV_BLOCK as u32 + (position % KV_BLOCK) as u32
@@ -344,7 +347,7 @@ impl Stream {
         self.mid.resize(r * c.hidden_size);
     }
 
-    /// Leaves the stream of these rows only, as it is before attention.
+    /// Selects rows of the residual stream before attention.
     fn keep(&mut self, ctx: &Ctx, c: &ModelConfig, rows: &[u32]) {
         self.mid.resize(rows.len() * c.hidden_size);
         ops::gather_rows(ctx, &mut self.mid, &self.x, rows, c.hidden_size);
@@ -363,7 +366,7 @@ impl<E: Element> Rows<E> {
         self.hidden.resize(r * c.intermediate_size);
     }
 
-    /// Leaves the queries of these rows only, and room for what comes of them.
+    /// Selects the queries of these rows, and resizes the buffers that depend on them.
     fn keep(&mut self, ctx: &Ctx, c: &ModelConfig, rows: &[u32]) {
         let he = c.heads * c.head_dim;
         self.normed.resize(rows.len() * he);

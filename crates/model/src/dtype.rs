@@ -1,24 +1,24 @@
-//! What a model computes in, and what it keeps between forward and backward. Both are properties of a run, not of a
-//! model folder.
+//! Dtype of matrix products. A property of a run, not of a model folder.
 
+use rloom_ops::{Ctx, Isa};
 use serde::{Deserialize, Serialize};
 
-/// The format of the weights and inputs of matrix products, attention's probabilities and derivatives among them. Their
-/// sums, the residual stream, norms, softmax, logits, losses and all gradients of weights are `f32` in both, and so are the
-/// weights that the optimiser changes.
+/// Format of the weights and inputs of matrix products, including attention's probabilities and their derivatives.
+/// Sums, the residual stream, norms, softmax, logits, losses, all weight gradients and the master weights are `f32` in
+/// both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Compute {
+pub enum Dtype {
     /// 32 bits: the reference.
     #[default]
     F32,
-    /// 16 bits with the exponents of `f32` and 8 significant bits: half of the memory traffic, and the format of the
+    /// 16 bits with the exponent range of `f32` and 8 significant bits: half the memory traffic, and the format of the
     /// processors' matrix instructions.
     Bf16,
 }
 
-impl Compute {
-    /// As settings spell it.
+impl Dtype {
+    /// Name, as spelled in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -26,7 +26,19 @@ impl Compute {
         }
     }
 
-    /// Bytes of a number.
+    /// Name of the numeric path that products take in a context. Runs with equal inputs and equal numeric paths are
+    /// bitwise identical; in f32 it is the instruction set, in bf16 the method of summing products.
+    pub fn numeric_path(self, ctx: &Ctx) -> &'static str {
+        match (self, ctx.isa()) {
+            // Both add instructions for bf16 products only.
+            (Self::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name(),
+            (Self::F32, isa) => isa.name(),
+            (Self::Bf16, _) if ctx.uses_tiles() => "bf16 tiles",
+            (Self::Bf16, _) => "bf16 dot pairs",
+        }
+    }
+
+    /// Size of a number in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -35,16 +47,16 @@ impl Compute {
     }
 }
 
-/// What the backward pass computes again instead of keeping it (Chen et al., 2016, arXiv:1604.06174): less memory for
-/// more arithmetic. Scores and gradients are the same bits with each.
+/// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174). Trades
+/// compute for memory; scores and gradients are bitwise identical.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Norms and SwiGLU's product alone, which are cheaper to compute than to keep.
+pub enum ActivationCheckpointing {
+    /// Recomputes only norms and SwiGLU's product, which are cheaper to compute than to keep.
     #[default]
     None,
-    /// The attention, too: projections, softmax and all.
+    /// Also recomputes the attention: projections, scores and softmax.
     Attention,
-    /// Everything of a layer but its input.
+    /// Keeps only each layer's input.
     Block,
 }

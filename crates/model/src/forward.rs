@@ -1,80 +1,83 @@
-//! The forward pass over packed sequences: scores alone, or with what the backward pass needs.
+//! The forward pass over packed sequences: scores only, or with the activations for the backward pass.
 //!
-//! What is kept per token and layer, unless the backward pass is to compute it again: the two residual streams, queries,
-//! keys, values, the attention's result and the feed-forward layer's `[gate | up]`. Normalised inputs and SwiGLU's product
-//! are cheap and always computed again.
+//! Saved per token and layer, unless recomputed in the backward pass: the two residual streams, queries, keys, values,
+//! the attention result and the feed-forward layer's `[gate | up]`. Normalised inputs and SwiGLU's product are cheap
+//! and always recomputed.
 
 use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, Segments};
 
+use crate::buf_pool::PooledBuf;
 use crate::heads::HeadActivations;
 use crate::packed::{PackedSet, PackedWeights};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
-use crate::workspace::Lent;
-use crate::{BatchError, Compute, Model, PackedTokens, Recompute, ScoreRows, Scores};
+use crate::{
+    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, Model, PackedTokens, ScoreRows,
+    Scores,
+};
 
-/// What one layer's backward pass needs; what is `None` it computes again.
+/// Activations of one layer for the backward pass; `None` is recomputed.
 #[derive(Debug)]
 pub(crate) struct LayerActivations<E: Element> {
     /// The layer's input, `[T, D]`.
-    pub(crate) x: Lent,
+    pub(crate) x: PooledBuf,
     pub(crate) attention: Option<AttentionActivations<E>>,
     pub(crate) mlp: Option<MlpActivations<E>>,
 }
 
-/// What the backward pass needs.
+/// Activations for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Activations<E: Element> {
     pub(crate) layers: Vec<LayerActivations<E>>,
     pub(crate) heads: HeadActivations<E>,
 }
 
-/// [`Activations`] in the model's compute format.
+/// [`Activations`] in the model's dtype.
 #[derive(Debug)]
-pub(crate) enum Kept {
+pub(crate) enum SavedActivations {
     F32(Activations<f32>),
     Bf16(Activations<Bf16>),
 }
 
-/// A forward pass with what its backward pass needs. The weights must not change in between.
+/// A forward pass with the activations for its backward pass. The weights must not change in between.
 #[derive(Debug)]
 pub struct Forward {
     pub(crate) tokens: Vec<u32>,
     pub(crate) seq_starts: Vec<usize>,
     pub(crate) parents: Vec<Option<u32>>,
     pub(crate) positions: Vec<u32>,
-    pub(crate) kept: Kept,
+    pub(crate) saved: SavedActivations,
     scores: Scores,
 }
 
 impl Forward {
-    /// What the model says of the scored tokens.
+    /// Scores of the scored tokens.
     pub fn scores(&self) -> &Scores {
         &self.scores
     }
 }
 
-impl Kept {
-    pub(crate) fn compute(&self) -> Compute {
+impl SavedActivations {
+    pub(crate) fn dtype(&self) -> Dtype {
         match self {
-            Self::F32(_) => Compute::F32,
-            Self::Bf16(_) => Compute::Bf16,
+            Self::F32(_) => Dtype::F32,
+            Self::Bf16(_) => Dtype::Bf16,
         }
     }
 }
 
-/// A batch that was checked, with what follows from it.
+/// A validated batch and the data derived from it.
 #[derive(Clone, Copy)]
-pub(crate) struct Checked<'a> {
+pub(crate) struct CheckedBatch<'a> {
     pub(crate) batch: &'a PackedTokens<'a>,
-    /// Each token's, `[T]`.
+    /// Position of each token, `[T]`.
     positions: &'a [u32],
     pub(crate) rows: &'a ScoreRows<'a>,
-    /// The row before each scored token, `[S]`.
-    pub(crate) before: &'a [u32],
+    /// Row that predicts each scored token, `[S]`.
+    pub(crate) predictors: &'a [u32],
 }
 
 impl Model {
-    /// What the model says of the scored tokens; keeps nothing.
+    /// Scores the given tokens without saving activations.
     pub fn score(
         &self,
         ctx: &Ctx,
@@ -82,35 +85,65 @@ impl Model {
         rows: &ScoreRows<'_>,
     ) -> Result<Scores, BatchError> {
         batch.check(self.config())?;
-        let before = rows.check(batch)?;
-        let of = Checked { batch, positions: &batch.positions(), rows, before: &before };
+        let predictors = rows.check(batch)?;
+        let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
         Ok(match self.packed(ctx) {
-            PackedWeights::F32(packed) => self.run(ctx, packed, of, None).1,
-            PackedWeights::Bf16(packed) => self.run(ctx, packed, of, None).1,
+            PackedWeights::F32(packed) => self.run(ctx, packed, checked, None).1,
+            PackedWeights::Bf16(packed) => self.run(ctx, packed, checked, None).1,
         })
     }
 
-    /// As [`score`](Self::score), keeping what [`backward`](Self::backward) needs but for what `recompute` says that it
-    /// computes again.
+    /// As [`score`](Self::score), also scoring k candidate tokens at the position of each scored token. There is no
+    /// backward pass for candidates.
+    pub fn score_candidates(
+        &self,
+        ctx: &Ctx,
+        batch: &PackedTokens<'_>,
+        rows: &ScoreRows<'_>,
+        candidates: &Candidates<'_>,
+    ) -> Result<CandidateScores, BatchError> {
+        batch.check(self.config())?;
+        let predictors = rows.check(batch)?;
+        candidates.check(self.config(), rows.rows.len())?;
+        let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
+        match self.packed(ctx) {
+            PackedWeights::F32(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
+            PackedWeights::Bf16(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
+        }
+    }
+
+    fn score_candidates_in<E: Element>(
+        &self,
+        ctx: &Ctx,
+        packed: &PackedSet<E>,
+        checked: CheckedBatch<'_>,
+        candidates: &Candidates<'_>,
+    ) -> Result<CandidateScores, BatchError> {
+        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, None);
+        self.run_candidates(ctx, packed, checked, candidates, &x)
+    }
+
+    /// As [`score`](Self::score), saving the activations that [`backward`](Self::backward) needs, except those that
+    /// `checkpointing` leaves to be recomputed.
     pub fn forward(
         &self,
         ctx: &Ctx,
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
-        recompute: Recompute,
+        checkpointing: ActivationCheckpointing,
     ) -> Result<Forward, BatchError> {
         batch.check(self.config())?;
-        let before = rows.check(batch)?;
+        let predictors = rows.check(batch)?;
         let positions = batch.positions();
-        let of = Checked { batch, positions: &positions, rows, before: &before };
-        let (kept, scores) = match self.packed(ctx) {
+        let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors };
+        let (saved, scores) = match self.packed(ctx) {
             PackedWeights::F32(packed) => {
-                let (kept, scores) = self.run(ctx, packed, of, Some(recompute));
-                (Kept::F32(kept), scores)
+                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
+                (SavedActivations::F32(saved), scores)
             }
             PackedWeights::Bf16(packed) => {
-                let (kept, scores) = self.run(ctx, packed, of, Some(recompute));
-                (Kept::Bf16(kept), scores)
+                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
+                (SavedActivations::Bf16(saved), scores)
             }
         };
         Ok(Forward {
@@ -118,12 +151,12 @@ impl Model {
             seq_starts: batch.seq_starts.to_vec(),
             parents: batch.parents.to_vec(),
             positions,
-            kept,
+            saved,
             scores,
         })
     }
 
-    /// Logits after the given packed indices, `[rows, V]`: for tests and inspection, since it holds them all.
+    /// Logits after the given packed indices, `[rows, V]`. For tests and inspection: stores all logits.
     pub fn logits(&self, ctx: &Ctx, batch: &PackedTokens<'_>, rows: &[u32]) -> Result<Vec<f32>, BatchError> {
         batch.check(self.config())?;
         if let Some(entry) = rows.iter().position(|&row| row as usize >= batch.tokens.len()) {
@@ -150,38 +183,39 @@ impl Model {
         Ok(logits.as_slice().to_vec())
     }
 
-    /// The scores, and what the backward pass needs: of the layers only what `keep` says, nothing without it.
+    /// Computes the scores and the activations for the backward pass; layer activations as selected by `keep`, none if
+    /// `None`.
     fn run<E: Element>(
         &self,
         ctx: &Ctx,
         packed: &PackedSet<E>,
-        of: Checked<'_>,
-        keep: Option<Recompute>,
+        checked: CheckedBatch<'_>,
+        keep: Option<ActivationCheckpointing>,
     ) -> (Activations<E>, Scores) {
         let mut layers = Vec::new();
-        let keep = keep.map(|recompute| (recompute, &mut layers));
-        let x = self.run_layers(ctx, packed, of.batch, of.positions, keep);
-        let (heads, scores) = self.run_heads(ctx, packed, of, &x);
+        let keep = keep.map(|checkpointing| (checkpointing, &mut layers));
+        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, keep);
+        let (heads, scores) = self.run_heads(ctx, packed, checked, &x);
         (Activations { layers, heads }, scores)
     }
 
-    /// The residual stream after the last layer, `[T, D]`; fills `keep` where it is given.
+    /// Computes the residual stream after the last layer, `[T, D]`; appends the layers' activations to `keep` if given.
     fn run_layers<E: Element>(
         &self,
         ctx: &Ctx,
         packed: &PackedSet<E>,
         batch: &PackedTokens<'_>,
         positions: &[u32],
-        mut keep: Option<(Recompute, &mut Vec<LayerActivations<E>>)>,
-    ) -> Lent {
+        mut keep: Option<(ActivationCheckpointing, &mut Vec<LayerActivations<E>>)>,
+    ) -> PooledBuf {
         let segments = Segments { starts: batch.seq_starts, parents: batch.parents };
         let pass = Pass::new(self, ctx, packed, positions, segments);
         let d = self.config().hidden_size;
-        let mut x = pass.lend(d);
+        let mut x = pass.take(d);
         ops::embedding(ctx, &mut x, &self.weights().embedding, batch.tokens, d);
         for index in 0..self.config().layers {
-            let recompute = keep.as_ref().map(|(recompute, _)| *recompute);
-            let (next, attention, mlp) = pass.run_layer(index, &x, recompute);
+            let checkpointing = keep.as_ref().map(|(checkpointing, _)| *checkpointing);
+            let (next, attention, mlp) = pass.run_layer(index, &x, checkpointing);
             let x = std::mem::replace(&mut x, next);
             if let Some((_, layers)) = &mut keep {
                 layers.push(LayerActivations { x, attention, mlp });
@@ -192,22 +226,23 @@ impl Model {
 }
 
 impl<E: Element> Pass<'_, E> {
-    /// A layer's result and what is kept of it.
+    /// Computes a layer's output and the activations to save.
     fn run_layer(
         &self,
         index: usize,
         x: &Buf,
-        keep: Option<Recompute>,
-    ) -> (Lent, Option<AttentionActivations<E>>, Option<MlpActivations<E>>) {
+        keep: Option<ActivationCheckpointing>,
+    ) -> (PooledBuf, Option<AttentionActivations<E>>, Option<MlpActivations<E>>) {
         let layer = self.layer(index);
         let attention = self.attend(layer, x);
         let mid = self.mid(layer, x, &attention.attended);
-        // What is not kept goes before the feed-forward layer takes memory.
-        let attention = (keep == Some(Recompute::None)).then_some(attention);
-        let keeps_mlp = matches!(keep, Some(Recompute::None | Recompute::Attention));
-        let mut gate_up = keeps_mlp.then(|| self.lend_gate_up(layer));
+        // Frees unsaved activations before the feed-forward layer allocates memory.
+        let attention = (keep == Some(ActivationCheckpointing::None)).then_some(attention);
+        let keeps_mlp =
+            matches!(keep, Some(ActivationCheckpointing::None | ActivationCheckpointing::Attention));
+        let mut gate_up = keeps_mlp.then(|| self.take_gate_up(layer));
         let hidden = self.hidden(layer, &mid, gate_up.as_deref_mut());
-        let mut next = self.lend(layer.config.hidden_size);
+        let mut next = self.take(layer.config.hidden_size);
         layer.down(self.ctx, &mut next, &mid, &hidden, self.tokens());
         (next, attention, gate_up.map(|gate_up| MlpActivations { mid, gate_up }))
     }

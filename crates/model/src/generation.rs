@@ -1,4 +1,4 @@
-//! `generation_config.json`: what ends a text, and the sampling that its authors recommend.
+//! `generation_config.json`: special tokens and the recommended sampling settings.
 
 use std::path::Path;
 
@@ -8,38 +8,38 @@ use crate::config::fields::Fields;
 use crate::config::token_ids_to_json;
 use crate::{ConfigError, ModelConfig};
 
-/// The parts of `generation_config.json` that RLoom reads; all other fields are kept and written back.
+/// Supported fields of `generation_config.json`; all other fields are kept and written back.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenerationConfig {
-    /// First token of a text, where there is one.
+    /// Token that begins a text, if any.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// Filler of padded batches.
+    /// Padding token.
     pub pad_token_id: Option<u32>,
-    /// Whether to sample at all; greedy otherwise.
+    /// Enables sampling; greedy decoding otherwise.
     pub do_sample: Option<bool>,
     /// Recommended temperature.
     pub temperature: Option<f64>,
-    /// Recommended number of most likely tokens to sample from.
+    /// Recommended number of most probable tokens to sample from.
     pub top_k: Option<usize>,
-    /// Recommended share of probability to sample from.
+    /// Recommended cumulative probability to sample from.
     pub top_p: Option<f64>,
-    /// Recommended least probability, relative to the most likely token.
+    /// Recommended minimum probability, relative to the most probable token.
     pub min_p: Option<f64>,
-    /// The fields as they were read, in their order.
+    /// Original fields in their order.
     source: Map<String, Value>,
 }
 
 const FILE: &str = "generation_config.json";
 
 impl GenerationConfig {
-    /// A configuration that only says what ends a text.
+    /// A configuration with special tokens only.
     pub fn new(bos_token_id: Option<u32>, eos_token_ids: Vec<u32>, pad_token_id: Option<u32>) -> Self {
         Self { bos_token_id, eos_token_ids, pad_token_id, ..Self::default() }
     }
 
-    /// Reads a model folder's file. Without one, the special tokens are those of `config.json`.
+    /// Reads a model folder's file. If it does not exist, the special tokens are those of `config.json`.
     pub fn load(folder: &Path, config: &ModelConfig) -> Result<Self, ConfigError> {
         let path = folder.join(FILE);
         let text = match std::fs::read_to_string(&path) {
@@ -69,7 +69,7 @@ impl GenerationConfig {
         })
     }
 
-    /// Writes it to a model folder.
+    /// Writes the file to a model folder.
     pub fn save(&self, folder: &Path) -> Result<(), ConfigError> {
         write_json(&folder.join(FILE), &self.to_json())
     }
@@ -97,9 +97,9 @@ impl GenerationConfig {
     }
 }
 
-/// Writes an indented JSON object with a final line break.
+/// Writes an indented JSON object with a final newline.
 pub(crate) fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ConfigError> {
-    // A map of strings and numbers always has a JSON text.
+    // Infallible: a map of strings and numbers always has a JSON representation.
     let text = serde_json::to_string_pretty(fields)
         .map_err(|source| ConfigError::Json { path: path.to_owned(), source })?;
     std::fs::write(path, text + "\n").map_err(|source| ConfigError::Write { path: path.to_owned(), source })

@@ -7,7 +7,7 @@ use rloom_ops::{self as ops, Ctx};
 use crate::Model;
 use crate::tensors::{TensorSet, TensorSpec};
 
-/// The gradient of every weight, summed over micro-batches.
+/// Gradients of all weights, accumulated over micro-batches.
 #[derive(Debug, Clone)]
 pub struct Gradients {
     pub(crate) set: TensorSet,
@@ -15,34 +15,34 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Zeros for every weight of `model`.
+    /// Zero gradients for the weights of `model`.
     pub fn zeros(model: &Model) -> Self {
         Self { set: TensorSet::zeros(model.config()), specs: Arc::clone(model.specs()) }
     }
 
-    /// Forgets what was summed.
+    /// Resets all gradients to zero.
     pub fn zero(&mut self) {
         for buf in self.set.bufs_mut() {
             buf.fill(0.0);
         }
     }
 
-    /// The Euclidean norm over all weights.
+    /// Euclidean norm over all weights.
     pub fn norm(&self, ctx: &Ctx) -> f64 {
         self.set.bufs().into_iter().map(|buf| ops::sum_squares(ctx, buf)).sum::<f64>().sqrt()
     }
 
-    /// Whether no number is infinite or not a number.
+    /// True if no number is infinite or NaN.
     pub fn all_finite(&self, ctx: &Ctx) -> bool {
         self.set.bufs().into_iter().all(|buf| ops::all_finite(ctx, buf))
     }
 
-    /// The gradients under the Hugging Face names of their weights.
+    /// Gradients with the Hugging Face names of their weights.
     pub fn named(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
         self.set.named(&self.specs)
     }
 
-    /// The first weight whose gradient has a number that is not finite.
+    /// Name of the first weight with a non-finite gradient.
     pub(crate) fn first_not_finite(&self) -> Option<&str> {
         let mut named = self.named();
         named.find(|(_, values)| values.iter().any(|v| !v.is_finite())).map(|(spec, _)| spec.name.as_str())

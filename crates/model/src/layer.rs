@@ -1,16 +1,16 @@
-//! What forward and decode do alike in a layer. Both call the same operations on rows, which is why sampling and
-//! training agree to the last bit.
+//! Operations of a layer that forward and decode share. Both call the same row operations, so sampling and training are
+//! bitwise identical.
 
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Turn};
+use rloom_ops::{self as ops, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Rotation};
 
 use crate::ModelConfig;
 use crate::model::attention_shape;
 use crate::packed::PackedLayer;
 use crate::tensors::LayerTensors;
 
-/// A layer with all that is needed to compute it in one of the formats.
+/// A layer and its weights in one of the formats.
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a, E: Element> {
     pub(crate) config: &'a ModelConfig,
@@ -23,32 +23,32 @@ impl<E: Element> Layer<'_, E> {
         self.config.rms_norm_eps as f32
     }
 
-    /// Queries `[rows, H, E]`, keys and values `[rows, G, E]` of the layer's input as attention reads them; with norms per
-    /// head, `raw` has queries and keys before them, if it is given.
+    /// Computes queries `[rows, H, E]`, keys and values `[rows, G, E]` from the layer's input. With QK-norm, `raw`
+    /// receives queries and keys before it, if given.
     pub(crate) fn project(
         &self,
         ctx: &Ctx,
         qkv: [&mut Buf<E>; 3],
         raw: Option<[&mut Buf<E>; 2]>,
         x: &Buf,
-        turn: Turn<'_>,
+        rotation: Rotation<'_>,
     ) {
         let (norm, bias) = (self.norm(&self.weights.attention_norm), self.weights.qkv_bias.as_ref());
-        ops::linear_heads(ctx, qkv, raw, x, norm, &self.packed.qkv, bias, self.heads(turn));
+        ops::linear_heads(ctx, qkv, raw, x, norm, &self.packed.qkv, bias, self.heads(rotation));
     }
 
-    /// What becomes of the projection's rows.
-    pub(crate) fn heads<'a>(&'a self, turn: Turn<'a>) -> Heads<'a> {
+    /// Processing of the projection's rows.
+    pub(crate) fn heads<'a>(&'a self, rotation: Rotation<'a>) -> Heads<'a> {
         let norms = self.weights.qk_norm.as_ref();
         let norms = norms.map(|weights| HeadNorms { weights: weights.each_ref(), eps: self.eps() });
-        Heads { shape: attention_shape(self.config), turn, norms }
+        Heads { shape: attention_shape(self.config), rotation, norms }
     }
 
     fn norm<'a>(&self, weight: &'a Buf) -> Norm<'a> {
         Norm { weight, eps: self.eps() }
     }
 
-    /// RMSNorm of the layer's input, once more.
+    /// Recomputes the RMSNorm of the layer's input.
     pub(crate) fn attention_norm(
         &self,
         ctx: &Ctx,
@@ -61,13 +61,13 @@ impl<E: Element> Layer<'_, E> {
         ops::rms_norm(ctx, normed, rstd, x, &self.weights.attention_norm, rows, d, self.eps());
     }
 
-    /// RMSNorm of what the feed-forward layer reads, once more.
+    /// Recomputes the RMSNorm of the feed-forward layer's input.
     pub(crate) fn mlp_norm(&self, ctx: &Ctx, normed: &mut Buf<E>, rstd: &mut Buf, mid: &Buf, rows: usize) {
         let d = self.config.hidden_size;
         ops::rms_norm(ctx, normed, rstd, mid, &self.weights.mlp_norm, rows, d, self.eps());
     }
 
-    /// The stream after attention: `mid = x + attended · Woᵀ`.
+    /// Residual stream after attention: `mid = x + attended · Woᵀ`.
     pub(crate) fn output(&self, ctx: &Ctx, mid: &mut Buf, x: &Buf, attended: &Buf<E>, rows: usize) {
         let bias = self.weights.o_bias.as_ref();
         ops::linear_residual(ctx, mid, x, attended, rows, &self.packed.o, bias);
@@ -86,21 +86,20 @@ impl<E: Element> Layer<'_, E> {
         ops::linear_swiglu(ctx, hidden, gate_up, mid, norm, rows, &self.packed.gate_up);
     }
 
-    /// The layer's result: `next = mid + hidden · Wdᵀ`.
+    /// The layer's output: `next = mid + hidden · Wdᵀ`.
     pub(crate) fn down(&self, ctx: &Ctx, next: &mut Buf, mid: &Buf, hidden: &Buf<E>, rows: usize) {
         ops::linear_residual(ctx, next, mid, hidden, rows, &self.packed.down, None);
     }
 }
 
-/// Cosines and sines for as many positions as were needed so far: a model that allows a million positions rarely
-/// sees them.
+/// Cosines and sines for the largest position used so far: models that allow a million positions rarely use them.
 #[derive(Debug, Default)]
 pub(crate) struct RopeTables {
     table: std::sync::RwLock<Option<Arc<RopeTable>>>,
 }
 
 impl RopeTables {
-    /// A table for positions `0..positions` at least.
+    /// A table of at least the positions `0..positions`.
     pub(crate) fn at_least(&self, config: &ModelConfig, positions: usize) -> Arc<RopeTable> {
         use std::sync::PoisonError;
         let enough = |table: &Option<Arc<RopeTable>>| {

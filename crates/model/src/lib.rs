@@ -1,19 +1,20 @@
 //! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families: forward and hand-written backward over packed
 //! sequences, decoding through a cache, AdamW, and Hugging Face folders in and out.
 //!
-//! A [`Model`] never reads an element of a tensor while it computes: it calls the operations of `rloom_ops` on
-//! buffers. All of them are batch-invariant, so the log-probability of a token is the same bits whether it was
-//! sampled by [`Model::step`] or scored by [`Model::forward`], whatever shared its batch.
+//! A [`Model`] never accesses tensor elements while computing: it calls the operations of `rloom_ops` on buffers. All
+//! of them are batch-invariant, so a token's log-probability is bitwise identical whether it was sampled by
+//! [`Model::step`] or scored by [`Model::forward`], regardless of the rest of the batch.
 //!
-//! Letters in names and docs are shapes: T packed tokens, S scored tokens, R rows of a decode step, D hidden size,
+//! Letters in names and docs are dimensions: T packed tokens, S scored tokens, R rows of a decode step, D hidden size,
 //! F feed-forward size, V vocabulary, H query heads, G key/value heads, E head size. Everything is row-major.
 
 mod backward;
 mod batch;
+mod buf_pool;
 mod checkpoint;
-mod compute;
 mod config;
 mod decode;
+mod dtype;
 mod forward;
 mod generation;
 mod gradients;
@@ -26,17 +27,16 @@ mod packed;
 mod pass;
 mod schedule;
 mod tensors;
-mod workspace;
 
 use std::sync::Arc;
 
 use rloom_core::PolicyVersion;
 
-pub use batch::{BatchError, PackedTokens, ScoreGrads, ScoreRows, Scores};
-pub use checkpoint::CheckpointError;
-pub use compute::{Compute, Recompute};
-pub use config::{ConfigError, Family, ModelConfig, NewModel, OutputHeads, RopeScaling};
-pub use decode::{KvCache, StepError, StepRow, StepScratch, Wanted};
+pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrads, ScoreRows, Scores};
+pub use checkpoint::{CheckpointError, IndexProblem};
+pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};
+pub use decode::{KvCache, RowRequest, StepError, StepRow, StepScratch};
+pub use dtype::{ActivationCheckpointing, Dtype};
 pub use forward::Forward;
 pub use generation::GenerationConfig;
 pub use gradients::Gradients;

@@ -1,4 +1,4 @@
-//! A model: its weights, where they come from and where they go.
+//! A model: its weights, loading and saving.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -6,46 +6,53 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rloom_core::{Purpose, RandomKey};
 use rloom_ops::{AttentionShape, Ctx, Element};
 
+use crate::buf_pool::BufPool;
 use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
 use crate::layer::{Layer, RopeTables};
 use crate::packed::{PackedSet, PackedWeights};
 use crate::tensors::{TensorSet, TensorSpec, specs, value_head_zeros};
-use crate::workspace::Workspace;
-use crate::{CheckpointError, Compute, ConfigError, GenerationConfig, ModelConfig, OutputHeads};
+use crate::{CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
 
 /// A decoder-only transformer with f32 weights and the heads that its configuration names.
 ///
-/// Cloning copies the weights. The forms that the kernels read are made on first use and shared by training and
-/// decoding until the weights change.
+/// Cloning copies the weights. The packed forms that the kernels read are created on first use and shared by training
+/// and decoding until the weights change.
 #[derive(Debug)]
 pub struct Model {
     config: ModelConfig,
     specs: Arc<[TensorSpec]>,
     weights: TensorSet,
     packed: OnceLock<PackedWeights>,
-    /// Packed forms of earlier weights, whose memory serves again.
+    /// Packed forms of outdated weights, whose memory is reused.
     stale: Mutex<Option<PackedWeights>>,
     rope: RopeTables,
-    workspace: Arc<Workspace>,
+    pool: Arc<BufPool>,
 }
 
 impl Clone for Model {
     fn clone(&self) -> Self {
-        // Buffers that are lent and come back serve both: training goes on with the copy.
-        let workspace = Arc::clone(&self.workspace);
-        Self { workspace, ..Self::with_weights(self.config.clone(), self.weights.clone()) }
+        // The pool is shared by both: training continues with the copy.
+        let pool = Arc::clone(&self.pool);
+        Self { pool, ..Self::with_weights(self.config.clone(), self.weights.clone()) }
     }
 }
 
-/// A model folder that cannot be opened or written.
+/// A model folder that cannot be loaded or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// `config.json` or `generation_config.json`.
+    /// Error in `config.json` or `generation_config.json`.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The weights.
+    /// Error in the weights.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+}
+
+impl LoadError {
+    /// True if the path is not that of a model folder (a usage error), rather than of a damaged or unsupported one.
+    pub fn is_wrong_path(&self) -> bool {
+        matches!(self, Self::Config(ConfigError::NotFound { .. }))
+    }
 }
 
 impl Model {
@@ -58,13 +65,14 @@ impl Model {
             packed: OnceLock::new(),
             stale: Mutex::new(None),
             rope: RopeTables::default(),
-            workspace: Arc::new(Workspace::default()),
+            pool: Arc::new(BufPool::default()),
         }
     }
 
-    /// A model with random weights: matrices normal with the configuration's `initializer_range`, norms 1, biases and
-    /// the value head 0, and the two projections that write to the residual stream scaled by `1/√(2·layers)` (Radford et al., 2019,
-    /// "Language models are unsupervised multitask learners"). A function of configuration and seed alone.
+    /// A model with random weights: matrices are normal with the configuration's `initializer_range`, norms are 1,
+    /// biases and the value head are 0, and the two projections that write to the residual stream are scaled by
+    /// `1/√(2·layers)` (Radford et al., 2019, "Language models are unsupervised multitask learners"). Deterministic in
+    /// configuration and seed.
     pub fn init(config: &ModelConfig, seed: u64) -> Self {
         let mut weights = TensorSet::zeros(config);
         let std = config.initializer_range;
@@ -91,13 +99,13 @@ impl Model {
         Self::with_weights(config.clone(), weights)
     }
 
-    /// Opens the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
-    /// sharded, in f32, f16 or bf16. It has no value head.
+    /// Loads the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
+    /// sharded, in f32, f16 or bf16. The model has no value head.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
         Self::load_as(folder, OutputHeads::Language)
     }
 
-    /// Opens the Hugging Face folder of a critic: a token classifier with one label.
+    /// Loads the Hugging Face folder of a critic: a token classifier with one label.
     pub fn load_critic(folder: &Path) -> Result<Self, LoadError> {
         Self::load_as(folder, OutputHeads::Value)
     }
@@ -107,7 +115,7 @@ impl Model {
         let checkpoint = Checkpoint::open(folder)?;
         let specs = specs(&config);
         let tied = heads.language() && config.tie_embeddings;
-        // Old Llama files hold the rotary frequencies, and some tied ones the head beside the embedding.
+        // Old Llama files contain the rotary frequencies, and some tied models a copy of the embedding as head.
         checkpoint.check_names(specs.iter().map(|spec| spec.name.as_str()), |name| {
             name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD)
         })?;
@@ -123,8 +131,7 @@ impl Model {
         Ok(Self::with_weights(config, weights))
     }
 
-    /// The same model with a value head of zeros, so that all its first values are exactly 0. One that has a value
-    /// head already stays as it is.
+    /// Adds a value head of zeros, so that all initial values are exactly 0. Does nothing if there is a value head.
     #[must_use]
     pub fn with_value_head(self) -> Self {
         if self.config.output_heads.value() {
@@ -136,19 +143,18 @@ impl Model {
         Self::with_weights(config, weights)
     }
 
-    /// The same model with another format of matrix products.
+    /// Sets the dtype of matrix products.
     #[must_use]
-    pub fn with_compute(self, compute: Compute) -> Self {
-        if self.config.compute == compute {
+    pub fn with_dtype(self, dtype: Dtype) -> Self {
+        if self.config.dtype == dtype {
             return self;
         }
         let Self { mut config, weights, .. } = self;
-        config.compute = compute;
+        config.dtype = dtype;
         Self::with_weights(config, weights)
     }
 
-    /// The same policy without a value head, as [`save`](Self::save) writes it. A critic, which has nothing else, stays
-    /// as it is.
+    /// Removes the value head of a policy, as [`save`](Self::save) does. Does nothing for a critic.
     #[must_use]
     pub fn without_value_head(self) -> Self {
         if self.config.output_heads != OutputHeads::LanguageAndValue {
@@ -160,8 +166,8 @@ impl Model {
         Self::with_weights(config, weights)
     }
 
-    /// A critic that begins with this model's backbone and a value head of zeros, so that all its first values are
-    /// exactly 0. The language head is not copied.
+    /// A critic with this model's backbone and a value head of zeros, so that all initial values are exactly 0. The
+    /// language head is not copied.
     #[must_use]
     pub fn to_critic(&self) -> Self {
         let mut config = self.config.clone();
@@ -176,10 +182,10 @@ impl Model {
         Self::with_weights(config, weights)
     }
 
-    /// Writes `config.json`, `generation_config.json` (but for a critic, which generates nothing) and
-    /// `model.safetensors` (f32) to an existing folder. The same weights give the same bytes. A policy's folder is the
-    /// same with and without a value head, which goes to a file of its own ([`save_value_head`](Self::save_value_head)).
-    /// Neither synced nor renamed: making a checkpoint whole is the caller's.
+    /// Writes `config.json`, `generation_config.json` (not for a critic, which generates nothing) and
+    /// `model.safetensors` (f32) to an existing folder. Equal weights give equal bytes. A policy's folder is identical
+    /// with and without a value head, which is saved to a separate file ([`save_value_head`](Self::save_value_head)).
+    /// Files are neither synced nor renamed: atomic checkpoints are the caller's responsibility.
     pub fn save(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
         crate::generation::write_json(&folder.join("config.json"), &self.config.to_json())?;
         let policy = self.config.output_heads.language();
@@ -192,7 +198,7 @@ impl Model {
         Ok(())
     }
 
-    /// Writes the value head (`score.weight`, `[1, D]`, and `score.bias`, `[1]`) to a `safetensors` file. An error for a
+    /// Writes the value head (`score.weight`, `[1, D]`, and `score.bias`, `[1]`) to a `safetensors` file. Fails for a
     /// model without one.
     pub fn save_value_head(&self, path: &Path) -> Result<(), CheckpointError> {
         let tensors = tensors_out(self.named_tensors().filter(|(spec, _)| spec.is_value_head()), "");
@@ -202,7 +208,7 @@ impl Model {
         write_tensors(path, &[("format", "pt".into())], tensors)
     }
 
-    /// Reads what [`save_value_head`](Self::save_value_head) wrote. An error for a model without a value head.
+    /// Reads a file of [`save_value_head`](Self::save_value_head). Fails for a model without a value head.
     pub fn load_value_head(&mut self, path: &Path) -> Result<(), CheckpointError> {
         let file = TensorFile::open(path)?;
         let specs = Arc::clone(&self.specs);
@@ -215,31 +221,31 @@ impl Model {
         Ok(())
     }
 
-    /// Its shape.
+    /// Configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Sets the special tokens that the next [`save`](Self::save) writes to `config.json`.
+    /// Sets the special tokens that [`save`](Self::save) writes to `config.json`.
     pub fn set_special_tokens(&mut self, bos: Option<u32>, eos: &[u32], pad: Option<u32>) {
         self.config.bos_token_id = bos;
         self.config.eos_token_ids = eos.to_vec();
         self.config.pad_token_id = pad;
     }
 
-    /// Number of trained numbers.
+    /// Number of parameters.
     pub fn parameter_count(&self) -> u64 {
         self.specs.iter().map(|spec| spec.len() as u64).sum()
     }
 
-    /// The tensors under their Hugging Face names, in layer order.
+    /// Tensors with their Hugging Face names, in layer order.
     pub fn named_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
         self.weights.named(&self.specs)
     }
 
-    /// Gives the memory of finished micro-batches back to the system; it is kept for the next ones otherwise.
+    /// Frees the memory of finished micro-batches, which is otherwise kept for the next ones.
     pub fn release_workspace(&self) {
-        self.workspace.clear();
+        self.pool.clear();
     }
 
     pub(crate) fn specs(&self) -> &Arc<[TensorSpec]> {
@@ -250,7 +256,7 @@ impl Model {
         &self.weights
     }
 
-    /// The weights, to be changed: the packed forms are made anew afterwards.
+    /// Mutable access to the weights. Invalidates the packed copies.
     pub(crate) fn weights_mut(&mut self) -> &mut TensorSet {
         if let Some(packed) = self.packed.take() {
             *self.stale.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(packed);
@@ -263,7 +269,7 @@ impl Model {
             let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
             match stale {
                 Some(mut packed) => {
-                    packed.renew(ctx, &self.weights);
+                    packed.repack(ctx, &self.weights);
                     packed
                 }
                 None => PackedWeights::new(ctx, &self.weights, &self.config),
@@ -279,8 +285,8 @@ impl Model {
         &self.rope
     }
 
-    pub(crate) fn workspace(&self) -> &Arc<Workspace> {
-        &self.workspace
+    pub(crate) fn buf_pool(&self) -> &Arc<BufPool> {
+        &self.pool
     }
 
     pub(crate) fn attention_shape(&self) -> AttentionShape {
@@ -311,7 +317,7 @@ fn no_value_head(path: &Path) -> CheckpointError {
 
 const HEAD: &str = "lm_head.weight";
 
-/// A head that is stored although it is tied must be the embedding: `transformers` unties the two otherwise.
+/// A tied head stored in a file must equal the embedding: otherwise `transformers` unties the two.
 fn check_tied_head(
     checkpoint: &Checkpoint,
     embedding: &TensorSpec,

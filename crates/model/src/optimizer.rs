@@ -10,27 +10,27 @@ use crate::model::tensors_out;
 use crate::tensors::{TensorSet, TensorSpec};
 use crate::{CheckpointError, Gradients, Model, Schedule};
 
-/// How weights are changed.
+/// Settings of the optimiser.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSettings {
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay of matrices, the embedding table included; norms and biases do not decay.
+    /// Decoupled weight decay of matrices, including the embedding table; norms and biases do not decay.
     pub weight_decay: f64,
-    /// Gradients of a greater norm are scaled down to it; 0 leaves them as they are.
+    /// Maximum global gradient norm; larger gradients are scaled down. 0 disables clipping.
     pub max_grad_norm: f64,
-    /// Optimiser steps until the peak learning rate.
+    /// Optimizer steps until the peak learning rate.
     pub warmup_steps: u64,
-    /// What follows the warm-up.
+    /// Schedule after the warm-up.
     pub schedule: Schedule,
-    /// Where falling schedules end, as a share of the peak.
+    /// Final learning rate of decaying schedules, as a fraction of the peak.
     pub min_lr_ratio: f64,
 }
 
@@ -51,7 +51,7 @@ impl Default for OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// Checks the ranges; the error names the key and what it may be.
+    /// Checks the ranges; the error names the key and its range.
     pub fn validate(&self) -> Result<(), OptimizerError> {
         let checks = [
             ("learning_rate", self.learning_rate, self.learning_rate >= 0.0, "0 or more"),
@@ -69,29 +69,29 @@ impl OptimizerSettings {
     }
 }
 
-/// What one optimiser step did.
+/// Statistics of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepStats {
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Whether it was scaled down.
+    /// True if the gradient was scaled down.
     pub clipped: bool,
-    /// The learning rate used.
+    /// Learning rate of the step.
     pub learning_rate: f64,
 }
 
-/// An optimiser step that was not taken, or a state that cannot be read or written.
+/// A failed optimizer step, or a state that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimizerError {
-    /// The gradient has an infinity or a NaN; weights and moments are as before.
+    /// The gradient contains an infinity or a NaN; weights and moments are unchanged.
     #[error(
-        "optimiser step {step}: the gradient of {tensor} is not finite; the weights were left as they are\nhint: lower the learning rate or max_grad_norm"
+        "optimiser step {step}: the gradient of {tensor} is not finite; the weights are unchanged\nhint: lower the learning rate or max_grad_norm"
     )]
     NotFinite {
-        /// The step that was not taken, from 1.
+        /// Index of the failed step, starting at 1.
         step: u64,
-        /// The first tensor concerned.
+        /// The first such tensor.
         tensor: String,
     },
     /// A setting is out of range.
@@ -101,24 +101,24 @@ pub enum OptimizerError {
         key: &'static str,
         /// Its value.
         value: f64,
-        /// What it may be.
+        /// Allowed range.
         range: &'static str,
     },
-    /// The state's file.
+    /// Error of the state's file.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 
-/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), as `torch.optim.AdamW` computes it.
+/// AdamW with its moments (Loshchilov & Hutter, 2019, arXiv:1711.05101), computed as by `torch.optim.AdamW`.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     settings: OptimizerSettings,
-    /// Steps taken.
+    /// Number of steps taken.
     step: u64,
     first: TensorSet,
     second: TensorSet,
     specs: std::sync::Arc<[TensorSpec]>,
-    /// Whether each buffer decays.
+    /// True for each buffer with weight decay.
     decays: Vec<bool>,
 }
 
@@ -126,7 +126,7 @@ const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
 
 impl Optimizer {
-    /// An optimiser that has not taken a step.
+    /// An optimiser without steps.
     pub fn new(model: &Model, settings: OptimizerSettings) -> Self {
         let specs = std::sync::Arc::clone(model.specs());
         let mut decays = vec![false; model.weights().bufs().len()];
@@ -137,22 +137,22 @@ impl Optimizer {
         Self { settings, step: 0, first: zeros(), second: zeros(), specs, decays }
     }
 
-    /// Its settings.
+    /// Settings of the optimiser.
     pub fn settings(&self) -> &OptimizerSettings {
         &self.settings
     }
 
-    /// Steps taken.
+    /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Changes the weights by one step along `gradients`, clipped to the global norm. A gradient that is not finite is
-    /// an error and changes nothing.
+    /// Updates the weights by one step with `gradients`, clipped to the global norm. A non-finite gradient is an error
+    /// and changes nothing.
     ///
     /// # Panics
     ///
-    /// If `model` or `gradients` have another shape than the model that the optimiser was made for.
+    /// If `model` or `gradients` have another shape than the optimiser's model.
     pub fn step(
         &mut self,
         ctx: &Ctx,
@@ -195,17 +195,13 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Reads what [`save`](Self::save) wrote for a model of this shape.
+    /// Reads a file of [`save`](Self::save) for a model of the same shape.
     pub fn load(path: &Path, model: &Model, settings: OptimizerSettings) -> Result<Self, OptimizerError> {
         let file = TensorFile::open(path)?;
         let mut optimizer = Self::new(model, settings);
-        let note = file.note("step").and_then(|step| step.parse().ok());
-        optimizer.step = note.ok_or_else(|| CheckpointError::Metadata {
-            path: PathBuf::from(file.path()),
-            message:
-                "the header does not say how many steps were taken\nhint: this is not an optimiser state"
-                    .into(),
-        })?;
+        let step = file.metadata_entry("step").and_then(|step| step.parse().ok());
+        optimizer.step =
+            step.ok_or_else(|| CheckpointError::NoStepCount { path: PathBuf::from(file.path()) })?;
         for (prefix, set) in [(FIRST, &mut optimizer.first), (SECOND, &mut optimizer.second)] {
             let mut bufs = set.bufs_mut();
             for spec in optimizer.specs.iter() {

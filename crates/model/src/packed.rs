@@ -1,11 +1,11 @@
-//! The matrices of a model in the form that the kernels read, made once for each version of the weights.
+//! The matrices of a model in the layout of the kernels, created once per version of the weights.
 
 use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed};
 
 use crate::tensors::{LayerTensors, TensorSet};
-use crate::{Compute, ModelConfig};
+use crate::{Dtype, ModelConfig};
 
-/// The matrices of one layer.
+/// Packed matrices of one layer.
 #[derive(Debug)]
 pub(crate) struct PackedLayer<E: Element> {
     pub(crate) qkv: Packed<E>,
@@ -14,17 +14,17 @@ pub(crate) struct PackedLayer<E: Element> {
     pub(crate) down: Packed<E>,
 }
 
-/// All matrices of a model.
+/// Packed matrices of a model.
 #[derive(Debug)]
 pub(crate) struct PackedSet<E: Element> {
     pub(crate) layers: Vec<PackedLayer<E>>,
     /// The language head; `None` in a critic.
     pub(crate) head: Option<Packed<E>>,
-    /// The value head, where there is one.
+    /// The value head, if any.
     pub(crate) value: Option<Packed<E>>,
 }
 
-/// All matrices of a model in its compute format.
+/// Packed matrices of a model in its dtype.
 #[derive(Debug)]
 pub(crate) enum PackedWeights {
     F32(PackedSet<f32>),
@@ -33,17 +33,17 @@ pub(crate) enum PackedWeights {
 
 impl PackedWeights {
     pub(crate) fn new(ctx: &Ctx, weights: &TensorSet, config: &ModelConfig) -> Self {
-        match config.compute {
-            Compute::F32 => Self::F32(PackedSet::new(ctx, weights, config)),
-            Compute::Bf16 => Self::Bf16(PackedSet::new(ctx, weights, config)),
+        match config.dtype {
+            Dtype::F32 => Self::F32(PackedSet::new(ctx, weights, config)),
+            Dtype::Bf16 => Self::Bf16(PackedSet::new(ctx, weights, config)),
         }
     }
 
-    /// The forms of other weights of the same shape, in the same memory.
-    pub(crate) fn renew(&mut self, ctx: &Ctx, weights: &TensorSet) {
+    /// Packs other weights of the same shape into the same memory.
+    pub(crate) fn repack(&mut self, ctx: &Ctx, weights: &TensorSet) {
         match self {
-            Self::F32(set) => set.renew(ctx, weights),
-            Self::Bf16(set) => set.renew(ctx, weights),
+            Self::F32(set) => set.repack(ctx, weights),
+            Self::Bf16(set) => set.repack(ctx, weights),
         }
     }
 }
@@ -66,7 +66,7 @@ impl<E: Element> PackedSet<E> {
         }
     }
 
-    fn renew(&mut self, ctx: &Ctx, weights: &TensorSet) {
+    fn repack(&mut self, ctx: &Ctx, weights: &TensorSet) {
         for (packed, layer) in self.layers.iter_mut().zip(&weights.layers) {
             ops::repack(ctx, &mut packed.qkv, &layer.qkv);
             ops::repack(ctx, &mut packed.o, &layer.o);
@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// What the kernels read of a critic has no panel for the vocabulary; a policy's has.
+    /// A critic packs no panels for the vocabulary; a policy does.
     #[test]
     fn a_critic_packs_no_language_head() {
         let new: NewModel = serde_json::from_value(serde_json::json!({
@@ -109,6 +109,6 @@ mod tests {
         assert_eq!(head_bytes(&policy.to_critic()), [0, 16 * 16 * 4]);
         let valued = policy.with_value_head();
         assert_eq!(head_bytes(&valued), [1008 * 16 * 4, 16 * 16 * 4]);
-        assert_eq!(head_bytes(&valued.with_compute(Compute::Bf16)), [1008 * 16 * 2, 16 * 16 * 2]);
+        assert_eq!(head_bytes(&valued.with_dtype(Dtype::Bf16)), [1008 * 16 * 2, 16 * 16 * 2]);
     }
 }

@@ -1,7 +1,7 @@
-//! The tensors of a model, as one structure that serves weights, gradients and optimiser moments alike.
+//! The tensors of a model: one structure for weights, gradients and optimizer moments.
 //!
-//! Buffers are laid out for the kernels: `qkv` holds the rows of three projections, `gate_up` those of two. Files have them
-//! apart; [`specs`] says which file tensor lives where.
+//! Buffers have the layout of the kernels: `qkv` holds the rows of three projections, `gate_up` those of two. Files
+//! store them separately; [`specs`] maps file tensors to buffers.
 
 use rloom_ops::Buf;
 
@@ -38,9 +38,9 @@ pub(crate) struct TensorSet {
     pub(crate) layers: Vec<LayerTensors>,
     /// `[D]`
     pub(crate) norm: Buf,
-    /// The language head, `[V, D]`; absent where it is the embedding, and in a critic.
+    /// The language head, `[V, D]`; `None` if it is the embedding, and in a critic.
     pub(crate) head: Option<Buf>,
-    /// The value head, where there is one: weight `[1, D]`, bias `[1]`.
+    /// The value head, if any: weight `[1, D]`, bias `[1]`.
     pub(crate) value: Option<[Buf; 2]>,
 }
 
@@ -102,12 +102,12 @@ impl TensorSet {
         }
     }
 
-    /// The table of the language head: its own, or the embedding.
+    /// Table of the language head: a separate one, or the embedding.
     pub(crate) fn head_table(&self) -> &Buf {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// All buffers, in the order that [`TensorSpec::buffer`] counts.
+    /// All buffers, in the order of [`TensorSpec::buffer`].
     pub(crate) fn bufs(&self) -> Vec<&Buf> {
         std::iter::once(&self.embedding)
             .chain(self.layers.iter().flat_map(LayerTensors::bufs))
@@ -117,7 +117,7 @@ impl TensorSet {
             .collect()
     }
 
-    /// As [`TensorSet::bufs`], to be written.
+    /// As [`TensorSet::bufs`], mutable.
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
         std::iter::once(&mut self.embedding)
             .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
@@ -127,7 +127,7 @@ impl TensorSet {
             .collect()
     }
 
-    /// The tensors under their file names.
+    /// Tensors with their file names.
     pub(crate) fn named<'a>(
         &'a self,
         specs: &'a [TensorSpec],
@@ -137,27 +137,27 @@ impl TensorSet {
     }
 }
 
-/// The value head as the token classifiers of `transformers` name it.
+/// Value head names of the token classifiers of `transformers`.
 const VALUE_WEIGHT: &str = "score.weight";
 const VALUE_BIAS: &str = "score.bias";
 
-/// A tensor as files name it, and where it lives.
+/// A tensor as named in files, and its location in the buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its Hugging Face name.
+    /// Hugging Face name.
     pub name: String,
-    /// Its shape, rows first.
+    /// Shape, rows first.
     pub shape: Vec<usize>,
-    /// Whether weight decay holds for it: for matrices, the embedding table included, but not for norms and biases.
+    /// True if weight decay applies: matrices, including the embedding table, but not norms and biases.
     pub decays: bool,
-    /// The buffer it lives in, counted in the order of [`TensorSet::bufs`].
+    /// Index of its buffer, in the order of [`TensorSet::bufs`].
     pub(crate) buffer: usize,
-    /// Its first element there.
+    /// Offset of its first element in the buffer.
     pub(crate) offset: usize,
 }
 
 impl TensorSpec {
-    /// Whether it belongs to the value head.
+    /// True if it belongs to the value head.
     pub fn is_value_head(&self) -> bool {
         self.name == VALUE_WEIGHT || self.name == VALUE_BIAS
     }
@@ -167,49 +167,49 @@ impl TensorSpec {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// True if it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Every tensor of a model, in the order of its buffers.
+/// All tensors of a model, in the order of their buffers.
 pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
     let (d, f, e, v) = (c.hidden_size, c.intermediate_size, c.head_dim, c.vocab_size);
     let (he, ge) = (c.heads * e, c.kv_heads * e);
     let mut list = SpecList::default();
-    list.add("model.embed_tokens.weight".into(), vec![v, d]);
+    list.new_buffer("model.embed_tokens.weight".into(), vec![v, d]);
     for l in 0..c.layers {
         let name = |tensor: &str| format!("model.layers.{l}.{tensor}");
-        list.add(name("input_layernorm.weight"), vec![d]);
-        list.add(name("self_attn.q_proj.weight"), vec![he, d]);
-        list.add_behind(name("self_attn.k_proj.weight"), vec![ge, d]);
-        list.add_behind(name("self_attn.v_proj.weight"), vec![ge, d]);
+        list.new_buffer(name("input_layernorm.weight"), vec![d]);
+        list.new_buffer(name("self_attn.q_proj.weight"), vec![he, d]);
+        list.append(name("self_attn.k_proj.weight"), vec![ge, d]);
+        list.append(name("self_attn.v_proj.weight"), vec![ge, d]);
         if c.qkv_bias {
-            list.add(name("self_attn.q_proj.bias"), vec![he]);
-            list.add_behind(name("self_attn.k_proj.bias"), vec![ge]);
-            list.add_behind(name("self_attn.v_proj.bias"), vec![ge]);
+            list.new_buffer(name("self_attn.q_proj.bias"), vec![he]);
+            list.append(name("self_attn.k_proj.bias"), vec![ge]);
+            list.append(name("self_attn.v_proj.bias"), vec![ge]);
         }
         if c.qk_norm() {
-            list.add(name("self_attn.q_norm.weight"), vec![e]);
-            list.add(name("self_attn.k_norm.weight"), vec![e]);
+            list.new_buffer(name("self_attn.q_norm.weight"), vec![e]);
+            list.new_buffer(name("self_attn.k_norm.weight"), vec![e]);
         }
-        list.add(name("self_attn.o_proj.weight"), vec![d, he]);
+        list.new_buffer(name("self_attn.o_proj.weight"), vec![d, he]);
         if c.output_bias {
-            list.add(name("self_attn.o_proj.bias"), vec![d]);
+            list.new_buffer(name("self_attn.o_proj.bias"), vec![d]);
         }
-        list.add(name("post_attention_layernorm.weight"), vec![d]);
-        list.add(name("mlp.gate_proj.weight"), vec![f, d]);
-        list.add_behind(name("mlp.up_proj.weight"), vec![f, d]);
-        list.add(name("mlp.down_proj.weight"), vec![d, f]);
+        list.new_buffer(name("post_attention_layernorm.weight"), vec![d]);
+        list.new_buffer(name("mlp.gate_proj.weight"), vec![f, d]);
+        list.append(name("mlp.up_proj.weight"), vec![f, d]);
+        list.new_buffer(name("mlp.down_proj.weight"), vec![d, f]);
     }
-    list.add("model.norm.weight".into(), vec![d]);
+    list.new_buffer("model.norm.weight".into(), vec![d]);
     if c.untied_head() {
-        list.add("lm_head.weight".into(), vec![v, d]);
+        list.new_buffer("lm_head.weight".into(), vec![v, d]);
     }
     if c.output_heads.value() {
-        list.add(VALUE_WEIGHT.into(), vec![1, d]);
-        list.add(VALUE_BIAS.into(), vec![1]);
+        list.new_buffer(VALUE_WEIGHT.into(), vec![1, d]);
+        list.new_buffer(VALUE_BIAS.into(), vec![1]);
     }
     list.specs
 }
@@ -221,15 +221,15 @@ struct SpecList {
 }
 
 impl SpecList {
-    /// A tensor in a buffer of its own.
-    fn add(&mut self, name: String, shape: Vec<usize>) {
+    /// Adds a tensor in a new buffer.
+    fn new_buffer(&mut self, name: String, shape: Vec<usize>) {
         let decays = shape.len() > 1;
         self.specs.push(TensorSpec { name, shape, decays, buffer: self.buffers, offset: 0 });
         self.buffers += 1;
     }
 
-    /// A tensor behind the one before, in the same buffer.
-    fn add_behind(&mut self, name: String, shape: Vec<usize>) {
+    /// Adds a tensor after the previous one, in the same buffer.
+    fn append(&mut self, name: String, shape: Vec<usize>) {
         let decays = shape.len() > 1;
         let offset = self.specs.last().map_or(0, |before| before.offset + before.len());
         self.specs.push(TensorSpec { name, shape, decays, buffer: self.buffers - 1, offset });

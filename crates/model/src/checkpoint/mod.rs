@@ -1,4 +1,4 @@
-//! Weights in files: `safetensors`, single or sharded, in f32, f16 or bf16; written in f32.
+//! Weights in files: reads `safetensors`, single or sharded, in f32, f16 or bf16; writes f32.
 
 mod read;
 mod write;
@@ -12,12 +12,12 @@ pub(crate) use write::{TensorOut, write_tensors};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The folder has no weights in a format that can be read.
+    /// The folder has no weights in a supported format.
     #[error("{}: no model.safetensors and no model.safetensors.index.json{}", path.display(), if *other_format { "\nhint: it has weights in another format; open it with transformers and save it again" } else { "" })]
     NoWeights {
         /// The folder.
         path: PathBuf,
-        /// Whether there are PyTorch pickles instead.
+        /// True if there are PyTorch pickles instead.
         other_format: bool,
     },
     /// A file cannot be read.
@@ -25,20 +25,20 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file cannot be mapped into memory.
     #[error(transparent)]
     Map(#[from] rloom_ops::OpsError),
-    /// A file is shorter or longer than its header says.
-    #[error("{}: the file has {actual} bytes, its header describes {expected}\nhint: the download or copy broke off; fetch the file again", path.display())]
+    /// The size of a file differs from the one in its header.
+    #[error("{}: the file has {actual} bytes, its header describes {expected}\nhint: the download or copy was interrupted; fetch the file again", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Bytes by the header.
+        /// Size by the header.
         expected: u64,
-        /// Bytes that are there.
+        /// Actual size.
         actual: u64,
     },
     /// A file's header is damaged.
@@ -46,68 +46,67 @@ pub enum CheckpointError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the parser.
         source: safetensors::SafeTensorError,
     },
     /// The index of a sharded checkpoint is damaged or does not fit its files.
-    #[error("{}: {message}", path.display())]
+    #[error("{}: {problem}", path.display())]
     Index {
         /// The index.
         path: PathBuf,
-        /// What is wrong.
-        message: String,
+        /// The problem.
+        #[source]
+        problem: IndexProblem,
     },
-    /// A tensor that the model needs is not there.
+    /// A tensor of the model is missing.
     #[error("{}: the tensor {name} is missing{}", path.display(), others(*more))]
     MissingTensor {
-        /// Where it should be.
+        /// File or folder that should contain it.
         path: PathBuf,
         /// The first missing tensor.
         name: String,
-        /// How many more are missing.
+        /// Number of further missing tensors.
         more: usize,
     },
-    /// A tensor is there that the model does not have.
+    /// A tensor is not part of the model.
     #[error("{}: the tensor {name} does not belong to this model{}\nhint: config.json does not describe these weights", path.display(), others(*more))]
     UnexpectedTensor {
-        /// Where it is.
+        /// File that contains it.
         path: PathBuf,
         /// The first such tensor.
         name: String,
-        /// How many more there are.
+        /// Number of further such tensors.
         more: usize,
     },
-    /// A tensor has another shape than the configuration says.
-    #[error("{}: {name} has shape {actual:?}, the configuration makes it {expected:?}", path.display())]
+    /// The shape of a tensor contradicts the configuration.
+    #[error("{}: {name} has shape {actual:?}, the configuration requires {expected:?}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// By the configuration.
+        /// Shape by the configuration.
         expected: Vec<usize>,
-        /// In the file.
+        /// Shape in the file.
         actual: Vec<usize>,
     },
-    /// A tensor's numbers are of a type that is not read.
+    /// The number type of a tensor is not supported.
     #[error("{}: {name} is {dtype}, only F32, F16 and BF16 are read", path.display())]
     Dtype {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Its type, as the file has it.
+        /// Its number type, as spelled in the file.
         dtype: String,
     },
-    /// The file's own notes are missing or wrong.
-    #[error("{}: {message}", path.display())]
-    Metadata {
+    /// The header's metadata has no step count.
+    #[error("{}: the header has no step count\nhint: this is not an optimizer state", path.display())]
+    NoStepCount {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
-        message: String,
     },
-    /// A value head is to be written or read for a model that has none.
+    /// A value head is read or written for a model without one.
     #[error("{}: the model has no value head", path.display())]
     NoValueHead {
         /// The value head's file.
@@ -118,8 +117,52 @@ pub enum CheckpointError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
+    },
+}
+
+/// Problem of the index of a sharded checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexProblem {
+    /// The file is not JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The field `weight_map` is missing.
+    #[error("weight_map is missing")]
+    NoWeightMap,
+    /// The file of a tensor is not a string.
+    #[error("{tensor}: {value} is not a file name")]
+    NotAFileName {
+        /// The tensor.
+        tensor: String,
+        /// The value, as JSON.
+        value: String,
+    },
+    /// The file of a tensor is outside the model folder.
+    #[error("{tensor}: {file} is not a file of this folder")]
+    OutsideFolder {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
+    /// A tensor is not in the file that the index names.
+    #[error("{tensor} is not in {file:?}, contrary to the index")]
+    Misplaced {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
+    /// Two files contain the same tensor.
+    #[error("{tensor} is in both {} and {}", files[0].display(), files[1].display())]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+        /// The files.
+        files: [PathBuf; 2],
     },
 }
 

@@ -1,5 +1,5 @@
-//! Reading: files are mapped, and each tensor is converted straight to where it is used, so that a model is never in
-//! memory twice.
+//! Reading of weights: files are mapped, and each tensor is converted directly into its destination, so that a model is
+//! never in memory twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,21 +10,21 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use super::CheckpointError;
+use super::{CheckpointError, IndexProblem};
 
 /// One mapped `safetensors` file.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     path: PathBuf,
     map: MappedFile,
-    /// Where the numbers begin.
+    /// Offset of the tensor data.
     data: usize,
     metadata: Metadata,
 }
 
 impl TensorFile {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        // Mapping reports a missing file too; asking first gives it the operating system's own words.
+        // Mapping reports a missing file too; checking first gives the operating system's own message.
         std::fs::metadata(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })?;
         let map = MappedFile::open(path)?;
         let (header, metadata) = SafeTensors::read_metadata(map.as_bytes()).map_err(|source| {
@@ -39,8 +39,8 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), map, data: 8 + header, metadata })
     }
 
-    /// A note of the file's header.
-    pub(crate) fn note(&self, name: &str) -> Option<&str> {
+    /// Value of an entry in the header's metadata.
+    pub(crate) fn metadata_entry(&self, name: &str) -> Option<&str> {
         self.metadata.metadata().as_ref()?.get(name).map(String::as_str)
     }
 
@@ -52,7 +52,7 @@ impl TensorFile {
         self.metadata.offset_keys().into_iter().collect()
     }
 
-    /// Converts a tensor to f32 into `to`, which has as many elements as `shape` says.
+    /// Converts a tensor to f32 into `to`, whose length must match `shape`.
     pub(crate) fn read_into(
         &self,
         name: &str,
@@ -96,12 +96,12 @@ fn widen<const N: usize>(bytes: &[u8], to: &mut [f32], number: impl Fn([u8; N]) 
     }
 }
 
-/// How long the header says the file is, where the header can be read.
+/// File size described by the header; `None` if the header cannot be read.
 fn described_len(bytes: &[u8]) -> Option<u64> {
     let header = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
     let end = usize::try_from(header).ok()?.checked_add(8)?;
     let Some(text) = bytes.get(8..end) else {
-        // Cut within the header. A length beyond what the format allows is no length.
+        // The file ends within the header. Lengths beyond the format's limit are invalid.
         return (header <= 100_000_000).then_some(8 + header);
     };
     let value: Value = serde_json::from_slice(text).ok()?;
@@ -117,19 +117,19 @@ fn described_len(bytes: &[u8]) -> Option<u64> {
 pub(crate) struct Checkpoint {
     folder: PathBuf,
     files: Vec<TensorFile>,
-    /// Which file has which tensor.
-    place: BTreeMap<String, usize>,
+    /// Index of the file that contains each tensor.
+    file_of: BTreeMap<String, usize>,
 }
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors`, or the shards listed in `model.safetensors.index.json`.
     pub(crate) fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let single = folder.join(SINGLE);
         let index = folder.join(INDEX);
-        let mut checkpoint = Self { folder: folder.to_owned(), files: Vec::new(), place: BTreeMap::new() };
+        let mut checkpoint = Self { folder: folder.to_owned(), files: Vec::new(), file_of: BTreeMap::new() };
         if single.is_file() {
             checkpoint.add(&single, &single)?;
         } else if index.is_file() {
@@ -145,26 +145,31 @@ impl Checkpoint {
     }
 
     fn open_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
-        let broken = |message: String| CheckpointError::Index { path: index.to_owned(), message };
+        let invalid = |problem| CheckpointError::Index { path: index.to_owned(), problem };
         let text = std::fs::read_to_string(index)
             .map_err(|source| CheckpointError::Read { path: index.to_owned(), source })?;
-        let value: Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
-        let map = value["weight_map"].as_object().ok_or_else(|| broken("weight_map is missing".into()))?;
-        let mut shards = BTreeSet::new();
-        for (tensor, file) in map {
-            let file = file.as_str().ok_or_else(|| broken(format!("{tensor}: {file} is not a file name")))?;
+        let value: Value = serde_json::from_str(&text).map_err(|error| invalid(error.into()))?;
+        let map = value["weight_map"].as_object().ok_or_else(|| invalid(IndexProblem::NoWeightMap))?;
+        let mut shards = BTreeMap::new();
+        for (tensor, value) in map {
+            let tensor = tensor.clone();
+            let Some(file) = value.as_str() else {
+                return Err(invalid(IndexProblem::NotAFileName { tensor, value: value.to_string() }));
+            };
             if file.contains(['/', '\\']) || file.starts_with('.') {
-                return Err(broken(format!("{tensor}: {file} is not a file of this folder")));
+                return Err(invalid(IndexProblem::OutsideFolder { tensor, file: file.to_owned() }));
             }
-            shards.insert(file);
+            shards.entry(file).or_insert_with(Vec::new).push(tensor);
         }
-        for shard in shards {
-            self.add(&self.folder.join(shard), index)?;
+        for file in shards.keys() {
+            self.add(&self.folder.join(file), index)?;
         }
-        for (tensor, file) in map {
-            let actual = self.place.get(tensor).map(|&file| self.files[file].path.as_path());
-            if actual != file.as_str().map(|file| self.folder.join(file)).as_deref() {
-                return Err(broken(format!("{tensor} is not in {file}, where the index has it")));
+        for (file, tensors) in shards {
+            let path = self.folder.join(file);
+            for tensor in tensors {
+                if self.file_of.get(&tensor).is_none_or(|&actual| self.files[actual].path != path) {
+                    return Err(invalid(IndexProblem::Misplaced { tensor, file: file.to_owned() }));
+                }
             }
         }
         Ok(())
@@ -173,14 +178,13 @@ impl Checkpoint {
     fn add(&mut self, path: &Path, index: &Path) -> Result<(), CheckpointError> {
         let file = TensorFile::open(path)?;
         for name in file.names() {
-            if let Some(earlier) = self.place.insert(name.clone(), self.files.len()) {
+            if let Some(earlier) = self.file_of.insert(name.clone(), self.files.len()) {
                 return Err(CheckpointError::Index {
                     path: index.to_owned(),
-                    message: format!(
-                        "{name} is in both {} and {}",
-                        self.files[earlier].path.display(),
-                        path.display()
-                    ),
+                    problem: IndexProblem::Duplicate {
+                        tensor: name,
+                        files: [self.files[earlier].path.clone(), path.to_owned()],
+                    },
                 });
             }
         }
@@ -188,14 +192,14 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Checks that exactly `expected` are there. `ignored` says which others change nothing.
+    /// Checks that exactly the `expected` tensors exist, apart from those that `ignored` accepts.
     pub(crate) fn check_names<'a>(
         &self,
         expected: impl Iterator<Item = &'a str>,
         ignored: impl Fn(&str) -> bool,
     ) -> Result<(), CheckpointError> {
         let expected: BTreeSet<&str> = expected.collect();
-        let mut missing = expected.iter().filter(|name| !self.place.contains_key(**name));
+        let mut missing = expected.iter().filter(|name| !self.file_of.contains_key(**name));
         if let Some(name) = missing.next() {
             return Err(CheckpointError::MissingTensor {
                 path: self.folder.clone(),
@@ -204,7 +208,7 @@ impl Checkpoint {
             });
         }
         let mut unexpected =
-            self.place.iter().filter(|(name, _)| !expected.contains(name.as_str()) && !ignored(name));
+            self.file_of.iter().filter(|(name, _)| !expected.contains(name.as_str()) && !ignored(name));
         if let Some((name, &file)) = unexpected.next() {
             return Err(CheckpointError::UnexpectedTensor {
                 path: self.files[file].path.clone(),
@@ -216,12 +220,12 @@ impl Checkpoint {
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.place.contains_key(name)
+        self.file_of.contains_key(name)
     }
 
-    /// The file that has a tensor; the first one where none has.
+    /// File that contains a tensor; the first file if none does.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
-        self.place.get(name).map_or_else(|| self.folder.clone(), |&file| self.files[file].path.clone())
+        self.file_of.get(name).map_or_else(|| self.folder.clone(), |&file| self.files[file].path.clone())
     }
 
     pub(crate) fn read_into(
@@ -230,7 +234,7 @@ impl Checkpoint {
         shape: &[usize],
         to: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let file = self.place.get(name).map(|&file| &self.files[file]);
+        let file = self.file_of.get(name).map(|&file| &self.files[file]);
         let missing =
             || CheckpointError::MissingTensor { path: self.folder.clone(), name: name.to_owned(), more: 0 };
         file.ok_or_else(missing)?.read_into(name, shape, to)

@@ -1,4 +1,4 @@
-//! Writing: one tensor after the other, through a buffer of fixed size. The same tensors give the same bytes.
+//! Writing of weights: one tensor after the other, through a buffer of fixed size. Equal tensors give equal bytes.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::CheckpointError;
 
-/// A tensor to be written as f32.
+/// A tensor to write as f32.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorOut<'a> {
     pub(crate) name: String,
@@ -16,7 +16,7 @@ pub(crate) struct TensorOut<'a> {
     pub(crate) values: &'a [f32],
 }
 
-/// Writes a `safetensors` file: tensors by name, `notes` as its metadata.
+/// Writes a `safetensors` file: tensors sorted by name, `notes` as metadata.
 pub(crate) fn write_tensors(
     path: &Path,
     notes: &[(&str, String)],
@@ -36,7 +36,7 @@ pub(crate) fn write_tensors(
                 file.write_all(&bytes)?;
             }
         }
-        // Dropping would swallow the error of the last write.
+        // An explicit flush: dropping the writer would hide errors of the last write.
         file.flush()
     };
     write().map_err(|source| CheckpointError::Write { path: path.to_owned(), source })
@@ -57,7 +57,7 @@ fn header(notes: &[(&str, String)], tensors: &[TensorOut<'_>]) -> Vec<u8> {
         );
     }
     let mut bytes = Value::Object(header).to_string().into_bytes();
-    // Padded with spaces so that the numbers begin at a multiple of 8, as the format recommends.
+    // Padded with spaces so that the data is aligned to 8 bytes, as the format recommends.
     bytes.resize(bytes.len().next_multiple_of(8), b' ');
     bytes
 }

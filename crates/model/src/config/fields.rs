@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-/// The fields of one JSON object of a file. Absent and `null` are the same, as they are to `transformers`.
+/// Fields of one JSON object of a file. Absent and `null` are equivalent, as in `transformers`.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     pub(crate) map: &'a Map<String, Value>,
     pub(crate) path: &'a Path,
-    /// What stands before a field's name in errors: empty, or `rope_scaling.`.
+    /// Prefix of field names in errors: empty, or `rope_scaling.`.
     pub(crate) prefix: &'a str,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
         self.read(name, "a token id", token_id)
     }
 
-    /// One id, a list of ids, or none.
+    /// A single id, a list of ids, or none.
     pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>, ConfigError> {
         let ids = self.read(name, "a token id or a list of them", |value| match value {
             Value::Array(ids) => ids.iter().map(token_id).collect(),

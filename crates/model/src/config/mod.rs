@@ -1,8 +1,8 @@
-//! What a model computes: the contents of `config.json`, read strictly.
+//! Model configurations: strict reading of `config.json`.
 //!
-//! A field that changes the computation is either understood or an error that names it; a field that changes nothing
-//! is kept and written back. `transformers` 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) spellings are
-//! both read, and both are written.
+//! A field that affects the computation is either supported or an error that names it; other fields are kept and
+//! written back. The spellings of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) are both
+//! read and both written.
 
 pub(crate) mod fields;
 mod new_model;
@@ -11,22 +11,23 @@ mod read;
 mod rope;
 mod unsupported;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::{Compute, Recompute};
+use crate::{ActivationCheckpointing, Dtype};
 
 pub use new_model::NewModel;
 pub use output_heads::OutputHeads;
 pub use rope::RopeScaling;
 
-/// The families of decoder-only transformers that RLoom computes.
+/// Supported families of decoder-only transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Llama 2, 3 and what shares their form.
+    /// Llama 2, 3 and models of the same architecture.
     #[default]
     Llama,
     /// Qwen2 and Qwen2.5: a bias on the query, key and value projections.
@@ -36,7 +37,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Its `model_type` in `config.json`.
+    /// Value of `model_type` in `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -46,10 +47,10 @@ impl Family {
     }
 }
 
-/// The shape of a model and everything else that its computation depends on.
+/// Shape of a model and all other parameters of its computation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Which family's rules hold.
+    /// Model family.
     pub family: Family,
     /// Rows of the embedding table, V.
     pub vocab_size: usize,
@@ -67,31 +68,31 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Longest sequence, in tokens.
     pub max_positions: usize,
-    /// Added to the mean square in RMSNorm.
+    /// Epsilon of RMSNorm, added to the mean square.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How the rotary frequencies are stretched for longer contexts.
+    /// Scaling of the rotary frequencies for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// What is computed from the last stream.
+    /// Heads over the final hidden states.
     pub output_heads: OutputHeads,
-    /// Whether the language head is the embedding table. Of no meaning to a critic, which has none.
+    /// True if the language head shares the embedding table. Irrelevant for a critic, which has no language head.
     pub tie_embeddings: bool,
-    /// Whether the query, key and value projections have a bias.
+    /// True if the query, key and value projections have a bias.
     pub qkv_bias: bool,
-    /// Whether the attention's output projection has a bias.
+    /// True if the attention's output projection has a bias.
     pub output_bias: bool,
-    /// The format of matrix products: a property of a run, `F32` until it is set and never in `config.json`.
-    pub compute: Compute,
-    /// Standard deviation of initial weights.
+    /// Dtype of matrix products: a property of a run, `F32` until set, never in `config.json`.
+    pub dtype: Dtype,
+    /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// First token of a text, where there is one.
+    /// Token that begins a text, if any.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// Filler of padded batches (RLoom pads nothing; others do).
+    /// Padding token (unused by RLoom, needed by other programs).
     pub pad_token_id: Option<u32>,
-    /// The fields as they were read, in their order; empty for a new model.
+    /// Original fields in their order; empty for a new model.
     source: Map<String, Value>,
 }
 
@@ -101,15 +102,17 @@ impl ModelConfig {
         Self::from_file_as(path, OutputHeads::Language)
     }
 
-    /// Reads the text of a `config.json`; `origin` is what errors call it.
+    /// Parses the text of a `config.json`; errors refer to it as `origin`.
     pub fn from_json_str(text: &str, origin: &Path) -> Result<Self, ConfigError> {
         Self::from_str_as(text, origin, OutputHeads::Language)
     }
 
-    /// Reads the `config.json` of a model that must have these heads.
+    /// Reads the `config.json` of a model with the given heads.
     pub(crate) fn from_file_as(path: &Path, heads: OutputHeads) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => ConfigError::NotFound { path: path.to_owned() },
+            _ => ConfigError::Read { path: path.to_owned(), source },
+        })?;
         Self::from_str_as(&text, path, heads)
     }
 
@@ -119,56 +122,56 @@ impl ModelConfig {
         read::read(source, origin, heads)
     }
 
-    /// Whether queries and keys are normalised per head.
+    /// True if queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
         self.family == Family::Qwen3
     }
 
-    /// Whether there is a language head beside the embedding table.
+    /// True if there is a language head separate from the embedding table.
     pub(crate) fn untied_head(&self) -> bool {
         self.output_heads.language() && !self.tie_embeddings
     }
 
-    /// Number of trained numbers.
+    /// Number of parameters.
     pub fn parameter_count(&self) -> u64 {
         crate::tensors::specs(self).iter().map(|spec| spec.len() as u64).sum()
     }
 
-    /// Bytes of keys and values that one token takes in the cache.
+    /// Cache size of the keys and values of one token, in bytes.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.layers * self.kv_heads * self.head_dim * self.compute.bytes()) as u64
+        (2 * self.layers * self.kv_heads * self.head_dim * self.dtype.bytes()) as u64
     }
 
-    /// Bytes that training takes for each token of a micro-batch: what is kept of all layers, and the most that one of
-    /// them takes beside it while it is computed.
-    pub fn training_bytes_per_token(&self, recompute: Recompute) -> u64 {
+    /// Memory for training per token of a micro-batch, in bytes: activations kept over all layers, plus the peak
+    /// temporary memory of one layer.
+    pub fn training_bytes_per_token(&self, checkpointing: ActivationCheckpointing) -> u64 {
         let (d, f) = (self.hidden_size, self.intermediate_size);
         let (he, ge) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let (wide, narrow) = (size_of::<f32>(), self.compute.bytes());
+        let (wide, narrow) = (size_of::<f32>(), self.dtype.bytes());
         let attention = (2 * he + 2 * ge) * narrow + self.heads * wide;
         let mlp = d * wide + 2 * f * narrow;
         let input = d * wide;
-        let (kept, again) = match recompute {
-            Recompute::None => (input + attention + mlp, 0),
-            Recompute::Attention => (input + mlp, attention),
-            Recompute::Block => (input, attention + mlp),
+        let (saved, again) = match checkpointing {
+            ActivationCheckpointing::None => (input + attention + mlp, 0),
+            ActivationCheckpointing::Attention => (input + mlp, attention),
+            ActivationCheckpointing::Block => (input, attention + mlp),
         };
-        // The derivative by the stream; then those by the queries, keys, values, what was attended to and the projection's
-        // output, or the product of gate and up, whose derivatives take their place; in both a normalised input and the
-        // derivative by it.
+        // Temporary memory: the derivative of the residual stream; then those of queries, keys, values, attention
+        // result and projection output, or the feed-forward product, whose derivatives overwrite it; for both a
+        // normalised input and its derivative.
         let norm = d * (wide + narrow);
         let heads = (2 * he + 2 * ge) * wide + (he + 2 * ge) * narrow;
         let beside = d * wide + norm + heads.max(f * narrow);
-        (self.layers * kept + again + beside) as u64
+        (self.layers * saved + again + beside) as u64
     }
 
-    /// The rotary frequencies with the scaling in them, `[E/2]`, in radians per position.
+    /// Scaled rotary frequencies, `[E/2]`, in radians per position.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         self.rope_scaling.inverse_frequencies(self.rope_theta, self.head_dim)
     }
 
-    /// The fields of `config.json`: those that were read, in their order, with the data type set to what RLoom
-    /// writes. A new model gets all fields of its family.
+    /// Fields of `config.json`: the original ones in their order, with the data type that RLoom writes. A new model has
+    /// all fields of its family.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut fields = if self.source.is_empty() { self.new_fields() } else { self.source.clone() };
         let dtype = if fields.contains_key("dtype") { "dtype" } else { "torch_dtype" };
@@ -186,7 +189,7 @@ impl ModelConfig {
                 fields.insert(name.into(), ids);
             }
         }
-        // Last, so that a critic of a model that was read and one of a model made from nothing have one order.
+        // Last, so that critics of loaded models and of newly initialised ones have the same field order.
         if !self.output_heads.language() {
             output_heads::set_critic(&mut fields);
         }
@@ -241,11 +244,10 @@ impl ModelConfig {
         fields
     }
 
-    /// Checks that the sizes fit each other; `origin` is what errors call the description.
+    /// Checks the consistency of the sizes; errors refer to the configuration as `origin`.
     fn validate(&self, origin: &Path) -> Result<(), ConfigError> {
-        let inconsistent =
-            |message: String| Err(ConfigError::Inconsistent { path: origin.to_owned(), message });
-        for (name, value) in [
+        let inconsistent = |problem| Err(ConfigError::Inconsistent { path: origin.to_owned(), problem });
+        for (field, value) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
@@ -256,43 +258,38 @@ impl ModelConfig {
             ("max_position_embeddings", self.max_positions),
         ] {
             if value == 0 || value > u32::MAX as usize {
-                return inconsistent(format!("{name} is {value}, it must be from 1 to {}", u32::MAX));
+                return inconsistent(Inconsistency::Size { field, value });
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return inconsistent(format!(
-                "num_attention_heads {} is not a multiple of num_key_value_heads {}",
-                self.heads, self.kv_heads
-            ));
+            return inconsistent(Inconsistency::KvHeads { heads: self.heads, kv_heads: self.kv_heads });
         }
         if !self.head_dim.is_multiple_of(2) {
-            return inconsistent(format!("head_dim {} is odd, rotary embedding turns pairs", self.head_dim));
+            return inconsistent(Inconsistency::OddHeadDim { head_dim: self.head_dim });
         }
-        for (name, value) in [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)] {
+        for (field, value) in [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)] {
             if !(value.is_finite() && value > 0.0) {
-                return inconsistent(format!("{name} is {value}, it must be a positive number"));
+                return inconsistent(Inconsistency::NotPositive { field, value });
             }
         }
         if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
-            return inconsistent(format!("initializer_range is {}", self.initializer_range));
+            return inconsistent(Inconsistency::InitializerRange { value: self.initializer_range });
         }
-        for (name, id) in [("bos_token_id", self.bos_token_id), ("pad_token_id", self.pad_token_id)]
+        for (field, id) in [("bos_token_id", self.bos_token_id), ("pad_token_id", self.pad_token_id)]
             .into_iter()
             .chain(self.eos_token_ids.iter().map(|&id| ("eos_token_id", Some(id))))
         {
-            if id.is_some_and(|id| id as usize >= self.vocab_size) {
-                return inconsistent(format!(
-                    "{name} {} is outside of the vocabulary of {}",
-                    id.unwrap_or_default(),
-                    self.vocab_size
-                ));
+            if let Some(id) = id
+                && id as usize >= self.vocab_size
+            {
+                return inconsistent(Inconsistency::TokenId { field, id, vocab_size: self.vocab_size });
             }
         }
         Ok(())
     }
 }
 
-/// One id as a number, several as a list, none as null: as `transformers` writes them.
+/// A single id as a number, several as a list, none as null: as `transformers` writes them.
 pub(crate) fn token_ids_to_json(ids: &[u32]) -> Value {
     match ids {
         [] => Value::Null,
@@ -301,15 +298,21 @@ pub(crate) fn token_ids_to_json(ids: &[u32]) -> Value {
     }
 }
 
-/// A model description that cannot be used.
+/// An invalid model configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// There is no such file: the path of the model is wrong.
+    #[error("{}: no such file\nhint: a model folder contains config.json, model.safetensors and tokenizer.json", path.display())]
+    NotFound {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file cannot be read.
-    #[error("{}: {source}{}", path.display(), missing_folder_hint(source))]
+    #[error("{}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The file cannot be written.
@@ -317,7 +320,7 @@ pub enum ConfigError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The file is not a JSON object.
@@ -325,10 +328,10 @@ pub enum ConfigError {
     Json {
         /// The file.
         path: PathBuf,
-        /// The place and what is wrong there.
+        /// Error of the parser, with its position.
         source: serde_json::Error,
     },
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("{}: the field {field} is missing", path.display())]
     Missing {
         /// The file.
@@ -336,19 +339,19 @@ pub enum ConfigError {
         /// The field.
         field: String,
     },
-    /// A field has another type than it must have.
+    /// A field has the wrong type.
     #[error("{}: {field} is {value}, expected {expected}", path.display())]
     Type {
         /// The file.
         path: PathBuf,
         /// The field.
         field: String,
-        /// What it must be.
+        /// Expected type.
         expected: &'static str,
-        /// What it is, as JSON.
+        /// Actual value, as JSON.
         value: String,
     },
-    /// A field asks for a computation that RLoom does not have.
+    /// A field requires an unsupported computation.
     #[error("{}: {field} = {value} is not supported: {reason}\nhint: {hint}", path.display())]
     Unsupported {
         /// The file.
@@ -357,25 +360,92 @@ pub enum ConfigError {
         field: String,
         /// Its value, as JSON.
         value: String,
-        /// What it would change.
+        /// Effect of the value.
         reason: &'static str,
-        /// What can be done.
+        /// Suggested remedy.
         hint: &'static str,
     },
-    /// Fields contradict each other or a size cannot be.
-    #[error("{}: {message}", path.display())]
+    /// Fields contradict each other or a size is invalid.
+    #[error("{}: {problem}", path.display())]
     Inconsistent {
         /// The file.
         path: PathBuf,
         /// The contradiction.
-        message: String,
+        #[source]
+        problem: Inconsistency,
     },
 }
 
-fn missing_folder_hint(error: &std::io::Error) -> &'static str {
-    if error.kind() == std::io::ErrorKind::NotFound {
-        "\nhint: a model folder holds config.json, model.safetensors and tokenizer.json"
-    } else {
-        ""
-    }
+/// A contradiction between fields of a model configuration, or an invalid size.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Inconsistency {
+    /// A size is 0 or too large.
+    #[error("{field} is {value}, it must be from 1 to {}", u32::MAX)]
+    Size {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// The query heads cannot be divided evenly among the kv heads.
+    #[error("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")]
+    KvHeads {
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+    },
+    /// The size of a head is not given and cannot be derived.
+    #[error("hidden_size {hidden_size} is not a multiple of {heads_field} {heads}\nhint: set head_dim")]
+    NoHeadDim {
+        /// Width of the residual stream.
+        hidden_size: usize,
+        /// Field of the number of heads.
+        heads_field: &'static str,
+        /// Query heads.
+        heads: usize,
+    },
+    /// The size of a head is odd.
+    #[error("head_dim {head_dim} is odd, rotary embedding rotates pairs")]
+    OddHeadDim {
+        /// Size of a head.
+        head_dim: usize,
+    },
+    /// A field is not a positive number.
+    #[error("{field} is {value}, it must be a positive number")]
+    NotPositive {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The standard deviation of the initial weights is negative or not finite.
+    #[error("initializer_range is {value}, it must be 0 or more")]
+    InitializerRange {
+        /// Its value.
+        value: f64,
+    },
+    /// A special token is not in the vocabulary.
+    #[error("{field} {id} is outside the vocabulary of {vocab_size}")]
+    TokenId {
+        /// The field.
+        field: &'static str,
+        /// The token.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// Two spellings of the rotary settings have different values.
+    #[error("{field} disagrees with rope_theta or rope_scaling")]
+    RopeSpellings {
+        /// The second spelling.
+        field: &'static str,
+    },
+    /// The frequency factors of the Llama 3 scaling are in the wrong order.
+    #[error("{object}.high_freq_factor must be above {object}.low_freq_factor")]
+    FrequencyFactors {
+        /// The object that contains them.
+        object: String,
+    },
 }

@@ -1,18 +1,18 @@
-//! Models made from nothing.
+//! Configurations of models initialised from scratch.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{ConfigError, Family, ModelConfig, OutputHeads, RopeScaling};
-use crate::Compute;
+use super::{ConfigError, Family, Inconsistency, ModelConfig, OutputHeads, RopeScaling};
+use crate::Dtype;
 
-/// What a recipe says about a model that is made from nothing; the vocabulary comes from its tokenizer.
+/// Settings of a model initialised from scratch; the vocabulary is that of its tokenizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewModel {
-    /// Which family's rules hold, and as what `transformers` opens it.
+    /// Model family, which determines how `transformers` opens the folder.
     #[serde(default)]
     pub family: Family,
     /// Number of decoder layers.
@@ -21,10 +21,10 @@ pub struct NewModel {
     pub hidden_size: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; as many as query heads where not given.
+    /// Key and value heads; defaults to the number of query heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<usize>,
-    /// Size of a head; `hidden_size / heads` where not given.
+    /// Size of a head; defaults to `hidden_size / heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Width of the feed-forward layer.
@@ -34,13 +34,13 @@ pub struct NewModel {
     /// Base of the rotary frequencies.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
-    /// Added to the mean square in RMSNorm.
+    /// Epsilon of RMSNorm, added to the mean square.
     #[serde(default = "default_rms_norm_eps")]
     pub rms_norm_eps: f64,
-    /// Whether the head is the embedding table.
+    /// Shares the embedding table with the language head.
     #[serde(default = "default_tie_embeddings")]
     pub tie_embeddings: bool,
-    /// Standard deviation of initial weights.
+    /// Standard deviation of the initial weights.
     #[serde(default = "default_initializer_range")]
     pub initializer_range: f64,
 }
@@ -62,8 +62,8 @@ fn default_initializer_range() -> f64 {
 }
 
 impl NewModel {
-    /// The configuration of such a model over a vocabulary. Special tokens are left out: set
-    /// [`ModelConfig::eos_token_ids`] and its neighbours from the tokenizer.
+    /// Configuration of such a model for a vocabulary size. Special tokens are not set: set
+    /// [`ModelConfig::eos_token_ids`] and related fields from the tokenizer.
     pub fn config(&self, vocab_size: usize) -> Result<ModelConfig, ConfigError> {
         let origin = Path::new("[model.new]");
         let head_dim = match self.head_dim {
@@ -74,10 +74,11 @@ impl NewModel {
             None => {
                 return Err(ConfigError::Inconsistent {
                     path: origin.to_owned(),
-                    message: format!(
-                        "hidden_size {} is not a multiple of heads {}\nhint: give head_dim",
-                        self.hidden_size, self.heads
-                    ),
+                    problem: Inconsistency::NoHeadDim {
+                        hidden_size: self.hidden_size,
+                        heads_field: "heads",
+                        heads: self.heads,
+                    },
                 });
             }
         };
@@ -98,7 +99,7 @@ impl NewModel {
             tie_embeddings: self.tie_embeddings,
             qkv_bias: self.family == Family::Qwen2,
             output_bias: false,
-            compute: Compute::default(),
+            dtype: Dtype::default(),
             initializer_range: self.initializer_range,
             bos_token_id: None,
             eos_token_ids: Vec::new(),

@@ -1,36 +1,36 @@
-//! Which heads a model has, and how `config.json` says so.
+//! Heads of a model, and their representation in `config.json`.
 
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::{ConfigError, Family};
 
-/// What is computed from the stream after the final norm.
+/// Outputs computed from the hidden states after the final norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OutputHeads {
-    /// The distribution of the next token: a policy.
+    /// Next-token distribution: a policy.
     #[default]
     Language,
-    /// The distribution of the next token and, from the same backbone, the value of the prefix. Its folder is that of
-    /// the policy; the value head is a file of its own ([`crate::Model::save_value_head`]).
+    /// Next-token distribution and, from the same backbone, the value of the prefix. Saved as the policy's folder plus
+    /// a separate file for the value head ([`crate::Model::save_value_head`]).
     LanguageAndValue,
-    /// The value of the prefix alone: a critic. Nothing of the size of the vocabulary is held or computed but the
-    /// embedding table. Its folder is a token classifier with one label, as `transformers` opens it.
+    /// Value of the prefix only: a critic. Apart from the embedding table, nothing of the size of the vocabulary is
+    /// stored or computed. Saved as a token classifier with one label, which `transformers` opens.
     Value,
 }
 
 impl OutputHeads {
-    /// Whether tokens can be scored and sampled.
+    /// True if tokens can be scored and sampled.
     pub fn language(self) -> bool {
         self != Self::Value
     }
 
-    /// Whether prefixes have a value.
+    /// True if prefixes have a value.
     pub fn value(self) -> bool {
         self != Self::Language
     }
 
-    /// The class of `transformers` that opens the folder.
+    /// Class of `transformers` that opens the folder.
     pub(crate) fn architecture(self, family: Family) -> &'static str {
         match (self, family) {
             (Self::Language | Self::LanguageAndValue, Family::Llama) => "LlamaForCausalLM",
@@ -42,7 +42,7 @@ impl OutputHeads {
         }
     }
 
-    /// What a folder of another architecture is told.
+    /// Reason and hint of the error for a folder of another architecture.
     pub(super) fn refusal(self) -> (&'static str, &'static str) {
         if self.language() {
             (
@@ -59,9 +59,9 @@ impl OutputHeads {
     }
 }
 
-/// Checks what `config.json` says of a critic's head. Without a number of labels, `transformers` takes two.
+/// Checks the fields of a critic's head. Without a number of labels, `transformers` assumes two.
 pub(super) fn check_critic(fields: Fields<'_>) -> Result<(), ConfigError> {
-    const REASON: &str = "a critic has one value for each token";
+    const REASON: &str = "a critic has one value per token";
     const HINT: &str = "use a token classifier with one label";
     if let Some(labels) = fields.object("id2label")?
         && labels.len() != 1
@@ -78,15 +78,14 @@ pub(super) fn check_critic(fields: Fields<'_>) -> Result<(), ConfigError> {
         Some(rate) if rate != 0.0 => Err(fields.unsupported(
             "classifier_dropout",
             &json!(rate),
-            "training is without dropout",
+            "training does not use dropout",
             "set it to 0 to train without it",
         )),
         _ => Ok(()),
     }
 }
 
-/// Sets the fields that make a folder's head a critic's: one label, and no dropout, of which `transformers` would take
-/// a tenth.
+/// Sets the fields of a critic's head: one label, and no dropout, whose default in `transformers` is 0.1.
 pub(super) fn set_critic(fields: &mut Map<String, Value>) {
     if fields.get("id2label").and_then(Value::as_object).is_none_or(|labels| labels.len() != 1) {
         fields.insert("id2label".into(), json!({ "0": "value" }));

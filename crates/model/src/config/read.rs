@@ -1,27 +1,27 @@
-//! From the fields of `config.json` to a [`ModelConfig`], with the defaults that each family has in `transformers`.
+//! Conversion of the fields of `config.json` to a [`ModelConfig`], with each family's defaults from `transformers`.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::{ConfigError, Family, ModelConfig, OutputHeads, output_heads, rope, unsupported};
-use crate::Compute;
+use super::{ConfigError, Family, Inconsistency, ModelConfig, OutputHeads, output_heads, rope, unsupported};
+use crate::Dtype;
 
 pub(super) fn read(
     source: Map<String, Value>,
     path: &Path,
-    heads_wanted: OutputHeads,
+    expected_heads: OutputHeads,
 ) -> Result<ModelConfig, ConfigError> {
     let fields = Fields { map: &source, path, prefix: "" };
-    let family = family(fields, heads_wanted)?;
+    let family = family(fields, expected_heads)?;
     let required = |name: &str| fields.count(name)?.ok_or_else(|| fields.missing(name));
 
     let layers = required("num_hidden_layers")?;
     let heads = required("num_attention_heads")?;
     let hidden_size = required("hidden_size")?;
     unsupported::check(fields, family)?;
-    if !heads_wanted.language() {
+    if !expected_heads.language() {
         output_heads::check_critic(fields)?;
     }
 
@@ -32,9 +32,7 @@ pub(super) fn read(
         None => {
             return Err(ConfigError::Inconsistent {
                 path: path.to_owned(),
-                message: format!(
-                    "hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and head_dim is not given"
-                ),
+                problem: Inconsistency::NoHeadDim { hidden_size, heads_field: "num_attention_heads", heads },
             });
         }
     };
@@ -52,7 +50,7 @@ pub(super) fn read(
         kv_heads: match fields.count("num_key_value_heads")? {
             Some(kv_heads) => kv_heads,
             None if family == Family::Llama => heads,
-            // Qwen's classes take 32 for an absent count, which is right for hardly any model.
+            // Qwen's classes default to 32, which is wrong for almost every model.
             None => return Err(fields.missing("num_key_value_heads")),
         },
         head_dim,
@@ -60,11 +58,11 @@ pub(super) fn read(
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta,
         rope_scaling,
-        output_heads: heads_wanted,
+        output_heads: expected_heads,
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         qkv_bias: family == Family::Qwen2 || attention_bias,
         output_bias: family != Family::Qwen2 && attention_bias,
-        compute: Compute::default(),
+        dtype: Dtype::default(),
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         bos_token_id: fields.token_id("bos_token_id")?,
         eos_token_ids: fields.token_ids("eos_token_id")?,
@@ -81,7 +79,7 @@ fn family(fields: Fields<'_>, heads: OutputHeads) -> Result<Family, ConfigError>
     let family = [Family::Llama, Family::Qwen2, Family::Qwen3]
         .into_iter()
         .find(|family| value.as_str() == Some(family.model_type()))
-        .ok_or_else(|| fields.unsupported("model_type", value, "it is another architecture", hint))?;
+        .ok_or_else(|| fields.unsupported("model_type", value, "the architecture is not supported", hint))?;
     if let Some(architectures) = fields.list("architectures")?
         && !architectures.iter().any(|a| a.as_str() == Some(heads.architecture(family)))
         && let Some(first) = architectures.first()

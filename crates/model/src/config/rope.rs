@@ -1,16 +1,16 @@
-//! Rotary frequencies: theta and the scalings that RLoom computes.
+//! Rotary frequencies: theta and the supported scalings.
 
 use std::f64::consts::TAU;
 
 use serde_json::{Map, Value, json};
 
-use super::ConfigError;
 use super::fields::Fields;
+use super::{ConfigError, Inconsistency};
 
-/// How the rotary frequencies are stretched for longer contexts.
+/// Scaling of the rotary frequencies for longer contexts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
     /// All frequencies divided by one factor (position interpolation; Chen et al., 2023, arXiv:2306.15595).
@@ -18,15 +18,16 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1's: long wavelengths are divided by the factor, short ones are left, those between are blended.
+    /// Llama 3.1: long wavelengths are divided by the factor, short ones are unchanged, those in between are
+    /// interpolated.
     Llama3 {
         /// The divisor of long wavelengths.
         factor: f64,
         /// Wavelengths above `original_max_positions / low_freq_factor` are divided.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_positions / high_freq_factor` are left.
+        /// Wavelengths below `original_max_positions / high_freq_factor` are unchanged.
         high_freq_factor: f64,
-        /// The context length that the model was first trained with.
+        /// Context length of the original training.
         original_max_positions: usize,
     },
 }
@@ -36,7 +37,7 @@ impl RopeScaling {
     pub(super) fn inverse_frequencies(self, theta: f64, head_dim: usize) -> Vec<f32> {
         (0..head_dim / 2)
             .map(|i| {
-                // The exponent and the power are rounded to f32 where `transformers` has them in f32.
+                // Exponent and power are rounded to f32 where `transformers` has them in f32.
                 let exponent = (2 * i) as f32 / head_dim as f32;
                 let plain = 1.0 / theta.powf(f64::from(exponent)) as f32;
                 self.scaled(f64::from(plain)) as f32
@@ -64,7 +65,7 @@ impl RopeScaling {
         }
     }
 
-    /// The `rope_scaling` object, without theta; `None` where there is no scaling.
+    /// The `rope_scaling` object, without theta; `None` without scaling.
     pub(super) fn to_json(self) -> Option<Map<String, Value>> {
         let value = match self {
             Self::None => return None,
@@ -81,7 +82,7 @@ impl RopeScaling {
     }
 }
 
-/// Theta and scaling, from `rope_theta`, `rope_scaling` and `rope_parameters`, which must agree where several are given.
+/// Reads theta and scaling from `rope_theta`, `rope_scaling` and `rope_parameters`, which must agree.
 pub(super) fn read(fields: Fields<'_>, max_positions: usize) -> Result<(f64, RopeScaling), ConfigError> {
     let mut theta = fields.number("rope_theta")?;
     let mut scaling = None;
@@ -91,7 +92,7 @@ pub(super) fn read(fields: Fields<'_>, max_positions: usize) -> Result<(f64, Rop
         let found = read_scaling(inner, max_positions)?;
         let disagree = || ConfigError::Inconsistent {
             path: fields.path.to_owned(),
-            message: format!("{name} disagrees with rope_theta or rope_scaling"),
+            problem: Inconsistency::RopeSpellings { field: name },
         };
         if scaling.is_some_and(|scaling| scaling != found) {
             return Err(disagree());
@@ -151,12 +152,14 @@ fn read_scaling(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling,
             if number("high_freq_factor")? <= number("low_freq_factor")? {
                 return Err(ConfigError::Inconsistent {
                     path: fields.path.to_owned(),
-                    message: format!("{0}high_freq_factor must be above {0}low_freq_factor", fields.prefix),
+                    problem: Inconsistency::FrequencyFactors {
+                        object: fields.prefix.trim_end_matches('.').to_owned(),
+                    },
                 });
             }
             Ok(scaling)
         }
-        other => Err(fields.unsupported("rope_type", &json!(other), "it is another scaling", HINT)),
+        other => Err(fields.unsupported("rope_type", &json!(other), "the scaling is not supported", HINT)),
     }
 }
 
@@ -165,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_leaves_short_waves_and_divides_long_ones() {
+    fn llama3_scales_long_wavelengths_only() {
         let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -176,6 +179,6 @@ mod tests {
         let scaled = scaling.inverse_frequencies(500_000.0, 128);
         assert_eq!(scaled[0], plain[0]);
         assert_eq!(scaled[63], plain[63] / 8.0);
-        assert!(scaled.iter().zip(&plain).any(|(s, p)| *s < *p && *s > *p / 8.0), "some are blended");
+        assert!(scaled.iter().zip(&plain).any(|(s, p)| *s < *p && *s > *p / 8.0), "some are interpolated");
     }
 }

@@ -1,16 +1,16 @@
-//! Fields that would change the computation in a way RLoom does not have. Each is fine at its neutral value, which
-//! many files spell out, and an error at any other.
+//! Fields that enable unsupported computations. Each is accepted at its neutral value, which many files contain, and an
+//! error otherwise.
 
 use serde_json::Value;
 
 use super::fields::Fields;
 use super::{ConfigError, Family};
 
-/// When a value changes nothing.
+/// Values of a field that have no effect.
 enum Neutral {
     /// `null`, `false`, `0` or an empty list.
     Off,
-    /// Off, or 1.
+    /// `Off`, or 1.
     OffOrOne,
     /// The string `silu`.
     Silu,
@@ -42,13 +42,13 @@ const FULL_PRECISION: &str = "use the model's f32, f16 or bf16 folder";
 
 #[rustfmt::skip] // a table
 const RULES: &[(&str, Neutral, &str, &str)] = &[
-    ("hidden_act", Neutral::Silu, "the feed-forward layer is SwiGLU", "only silu is computed"),
-    ("hidden_activation", Neutral::Silu, "the feed-forward layer is SwiGLU", "only silu is computed"),
+    ("hidden_act", Neutral::Silu, "the feed-forward layer must be SwiGLU", "only silu is supported"),
+    ("hidden_activation", Neutral::Silu, "the feed-forward layer must be SwiGLU", "only silu is supported"),
     ("mlp_bias", Neutral::Off, "feed-forward layers have no bias", FAMILY),
-    ("attention_dropout", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
-    ("hidden_dropout", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
-    ("resid_pdrop", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
-    ("embd_pdrop", Neutral::Off, "training is without dropout", "set it to 0 to train without it"),
+    ("attention_dropout", Neutral::Off, "training does not use dropout", "set it to 0 to train without it"),
+    ("hidden_dropout", Neutral::Off, "training does not use dropout", "set it to 0 to train without it"),
+    ("resid_pdrop", Neutral::Off, "training does not use dropout", "set it to 0 to train without it"),
+    ("embd_pdrop", Neutral::Off, "training does not use dropout", "set it to 0 to train without it"),
     ("num_experts", Neutral::Off, EXPERTS, DENSE),
     ("num_local_experts", Neutral::Off, EXPERTS, DENSE),
     ("n_routed_experts", Neutral::Off, EXPERTS, DENSE),
@@ -71,12 +71,12 @@ const RULES: &[(&str, Neutral, &str, &str)] = &[
     ("qk_layernorm", Neutral::Off, "only Qwen3 normalises queries and keys", FAMILY),
     ("no_rope_layers", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
     ("no_rope_layer_interval", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
-    ("rope_interleaved", Neutral::Off, "it pairs other elements in the rotary embedding", FAMILY),
+    ("rope_interleaved", Neutral::Off, "it pairs different elements in the rotary embedding", FAMILY),
     ("attention_chunk_size", Neutral::Off, "it cuts attention into chunks", FAMILY),
     ("is_encoder_decoder", Neutral::Off, "it is not a decoder-only model", FAMILY),
     ("add_cross_attention", Neutral::Off, "it is not a decoder-only model", FAMILY),
-    ("vision_config", Neutral::Off, "the model sees images", FAMILY),
-    ("text_config", Neutral::Off, "the model is a part of a larger one", FAMILY),
+    ("vision_config", Neutral::Off, "the model takes images", FAMILY),
+    ("text_config", Neutral::Off, "the model is part of a larger one", FAMILY),
 ];
 
 pub(super) fn check(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
@@ -92,7 +92,7 @@ pub(super) fn check(fields: Fields<'_>, family: Family) -> Result<(), ConfigErro
     if let Some(map) = fields.object("auto_map")?
         && let Some(code) = map.get("AutoModelForCausalLM")
     {
-        return Err(fields.unsupported("auto_map", code, "the folder computes by its own program", FAMILY));
+        return Err(fields.unsupported("auto_map", code, "the folder contains its own model code", FAMILY));
     }
     Ok(())
 }
@@ -102,14 +102,14 @@ pub(super) fn check_partial_rotary(fields: Fields<'_>) -> Result<(), ConfigError
         Some(factor) if factor != 1.0 => Err(fields.unsupported(
             "partial_rotary_factor",
             &serde_json::json!(factor),
-            "it turns only a part of each head",
+            "it rotates only a part of each head",
             FAMILY,
         )),
         _ => Ok(()),
     }
 }
 
-/// Qwen files name a window beside the switch that keeps it off; only a window in force matters.
+/// Qwen files contain a window even if it is disabled; only an enabled window matters.
 fn check_windows(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
     const REASON: &str = "attention would not see all earlier tokens";
     const HINT: &str = "use a model with full attention";

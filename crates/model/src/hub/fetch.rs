@@ -1,4 +1,4 @@
-//! Getting files over HTTP.
+//! Downloads over HTTP.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use super::listing::{ListedFile, Listing};
-use super::{HubError, HubId, HubOptions};
+use super::{HubError, HubId, HubOptions, ListingError, TransferError};
 
 pub(super) struct Client<'a> {
     agent: Agent,
@@ -19,12 +19,12 @@ pub(super) struct Client<'a> {
     options: &'a HubOptions,
 }
 
-/// Why one attempt to get a file ended.
-enum Failed {
-    /// Worth another attempt.
-    Broken(String),
-    /// Not worth one.
-    Final(HubError),
+/// Reason why one attempt to download a file failed.
+enum AttemptError {
+    /// Transient: worth another attempt.
+    Transient(TransferError),
+    /// Permanent.
+    Permanent(HubError),
 }
 
 impl<'a> Client<'a> {
@@ -38,9 +38,9 @@ impl<'a> Client<'a> {
             .timeout_connect(wait)
             .timeout_send_request(wait)
             .timeout_recv_response(wait)
-            // For each read, not for the whole body: a large file may take long, a silent server may not.
+            // Applies to each read, not to the whole body: a large file may take long, a silent server may not.
             .timeout_per_read(wait)
-            // Compressed bytes could not be resumed by their position.
+            // Compressed responses could not be resumed by byte position.
             .accept_encoding("identity")
             .user_agent(concat!("rloom/", env!("CARGO_PKG_VERSION")))
             .build();
@@ -58,7 +58,7 @@ impl<'a> Client<'a> {
         request.call()
     }
 
-    fn refuse(&self, id: String, status: u16) -> HubError {
+    fn refusal(&self, id: String, status: u16) -> HubError {
         let endpoint = self.endpoint.to_owned();
         match status {
             404 => HubError::NotFound { id, endpoint },
@@ -67,11 +67,11 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn unreachable(&self, id: String, message: String) -> HubError {
-        HubError::Unreachable { id, endpoint: self.endpoint.to_owned(), message, downloaded: None }
+    fn unreachable(&self, id: String, source: TransferError) -> HubError {
+        HubError::Unreachable { id, endpoint: self.endpoint.to_owned(), source, downloaded: None }
     }
 
-    /// The commit and the files that a revision stands for.
+    /// Queries the commit and the files of a revision.
     pub(super) fn listing(&self, id: &HubId<'_>) -> Result<Listing, HubError> {
         let revision = id.revision.replace('/', "%2F");
         let url = format!(
@@ -80,29 +80,29 @@ impl<'a> Client<'a> {
         );
         self.with_retries(
             || {
-                let mut response = self.get(&url, 0).map_err(|error| self.connection(id, &error))?;
+                let mut response = self.get(&url, 0).map_err(|error| self.connection(id, error))?;
                 let status = response.status().as_u16();
-                if is_passing(status) {
-                    return Err(Failed::Broken(format!("status {status}")));
+                if is_transient(status) {
+                    return Err(AttemptError::Transient(TransferError::Status { status }));
                 }
                 if status != 200 {
-                    return Err(Failed::Final(self.refuse(id.to_string(), status)));
+                    return Err(AttemptError::Permanent(self.refusal(id.to_string(), status)));
                 }
                 let body = response.body_mut().read_to_vec();
-                let body = body.map_err(|error| Failed::Broken(error.to_string()))?;
-                let listing = serde_json::from_slice(&body).map_err(|error| error.to_string());
+                let body = body.map_err(|error| AttemptError::Transient(error.into()))?;
+                let listing = serde_json::from_slice(&body).map_err(ListingError::from);
                 let checked = listing.and_then(|listing: Listing| listing.check().map(|()| listing));
-                checked.map_err(|message| {
+                checked.map_err(|source| {
                     let endpoint = self.endpoint.to_owned();
-                    Failed::Final(HubError::Listing { id: id.to_string(), endpoint, message })
+                    AttemptError::Permanent(HubError::Listing { id: id.to_string(), endpoint, source })
                 })
             },
-            |message, _| self.unreachable(id.to_string(), message),
+            |source, _| self.unreachable(id.to_string(), source),
             || 0,
         )
     }
 
-    /// Puts a file into `folder`, unless it is there.
+    /// Downloads a file into `folder`, unless it exists.
     pub(super) fn download(
         &self,
         id: &HubId<'_>,
@@ -110,57 +110,57 @@ impl<'a> Client<'a> {
         file: &ListedFile,
         folder: &Path,
     ) -> Result<(), HubError> {
-        let whole = folder.join(&file.name);
-        if whole.is_file() {
+        let target = folder.join(&file.name);
+        if target.is_file() {
             return Ok(()); // renamed into place after its checks
         }
         let part = folder.join(format!("{}.part", file.name));
         let url = format!("{}/{}/{}/resolve/{commit}/{}", self.endpoint, id.organisation, id.name, file.name);
         let size = self.with_retries(
             || self.attempt(id, file, &url, &part),
-            |message, attempts| HubError::Interrupted {
+            |source, attempts| HubError::Interrupted {
                 id: id.to_string(),
                 file: file.name.clone(),
                 attempts,
                 at: len(&part),
-                message,
+                source,
             },
             || len(&part),
         )?;
         check(id, file, &part, size)?;
         let io = |source| HubError::Io { path: part.clone(), source };
         File::open(&part).and_then(|file| file.sync_all()).map_err(io)?;
-        fs::rename(&part, &whole).map_err(|source| HubError::Io { path: whole, source })
+        fs::rename(&part, &target).map_err(|source| HubError::Io { path: target, source })
     }
 
-    /// One request for what is missing of a file, appended to `part`. Gives the size that the file is to have, where
-    /// hub or answer say it.
+    /// Requests the missing bytes of a file once and appends them to `part`. Returns the expected file size if the hub
+    /// or the response states it.
     fn attempt(
         &self,
         id: &HubId<'_>,
         file: &ListedFile,
         url: &str,
         part: &Path,
-    ) -> Result<Option<u64>, Failed> {
-        let mut have = len(part);
-        if file.size().is_some_and(|size| have == size) && have > 0 {
+    ) -> Result<Option<u64>, AttemptError> {
+        let mut offset = len(part);
+        if file.size().is_some_and(|size| offset == size) && offset > 0 {
             return Ok(file.size());
         }
-        let mut response = self.get(url, have).map_err(|error| self.connection(id, &error))?;
+        let mut response = self.get(url, offset).map_err(|error| self.connection(id, error))?;
         let status = response.status().as_u16();
-        let resumed = status == 206 && range_start(&response) == Some(have);
+        let resumed = status == 206 && range_start(&response) == Some(offset);
         if status == 416 || (status == 206 && !resumed) {
-            // What is there does not fit what the server has: begin again.
+            // The partial file does not match the server's: start over.
             let _ = fs::remove_file(part);
-            return Err(Failed::Broken(format!("status {status} for the bytes from {have}")));
+            return Err(AttemptError::Transient(TransferError::Range { status, offset }));
         }
-        if is_passing(status) {
-            return Err(Failed::Broken(format!("status {status}")));
+        if is_transient(status) {
+            return Err(AttemptError::Transient(TransferError::Status { status }));
         }
         if status != 200 && !resumed {
-            return Err(Failed::Final(self.refuse(format!("{id}/{}", file.name), status)));
+            return Err(AttemptError::Permanent(self.refusal(format!("{id}/{}", file.name), status)));
         }
-        let io = |source| Failed::Final(HubError::Io { path: part.to_owned(), source });
+        let io = |source| AttemptError::Permanent(HubError::Io { path: part.to_owned(), source });
         let mut to = OpenOptions::new()
             .create(true)
             .write(true)
@@ -169,9 +169,9 @@ impl<'a> Client<'a> {
             .open(part)
             .map_err(io)?;
         if !resumed {
-            have = 0;
+            offset = 0;
         }
-        let announced = response.body().content_length().map(|rest| have + rest);
+        let announced = response.body().content_length().map(|rest| offset + rest);
         let size = file.size().or(announced);
         let mut body = response.body_mut().as_reader();
         let mut buffer = vec![0; 1 << 16];
@@ -180,51 +180,51 @@ impl<'a> Client<'a> {
                 Ok(0) => break,
                 Ok(n) => {
                     to.write_all(&buffer[..n]).map_err(io)?;
-                    have += n as u64;
+                    offset += n as u64;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failed::Broken(error.to_string())),
+                Err(error) => return Err(AttemptError::Transient(error.into())),
             }
         }
         to.flush().map_err(io)?;
         match size {
-            Some(size) if have < size => {
-                Err(Failed::Broken(format!("the connection ended at byte {have} of {size}")))
+            Some(size) if offset < size => {
+                Err(AttemptError::Transient(TransferError::Ended { at: offset, size }))
             }
             size => Ok(size),
         }
     }
 
-    fn connection(&self, id: &HubId<'_>, error: &ureq::Error) -> Failed {
+    fn connection(&self, id: &HubId<'_>, error: ureq::Error) -> AttemptError {
         match error {
             ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::Protocol(_) => {
-                Failed::Broken(error.to_string())
+                AttemptError::Transient(error.into())
             }
-            // A wrong address, an unknown host, a bad certificate: the next attempt would see the same.
-            _ => Failed::Final(self.unreachable(id.to_string(), error.to_string())),
+            // A wrong address, an unknown host, a bad certificate: retrying would not help.
+            _ => AttemptError::Permanent(self.unreachable(id.to_string(), error.into())),
         }
     }
 
-    /// Attempts until one succeeds, or until `retries` in a row got nothing further (`progress`).
+    /// Retries `attempt` until it succeeds, or until `retries` attempts in a row made no progress.
     fn with_retries<T>(
         &self,
-        mut attempt: impl FnMut() -> Result<T, Failed>,
-        give_up: impl Fn(String, u32) -> HubError,
+        mut attempt: impl FnMut() -> Result<T, AttemptError>,
+        exhausted: impl Fn(TransferError, u32) -> HubError,
         progress: impl Fn() -> u64,
     ) -> Result<T, HubError> {
-        let (mut idle, mut attempts, mut best) = (0, 0, progress());
+        let (mut stalled, mut attempts, mut best) = (0, 0, progress());
         loop {
             attempts += 1;
             match attempt() {
                 Ok(value) => return Ok(value),
-                Err(Failed::Final(error)) => return Err(error),
-                Err(Failed::Broken(message)) => {
-                    idle = if progress() > best { 1 } else { idle + 1 };
+                Err(AttemptError::Permanent(error)) => return Err(error),
+                Err(AttemptError::Transient(cause)) => {
+                    stalled = if progress() > best { 1 } else { stalled + 1 };
                     best = best.max(progress());
-                    if idle > self.options.retries {
-                        return Err(give_up(message, attempts));
+                    if stalled > self.options.retries {
+                        return Err(exhausted(cause, attempts));
                     }
-                    std::thread::sleep(self.wait(idle));
+                    std::thread::sleep(self.wait(stalled));
                 }
             }
         }
@@ -235,7 +235,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Size and content as the hub lists them; a damaged file is removed.
+/// Checks size and checksum as listed by the hub; removes a damaged file.
 fn check(id: &HubId<'_>, file: &ListedFile, part: &Path, size: Option<u64>) -> Result<(), HubError> {
     let io = |source| HubError::Io { path: part.to_owned(), source };
     let actual = len(part);
@@ -257,8 +257,8 @@ fn check(id: &HubId<'_>, file: &ListedFile, part: &Path, size: Option<u64>) -> R
     Err(error)
 }
 
-/// Statuses of a server that is only busy at the moment.
-fn is_passing(status: u16) -> bool {
+/// True for statuses of a server that is temporarily unavailable.
+fn is_transient(status: u16) -> bool {
     matches!(status, 408 | 429 | 500 | 502 | 503 | 504)
 }
 
@@ -266,7 +266,7 @@ fn len(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// N of `content-range: bytes N-…`.
+/// Returns N of `content-range: bytes N-…`.
 fn range_start(response: &Response<Body>) -> Option<u64> {
     let range = response.headers().get("content-range")?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()

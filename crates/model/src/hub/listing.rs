@@ -2,11 +2,11 @@
 
 use serde::Deserialize;
 
-use super::{HubError, HubId};
+use super::{HubError, HubId, ListingError};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Listing {
-    /// The commit that the revision stands for.
+    /// Commit of the revision.
     #[serde(rename = "sha")]
     pub(super) commit: String,
     #[serde(rename = "siblings")]
@@ -17,7 +17,7 @@ pub(super) struct Listing {
 pub(super) struct ListedFile {
     #[serde(rename = "rfilename")]
     pub(super) name: String,
-    /// Bytes.
+    /// Size in bytes.
     size: Option<u64>,
     lfs: Option<LargeFile>,
 }
@@ -37,13 +37,13 @@ impl ListedFile {
         self.lfs.as_ref()?.sha256.as_deref()
     }
 
-    /// Weights in numbered shards, under the names that `transformers` gives them. A folder may hold copies in other
-    /// layouts, which nobody needs.
+    /// True for numbered shards with the names that `transformers` gives them. A repository may contain copies in other
+    /// layouts, which are not needed.
     fn is_shard(&self) -> bool {
         self.middle("model-", ".safetensors").is_some()
     }
 
-    fn is_small(&self) -> bool {
+    fn is_config_or_tokenizer(&self) -> bool {
         const SMALL: [&str; 7] = [
             "config.json",
             "generation_config.json",
@@ -56,8 +56,8 @@ impl ListedFile {
         SMALL.contains(&self.name.as_str()) || self.middle("tokenizer", ".json").is_some()
     }
 
-    /// What stands between two parts of the name. Only of names without folders: a server must not choose where on
-    /// this machine a file goes.
+    /// The part of the name between `start` and `end`. Rejects names with folders: a server must not choose where a
+    /// file is written.
     fn middle(&self, start: &str, end: &str) -> Option<&str> {
         let middle = self.name.strip_prefix(start)?.strip_suffix(end)?;
         middle.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).then_some(middle)
@@ -65,30 +65,31 @@ impl ListedFile {
 }
 
 impl Listing {
-    /// Checks what a server says before it becomes a path.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// Validates the server's answer before it is used in a path.
+    pub(super) fn check(&self) -> Result<(), ListingError> {
         if self.commit.is_empty() || !self.commit.chars().all(|c| c.is_ascii_alphanumeric()) {
-            return Err(format!("{:?} is not a commit", self.commit));
+            return Err(ListingError::Commit { commit: self.commit.clone() });
         }
         Ok(())
     }
 
-    /// The files to download: configuration and tokenizer first, so that a wrong model fails early.
-    pub(super) fn wanted(&self, id: &HubId<'_>) -> Result<Vec<&ListedFile>, HubError> {
+    /// Files to download: configuration and tokenizer first, so that a wrong model fails early.
+    pub(super) fn downloads(&self, id: &HubId<'_>) -> Result<Vec<&ListedFile>, HubError> {
         let not_a_model = |missing| HubError::NotAModel { id: id.to_string(), missing };
         let has = |name: &str| self.files.iter().any(|file| file.name == name);
         if !has("config.json") {
             return Err(not_a_model("config.json"));
         }
-        let mut wanted: Vec<&ListedFile> = self.files.iter().filter(|file| file.is_small()).collect();
+        let mut downloads: Vec<&ListedFile> =
+            self.files.iter().filter(|file| file.is_config_or_tokenizer()).collect();
         let single = has("model.safetensors");
         let index = "model.safetensors.index.json";
         if !single && !has(index) {
             return Err(not_a_model("model.safetensors"));
         }
-        wanted.extend(self.files.iter().filter(|file| {
+        downloads.extend(self.files.iter().filter(|file| {
             if single { file.name == "model.safetensors" } else { file.name == index || file.is_shard() }
         }));
-        Ok(wanted)
+        Ok(downloads)
     }
 }

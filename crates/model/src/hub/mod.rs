@@ -1,8 +1,8 @@
-//! Model folders by name: a local folder as it is, or `organisation/name[@revision]` from a hub.
+//! Model folders by name: a local folder, or `organisation/name[@revision]` on a hub.
 //!
-//! A download goes to a folder of its own for each commit, so that a finished one never changes. Files are resumed
-//! where they broke off, checked (size, and SHA-256 where the hub gives it) and renamed into place; a marker is
-//! written when all are there. Every wait has a deadline.
+//! Each commit is downloaded to its own folder, so a complete one never changes. Interrupted files are resumed,
+//! verified (size, and SHA-256 if the hub provides it) and renamed into place; a marker is written when all are
+//! complete. Every wait has a timeout.
 
 mod error;
 mod fetch;
@@ -12,28 +12,28 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use error::HubError;
+pub use error::{HubError, ListingError, TransferError};
 use fetch::Client;
 
-/// Where models come from and go to.
+/// Hub access and download settings.
 #[derive(Clone)]
 pub struct HubOptions {
     /// Root address of the hub, from `HF_ENDPOINT`; there is no default.
     pub endpoint: Option<String>,
-    /// Bearer token for private and gated models, from `HF_TOKEN`. It goes to the endpoint alone, not along redirects.
+    /// Bearer token for private and gated models, from `HF_TOKEN`. Sent to the endpoint only, not to redirect targets.
     pub token: Option<String>,
-    /// Folder that downloads are kept in.
+    /// Folder of the downloads.
     pub cache: PathBuf,
-    /// How long to wait for a connection, an answer, or more bytes.
+    /// Timeout for a connection, a response, or more bytes.
     pub timeout: Duration,
-    /// How often a broken download is taken up again before giving up.
+    /// Number of consecutive retries without progress.
     pub retries: u32,
-    /// How long to wait before the first retry; doubled each time.
+    /// Delay before the first retry; doubled each time.
     pub retry_wait: Duration,
 }
 
 impl std::fmt::Debug for HubOptions {
-    /// Without the token: it must not end up in a log.
+    /// Omits the token, which must not appear in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
             .field("endpoint", &self.endpoint)
@@ -59,8 +59,8 @@ impl HubOptions {
         }
     }
 
-    /// Options from the environment: `HF_ENDPOINT`, `HF_TOKEN`, and the cache in `RLOOM_CACHE` or else in the user's
-    /// cache folder (`XDG_CACHE_HOME` or `~/.cache`, `rloom/hub` in it).
+    /// Options from the environment: `HF_ENDPOINT`, `HF_TOKEN`, and the cache in `RLOOM_CACHE` or otherwise `rloom/hub`
+    /// in the user's cache folder (`XDG_CACHE_HOME` or `~/.cache`).
     pub fn from_env() -> Self {
         let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let cache = var("RLOOM_CACHE").map(PathBuf::from).or_else(|| {
@@ -93,7 +93,7 @@ impl<'a> HubId<'a> {
         (plain(organisation) && plain(name) && revision_fine).then_some(Self { organisation, name, revision })
     }
 
-    /// The folder of all its commits.
+    /// Folder that contains all its commits.
     fn folder(&self, cache: &Path) -> PathBuf {
         cache.join(format!("{}--{}", self.organisation, self.name))
     }
@@ -105,13 +105,13 @@ impl std::fmt::Display for HubId<'_> {
     }
 }
 
-/// Written when all files of a commit are there.
+/// Marker file, written when all files of a commit are complete.
 const COMPLETE: &str = ".complete";
 
-/// The folder of a model: `source` itself where it is a local folder, else the download of the hub model
+/// Folder of a model: `source` itself if it is a local folder, otherwise the download of the hub model
 /// `organisation/name[@revision]`.
 ///
-/// A revision that is a commit and has been downloaded needs no network; a branch or tag is looked up each time.
+/// A revision that is a downloaded commit needs no network; a branch or tag is looked up each time.
 pub fn resolve(source: &str, options: &HubOptions) -> Result<PathBuf, HubError> {
     let path = Path::new(source);
     if path.is_dir() {
@@ -146,7 +146,7 @@ pub fn resolve(source: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
         Err(TryLockError::WouldBlock) => return Err(HubError::Busy { path: folder }),
         Err(TryLockError::Error(source)) => return Err(HubError::Io { path: lock_path, source }),
     }
-    for file in listing.wanted(&id)? {
+    for file in listing.downloads(&id)? {
         client.download(&id, &listing.commit, file, &folder)?;
     }
     let marker = folder.join(COMPLETE);
@@ -154,7 +154,7 @@ pub fn resolve(source: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
     Ok(folder)
 }
 
-/// Any finished download of a model, the latest first, to be named in hints.
+/// Most recent complete download of a model, for use in hints.
 fn downloaded_commit(commits: &Path) -> Option<PathBuf> {
     let finished = fs::read_dir(commits).ok()?.filter_map(|entry| {
         let folder = entry.ok()?.path();
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn names_are_parsed() {
         let id = |source| HubId::parse(source).map(|id| id.to_string());
         assert_eq!(id("org/name").as_deref(), Some("org/name@main"));
         assert_eq!(id("org/na.me-1_b@refs/pr/1").as_deref(), Some("org/na.me-1_b@refs/pr/1"));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_shown() {
+    fn debug_output_omits_the_token() {
         let options = HubOptions { token: Some("hf_secret".into()), ..HubOptions::new("cache".into()) };
         assert!(!format!("{options:?}").contains("secret"));
     }

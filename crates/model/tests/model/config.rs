@@ -1,4 +1,4 @@
-//! `config.json` as people have it: what is understood, what is refused, and what is written back.
+//! `config.json` files as found in practice: supported fields, rejected fields, and fields that are written back.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn with(name: &str, field: &str, value: Value) -> Value {
 }
 
 #[test]
-fn the_fixtures_are_understood() {
+fn fixtures_are_read() {
     let llama = read(&fields("tiny-llama")).unwrap();
     assert_eq!(
         (llama.family, llama.tie_embeddings, llama.qkv_bias, llama.qk_norm()),
@@ -41,13 +41,13 @@ fn the_fixtures_are_understood() {
     assert_eq!(qwen3.eos_token_ids, [2]);
 }
 
-/// Everything that was read is written back; only the data type says what is now there.
+/// All fields are written back; only the data type is replaced by that of the saved weights.
 #[test]
-fn what_was_read_is_written_back() {
+fn read_fields_are_written_back() {
     for name in NAMES {
         let mut before = fields(name);
         before.as_object_mut().unwrap().remove("pad_token_id");
-        before["a_field_nobody_knows"] = json!({"kept": [1, 2.5e-7]});
+        before["an_unknown_field"] = json!({"saved": [1, 2.5e-7]});
         let written = Value::Object(read(&before).unwrap().to_json());
         let dtype = if name == "tiny-llama" { "torch_dtype" } else { "dtype" };
         before[dtype] = json!("float32");
@@ -56,7 +56,7 @@ fn what_was_read_is_written_back() {
 }
 
 #[test]
-fn both_spellings_of_rope_mean_the_same() {
+fn both_spellings_of_rope_are_equivalent() {
     let old = fields("tiny-llama");
     let mut new = old.clone();
     let mut parameters = old["rope_scaling"].clone();
@@ -68,13 +68,13 @@ fn both_spellings_of_rope_mean_the_same() {
     assert_eq!((a.rope_theta, a.rope_scaling), (b.rope_theta, b.rope_scaling));
     new["rope_theta"] = json!(20000.0);
     assert!(read(&new).unwrap_err().to_string().contains("rope_parameters disagrees"));
-    // The old name of the type, as Qwen's first files have it.
+    // The old name of the type, as in Qwen's first files.
     let old = with("tiny-llama", "rope_scaling", json!({"type": "linear", "factor": 4.0}));
     assert_eq!(read(&old).unwrap().rope_scaling, RopeScaling::Linear { factor: 4.0 });
 }
 
 #[test]
-fn another_computation_is_refused_by_name() {
+fn unsupported_computations_are_rejected_by_name() {
     let cases = [
         ("tiny-qwen2", "use_sliding_window", json!(true)),
         ("tiny-qwen2", "layer_types", json!(["full_attention", "sliding_attention"])),
@@ -108,9 +108,9 @@ fn another_computation_is_refused_by_name() {
     assert!(text.contains("rope_scaling.mrope_section"), "{text}");
 }
 
-/// Neutral values that real files spell out.
+/// Neutral values that occur in real files.
 #[test]
-fn neutral_values_are_fine() {
+fn neutral_values_are_accepted() {
     let cases = [
         ("tiny-qwen2", "sliding_window", json!(32768)),
         ("tiny-qwen2", "max_window_layers", json!(21)),
@@ -144,7 +144,7 @@ fn errors_name_file_field_and_value() {
     );
     assert!(text(with("tiny-llama", "num_attention_heads", json!(0))).contains("num_attention_heads is 0"));
     assert!(text(with("tiny-llama", "head_dim", json!(7))).contains("head_dim 7 is odd"));
-    assert!(text(with("tiny-llama", "eos_token_id", json!(96))).contains("outside of the vocabulary"));
+    assert!(text(with("tiny-llama", "eos_token_id", json!(96))).contains("outside the vocabulary"));
     assert!(text(with("tiny-llama", "rms_norm_eps", json!(-1.0))).contains("rms_norm_eps is -1"));
     let error = ModelConfig::from_json_str("{\"a\": }", Path::new("c.json")).unwrap_err().to_string();
     assert!(error.starts_with("c.json: ") && error.contains("line 1 column 7"), "{error}");
@@ -153,7 +153,7 @@ fn errors_name_file_field_and_value() {
 }
 
 #[test]
-fn a_new_model_is_read_as_it_was_meant() {
+fn a_new_configuration_round_trips() {
     for family in ["llama", "qwen2", "qwen3"] {
         let text = format!(
             "{{\"family\": \"{family}\", \"layers\": 2, \"hidden_size\": 32, \"heads\": 4, \"kv_heads\": 2,

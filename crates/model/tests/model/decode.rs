@@ -1,7 +1,9 @@
-//! Decoding against the packed forward pass: equal to the last bit, however rows are cut into steps.
+//! Decoding compared with the packed forward pass: bitwise identical, however rows are divided into steps.
 
-use rloom_model::{Compute, KvCache, Model, NewModel, PackedTokens, StepError, StepRow, StepScratch, Wanted};
-use rloom_ops::{Ctx, Draw, HeadAnswer, HeadAsk, HeadOutput, KV_BLOCK, RowDraw};
+use rloom_model::{
+    Dtype, KvCache, Model, NewModel, PackedTokens, RowRequest, StepError, StepRow, StepScratch,
+};
+use rloom_ops::{Ctx, Draw, HeadOutput, HeadRequest, HeadResult, KV_BLOCK, RowDraw};
 
 use crate::reference::{FORMATS, NAMES, model};
 
@@ -23,9 +25,9 @@ fn sequences() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// The logits after these rows.
-fn logits_of(rows: impl IntoIterator<Item = u32>) -> Vec<Wanted> {
-    rows.into_iter().map(|row| Wanted { row, ask: HeadAsk::Logits }).collect()
+/// Requests for the logits after these rows.
+fn logits_of(rows: impl IntoIterator<Item = u32>) -> Vec<RowRequest> {
+    rows.into_iter().map(|row| RowRequest { row, request: HeadRequest::Logits }).collect()
 }
 
 /// Logits after every token, by packed forward passes of one sequence each.
@@ -46,7 +48,7 @@ fn decoded(
     chunk: impl Fn(usize) -> usize,
 ) -> Vec<Vec<f32>> {
     let mut cache = KvCache::new(model.config(), 32);
-    // Blocks in an order of no meaning: 0, 7, 14, … modulo the 32 that there are.
+    // Blocks in an arbitrary order: 0, 7, 14, … modulo 32.
     let mut next = 0u32;
     let blocks: Vec<Vec<u32>> = sequences
         .iter()
@@ -77,8 +79,8 @@ fn decoded(
         if rows.is_empty() {
             return logits;
         }
-        let wanted = logits_of(0..rows.len() as u32);
-        model.step(ctx, &mut cache, &rows, &wanted, &mut scratch, &mut out).unwrap();
+        let requests = logits_of(0..rows.len() as u32);
+        model.step(ctx, &mut cache, &rows, &requests, &mut scratch, &mut out).unwrap();
         for (row, &i) in owner.iter().enumerate() {
             logits[i].extend(&out.logits.as_slice()[row * VOCAB..][..VOCAB]);
         }
@@ -86,35 +88,35 @@ fn decoded(
 }
 
 #[test]
-fn steps_equal_the_packed_forward() {
+fn steps_are_bitwise_identical_to_the_packed_forward() {
     let sequences = sequences();
-    for (name, compute) in NAMES.into_iter().flat_map(|name| FORMATS.map(|compute| (name, compute))) {
-        let model = model(name).with_compute(compute);
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let model = model(name).with_dtype(dtype);
         let expected = expected(&model, &Ctx::serial(), &sequences);
         for threads in [1, 2, 3] {
             let ctx = Ctx::new(threads).unwrap();
-            // One token of each at a time; whole prompts at once; prefill in chunks beside decoding.
+            // One token of each at a time; whole prompts at once; prefill in chunks mixed with decoding.
             let cuts: [&dyn Fn(usize) -> usize; 3] = [&|_| 1, &|_| 64, &|i| [7, 1, 16, 1, 5][i]];
             for (cut, chunk) in cuts.iter().enumerate() {
                 let decoded = decoded(&model, &ctx, &sequences, chunk);
-                assert!(decoded == expected, "{name} {compute:?}, {threads} threads, cut {cut}");
+                assert!(decoded == expected, "{name} {dtype:?}, {threads} threads, cut {cut}");
             }
         }
     }
 }
 
-/// Rows that want a token beside rows that want their logits, in an order of no meaning.
+/// Requests for tokens mixed with requests for logits, in arbitrary order.
 #[test]
-fn tokens_are_drawn_by_the_logits_that_others_get() {
-    // The vocabulary is one block of columns, and two with a third that is short of a panel.
+fn tokens_are_drawn_from_the_requested_logits() {
+    // The vocabulary is one block of columns, and two with a third that is not a whole panel.
     let new: NewModel = serde_json::from_value(serde_json::json!({
         "family": "qwen2", "layers": 1, "hidden_size": 32, "heads": 4, "kv_heads": 2, "intermediate_size": 48,
         "max_positions": 64,
     }))
     .unwrap();
     for model in [model("tiny-qwen3"), Model::init(&new.config(1030).unwrap(), 3)] {
-        for (compute, threads) in [(Compute::F32, 1), (Compute::Bf16, 1), (Compute::Bf16, 2)] {
-            check_draws(&model.clone().with_compute(compute), &Ctx::new(threads).unwrap());
+        for (dtype, threads) in [(Dtype::F32, 1), (Dtype::Bf16, 1), (Dtype::Bf16, 2)] {
+            check_draws(&model.clone().with_dtype(dtype), &Ctx::new(threads).unwrap());
         }
     }
 }
@@ -124,24 +126,25 @@ fn check_draws(model: &Model, ctx: &Ctx) {
     let expected = &expected(model, ctx, std::slice::from_ref(tokens))[0];
     let rows: Vec<StepRow<'_>> =
         (0..20).map(|i| StepRow { token: tokens[i], position: i as u32, blocks: &[2, 5] }).collect();
-    let ask = |row: u32| match row % 3 {
-        0 => HeadAsk::Logits,
-        _ => HeadAsk::Token(Draw {
+    let request = |row: u32| match row % 3 {
+        0 => HeadRequest::Logits,
+        _ => HeadRequest::Token(Draw {
             inv_temperature: 0.7,
             uniform: (row % 3 == 1).then_some(f64::from(row) / 20.0),
         }),
     };
-    let wanted: Vec<Wanted> = (0..20).map(|i| i * 7 % 20).map(|row| Wanted { row, ask: ask(row) }).collect();
+    let requests: Vec<RowRequest> =
+        (0..20).map(|i| i * 7 % 20).map(|row| RowRequest { row, request: request(row) }).collect();
     let mut out = HeadOutput::default();
     let mut cache = KvCache::new(model.config(), 8);
-    model.step(ctx, &mut cache, &rows, &wanted, &mut StepScratch::default(), &mut out).unwrap();
-    for (wanted, answer) in wanted.iter().zip(&out.answers) {
-        let logits = &expected[wanted.row as usize * vocab..][..vocab];
-        match (wanted.ask, answer) {
-            (HeadAsk::Logits, HeadAnswer::Logits(at)) => {
+    model.step(ctx, &mut cache, &rows, &requests, &mut StepScratch::default(), &mut out).unwrap();
+    for (requests, result) in requests.iter().zip(&out.results) {
+        let logits = &expected[requests.row as usize * vocab..][..vocab];
+        match (requests.request, result) {
+            (HeadRequest::Logits, HeadResult::Logits(at)) => {
                 assert_eq!(&out.logits.as_slice()[at.clone()], logits);
             }
-            (HeadAsk::Token(draw), HeadAnswer::Token(pick)) => {
+            (HeadRequest::Token(draw), HeadResult::Token(pick)) => {
                 assert_eq!(*pick, RowDraw::default().draw(logits, draw));
                 assert!(pick.is_some());
             }
@@ -150,18 +153,18 @@ fn check_draws(model: &Model, ctx: &Ctx) {
     }
 }
 
-/// What is wanted of a few rows, in any order and more than once, is what they have among all; and the rows of which
-/// nothing was wanted are there for those that follow.
+/// Requests for a few rows, in any order and more than once, have the same results as among all rows; rows without a
+/// request are still available to later steps.
 #[test]
-fn few_rows_give_what_they_give_among_all() {
+fn results_do_not_depend_on_the_other_requests() {
     let sequences = [sequences()[0].clone(), sequences()[4].clone()];
     let blocks = [[3, 1, 7], [5, 2, 6]];
-    for (compute, threads) in FORMATS.into_iter().flat_map(|compute| [(compute, 1), (compute, 2)]) {
-        let (model, ctx) = (model("tiny-qwen3").with_compute(compute), Ctx::new(threads).unwrap());
+    for (dtype, threads) in FORMATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 2)]) {
+        let (model, ctx) = (model("tiny-qwen3").with_dtype(dtype), Ctx::new(threads).unwrap());
         let expected = expected(&model, &ctx, &sequences);
         let mut cache = KvCache::new(model.config(), 8);
         let (mut scratch, mut out) = (StepScratch::default(), HeadOutput::default());
-        let mut step = |first: std::ops::Range<usize>, second: std::ops::Range<usize>, wanted: &[u32]| {
+        let mut step = |first: std::ops::Range<usize>, second: std::ops::Range<usize>, requests: &[u32]| {
             let at: Vec<(usize, usize)> = first.map(|i| (0, i)).chain(second.map(|i| (1, i))).collect();
             let row = |&(s, i): &(usize, usize)| StepRow {
                 token: sequences[s][i],
@@ -169,15 +172,12 @@ fn few_rows_give_what_they_give_among_all() {
                 blocks: &blocks[s],
             };
             let rows: Vec<StepRow<'_>> = at.iter().map(row).collect();
-            let wanted = logits_of(wanted.iter().copied());
-            model.step(&ctx, &mut cache, &rows, &wanted, &mut scratch, &mut out).unwrap();
-            assert_eq!((out.answers.len(), out.logits.len()), (wanted.len(), wanted.len() * VOCAB));
-            for (wanted, logits) in wanted.iter().zip(out.logits.as_slice().chunks_exact(VOCAB)) {
-                let (s, i) = at[wanted.row as usize];
-                assert!(
-                    logits == &expected[s][i * VOCAB..][..VOCAB],
-                    "{compute:?}, token {i} of sequence {s}"
-                );
+            let requests = logits_of(requests.iter().copied());
+            model.step(&ctx, &mut cache, &rows, &requests, &mut scratch, &mut out).unwrap();
+            assert_eq!((out.results.len(), out.logits.len()), (requests.len(), requests.len() * VOCAB));
+            for (requests, logits) in requests.iter().zip(out.logits.as_slice().chunks_exact(VOCAB)) {
+                let (s, i) = at[requests.row as usize];
+                assert!(logits == &expected[s][i * VOCAB..][..VOCAB], "{dtype:?}, token {i} of sequence {s}");
             }
         };
         step(0..20, 0..3, &[19, 3, 21, 3, 7]);
@@ -188,7 +188,7 @@ fn few_rows_give_what_they_give_among_all() {
     }
 }
 
-/// A copied block serves as the original does.
+/// A copied block is equivalent to the original.
 #[test]
 fn a_shared_prompt_is_continued_from_a_copy() {
     let ctx = Ctx::serial();
@@ -202,9 +202,9 @@ fn a_shared_prompt_is_continued_from_a_copy() {
     let rows: Vec<StepRow<'_>> =
         (0..20).map(|i| StepRow { token: tokens[i], position: i as u32, blocks: &first }).collect();
     model.step(&ctx, &mut cache, &rows, &[], &mut scratch, &mut out).unwrap();
-    assert!(out.answers.is_empty() && out.logits.is_empty());
+    assert!(out.results.is_empty() && out.logits.is_empty());
     cache.copy_block(1, 6);
-    // The original goes on with another token, the copy with the right one.
+    // The original continues with a different token, the copy with the correct one.
     let rows = [
         StepRow { token: 5, position: 20, blocks: &first },
         StepRow { token: tokens[20], position: 20, blocks: &[3, 6] },
@@ -214,29 +214,36 @@ fn a_shared_prompt_is_continued_from_a_copy() {
 }
 
 #[test]
-fn bad_rows_are_errors() {
+fn invalid_rows_are_errors() {
     let ctx = Ctx::serial();
     let model = model("tiny-llama");
     let mut cache = KvCache::new(model.config(), 2);
     assert_eq!(cache.bytes_per_block(), KV_BLOCK * model.config().kv_bytes_per_token() as usize);
-    let mut step = |row: StepRow<'_>, wanted: &[u32]| {
-        let wanted = logits_of(wanted.iter().copied());
-        model.step(&ctx, &mut cache, &[row], &wanted, &mut StepScratch::default(), &mut HeadOutput::default())
+    let mut step = |row: StepRow<'_>, requests: &[u32]| {
+        let requests = logits_of(requests.iter().copied());
+        model.step(
+            &ctx,
+            &mut cache,
+            &[row],
+            &requests,
+            &mut StepScratch::default(),
+            &mut HeadOutput::default(),
+        )
     };
-    let good = StepRow { token: 1, position: 0, blocks: &[1] };
-    assert_eq!(step(good, &[0]), Ok(()));
-    assert!(matches!(step(StepRow { token: 96, ..good }, &[]), Err(StepError::Token { .. })));
-    assert!(matches!(step(StepRow { position: 256, ..good }, &[]), Err(StepError::Position { .. })));
-    assert!(matches!(step(StepRow { position: 16, ..good }, &[]), Err(StepError::Blocks { .. })));
-    assert!(matches!(step(StepRow { blocks: &[2], ..good }, &[]), Err(StepError::Blocks { .. })));
-    assert!(matches!(step(good, &[1]), Err(StepError::Wanted { .. })));
+    let valid = StepRow { token: 1, position: 0, blocks: &[1] };
+    assert_eq!(step(valid, &[0]), Ok(()));
+    assert!(matches!(step(StepRow { token: 96, ..valid }, &[]), Err(StepError::Token { .. })));
+    assert!(matches!(step(StepRow { position: 256, ..valid }, &[]), Err(StepError::Position { .. })));
+    assert!(matches!(step(StepRow { position: 16, ..valid }, &[]), Err(StepError::Blocks { .. })));
+    assert!(matches!(step(StepRow { blocks: &[2], ..valid }, &[]), Err(StepError::Blocks { .. })));
+    assert!(matches!(step(valid, &[1]), Err(StepError::RowRequest { .. })));
 
-    let model = model.with_compute(Compute::Bf16);
+    let model = model.with_dtype(Dtype::Bf16);
     let step = |cache: &mut KvCache| {
-        let wanted = logits_of([0]);
-        model.step(&ctx, cache, &[good], &wanted, &mut StepScratch::default(), &mut HeadOutput::default())
+        let requests = logits_of([0]);
+        model.step(&ctx, cache, &[valid], &requests, &mut StepScratch::default(), &mut HeadOutput::default())
     };
-    assert_eq!(step(&mut cache), Err(StepError::Compute { cache: "f32", model: "bf16" }));
+    assert_eq!(step(&mut cache), Err(StepError::Dtype { cache: "f32", model: "bf16" }));
     let mut halved = KvCache::new(model.config(), 2);
     assert_eq!(2 * halved.bytes_per_block(), cache.bytes_per_block());
     assert_eq!(halved.bytes_per_block(), KV_BLOCK * model.config().kv_bytes_per_token() as usize);

@@ -1,4 +1,4 @@
-//! Model folders, whole and damaged.
+//! Model folders, complete and damaged.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::reference::{NAMES, fixture, model};
 
-/// A copy of a fixture that may be spoiled.
+/// A copy of a fixture, to be modified.
 fn copy(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(fixture(name)).unwrap() {
@@ -36,9 +36,9 @@ fn failure(folder: &Path) -> CheckpointError {
     }
 }
 
-/// Whatever the precision and the number of shards, a folder written from a model is that model.
+/// A model is unchanged by saving and loading, whatever the fixture's precision and number of shards.
 #[test]
-fn saving_and_loading_changes_no_bit() {
+fn saving_and_loading_is_bitwise_exact() {
     for name in NAMES {
         let before = model(name);
         let generation = GenerationConfig::load(&fixture(name), before.config()).unwrap();
@@ -58,9 +58,9 @@ fn saving_and_loading_changes_no_bit() {
     }
 }
 
-/// The safetensors crate's own reader takes what is written, and finds transformers' note.
+/// The safetensors crate's own reader accepts the file, including the metadata that transformers requires.
 #[test]
-fn what_is_written_is_safetensors() {
+fn saved_files_are_valid_safetensors() {
     let folder = tempfile::tempdir().unwrap();
     let model = model("tiny-qwen3");
     model.save(folder.path(), &GenerationConfig::default()).unwrap();
@@ -122,7 +122,7 @@ fn a_truncated_file_is_named_with_its_sizes() {
 }
 
 #[test]
-fn a_configuration_of_another_model_is_noticed() {
+fn a_configuration_of_another_model_is_rejected() {
     let folder = copy("tiny-llama");
     edit_config(folder.path(), "intermediate_size", json!(48));
     let text = failure(folder.path()).to_string();
@@ -145,7 +145,7 @@ fn a_configuration_of_another_model_is_noticed() {
     );
 }
 
-/// A tied model may store its head too, if it is the embedding.
+/// A tied model may store its head too, if it equals the embedding.
 #[test]
 fn a_stored_tied_head_must_be_the_embedding() {
     let folder = copy("tiny-llama");
@@ -168,21 +168,21 @@ fn a_stored_tied_head_must_be_the_embedding() {
 }
 
 #[test]
-fn other_number_types_are_refused() {
+fn unsupported_number_types_are_rejected() {
     let folder = copy("tiny-qwen2");
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
-    // The same width, so that the offsets stay right.
+    // Same width, so that the offsets stay valid.
     let text = String::from_utf8_lossy(&bytes[8..]).into_owned();
     let at = 8 + text.find("\"F16\"").unwrap();
-    let mut spoiled = bytes.clone();
-    spoiled[at..at + 5].copy_from_slice(b"\"I16\"");
-    fs::write(&path, spoiled).unwrap();
+    let mut damaged = bytes.clone();
+    damaged[at..at + 5].copy_from_slice(b"\"I16\"");
+    fs::write(&path, damaged).unwrap();
     assert!(failure(folder.path()).to_string().contains("is I16, only F32, F16 and BF16 are read"));
 }
 
 #[test]
-fn shards_must_fit_their_index() {
+fn shards_must_match_their_index() {
     let folder = copy("tiny-qwen3");
     let index = folder.path().join("model.safetensors.index.json");
     let shard = folder.path().join("model-00002-of-00002.safetensors");
@@ -210,7 +210,7 @@ fn shards_must_fit_their_index() {
 }
 
 #[test]
-fn folders_without_weights_say_what_is_there() {
+fn folders_without_weights_report_other_formats() {
     let folder = copy("tiny-llama");
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     let text = failure(folder.path()).to_string();
@@ -243,7 +243,7 @@ fn generation_settings_are_read_and_kept() {
     assert!(text.ends_with("generation_config.json: temperature is \"hot\", expected a number"), "{text}");
 }
 
-/// What the system says about the disk comes with the path, also when only the last write fails.
+/// Errors of the operating system are reported with the path, even if only the last write fails.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_an_error_with_the_path() {

@@ -1,11 +1,11 @@
-//! The gradient of every tensor against central differences of the scores, along random directions.
+//! The gradient of every tensor compared with central differences of the scores, along random directions.
 
 use std::fs;
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_model::{
-    GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens, Recompute, ScoreGrads,
-    ScoreRows, TensorSpec,
+    ActivationCheckpointing, GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens,
+    ScoreGrads, ScoreRows, TensorSpec,
 };
 use rloom_ops::Ctx;
 use tempfile::TempDir;
@@ -20,7 +20,7 @@ const D_VALUE: [f32; 8] = [0.5, 0.2, -0.9, 0.6, 0.3, -0.3, 1.1, 0.4];
 
 const VALUE_HEAD: &str = "value_head.safetensors";
 
-/// The lists of a head that the model does not have are left out.
+/// Omits the lists of heads that the model does not have.
 fn coefficients(heads: OutputHeads) -> ScoreGrads<'static> {
     let language = if heads.language() { 8 } else { 0 };
     let value = if heads.value() { 8 } else { 0 };
@@ -43,7 +43,7 @@ fn loss(model: &Model) -> f64 {
         .sum()
 }
 
-/// A model in files. A tensor is moved by changing its file and reading it again: the public way in.
+/// A model in files. A tensor is modified by changing its file and reloading it, which is the public way.
 struct Files {
     folder: TempDir,
     heads: OutputHeads,
@@ -92,7 +92,7 @@ impl Files {
     }
 }
 
-/// The same model with a random value head, since nothing flows through one of zeros.
+/// The same model with a random value head: nothing would flow through zeros.
 fn with_random_value_head(mut model: Model) -> Model {
     let specs: Vec<TensorSpec> = model.named_tensors().map(|(spec, _)| spec.clone()).collect();
     for spec in specs.iter().filter(|spec| spec.is_value_head()) {
@@ -109,19 +109,19 @@ fn check(name: &str, model: &Model) {
     let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS, parents: &[] };
     let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
     let mut gradients = Gradients::zeros(model);
-    let forward = model.forward(&ctx, &tokens, &rows, Recompute::None).unwrap();
+    let forward = model.forward(&ctx, &tokens, &rows, ActivationCheckpointing::None).unwrap();
     model.backward(&ctx, forward, &coefficients(files.heads), &mut gradients).unwrap();
 
     for (index, (spec, gradient)) in gradients.named().enumerate() {
         let stream = RandomKey::new(1, 0, Purpose::Algorithm, index as u64).stream();
-        // Half along the gradient, half at random: a direction in which the loss surely changes.
+        // Half along the gradient, half random: a direction in which the loss certainly changes.
         let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
         assert!(norm > 1e-3, "{name} {}: no gradient", spec.name);
         let scale = 1.0 / (gradient.len() as f32).sqrt();
         let direction: Vec<f32> =
             (0..).zip(gradient).map(|(i, g)| g / norm + scale * stream.normal(i) as f32).collect();
         let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-        // Two steps each way, so that the third derivative drops out.
+        // Two steps each way, which cancels the third derivative.
         let step = 3e-3;
         let across =
             |by: f32| loss(&files.moved(spec, &direction, by)) - loss(&files.moved(spec, &direction, -by));
@@ -131,7 +131,7 @@ fn check(name: &str, model: &Model) {
     }
 }
 
-/// A model of each family: untied, tied, and with norms per head.
+/// A model of each family: untied, tied, and with QK-norm.
 fn policies() -> impl Iterator<Item = (&'static str, Model)> {
     [("llama", false), ("qwen2", true), ("qwen3", false)].into_iter().map(|(family, tie)| {
         let new: NewModel = serde_json::from_value(serde_json::json!({

@@ -1,14 +1,18 @@
-//! Against transformers' logits and PyTorch's gradients (`tests/golden/reference.py`), and packed against alone.
+//! Compared with transformers' logits and PyTorch's gradients (`tests/golden/reference.py`), and packed with separate
+//! sequences.
 
 use rloom_model::{
-    BatchError, Compute, Gradients, Model, ModelConfig, NewModel, PackedTokens, Recompute, ScoreRows,
+    ActivationCheckpointing, BatchError, Dtype, Gradients, Model, ModelConfig, NewModel, PackedTokens,
+    ScoreRows,
 };
 use rloom_ops::Ctx;
 
-use crate::reference::{Batch, FORMATS, Golden, NAMES, by, differing, max_abs, model, relative, trained};
+use crate::reference::{
+    Batch, FORMATS, Golden, NAMES, by, differing, forward_backward, max_abs, model, relative,
+};
 
 #[test]
-fn logits_equal_transformers() {
+fn logits_agree_with_transformers() {
     let ctx = Ctx::serial();
     for name in NAMES {
         let golden = Golden::open(&format!("{name}.safetensors"));
@@ -21,7 +25,7 @@ fn logits_equal_transformers() {
 }
 
 #[test]
-fn scores_equal_pytorch() {
+fn scores_agree_with_pytorch() {
     let ctx = Ctx::serial();
     for name in NAMES {
         let golden = Golden::open(&format!("{name}.safetensors"));
@@ -35,13 +39,14 @@ fn scores_equal_pytorch() {
 }
 
 #[test]
-fn gradients_equal_pytorch() {
+fn gradients_agree_with_pytorch() {
     let ctx = Ctx::new(2).unwrap();
     for name in NAMES {
         let golden = Golden::open(&format!("{name}.safetensors"));
         let (batch, model) = (Batch::of(&golden), model(name));
         let mut gradients = Gradients::zeros(&model);
-        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
+        let forward =
+            model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
         let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
         model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), &mut gradients).unwrap();
         for (spec, values) in gradients.named() {
@@ -51,16 +56,17 @@ fn gradients_equal_pytorch() {
     }
 }
 
-/// In bf16 the gradients are no further from the exact ones than those of PyTorch's bf16 autocast, on the average of many
-/// batches: the root mean square over the tensors and the median one. For these weights, which are made to be hard,
-/// PyTorch's are 5 %, 5 % and 2 %. What is exact here is f32, which is within 1e-5 of PyTorch's f64.
+/// In bf16, averaged over many batches, the gradients are at least as close to the exact ones as those of PyTorch's
+/// bf16 autocast: the root mean square over the tensors, and the median tensor. For these deliberately difficult
+/// weights, PyTorch's errors are 5 %, 5 % and 2 %. The exact gradients are those in f32, which are within 1e-5 of
+/// PyTorch's f64.
 #[test]
-fn bf16_gradients_are_as_close_as_pytorchs() {
+fn bf16_gradients_are_as_accurate_as_autocast() {
     let ctx = Ctx::new(2).unwrap();
     for name in NAMES {
         let golden = Golden::open(&format!("{name}-bf16.safetensors"));
         let (mut batch, single) = (Batch::of(&Golden::open(&format!("{name}.safetensors"))), model(name));
-        let close = model(name).with_compute(Compute::Bf16);
+        let close = model(name).with_dtype(Dtype::Bf16);
         let (tokens, scored) = (golden.ids("tokens"), batch.rows.len());
         let [d_logprob, d_entropy] = ["d_logprob", "d_entropy"].map(|name| golden.floats(name));
         let coefficients = d_logprob.chunks_exact(scored).zip(d_entropy.chunks_exact(scored));
@@ -68,8 +74,17 @@ fn bf16_gradients_are_as_close_as_pytorchs() {
         for (tokens, (d_logprob, d_entropy)) in tokens.chunks_exact(batch.tokens.len()).zip(coefficients) {
             batch.tokens = tokens.to_vec();
             let by = by(d_logprob, d_entropy);
-            let gradients =
-                |model: &Model| trained(model, &ctx, &batch.tokens(), &batch.rows(), &by, Recompute::None).1;
+            let gradients = |model: &Model| {
+                forward_backward(
+                    model,
+                    &ctx,
+                    &batch.tokens(),
+                    &batch.rows(),
+                    &by,
+                    ActivationCheckpointing::None,
+                )
+                .1
+            };
             let (exact, close) = (gradients(&single), gradients(&close));
             let mut errors: Vec<f64> = close
                 .named()
@@ -87,7 +102,7 @@ fn bf16_gradients_are_as_close_as_pytorchs() {
     }
 }
 
-/// Of weights as training begins with, bf16 gives every gradient within 2 % of f32's.
+/// For weights as at the start of training, bf16 gives every gradient within 2 % of f32's.
 #[test]
 fn bf16_gradients_of_new_models_are_close() {
     let new: NewModel = serde_json::from_value(serde_json::json!({
@@ -104,9 +119,10 @@ fn bf16_gradients_of_new_models_are_close() {
     let rows = ScoreRows { rows: &scored, inv_temperature: &vec![1.0; scored.len()] };
     let (coefficient, none) = (vec![-1.0 / scored.len() as f32; scored.len()], vec![0.0; scored.len()]);
     let by = by(&coefficient, &none);
-    let gradients = |model: &Model| trained(model, &ctx, &tokens, &rows, &by, Recompute::None);
+    let gradients =
+        |model: &Model| forward_backward(model, &ctx, &tokens, &rows, &by, ActivationCheckpointing::None);
     let (scores, exact) = gradients(&model);
-    let (scores_bf16, close) = gradients(&model.with_compute(Compute::Bf16));
+    let (scores_bf16, close) = gradients(&model.with_dtype(Dtype::Bf16));
     let difference = max_abs(&scores.logprob, &scores_bf16.logprob);
     assert!(difference > 0.0 && difference <= 0.01, "log-probabilities: {difference}");
     for ((spec, a), (_, b)) in close.named().zip(exact.named()) {
@@ -115,20 +131,26 @@ fn bf16_gradients_of_new_models_are_close() {
     }
 }
 
-/// A sequence's scores do not depend on what is packed beside it, nor on the threads, nor on whether activations are
-/// kept; gradients do not depend on the threads, nor on what is computed again.
+/// A sequence's scores do not depend on the rest of the batch, on the threads, or on whether activations are saved;
+/// gradients do not depend on the threads or on recomputation.
 #[test]
-fn packing_threads_and_recomputation_change_no_bit() {
-    for (name, compute) in NAMES.into_iter().flat_map(|name| FORMATS.map(|compute| (name, compute))) {
+fn scores_and_gradients_do_not_depend_on_packing_threads_or_checkpointing() {
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let golden = Golden::open(&format!("{name}.safetensors"));
-        let (batch, model) = (Batch::of(&golden), model(name).with_compute(compute));
+        let (batch, model) = (Batch::of(&golden), model(name).with_dtype(dtype));
         let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
         let by = by(&d_logprob, &d_entropy);
         let packed = model.score(&Ctx::serial(), &batch.tokens(), &batch.rows()).unwrap();
         let mut gradients = Vec::new();
-        let all = [Recompute::None, Recompute::Attention, Recompute::Block];
-        for (threads, recompute) in [1, 2, 3].into_iter().zip(all).chain([(2, Recompute::None)]) {
-            let case = format!("{name} {compute:?}, {threads} threads, {recompute:?}");
+        let all = [
+            ActivationCheckpointing::None,
+            ActivationCheckpointing::Attention,
+            ActivationCheckpointing::Block,
+        ];
+        for (threads, checkpointing) in
+            [1, 2, 3].into_iter().zip(all).chain([(2, ActivationCheckpointing::None)])
+        {
+            let case = format!("{name} {dtype:?}, {threads} threads, {checkpointing:?}");
             let ctx = Ctx::new(threads).unwrap();
             let mut alone = (Vec::new(), Vec::new());
             for sequence in 0..batch.starts.len() - 1 {
@@ -139,7 +161,8 @@ fn packing_threads_and_recomputation_change_no_bit() {
             }
             assert_eq!(alone.0, packed.logprob, "{case}");
             assert_eq!(alone.1, packed.entropy, "{case}");
-            let (scores, sum) = trained(&model, &ctx, &batch.tokens(), &batch.rows(), &by, recompute);
+            let (scores, sum) =
+                forward_backward(&model, &ctx, &batch.tokens(), &batch.rows(), &by, checkpointing);
             assert_eq!(scores, packed, "{case}");
             gradients.push((case, sum));
         }
@@ -150,20 +173,21 @@ fn packing_threads_and_recomputation_change_no_bit() {
 }
 
 #[test]
-fn a_forward_pass_belongs_to_its_format() {
+fn backward_rejects_a_forward_pass_of_another_dtype() {
     let (ctx, model) = (Ctx::serial(), model("tiny-llama"));
     let batch = Batch::of(&Golden::open("tiny-llama.safetensors"));
-    let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::Block).unwrap();
-    let model = model.with_compute(Compute::Bf16);
+    let forward =
+        model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::Block).unwrap();
+    let model = model.with_dtype(Dtype::Bf16);
     let zeros = vec![0.0; batch.rows.len()];
     let error =
         model.backward(&ctx, forward, &by(&zeros, &zeros), &mut Gradients::zeros(&model)).unwrap_err();
-    assert_eq!(error, BatchError::Compute { forward: "f32", model: "bf16" });
+    assert_eq!(error, BatchError::Dtype { forward: "f32", model: "bf16" });
 }
 
-/// Several micro-batches add up to the gradient of one.
+/// The gradients of several micro-batches add up to that of the whole batch.
 #[test]
-fn micro_batches_add_up() {
+fn gradients_accumulate_over_micro_batches() {
     let ctx = Ctx::serial();
     for name in NAMES {
         let golden = Golden::open(&format!("{name}.safetensors"));
@@ -175,7 +199,8 @@ fn micro_batches_add_up() {
             let one = batch.alone(sequence);
             let scored = done..done + one.rows.len();
             done = scored.end;
-            let forward = model.forward(&ctx, &one.tokens(), &one.rows(), Recompute::None).unwrap();
+            let forward =
+                model.forward(&ctx, &one.tokens(), &one.rows(), ActivationCheckpointing::None).unwrap();
             model
                 .backward(&ctx, forward, &by(&d_logprob[scored.clone()], &d_entropy[scored]), &mut sum)
                 .unwrap();
@@ -188,7 +213,7 @@ fn micro_batches_add_up() {
 }
 
 #[test]
-fn bad_batches_are_errors() {
+fn invalid_batches_are_errors() {
     let (ctx, model) = (Ctx::serial(), model("tiny-llama"));
     let score = |tokens: &[u32], seq_starts: &[usize]| {
         let rows = ScoreRows { rows: &[], inv_temperature: &[] };
@@ -199,7 +224,7 @@ fn bad_batches_are_errors() {
     assert!(score(&[1, 96], &[0, 2]).unwrap_err().contains("token 96 at packed index 1"));
     assert!(score(&[1, 2], &[0, 1]).unwrap_err().contains("ascend from 0 to the 2 tokens"));
     assert!(score(&[1, 2], &[0, 0, 2]).unwrap_err().contains("entry 1"));
-    assert!(score(&[1; 257], &[0, 257]).unwrap_err().contains("has 257 tokens, the model takes 256"));
+    assert!(score(&[1; 257], &[0, 257]).unwrap_err().contains("has 257 tokens, the model's limit is 256"));
     assert_eq!(score(&[1; 256], &[0, 256]).unwrap().logprob.len(), 0);
     assert_eq!(score(&[], &[0]).unwrap().logprob.len(), 0);
 }

@@ -1,4 +1,4 @@
-//! Downloads from a hub on this machine.
+//! Downloads from a hub emulated on this machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,16 +18,16 @@ use crate::reference::fixture;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// How the server misbehaves.
+/// Faults of the server.
 #[derive(Default, Clone)]
 struct Faults {
-    /// Bytes of the weights after which the connection is dropped, for each attempt in turn.
+    /// Bytes of the weights after which the connection is dropped, per attempt.
     drops: Vec<usize>,
-    /// Answers the listing with this status.
+    /// Status of the listing.
     status: Option<u16>,
-    /// Lists the weights with this size.
+    /// Listed size of the weights.
     listed_size: Option<u64>,
-    /// Lists the weights with this hash.
+    /// Listed hash of the weights.
     listed_sha256: Option<String>,
     /// Answers range requests with the whole file.
     ignores_ranges: bool,
@@ -37,7 +37,7 @@ struct Faults {
 
 struct Server {
     address: String,
-    /// Request lines and the headers that matter.
+    /// Request lines and the relevant headers.
     seen: Arc<Mutex<Vec<String>>>,
 }
 
@@ -178,21 +178,21 @@ fn a_model_is_downloaded_once() {
 }
 
 #[test]
-fn a_dropped_connection_is_taken_up_where_it_broke() {
+fn an_interrupted_download_is_resumed() {
     let faults = Faults { drops: vec![50_000, 1_000, 0, 30_000], ..Faults::default() };
     let server = Server::start("tiny-llama", faults);
     let cache = tempfile::tempdir().unwrap();
     let folder = resolve("org/name", &server.options(&cache)).unwrap();
     assert_eq!(weights(&folder), weights(&fixture("tiny-llama")));
     for from in ["from 0", "from 50000", "from 51000", "from 81000"] {
-        let wanted = if from == "from 51000" { 2 } else { 1 };
-        assert_eq!(server.count(&format!("model.safetensors HTTP/1.1 {from} ")), wanted, "{from}");
+        let expected_requests = if from == "from 51000" { 2 } else { 1 };
+        assert_eq!(server.count(&format!("model.safetensors HTTP/1.1 {from} ")), expected_requests, "{from}");
     }
 }
 
-/// A second run goes on with what the first one left; also when the server knows no ranges.
+/// A second run resumes the first one's download, even if the server does not support ranges.
 #[test]
-fn a_second_run_goes_on() {
+fn a_second_run_resumes_the_download() {
     for ignores_ranges in [false, true] {
         let faults = Faults { drops: vec![50_000, 0, 0, 0], ignores_ranges, ..Faults::default() };
         let server = Server::start("tiny-llama", faults);
@@ -200,7 +200,7 @@ fn a_second_run_goes_on() {
         let options = HubOptions { retries: u32::from(!ignores_ranges), ..server.options(&cache) };
         let error = resolve("org/name", &options).unwrap_err();
         assert!(matches!(&error, HubError::Interrupted { at: 50_000, .. }), "{error}");
-        assert!(error.to_string().contains("hint: run it again"), "{error}");
+        assert!(error.to_string().contains("hint: run again"), "{error}");
         let options = HubOptions { retries: 3, ..options };
         let folder = resolve("org/name", &options).unwrap();
         assert_eq!(weights(&folder), weights(&fixture("tiny-llama")));
@@ -208,7 +208,7 @@ fn a_second_run_goes_on() {
 }
 
 #[test]
-fn what_comes_is_checked() {
+fn downloads_are_verified() {
     let cache = tempfile::tempdir().unwrap();
     let short = Server::start("tiny-llama", Faults { listed_size: Some(90_000), ..Faults::default() });
     let error = resolve("org/name", &short.options(&cache)).unwrap_err();
@@ -217,14 +217,14 @@ fn what_comes_is_checked() {
         Server::start("tiny-llama", Faults { listed_sha256: Some("00".repeat(32)), ..Faults::default() });
     let error = resolve("org/name", &wrong.options(&cache)).unwrap_err();
     assert!(matches!(error, HubError::Checksum { .. }), "{error}");
-    // Nothing damaged stays, and an honest server makes it good.
-    let honest = Server::start("tiny-llama", Faults::default());
-    let folder = resolve("org/name", &honest.options(&cache)).unwrap();
+    // Nothing damaged remains, and a correct server completes the download.
+    let correct = Server::start("tiny-llama", Faults::default());
+    let folder = resolve("org/name", &correct.options(&cache)).unwrap();
     assert_eq!(weights(&folder), weights(&fixture("tiny-llama")));
 }
 
 #[test]
-fn refusals_are_explained() {
+fn refusals_have_hints() {
     let cache = tempfile::tempdir().unwrap();
     let error = |status: u16, token: Option<&str>| {
         let server = Server::start("tiny-llama", Faults { status: Some(status), ..Faults::default() });
@@ -245,7 +245,7 @@ fn refusals_are_explained() {
 }
 
 #[test]
-fn nothing_waits_for_ever() {
+fn every_wait_has_a_timeout() {
     let cache = tempfile::tempdir().unwrap();
     let server = Server::start("tiny-llama", Faults { silent: true, ..Faults::default() });
     let options = HubOptions { timeout: Duration::from_millis(100), retries: 0, ..server.options(&cache) };
@@ -255,18 +255,18 @@ fn nothing_waits_for_ever() {
 }
 
 #[test]
-fn without_a_hub_the_hint_helps() {
+fn hints_without_a_reachable_hub() {
     let cache = tempfile::tempdir().unwrap();
     let options = HubOptions::new(cache.path().to_owned());
     let error = resolve("org/name", &options).unwrap_err().to_string();
     assert!(error.contains("set HF_ENDPOINT"), "{error}");
     let error = resolve("no such folder", &options).unwrap_err().to_string();
-    assert!(error.contains("there is no such folder"), "{error}");
+    assert!(error.contains("no such folder"), "{error}");
     let file = cache.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(resolve(file.to_str().unwrap(), &options), Err(HubError::NotAFolder { .. })));
 
-    // A port that nobody listens on.
+    // A port without a listener.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let endpoint = Some(format!("http://{closed}"));
     let options = HubOptions { endpoint, retries: 0, ..options };

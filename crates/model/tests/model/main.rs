@@ -1,8 +1,9 @@
-//! The model from outside: against PyTorch and transformers, against finite differences, against itself, and with
-//! files as they come.
+//! The model's public interface: compared with PyTorch and transformers, with finite differences, and with itself;
+//! files as found in practice.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers fail by panicking")]
 
+mod candidates;
 mod config;
 mod decode;
 mod files;

@@ -1,8 +1,8 @@
-//! AdamW, clipping and schedule against PyTorch (`tests/golden/adamw.py`), and the optimiser's state in files.
+//! AdamW, clipping and schedule compared with PyTorch (`tests/golden/adamw.py`), and the optimizer's state in files.
 
 use rloom_model::{
-    Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens, Recompute, Schedule,
-    ScoreRows,
+    ActivationCheckpointing, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens,
+    Schedule, ScoreRows,
 };
 use rloom_ops::Ctx;
 
@@ -31,7 +31,7 @@ fn likelihood(model: &Model, tokens: &[u32], gradients: &mut Gradients) -> f64 {
     let ones = vec![1.0; rows.len()];
     let batch = PackedTokens { tokens, seq_starts: &starts, parents: &[] };
     let rows = ScoreRows { rows: &rows, inv_temperature: &ones };
-    let forward = model.forward(&ctx, &batch, &rows, Recompute::None).unwrap();
+    let forward = model.forward(&ctx, &batch, &rows, ActivationCheckpointing::None).unwrap();
     let n = ones.len() as f32;
     let loss = -forward.scores().logprob.iter().map(|&l| f64::from(l)).sum::<f64>() / f64::from(n);
     gradients.zero();
@@ -41,7 +41,7 @@ fn likelihood(model: &Model, tokens: &[u32], gradients: &mut Gradients) -> f64 {
 }
 
 #[test]
-fn trajectory_equals_torch() {
+fn optimizer_trajectory_agrees_with_torch() {
     let golden = Golden::open("adamw.safetensors");
     let tokens = golden.ids("tokens");
     let mut model = model("tiny-qwen2");
@@ -66,14 +66,14 @@ fn trajectory_equals_torch() {
         let change =
             |weights: &[f32]| -> Vec<f32> { weights.iter().zip(before).map(|(w, b)| w - b).collect() };
         let difference = relative(&change(after), &change(&torch));
-        // A bias of the keys hardly moves the softmax: its gradient is mostly rounding, which Adam blows up.
+        // A bias of the keys barely affects the softmax: its gradient is mostly rounding, which Adam amplifies.
         let tolerance = if spec.name.ends_with("k_proj.bias") { 2e-2 } else { 2e-5 };
         assert!(difference < tolerance, "{}: {difference}", spec.name);
     }
 }
 
 #[test]
-fn a_saved_state_goes_on_to_the_same_bits() {
+fn a_restored_state_continues_bitwise_identically() {
     let tokens = Golden::open("adamw.safetensors").ids("tokens");
     let (ctx, folder) = (Ctx::serial(), tempfile::tempdir().unwrap());
     let path = folder.path().join("optimizer.safetensors");
@@ -88,7 +88,7 @@ fn a_saved_state_goes_on_to_the_same_bits() {
     let first = std::fs::read(&path).unwrap();
     let mut again = Optimizer::load(&path, &model, settings()).unwrap();
     again.save(&path).unwrap();
-    assert!(first == std::fs::read(&path).unwrap(), "reading and writing changes nothing");
+    assert!(first == std::fs::read(&path).unwrap(), "reading and writing must round-trip");
     assert_eq!(again.steps(), 2);
 
     let mut copy = model.clone();
@@ -103,12 +103,12 @@ fn a_saved_state_goes_on_to_the_same_bits() {
     assert!(Optimizer::load(&path, &other, settings()).is_err());
     let weights = crate::reference::fixture("tiny-llama").join("model.safetensors");
     let error = Optimizer::load(&weights, &other, settings()).unwrap_err().to_string();
-    assert!(error.contains("how many steps"), "{error}");
+    assert!(error.contains("no step count"), "{error}");
 }
 
-/// Nothing that is not a number reaches the weights.
+/// Non-finite numbers never reach the weights.
 #[test]
-fn a_gradient_that_is_not_finite_changes_nothing() {
+fn a_non_finite_gradient_changes_nothing() {
     let tokens = Golden::open("adamw.safetensors").ids("tokens");
     let mut model = model("tiny-qwen2");
     let before = model.clone();
@@ -117,7 +117,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let ctx = Ctx::serial();
     let batch = PackedTokens { tokens: &tokens[..20], seq_starts: &[0, 20], parents: &[] };
     let rows = ScoreRows { rows: &[3], inv_temperature: &[1.0] };
-    let forward = model.forward(&ctx, &batch, &rows, Recompute::None).unwrap();
+    let forward = model.forward(&ctx, &batch, &rows, ActivationCheckpointing::None).unwrap();
     model.backward(&ctx, forward, &by(&[f32::NAN], &[0.0]), &mut gradients).unwrap();
     assert!(!gradients.all_finite(&ctx));
     let error = optimizer.step(&ctx, &mut model, &gradients, 1e-3).unwrap_err();

@@ -1,8 +1,10 @@
-//! Reads what the programs in `tests/golden` wrote.
+//! Reads the results of the programs in `tests/golden`.
 
 use std::path::{Path, PathBuf};
 
-use rloom_model::{Compute, Gradients, Model, PackedTokens, Recompute, ScoreGrads, ScoreRows, Scores};
+use rloom_model::{
+    ActivationCheckpointing, Dtype, Gradients, Model, PackedTokens, ScoreGrads, ScoreRows, Scores,
+};
 use rloom_ops::Ctx;
 use safetensors::SafeTensors;
 
@@ -17,9 +19,9 @@ pub(crate) fn model(name: &str) -> Model {
 }
 
 /// Both formats of matrix products.
-pub(crate) const FORMATS: [Compute; 2] = [Compute::F32, Compute::Bf16];
+pub(crate) const FORMATS: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
-/// The critics, and the policies that `tests/golden/value.py` gives a value head.
+/// The critics, and the policies with a value head from `tests/golden/value.py`.
 pub(crate) const CRITICS: [&str; 2] = ["tiny-llama-critic", "tiny-qwen3-critic"];
 pub(crate) const VALUED: [&str; 2] = ["tiny-llama", "tiny-qwen3"];
 
@@ -62,7 +64,7 @@ impl Golden {
     }
 }
 
-/// A packed batch with what is scored of it.
+/// A packed batch and its scored rows.
 pub(crate) struct Batch {
     pub(crate) tokens: Vec<u32>,
     pub(crate) starts: Vec<usize>,
@@ -103,16 +105,16 @@ impl Batch {
 }
 
 /// A forward and a backward pass.
-pub(crate) fn trained(
+pub(crate) fn forward_backward(
     model: &Model,
     ctx: &Ctx,
     tokens: &PackedTokens<'_>,
     rows: &ScoreRows<'_>,
     by: &ScoreGrads<'_>,
-    recompute: Recompute,
+    checkpointing: ActivationCheckpointing,
 ) -> (Scores, Gradients) {
     let mut gradients = Gradients::zeros(model);
-    let forward = model.forward(ctx, tokens, rows, recompute).unwrap();
+    let forward = model.forward(ctx, tokens, rows, checkpointing).unwrap();
     let scores = forward.scores().clone();
     model.backward(ctx, forward, by, &mut gradients).unwrap();
     (scores, gradients)

@@ -1,14 +1,14 @@
-//! Sequences that share their beginning, held once, against each of them whole.
+//! Sequences with a common prefix, stored once, compared with separate copies.
 
-use rloom_model::{Compute, Model, PackedTokens, Recompute, ScoreRows, Scores};
+use rloom_model::{ActivationCheckpointing, Dtype, Model, PackedTokens, ScoreRows, Scores};
 use rloom_ops::Ctx;
 
-use crate::reference::{FORMATS, NAMES, by, differing, model, relative, trained, valued};
+use crate::reference::{FORMATS, NAMES, by, differing, forward_backward, model, relative, valued};
 
-/// Two prompts with the rest of each sequence, and a sequence without a prompt in common.
+/// Two prompts with the continuations of each, and a sequence that shares nothing.
 struct Families {
     prompts: [Vec<u32>; 2],
-    /// The prompt that each goes on from.
+    /// The prompt that each continues.
     sequences: Vec<(Option<usize>, Vec<u32>)>,
 }
 
@@ -27,7 +27,7 @@ fn families() -> Families {
     Families { prompts, sequences: lengths.map(|(prompt, len)| (prompt, tokens(len))).into() }
 }
 
-/// A batch with the rows that are scored: all but the prompts and the first token of a sequence without one.
+/// A batch and its scored rows: all except the prompts and the first token of a sequence without one.
 #[derive(Default)]
 struct Packed {
     tokens: Vec<u32>,
@@ -81,51 +81,53 @@ impl Packed {
         out
     }
 
-    fn trained(
+    fn forward_backward(
         &self,
         model: &Model,
         threads: usize,
-        recompute: Recompute,
+        checkpointing: ActivationCheckpointing,
     ) -> (Scores, rloom_model::Gradients) {
         let ctx = Ctx::new(threads).unwrap();
         let tokens = PackedTokens { tokens: &self.tokens, seq_starts: &self.starts, parents: &self.parents };
         let inv_temperature: Vec<f32> = (0..self.rows.len()).map(|i| 0.5 + (i % 7) as f32 * 0.2).collect();
         let rows = ScoreRows { rows: &self.rows, inv_temperature: &inv_temperature };
         let d: Vec<f32> = (0..self.rows.len()).map(|i| (i as f32 * 1.3).sin()).collect();
-        let (scores, gradients) = trained(model, &ctx, &tokens, &rows, &by(&d, &d), recompute);
+        let (scores, gradients) = forward_backward(model, &ctx, &tokens, &rows, &by(&d, &d), checkpointing);
         assert_eq!(model.score(&ctx, &tokens, &rows).unwrap(), scores);
         (scores, gradients)
     }
 }
 
-/// Scores are the same bits. The gradient of what is shared is summed in another order, and in bf16 rounded after the sum
-/// instead of before.
+/// Scores are bitwise identical. The gradient of a shared prefix is summed in another order, and in bf16 rounded after
+/// the sum instead of before.
 #[test]
-fn shared_prompts_change_no_score() {
+fn shared_prompts_do_not_change_scores() {
     let families = families();
     let (shared, whole) = (Packed::shared(&families), Packed::whole(&families));
     assert_eq!(whole.tokens.len() - shared.tokens.len(), 2 * 21 + 16);
-    for (name, compute) in NAMES.into_iter().flat_map(|name| FORMATS.map(|compute| (name, compute))) {
-        let model = model(name).with_compute(compute);
-        let (expected, exact) = whole.trained(&model, 2, Recompute::None);
-        let (scores, gradients) = shared.trained(&model, 1, Recompute::None);
-        assert_eq!(scores, expected, "{name} {compute:?}");
-        let most = if compute == Compute::F32 { 1e-5 } else { 0.02 };
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let model = model(name).with_dtype(dtype);
+        let (expected, exact) = whole.forward_backward(&model, 2, ActivationCheckpointing::None);
+        let (scores, gradients) = shared.forward_backward(&model, 1, ActivationCheckpointing::None);
+        assert_eq!(scores, expected, "{name} {dtype:?}");
+        let most = if dtype == Dtype::F32 { 1e-5 } else { 0.02 };
         for ((spec, a), (_, b)) in gradients.named().zip(exact.named()) {
             let difference = relative(a, b);
-            assert!(difference <= most, "{name} {compute:?} {}: {difference}", spec.name);
+            assert!(difference <= most, "{name} {dtype:?} {}: {difference}", spec.name);
         }
-        for (threads, recompute) in [(2, Recompute::Attention), (3, Recompute::Block)] {
-            let (scores, again) = shared.trained(&model, threads, recompute);
-            assert_eq!(scores, expected, "{name} {compute:?} {recompute:?}");
-            assert_eq!(differing(&gradients, &again), None, "{name} {compute:?} {recompute:?}");
+        for (threads, checkpointing) in
+            [(2, ActivationCheckpointing::Attention), (3, ActivationCheckpointing::Block)]
+        {
+            let (scores, again) = shared.forward_backward(&model, threads, checkpointing);
+            assert_eq!(scores, expected, "{name} {dtype:?} {checkpointing:?}");
+            assert_eq!(differing(&gradients, &again), None, "{name} {dtype:?} {checkpointing:?}");
         }
     }
 }
 
-/// Every sequence's last value is that of the whole sequence.
+/// A continuation's last value is that of the whole sequence.
 #[test]
-fn values_go_on_from_the_parent() {
+fn values_include_the_parent() {
     let families = families();
     let (shared, whole) = (Packed::shared(&families), Packed::whole(&families));
     let (model, _) = valued("tiny-qwen3");

@@ -1,11 +1,11 @@
-//! Value heads: against PyTorch (`tests/golden/value.py`), packed against alone, and in files.
+//! Value heads: compared with PyTorch (`tests/golden/value.py`), packed with separate, and in files.
 
 use std::fs;
 use std::path::Path;
 
 use rloom_model::{
-    BatchError, CheckpointError, ConfigError, GenerationConfig, Gradients, KvCache, LoadError, Model,
-    OutputHeads, Recompute, ScoreGrads, Scores, StepError, StepRow, StepScratch,
+    ActivationCheckpointing, BatchError, CheckpointError, ConfigError, GenerationConfig, Gradients, KvCache,
+    LoadError, Model, OutputHeads, ScoreGrads, Scores, StepError, StepRow, StepScratch,
 };
 use rloom_ops::{Ctx, HeadOutput};
 use serde_json::{Value, json};
@@ -40,12 +40,13 @@ fn all() -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn scores_and_gradients_equal_pytorch() {
+fn scores_and_gradients_agree_with_pytorch() {
     let ctx = Ctx::new(2).unwrap();
     for name in all() {
         let (model, golden) = valued(name);
         let batch = Batch::of(&golden);
-        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
+        let forward =
+            model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
         let scores = forward.scores().clone();
         for (what, ours) in [("value", &scores.value), ("last_value", &scores.last_value)] {
             let difference = max_abs(ours, &golden.floats(what));
@@ -64,16 +65,16 @@ fn scores_and_gradients_equal_pytorch() {
         model.backward(&ctx, forward, &coefficients.by(), &mut gradients).unwrap();
         for (spec, values) in gradients.named() {
             let difference = relative(values, &golden.floats(&format!("grad.{}", spec.name)));
-            // Rounding to f32 makes up to 1.3e-5 in the first layer's query projection.
+            // Rounding to f32 contributes up to 1.3e-5 in the first layer's query projection.
             assert!(difference <= 3e-5, "{name} {}: {difference}", spec.name);
         }
     }
 }
 
-/// As for log-probabilities: a value depends on its own sequence alone, and no bit on the threads or on whether
-/// activations are kept.
+/// As for log-probabilities: a value depends on its own sequence only, and not on the threads or on whether activations
+/// are saved.
 #[test]
-fn packing_and_threads_change_no_bit() {
+fn values_do_not_depend_on_packing_or_threads() {
     for name in all() {
         let (model, golden) = valued(name);
         let batch = Batch::of(&golden);
@@ -92,8 +93,9 @@ fn packing_and_threads_change_no_bit() {
                 alone.last_value.extend(scores.last_value);
             }
             assert_eq!(alone, packed, "{name} alone, {threads} threads");
-            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
-            assert_eq!(*forward.scores(), packed, "{name} kept, {threads} threads");
+            let forward =
+                model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
+            assert_eq!(*forward.scores(), packed, "{name} saved, {threads} threads");
             let mut sum = Gradients::zeros(&model);
             model.backward(&ctx, forward, &coefficients.by(), &mut sum).unwrap();
             gradients.push(sum);
@@ -106,10 +108,10 @@ fn packing_and_threads_change_no_bit() {
     }
 }
 
-/// Each value is that of a prefix: what comes after it changes no bit, and a last value is the value that the next
-/// token would be scored with.
+/// A value is that of a prefix: later tokens do not affect it, and a last value equals the value that the next token
+/// would be scored with.
 #[test]
-fn a_value_is_that_of_the_prefix() {
+fn a_value_depends_on_the_prefix_only() {
     let ctx = Ctx::serial();
     for name in all() {
         let (model, golden) = valued(name);
@@ -130,9 +132,9 @@ fn a_value_is_that_of_the_prefix() {
     }
 }
 
-/// The language head does not notice a value head beside it; a new head values everything at exactly 0.
+/// A value head does not affect the language head; a new one values everything at exactly 0.
 #[test]
-fn a_new_value_head_changes_nothing() {
+fn a_new_value_head_does_not_change_the_policy() {
     let ctx = Ctx::serial();
     for name in VALUED {
         let golden = Golden::open(&format!("{name}.safetensors"));
@@ -141,7 +143,8 @@ fn a_new_value_head_changes_nothing() {
         let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
         let zeros = vec![0.0; d_logprob.len()];
         let run = |model: &Model, d_value: &[f32]| {
-            let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
+            let forward =
+                model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
             let scores = forward.scores().clone();
             let mut gradients = Gradients::zeros(model);
             let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value };
@@ -168,7 +171,7 @@ fn a_new_value_head_changes_nothing() {
     }
 }
 
-/// Made from nothing, a model has the same backbone under any heads, and its value head is zero.
+/// Initialised from scratch, a model has the same backbone with any heads, and its value head is zero.
 #[test]
 fn initial_value_heads_are_zero() {
     let mut config = model("tiny-llama").config().clone();
@@ -186,7 +189,7 @@ fn initial_value_heads_are_zero() {
     }
 }
 
-/// Nothing of a critic has the size of the vocabulary but its embedding table.
+/// A critic stores nothing of the size of the vocabulary except its embedding table.
 #[test]
 fn a_critic_holds_no_language_head() {
     for name in VALUED {
@@ -206,7 +209,7 @@ fn a_critic_holds_no_language_head() {
 }
 
 #[test]
-fn what_a_model_lacks_is_an_error() {
+fn missing_heads_are_errors() {
     let ctx = Ctx::serial();
     let (policy, critic) = (model("tiny-llama"), model("tiny-llama").to_critic());
     let batch =
@@ -224,7 +227,8 @@ fn what_a_model_lacks_is_an_error() {
     let backward = |model: &Model, sizes: [usize; 3]| {
         let [d_logprob, d_entropy, d_value] = sizes.map(|n| vec![0.1; n]);
         let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
-        let forward = model.forward(&ctx, &batch.tokens(), &batch.rows(), Recompute::None).unwrap();
+        let forward =
+            model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
         model.backward(&ctx, forward, &by, &mut Gradients::zeros(model))
     };
     let both = policy.clone().with_value_head();
@@ -251,9 +255,9 @@ fn what_a_model_lacks_is_an_error() {
     assert!(matches!(wide, Err(CheckpointError::Read { .. })));
 }
 
-/// Whoever opens a policy's folder does not see its value head, which comes back from a file of its own.
+/// A policy's folder does not contain its value head, which is stored in a separate file.
 #[test]
-fn a_policys_folder_is_the_same_with_a_value_head() {
+fn a_policy_folder_does_not_depend_on_the_value_head() {
     for name in VALUED {
         let (valued, _) = valued(name);
         let generation = GenerationConfig::load(&fixture(name), valued.config()).unwrap();
@@ -273,7 +277,7 @@ fn a_policys_folder_is_the_same_with_a_value_head() {
 }
 
 #[test]
-fn a_critics_folder_is_a_token_classifier() {
+fn a_critic_is_saved_as_a_token_classifier() {
     for (name, critic) in CRITICS
         .map(|name| (name, valued(name).0))
         .into_iter()
@@ -302,7 +306,7 @@ fn config(folder: &Path) -> Value {
 }
 
 #[test]
-fn a_critic_is_not_taken_for_a_policy_nor_for_another_classifier() {
+fn critics_policies_and_other_classifiers_are_distinguished() {
     let refused = |result: Result<Model, LoadError>| match result {
         Err(LoadError::Config(error @ ConfigError::Unsupported { .. })) => error.to_string(),
         other => panic!("{other:?}"),
@@ -316,7 +320,7 @@ fn a_critic_is_not_taken_for_a_policy_nor_for_another_classifier() {
     let weights = fixture("tiny-llama-critic").join("model.safetensors");
     fs::copy(weights, folder.path().join("model.safetensors")).unwrap();
     for (field, value) in [
-        ("id2label", json!({ "0": "good", "1": "bad" })),
+        ("id2label", json!({ "0": "valid", "1": "bad" })),
         ("num_labels", json!(3)),
         ("classifier_dropout", json!(0.1)),
     ] {
