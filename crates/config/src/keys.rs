@@ -4,8 +4,8 @@ use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_data::Order;
-use rloom_engine::InFlight;
-use rloom_model::{Compute, NewModel};
+use rloom_engine::OnUpdate;
+use rloom_model::{Dtype, NewModel};
 use rloom_sched::{CutOrder, Stragglers};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -68,7 +68,7 @@ pub(crate) struct RootKeys {
 pub(crate) struct ModelKeys {
     pub(crate) path: Option<String>,
     pub(crate) new: Option<NewModel>,
-    pub(crate) compute: Compute,
+    pub(crate) compute: Dtype,
 }
 
 #[derive(Debug, Default, Clone, Deserialize)]
@@ -138,7 +138,7 @@ pub(crate) struct StageKeys {
 pub(crate) struct ScheduleKeys {
     pub(crate) max_staleness: u64,
     pub(crate) pin_version: bool,
-    pub(crate) on_update: Option<InFlight>,
+    pub(crate) on_update: Option<OnUpdate>,
     pub(crate) cut_order: CutOrder,
     pub(crate) oversample: u64,
     pub(crate) stragglers: Stragglers,

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
 use rloom_engine::TrainSettings;
-use rloom_engine::{InFlight, RolloutSettings, SamplingSettings};
+use rloom_engine::{OnUpdate, RolloutSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Compute, NewModel, OptimizerSettings};
+use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_sched::{CutOrder, Stragglers};
 use rloom_text::CharacterSettings;
@@ -22,7 +22,7 @@ pub struct Config {
     pub model: ModelSource,
     /// `model.compute`: the format of activations and of the weights in matrix products, in training, rollouts and
     /// evaluation alike.
-    pub compute: Compute,
+    pub compute: Dtype,
     /// How held-out tasks are tried; `None` for no evaluation.
     pub eval: Option<EvalSettings>,
     /// What is trained, in order; at least one stage.
@@ -162,7 +162,7 @@ pub struct ScheduleSettings {
     /// same bytes at any η. New weights then wait for the groups of older versions.
     pub pin_version: bool,
     /// What happens to completions that are under way when a new version is published.
-    pub on_update: InFlight,
+    pub on_update: OnUpdate,
     /// Which of the groups that are ready make the next batch.
     pub cut_order: CutOrder,
     /// Groups that may run beyond what the batches need, so that a batch need not wait for the slowest.
@@ -184,7 +184,7 @@ impl Default for ScheduleSettings {
         Self {
             max_staleness: 0,
             pin_version: false,
-            on_update: InFlight::Finish,
+            on_update: OnUpdate::Finish,
             cut_order: CutOrder::Ticket,
             oversample: 0,
             stragglers: Stragglers::Drop,

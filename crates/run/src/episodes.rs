@@ -265,12 +265,13 @@ fn split(from: Option<Partial>) -> (Vec<Turn>, Option<Generation>) {
         temperature: turn.temperature,
         versions: turn.versions,
         stop: turn.stop,
+        replica: None,
     });
     (turns, unfinished)
 }
 
 fn turn(made: Generation) -> Turn {
-    let Generation { tokens, logprobs, temperature, versions, stop } = made;
+    let Generation { tokens, logprobs, temperature, versions, stop, replica: _ } = made;
     Turn { tokens, logprobs, temperature, versions, stop }
 }
 

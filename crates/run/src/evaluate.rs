@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rloom_config::EvalSettings;
+use rloom_core::{PolicyId, PolicyVersion};
 use rloom_core::{Purpose, SampleKey, Task, Ticket, metric};
 use rloom_data::Dataset;
-use rloom_engine::{InFlight, RolloutEngine, SamplingSettings};
-use rloom_model::Weights;
+use rloom_embedded::publish_model;
+use rloom_engine::{OnUpdate, RolloutEngine, SamplingSettings};
 use rloom_ops::Ctx;
 
 use crate::RunError;
@@ -59,8 +60,8 @@ pub fn evaluate(
     let engine = shared.engine(policy, &eval.rollout)?;
     let evaluator = shared.evaluator(eval, &engine)?;
     crate::runtime::block_on(async {
-        let weights = Weights { version: rloom_core::PolicyVersion(0), model: Arc::clone(&policy.model) };
-        engine.load(&weights, InFlight::Finish).await.map_err(|e| setup(e.to_string()))?;
+        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &policy.model);
+        engine.load(&weights, OnUpdate::Finish).await.map_err(|e| setup(e.to_string()))?;
         let total = evaluator.completions();
         let mut run = std::pin::pin!(evaluator.run(shown));
         loop {

@@ -23,7 +23,7 @@ use crate::stage::{Source, StageParts};
 use crate::trainer::Workshop;
 use crate::{Event, EventLine, Observer, RunError, StopFlag, Summary, faults, read_events};
 
-type Engine = rloom_embedded::EmbeddedEngine;
+type Engine = rloom_embedded::EmbeddedRolloutEngine;
 type Change = Box<dyn Fn(&mut StageParts, &mut Workshop) + Send>;
 
 thread_local! {

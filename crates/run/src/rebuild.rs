@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rloom_algo::AlgorithmState;
 use rloom_config::{Config, Stage};
 use rloom_core::{Group, PolicyVersion};
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_model::{Compute, Model};
+use rloom_embedded::{EmbeddedTrainEngine, digest};
+use rloom_model::{Dtype, Model};
 use rloom_ops::Ctx;
 use serde::Serialize;
 
@@ -18,7 +18,6 @@ use crate::checkpoint::{CheckpointName, Checkpoints, verify};
 use crate::generated::History;
 use crate::setup::{Policy, numeric_path, start_of};
 use crate::state::{TrainerState, sampler_folder};
-use crate::trainer::checksum;
 
 /// Where the weights of a version came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -122,14 +121,14 @@ impl Versions<'_> {
     }
 }
 
-fn load(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
+fn load(folder: &Path, compute: Dtype) -> Result<Arc<Model>, RunError> {
     verify(folder)?;
     open(folder, compute)
 }
 
-fn open(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
+fn open(folder: &Path, compute: Dtype) -> Result<Arc<Model>, RunError> {
     let model = Model::load(folder).map_err(|e| RunError::Setup(e.to_string()))?;
-    Ok(Arc::new(model.with_compute(compute)))
+    Ok(Arc::new(model.with_dtype(compute)))
 }
 
 /// A stage that is trained again.
@@ -154,7 +153,7 @@ impl Replayed {
             ctx,
             &stage.algorithm,
             &stage.optimizer,
-            stage.trainer.recompute,
+            stage.trainer.activation_checkpointing,
             start,
             &initial.generation,
         );
@@ -176,8 +175,7 @@ impl Replayed {
         let report = trained.map_err(|e| RunError::Setup(format!("batch {batch}, trained again: {e}")))?;
         self.optimizer_steps += report.optimizer_steps;
         self.algorithm = report.state;
-        self.engines.policy.set_version(PolicyVersion(batch + 1));
-        let now = checksum(self.engines.policy.policy());
+        let now = digest(self.engines.policy.policy()) as u32;
         match versions.history.weights(batch) {
             Some(recorded) if recorded != now => Err(RunError::OtherWeights {
                 stage: versions.stage.name.clone(),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_config::{Config, Stage, StageRollout};
-use rloom_core::{Author, Episode, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
-use rloom_embedded::EmbeddedEngine;
-use rloom_engine::{GenerateRequest, InFlight, RolloutEngine, SamplingSettings};
-use rloom_model::{Model, Weights};
+use rloom_core::{Author, Episode, PolicyId, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_engine::{GenerateRequest, OnUpdate, RolloutEngine, SamplingSettings};
+use rloom_model::Model;
 use serde::Serialize;
 
 use crate::RunError;
@@ -191,7 +191,7 @@ fn check_repeatable(
     episode: &Episode,
 ) -> Result<(), RunError> {
     let mixed = episode.segments.iter().any(|s| s.policy_ranges().any(|turn| pieces(s, &turn).len() > 1));
-    if rollout.schedule.on_update == InFlight::Keep && mixed {
+    if rollout.schedule.on_update == OnUpdate::Keep && mixed {
         return Err(RunError::Unrepeatable {
             ticket: name.ticket,
             sample,
@@ -220,7 +220,7 @@ fn pieces(trajectory: &Trajectory, turn: &Range<usize>) -> Vec<(PolicyVersion, R
 
 /// Generates parts of a sample under the versions that wrote them.
 struct Player<'a> {
-    engine: Arc<EmbeddedEngine>,
+    engine: Arc<EmbeddedRolloutEngine>,
     shared: Shared,
     stage: u32,
     sampling: SamplingSettings,
@@ -258,8 +258,8 @@ impl Player<'_> {
         if self.loaded != Some(version)
             && let Some((model, _)) = self.policies.get(&version.0)
         {
-            let weights = Weights { version, model: Arc::clone(model) };
-            let loaded = self.engine.load(&weights, InFlight::Finish).await;
+            let weights = publish_model(PolicyId::MAIN, version, model);
+            let loaded = self.engine.load(&weights, OnUpdate::Finish).await;
             loaded.map_err(|e| RunError::Setup(e.to_string()))?;
             self.loaded = Some(version);
         }

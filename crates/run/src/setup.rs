@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rloom_config::{Config, EvalSettings, ModelSource, Priority, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
-use rloom_embedded::EmbeddedEngine;
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::RolloutSettings;
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Compute, GenerationConfig, Model, hub};
+use rloom_model::{Dtype, GenerationConfig, Model, hub};
 use rloom_ops::{Ctx, Isa};
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_text::Tokenizer;
@@ -41,15 +41,15 @@ pub struct Policy {
 
 impl Policy {
     /// Opens a Hugging Face folder, to be computed with in this format.
-    pub fn open(folder: &Path, compute: Compute) -> Result<Self, RunError> {
-        let model = Model::load(folder).map_err(setup)?.with_compute(compute);
+    pub fn open(folder: &Path, compute: Dtype) -> Result<Self, RunError> {
+        let model = Model::load(folder).map_err(setup)?.with_dtype(compute);
         let tokenizer = Tokenizer::load(folder).map_err(setup)?;
         let generation = GenerationConfig::load(folder, model.config()).map_err(setup)?;
         Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
     }
 
     /// Opens a local folder or a model of the hub.
-    pub fn resolve(source: &str, compute: Compute) -> Result<Self, RunError> {
+    pub fn resolve(source: &str, compute: Dtype) -> Result<Self, RunError> {
         let folder = hub::resolve(source, &hub::HubOptions::from_env()).map_err(setup)?;
         Self::open(&folder, compute)
     }
@@ -61,7 +61,7 @@ impl Policy {
             ModelSource::New { model, tokenizer } => {
                 let tokenizer = Tokenizer::characters(tokenizer).map_err(setup)?;
                 let shape = model.config(tokenizer.vocab_size()).map_err(setup)?;
-                let mut model = Model::init(&shape, config.run.seed).with_compute(config.compute);
+                let mut model = Model::init(&shape, config.run.seed).with_dtype(config.compute);
                 let eos = tokenizer.eos_ids().to_vec();
                 model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
                 let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
@@ -111,13 +111,13 @@ pub fn context(threads: usize) -> Result<Ctx, RunError> {
 
 /// What a run records of how it is computed: in f32 the instruction set, in bf16 the way in which products are summed,
 /// which is what the bits depend on.
-pub(crate) fn numeric_path(ctx: &Ctx, compute: Compute) -> String {
+pub(crate) fn numeric_path(ctx: &Ctx, compute: Dtype) -> String {
     match (compute, ctx.isa()) {
         // Both have more to multiply bf16 numbers with, and nothing else.
-        (Compute::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name().to_owned(),
-        (Compute::F32, isa) => isa.name().to_owned(),
-        (Compute::Bf16, Isa::Amx) => "bf16 tiles".to_owned(),
-        (Compute::Bf16, _) => "bf16 dot pairs".to_owned(),
+        (Dtype::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name().to_owned(),
+        (Dtype::F32, isa) => isa.name().to_owned(),
+        (Dtype::Bf16, Isa::Amx) => "bf16 tiles".to_owned(),
+        (Dtype::Bf16, _) => "bf16 dot pairs".to_owned(),
     }
 }
 
@@ -144,20 +144,20 @@ impl Shared {
         &self,
         policy: &Policy,
         settings: &RolloutSettings,
-    ) -> Result<Arc<EmbeddedEngine>, RunError> {
+    ) -> Result<Arc<EmbeddedRolloutEngine>, RunError> {
         let tokenizer = Some((*self.tokenizer).clone());
-        let engine = EmbeddedEngine::new(policy.model.config(), &self.ctx, settings, tokenizer);
+        let engine = EmbeddedRolloutEngine::new(policy.model.config(), &self.ctx, settings, tokenizer);
         engine.map(Arc::new).map_err(setup)
     }
 
     fn attempts(
         &self,
-        engine: &Arc<EmbeddedEngine>,
+        engine: &Arc<EmbeddedRolloutEngine>,
         environment: EnvironmentSettings,
         reward: &RewardSettings,
         rollout: &RolloutSettings,
         stage: u32,
-    ) -> Result<Arc<Attempts<EmbeddedEngine>>, RunError> {
+    ) -> Result<Arc<Attempts<EmbeddedRolloutEngine>>, RunError> {
         Ok(Arc::new(Attempts {
             engine: Arc::clone(engine),
             environment: environment.environment(),
@@ -168,7 +168,7 @@ impl Shared {
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
             judges: Semaphore::new(self.ctx.threads() + 2),
-            deadline: Duration::from_secs_f64(rollout.deadline_seconds),
+            deadline: Duration::from_secs_f64(rollout.timeout_seconds),
             reward_deadline: Duration::from_secs_f64(reward.deadline_seconds),
             stopping: AtomicBool::new(false),
             waits: Waits::default(),
@@ -180,7 +180,7 @@ impl Shared {
         &self,
         index: u32,
         stage: &StageConfig,
-        engine: Option<&Arc<EmbeddedEngine>>,
+        engine: Option<&Arc<EmbeddedRolloutEngine>>,
     ) -> Result<Source, RunError> {
         let seed = self.seed;
         let open = |split| Dataset::open(&stage.data, split, seed).map_err(setup);
@@ -195,7 +195,7 @@ impl Shared {
                 tokenizer,
                 environment: stage.environment.environment(),
                 context: self.context,
-                deadline: Duration::from_secs_f64(RolloutSettings::default().deadline_seconds),
+                deadline: Duration::from_secs_f64(RolloutSettings::default().timeout_seconds),
             }));
         };
         let dataset = open(Split::Train)?;
@@ -217,8 +217,8 @@ impl Shared {
     pub(crate) fn evaluator(
         &self,
         eval: &EvalSettings,
-        engine: &Arc<EmbeddedEngine>,
-    ) -> Result<Evaluator<EmbeddedEngine>, RunError> {
+        engine: &Arc<EmbeddedRolloutEngine>,
+    ) -> Result<Evaluator<EmbeddedRolloutEngine>, RunError> {
         let dataset = Dataset::open(&eval.data, Split::Eval, self.seed).map_err(setup)?;
         let tasks = eval.tasks.min(dataset.len());
         Ok(Evaluator {

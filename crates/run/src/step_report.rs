@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
-use rloom_engine::Speculation;
 
 use crate::batch::BatchReport;
 use crate::batch_metrics::batch_metrics;
@@ -58,7 +57,8 @@ impl Stage<'_, '_> {
                 put(metric::ROLLOUT_TOKENS_PER_SECOND, clock.sampled_tokens as f64 / rollout.max(1e-9));
             }
         }
-        if self.parts.engine.as_ref().is_some_and(|engine| engine.speculation() != Speculation::Off) {
+        if let Some(done) = done.drafts {
+            let before = before.drafts.unwrap_or_default();
             for (name, done, before) in [
                 (metric::ROLLOUT_DRAFTED_TOKENS, done.drafted_tokens, before.drafted_tokens),
                 (metric::ROLLOUT_ACCEPTED_TOKENS, done.accepted_tokens, before.accepted_tokens),

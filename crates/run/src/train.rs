@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_config::{Config, Stage as StageConfig};
+use rloom_core::PolicyId;
+use rloom_embedded::publish_model;
 use rloom_engine::RolloutSettings;
-use rloom_model::{Model, Weights};
+use rloom_model::Model;
 use rloom_sched::{Scheduler, SchedulerSettings};
 
 use crate::batch::{BatchTraining, Engines, optimizer_steps};
@@ -217,7 +219,7 @@ impl<'r, 's> Run<'r, 's> {
             RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
         })?;
         let model = Model::load(&path).map_err(setup)?;
-        Ok(Arc::new(model.with_compute(self.config.compute)))
+        Ok(Arc::new(model.with_dtype(self.config.compute)))
     }
 
     fn stage(
@@ -251,8 +253,8 @@ impl<'r, 's> Run<'r, 's> {
         if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
             for &version in &state.samplers {
                 let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
-                let model = model.with_compute(self.config.compute);
-                publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
+                let model = model.with_dtype(self.config.compute);
+                publisher.pinned.push_back(publish_model(PolicyId::MAIN, version, &Arc::new(model)));
             }
         }
         let mut groups = Groups::default();
@@ -339,7 +341,7 @@ impl<'r, 's> Run<'r, 's> {
             &ctx,
             &stage.algorithm,
             &stage.optimizer,
-            stage.trainer.recompute,
+            stage.trainer.activation_checkpointing,
             start,
             &generation,
         );

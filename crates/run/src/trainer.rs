@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use rloom_algo::AlgorithmState;
 use rloom_core::{Group, PolicyVersion};
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{TrainEngine, TrainError};
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
+use rloom_embedded::{EmbeddedTrainEngine, model_of};
+use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
+use rloom_model::{GenerationConfig, OptimizerSettings};
 use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -70,7 +70,7 @@ pub(crate) struct SaveJob {
     pub(crate) name: CheckpointName,
     pub(crate) state: TrainerState,
     /// Weights of older versions that go with it.
-    pub(crate) older: Vec<Weights>,
+    pub(crate) older: Vec<PublishedPolicy>,
 }
 
 /// What was done, and from when to when.
@@ -85,7 +85,7 @@ pub(crate) struct Done {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Weights to load.
-    Published(Result<Weights, TrainError>),
+    Published(Result<PublishedPolicy, TrainError>),
     /// A batch.
     Trained(Box<Trained>),
     /// A checkpoint, and its bytes.
@@ -105,9 +105,7 @@ pub(crate) struct Trained {
 #[derive(Debug)]
 pub(crate) struct TrainedWeights {
     pub(crate) report: BatchReport,
-    pub(crate) weights: Weights,
-    /// CRC-32C of the parameters.
-    pub(crate) checksum: u32,
+    pub(crate) weights: PublishedPolicy,
 }
 
 /// The thread, seen from the driver.
@@ -214,9 +212,8 @@ impl Workshop {
         }
     }
 
-    fn publish(&mut self, version: PolicyVersion) -> Result<Weights, TrainError> {
-        self.engines.policy.set_version(version);
-        self.engines.policy.publish()
+    fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+        self.engines.policy.publish(version, Form::Memory)
     }
 
     fn train(&mut self, job: TrainJob, progress: &Progress) -> Trained {
@@ -235,13 +232,12 @@ impl Workshop {
         let trained = self.training.train(&mut self.engines, &groups, &moment, &mut tell);
         let result = trained.and_then(|report| {
             let weights = self.publish(PolicyVersion(version.0 + 1))?;
-            let checksum = checksum(&weights.model);
-            Ok(TrainedWeights { report, weights, checksum })
+            Ok(TrainedWeights { report, weights })
         });
         Trained { batch: version.0, groups, result }
     }
 
-    fn save(&self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
+    fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
         let SaveJob { name, mut state, older } = job;
         state.samplers = older.iter().map(|weights| weights.version).collect();
         let setup = |e: &dyn std::fmt::Display| RunError::Setup(e.to_string());
@@ -251,26 +247,13 @@ impl Workshop {
             for weights in &older {
                 let own = sampler_folder(folder, weights.version);
                 std::fs::create_dir_all(&own).map_err(|source| RunError::io("create", &own, source))?;
-                weights.model.save(&own, &self.generation).map_err(|e| setup(&e))?;
+                let model = model_of(weights)
+                    .ok_or_else(|| RunError::Setup("the weights are not in memory".into()))?;
+                model.save(&own, &self.generation).map_err(|e| setup(&e))?;
             }
             state.save(folder)
         })
     }
-}
-
-/// CRC-32C over the parameters' little-endian bytes: equal weights have equal ones.
-pub(crate) fn checksum(model: &Model) -> u32 {
-    let mut bytes = [0u8; 4096];
-    let mut crc = 0;
-    for (_, values) in model.named_tensors() {
-        for chunk in values.chunks(bytes.len() / 4) {
-            for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-            crc = crc32c::crc32c_append(crc, &bytes[..chunk.len() * 4]);
-        }
-    }
-    crc
 }
 
 /// What a panic said.

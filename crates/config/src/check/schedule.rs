@@ -1,7 +1,7 @@
 //! `[schedule]`: how rollouts and training go together.
 
 use rloom_algo::Algorithm;
-use rloom_engine::InFlight;
+use rloom_engine::OnUpdate;
 use rloom_sched::{CutOrder, Stragglers};
 
 use super::values::out_of_range;
@@ -42,7 +42,7 @@ pub(super) fn check(
     ScheduleSettings {
         max_staleness: keys.max_staleness,
         pin_version: keys.pin_version,
-        on_update: keys.on_update.unwrap_or(if pinned { InFlight::Finish } else { InFlight::Recompute }),
+        on_update: keys.on_update.unwrap_or(if pinned { OnUpdate::Finish } else { OnUpdate::Recompute }),
         cut_order: keys.cut_order,
         oversample: keys.oversample,
         stragglers: keys.stragglers,
@@ -163,7 +163,7 @@ fn check_pin(
         problems.push(refuse("cut_order", "which group is ready first depends on timing"));
     }
     // Without staleness nothing reads `on_update`, which is said elsewhere.
-    if keys.max_staleness > 0 && keys.on_update.is_some_and(|update| update != InFlight::Finish) {
+    if keys.max_staleness > 0 && keys.on_update.is_some_and(|update| update != OnUpdate::Finish) {
         problems.push(refuse("on_update", "completions would go on under a later version").hint(format!(
             "leave `{}` out: new weights then wait until the groups of older versions are done",
             section.name("on_update")

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rloom_algo::{Algorithm, Backbone};
 use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::TrainEngine;
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Recompute};
+use rloom_engine::{ActivationCheckpointing, TrainEngine};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
 
 use super::Engines;
@@ -23,39 +23,36 @@ impl Engines<EmbeddedTrainEngine> {
         ctx: &Ctx,
         algorithm: &Algorithm,
         optimizer: &OptimizerSettings,
-        recompute: Recompute,
+        checkpointing: ActivationCheckpointing,
         start: Arc<Model>,
         generation: &GenerationConfig,
     ) -> Self {
         let new = |policy: Arc<Model>, reference| {
             EmbeddedTrainEngine::new(ctx.clone(), policy, reference, optimizer.clone(), generation.clone())
-                .with_recompute(recompute)
+                .with_activation_checkpointing(checkpointing)
         };
         let reference = algorithm.needs_reference().then(|| Arc::clone(&start));
         let backbone = algorithm.critic.map(|c| c.backbone);
         Self {
             critic: (backbone == Some(Backbone::Own)).then(|| {
-                EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer.clone()).with_recompute(recompute)
+                EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer.clone())
+                    .with_activation_checkpointing(checkpointing)
             }),
             prm: algorithm.prm.map(|_| new(Arc::clone(&start), Some(Arc::clone(&start)))),
             policy: if backbone == Some(Backbone::Shared) {
                 let (optimizer, generation) = (optimizer.clone(), generation.clone());
                 EmbeddedTrainEngine::with_value_head(ctx.clone(), start, reference, optimizer, generation)
-                    .with_recompute(recompute)
+                    .with_activation_checkpointing(checkpointing)
             } else {
                 new(start, reference)
             },
         }
     }
 
-    fn beside(&self) -> [(&'static str, Option<&EmbeddedTrainEngine>); 2] {
-        [(CRITIC, self.critic.as_ref()), (PRM, self.prm.as_ref())]
-    }
-
     /// Writes all of them to a checkpoint's folder.
-    pub(crate) fn save(&self, folder: &Path) -> Result<(), RunError> {
+    pub(crate) fn save(&mut self, folder: &Path) -> Result<(), RunError> {
         self.policy.save(folder).map_err(setup)?;
-        for (name, engine) in self.beside() {
+        for (name, engine) in [(CRITIC, &mut self.critic), (PRM, &mut self.prm)] {
             if let Some(engine) = engine {
                 let own = folder.join(name);
                 std::fs::create_dir_all(&own).map_err(|source| RunError::io("create", &own, source))?;

@@ -1,7 +1,6 @@
 //! From scored groups to optimiser steps: what must be known of the tokens, advantages, minibatches.
 
 mod engines;
-mod objective;
 mod of_stage;
 mod rewards;
 mod rows;
@@ -13,16 +12,15 @@ mod tests;
 use std::collections::BTreeMap;
 
 use rloom_algo::{
-    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossMetrics, Mismatch, PolicyLoss,
-    Proximal, Surrogate, TokenScores, interpolation,
+    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossMetrics, LossStep,
+    Mismatch, Objective, PolicyLoss, PolicyObjective, Proximal, Surrogate, TokenScores, interpolation,
 };
 use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, Trajectory, metric};
 use rloom_engine::{LossReport, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::outcome::OutcomeRule;
-use objective::{PolicyObjective, ValueObjective};
 pub(crate) use of_stage::optimizer_steps;
-use rows::{Inputs, Known, Member, apart, inputs, is_of_version, members, outcome_inputs, split};
+use rows::{Known, Member, apart, inputs, is_of_version, members, outcome_inputs, split};
 
 /// What training on a batch did.
 #[derive(Debug, Clone, Default)]
@@ -129,7 +127,13 @@ impl BatchTraining {
                 let own: Vec<Member<'_>> = all.iter().filter(|m| part.contains(&m.group)).copied().collect();
                 let packed = self.pack(&own)?;
                 report.learning_rate = (moment.learning_rate)(report.optimizer_steps);
-                let inputs = inputs(&packed, &own, &known, advantages.as_ref());
+                // In later steps the weights differ from those that the sampler had.
+                let mismatch = if report.optimizer_steps == 0 && self.algorithm.needs_rollouts() {
+                    Mismatch::Scores
+                } else {
+                    Mismatch::Unmeasured
+                };
+                let inputs = inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
                 let step = Step { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
                 self.critic_step(engines, &step, &mut measured, &mut report)?;
                 if !critic_alone {
@@ -160,7 +164,7 @@ impl BatchTraining {
 
     fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
         let pack = if self.share_prompts { pack } else { pack_unshared };
-        pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)
+        Ok(pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)?)
     }
 
     /// What the models say of the batch before it changes them.
@@ -239,16 +243,11 @@ impl BatchTraining {
             self.algorithm.loss.aggregation,
         );
         let inputs = outcome_inputs(&packed, members, known, &rewards::outcomes(self.outcome, groups));
-        let objective = PolicyObjective {
-            loss: &loss,
-            inputs: &inputs,
-            counts: self.counts(members),
-            mismatch: Mismatch::Unmeasured,
-            draws: self.draws(moment.version, 0),
-        };
-        let accumulated = engine.accumulate(&packed, &objective)?;
+        let objective = Objective::Policy(PolicyObjective { loss, draws: self.draws(moment.version, 0) });
+        let loss = LossStep::new(objective, self.counts(members), &inputs);
+        let accumulated = engine.accumulate(&packed, &loss)?;
         report.count(&accumulated);
-        let metrics = accumulated.terms.finish(&objective.counts)?;
+        let metrics = accumulated.terms.finish(&loss.counts)?;
         report.metrics.insert(metric::PRM_LOSS.into(), metrics.loss);
         let learning_rate = (moment.learning_rate)(0) * spec.learning_rate_scale;
         engine.step(&OptimStep { learning_rate })?;
@@ -297,12 +296,11 @@ impl BatchTraining {
         Ok(Some(advantages))
     }
 
-    fn draws(&self, version: PolicyVersion, step: u64) -> rloom_core::RandomStream {
+    fn draws(&self, version: PolicyVersion, step: u64) -> RandomKey {
         RandomKey {
             sample: step as u32,
             ..RandomKey::new(self.seed, self.stage, Purpose::Algorithm, version.0)
         }
-        .stream()
     }
 
     fn critic_step<E: TrainEngine>(
@@ -313,9 +311,9 @@ impl BatchTraining {
         report: &mut BatchReport,
     ) -> Result<(), TrainError> {
         let (Some(spec), Some(critic)) = (self.algorithm.critic, &mut engines.critic) else { return Ok(()) };
-        let objective = ValueObjective { loss: spec.value, inputs: step.inputs, counts: step.counts };
-        let accumulated = critic.accumulate(step.packed, &objective)?;
-        measured.critic.push(accumulated.terms.finish(&objective.counts)?);
+        let loss = LossStep::new(Objective::Value(spec.value), step.counts, step.inputs);
+        let accumulated = critic.accumulate(step.packed, &loss)?;
+        measured.critic.push(accumulated.terms.finish(&loss.counts)?);
         report.count(&accumulated);
         let learning_rate = report.learning_rate * spec.learning_rate_scale;
         measured.critic_grad_norm.push(critic.step(&OptimStep { learning_rate })?.grad_norm);
@@ -334,20 +332,11 @@ impl BatchTraining {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = PolicyObjective {
-            loss: &loss,
-            inputs: step.inputs,
-            counts: step.counts,
-            // Later steps have other weights than the sampler had.
-            mismatch: if report.optimizer_steps == 0 && self.algorithm.needs_rollouts() {
-                Mismatch::Scores
-            } else {
-                Mismatch::Unmeasured
-            },
-            draws: self.draws(version, report.optimizer_steps),
-        };
-        let accumulated = engines.policy.accumulate(step.packed, &objective)?;
-        let metrics = accumulated.terms.finish(&objective.counts)?;
+        let objective =
+            Objective::Policy(PolicyObjective { loss, draws: self.draws(version, report.optimizer_steps) });
+        let loss = LossStep::new(objective, step.counts, step.inputs);
+        let accumulated = engines.policy.accumulate(step.packed, &loss)?;
+        let metrics = accumulated.terms.finish(&loss.counts)?;
         report.state = report.state.after_step(&self.algorithm, &metrics);
         measured.policy.push(metrics);
         report.count(&accumulated);
@@ -360,7 +349,7 @@ impl BatchTraining {
 /// One optimiser step's share of a batch.
 struct Step<'a> {
     packed: &'a [PackedBatch],
-    inputs: &'a [Inputs],
+    inputs: &'a [LossInputs],
     counts: GlobalCounts,
 }
 

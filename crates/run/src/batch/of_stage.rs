@@ -1,7 +1,7 @@
 //! A stage's settings as its batches are trained by them.
 
 use rloom_config::Stage;
-use rloom_engine::InFlight;
+use rloom_engine::OnUpdate;
 use rloom_reward::RewardSettings;
 
 use super::BatchTraining;
@@ -34,7 +34,7 @@ impl BatchTraining {
 /// version that it goes on with give log-probabilities that no weights give again.
 fn is_sampler_exact(stage: &Stage) -> bool {
     let schedule = stage.schedule();
-    schedule.max_staleness == 0 || schedule.on_update != InFlight::Keep
+    schedule.max_staleness == 0 || schedule.on_update != OnUpdate::Keep
 }
 
 /// Optimiser steps of the whole stage: what its learning-rate schedule ends at.

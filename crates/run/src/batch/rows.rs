@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rloom_algo::{Advantages, LossBatch, Mismatch, TokenScores};
+use rloom_algo::{Advantages, LossInputs, Mismatch, TokenScores};
 use rloom_core::{Group, PolicyVersion, Role, Trajectory};
 use rloom_engine::PackedBatch;
 
@@ -52,7 +52,7 @@ pub(super) struct Known {
     pub(super) reference: Vec<Vec<f32>>,
     /// The policy's before the first optimiser step; empty where the sampler's are those.
     pub(super) old: Vec<Vec<f32>>,
-    /// α of [`LossBatch::interpolation`].
+    /// α of [`LossInputs::interpolation`].
     pub(super) interpolation: Vec<Vec<f32>>,
     /// Values before the first optimiser step, and after the last token.
     pub(super) values: Vec<Vec<f32>>,
@@ -86,41 +86,6 @@ pub(super) fn apart(packed: &[PackedBatch], scores: &[TokenScores]) -> Apart {
     out
 }
 
-/// What a loss reads of one micro-batch beside the scores.
-#[derive(Debug, Default)]
-pub(super) struct Inputs {
-    rows: Vec<Range<usize>>,
-    masked: Vec<bool>,
-    advantage: Option<Vec<f32>>,
-    behavior: Option<Vec<f32>>,
-    old: Option<Vec<f32>>,
-    interpolation: Option<Vec<f32>>,
-    reference: Option<Vec<f32>>,
-    returns: Option<Vec<f32>>,
-    old_value: Option<Vec<f32>>,
-    outcome: Option<Vec<f32>>,
-}
-
-impl Inputs {
-    /// As the loss takes them.
-    pub(super) fn batch(&self, mismatch: Mismatch) -> LossBatch<'_> {
-        LossBatch {
-            rows: &self.rows,
-            masked: &self.masked,
-            advantage: self.advantage.as_deref(),
-            // Where nothing was computed again, the sampler's numbers are the trainer's, bit for bit.
-            old_logprob: self.old.as_deref().or(self.behavior.as_deref()),
-            behavior_logprob: self.behavior.as_deref(),
-            reference_logprob: self.reference.as_deref(),
-            interpolation: self.interpolation.as_deref(),
-            returns: self.returns.as_deref(),
-            old_value: self.old_value.as_deref(),
-            outcome: self.outcome.as_deref(),
-            mismatch,
-        }
-    }
-}
-
 /// Numbers of all trajectories, gathered in the order of some of them.
 fn gathered(all: &[Vec<f32>], members: &[Member<'_>]) -> Option<Vec<f32>> {
     let own = |m: &Member<'_>| all.get(m.place).into_iter().flatten().copied();
@@ -146,7 +111,8 @@ pub(super) fn inputs(
     members: &[Member<'_>],
     known: &Known,
     advantages: Option<&Advantages>,
-) -> Vec<Inputs> {
+    mismatch: Mismatch,
+) -> Vec<LossInputs> {
     with_members(packed, members)
         .map(|(batch, own)| {
             let advantage = advantages.map(|advantages| {
@@ -157,7 +123,7 @@ pub(super) fn inputs(
                 }
                 flat
             });
-            Inputs {
+            LossInputs {
                 rows: batch.sequences.clone(),
                 masked: own.iter().filter_map(|m| known.masked.get(m.place).copied()).collect(),
                 behavior: advantage.is_some().then(|| batch.behavior_logprob.clone()),
@@ -168,6 +134,7 @@ pub(super) fn inputs(
                 returns: gathered(&known.returns, own),
                 old_value: gathered(&known.values, own),
                 outcome: None,
+                mismatch,
             }
         })
         .collect()
@@ -180,16 +147,16 @@ pub(super) fn outcome_inputs(
     members: &[Member<'_>],
     known: &Known,
     outcomes: &[Option<f64>],
-) -> Vec<Inputs> {
+) -> Vec<LossInputs> {
     with_members(packed, members)
         .map(|(batch, own)| {
             let outcome = |m: &Member<'_>| outcomes.get(m.place).copied().flatten();
-            Inputs {
+            LossInputs {
                 rows: batch.sequences.clone(),
                 masked: own.iter().map(|m| outcome(m).is_none()).collect(),
                 reference: gathered(&known.prm_reference, own),
                 outcome: Some(own.iter().map(|m| outcome(m).unwrap_or(0.0) as f32).collect()),
-                ..Inputs::default()
+                ..LossInputs::default()
             }
         })
         .collect()

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rloom_algo::AlgorithmState;
 use rloom_config::ScheduleSettings;
 use rloom_core::PolicyVersion;
-use rloom_embedded::EmbeddedEngine;
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_sched::{Command, End, Event as Happened, Scheduler};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub(crate) enum Source {
     /// Worked examples; nothing is sampled.
     Demonstrations(DemonstrationSource),
     /// Sampled and scored.
-    Rollouts(Arc<GroupSource<EmbeddedEngine>>),
+    Rollouts(Arc<GroupSource<EmbeddedRolloutEngine>>),
 }
 
 /// How the checkpoints of a run are kept.
@@ -74,8 +74,8 @@ pub(crate) struct StageParts {
     pub(crate) batch_groups: u64,
     pub(crate) seed: u64,
     pub(crate) source: Source,
-    pub(crate) engine: Option<Arc<EmbeddedEngine>>,
-    pub(crate) evaluator: Option<Arc<Evaluator<EmbeddedEngine>>>,
+    pub(crate) engine: Option<Arc<EmbeddedRolloutEngine>>,
+    pub(crate) evaluator: Option<Arc<Evaluator<EmbeddedRolloutEngine>>>,
     pub(crate) training: BatchTraining,
     pub(crate) schedule: ScheduleSettings,
     pub(crate) tokenizer: Arc<Tokenizer>,

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, Ticket};
-use rloom_engine::{InFlight, RolloutEngine, RolloutError};
-use rloom_model::Weights;
+use rloom_engine::{OnUpdate, PublishedPolicy, RolloutEngine, RolloutError};
 use tokio::task::JoinSet;
 
 use super::Stage;
@@ -22,7 +21,7 @@ pub(crate) struct Publisher {
     told: Option<PolicyVersion>,
     /// With pinned versions: the weights of every version that a group under way is pinned to, oldest first, and the
     /// newest. The engine has the first ones, except while a history is replayed.
-    pub(crate) pinned: VecDeque<Weights>,
+    pub(crate) pinned: VecDeque<PublishedPolicy>,
     /// Changes of weights that wait for completions to end.
     pub(super) changing: JoinSet<Change>,
 }
@@ -66,7 +65,7 @@ impl Stage<'_, '_> {
     }
 
     /// Hands weights to the engine, at once or, with pinned versions, when no group of older ones is left.
-    pub(super) async fn hand_over(&mut self, weights: Weights) -> Result<(), RunError> {
+    pub(super) async fn hand_over(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
         if self.parts.engine.is_none() {
             return Ok(());
         }
@@ -136,17 +135,17 @@ impl Stage<'_, '_> {
     }
 
     /// Older weights that groups under way are pinned to: a checkpoint holds them, too.
-    pub(super) fn older_weights(&self) -> Vec<Weights> {
+    pub(super) fn older_weights(&self) -> Vec<PublishedPolicy> {
         let version = self.scheduler.version();
         self.publisher.pinned.iter().filter(|weights| weights.version < version).cloned().collect()
     }
 
-    async fn load(&mut self, weights: Weights) -> Result<(), RunError> {
+    async fn load(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
         let Some(engine) = self.parts.engine.clone() else { return Ok(()) };
         let (start, version) = (Instant::now(), weights.version);
         let in_flight = self.parts.schedule.on_update;
         self.publisher.told = Some(version);
-        if self.parts.schedule.overlaps() && in_flight == InFlight::Finish && !self.pins() {
+        if self.parts.schedule.overlaps() && in_flight == OnUpdate::Finish && !self.pins() {
             // It may take as long as the longest completion: meanwhile everything else goes on.
             let mut change = Box::pin(async move {
                 let changed = engine.load(&weights, in_flight).await;

@@ -71,8 +71,10 @@ impl Stage<'_, '_> {
     /// Tells of a batch that was trained on, and publishes.
     async fn trained(&mut self, trained: Trained, start: Instant, end: Instant) -> Result<Told, RunError> {
         let Trained { batch, groups, result } = trained;
-        let TrainedWeights { report, weights, checksum } =
+        let TrainedWeights { report, weights } =
             result.map_err(|error| self.training_failed(batch, error))?;
+        // The journal holds 32 bits, which is all that the embedded engine's digest has.
+        let checksum = weights.digest as u32;
         self.check_replayed(batch, checksum)?;
         self.optimizer_steps += report.optimizer_steps;
         self.algorithm = report.state;
@@ -94,7 +96,7 @@ impl Stage<'_, '_> {
             TrainError::NotFinite { what, keys } => RunError::NotFinite {
                 stage: self.parts.outline.name.clone(),
                 step: batch + 1,
-                what: what.to_owned(),
+                what: what.to_string(),
                 samples: TrainError::sample_list(&keys),
                 checkpoint,
             },

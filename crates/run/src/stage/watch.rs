@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rloom_embedded::Statistics;
+use rloom_engine::{RolloutEngine, RolloutStatistics};
 use rloom_sched::Counts;
 use tokio::task::JoinError;
 
@@ -33,7 +33,7 @@ pub(crate) struct Watch {
     counted: Instant,
     pub(crate) step: StepClock,
     /// What the engine had done when the step began.
-    pub(crate) engine: Statistics,
+    pub(crate) engine: RolloutStatistics,
 }
 
 /// Times of the step under way.
@@ -68,7 +68,7 @@ impl Default for Watch {
             next_tick: tokio::time::Instant::from_std(now) + TICK,
             counted: now,
             step: StepClock::default(),
-            engine: Statistics::default(),
+            engine: RolloutStatistics::default(),
         }
     }
 }
@@ -80,7 +80,7 @@ impl Watch {
     }
 
     /// Everything begins now, with an engine that has done this much.
-    pub(super) fn begin(&mut self, engine: Statistics) {
+    pub(super) fn begin(&mut self, engine: RolloutStatistics) {
         let step = std::mem::take(&mut self.step);
         // A history that was replayed may end in a batch that is being trained.
         let trainer_idle = self.trainer_idle.map(|_| Instant::now());
@@ -220,7 +220,7 @@ impl Stage<'_, '_> {
     }
 
     /// What the engine has done; nothing where there is none.
-    pub(crate) fn engine_statistics(&self) -> Statistics {
+    pub(crate) fn engine_statistics(&self) -> RolloutStatistics {
         self.parts.engine.as_ref().map(|engine| engine.statistics()).unwrap_or_default()
     }
 
@@ -283,7 +283,7 @@ impl Stage<'_, '_> {
             }
         }
         if let Some(engine) = &self.parts.engine {
-            for lane in engine.lanes() {
+            for lane in engine.workers() {
                 let _ = write!(report, "\n  {lane}");
             }
         }
