@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
+use rloom_embedded::model_checkpointing;
 use rloom_engine::RolloutSettings;
 use rloom_model::ModelConfig;
 use rloom_text::Tokenizer;
@@ -145,7 +146,7 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
         }
         ModelSource::Path(_) => return Ok(None),
     };
-    shape.compute = config.compute;
+    shape.dtype = config.compute;
     Ok(Some(shape))
 }
 
@@ -175,14 +176,15 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
 /// gradients once, AdamW's moments twice.
 fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
     let weights = model.parameter_count() * F32;
-    let held = weights + model.parameter_count() * model.compute.bytes() as u64;
+    let held = weights + model.parameter_count() * model.dtype.bytes() as u64;
     let tokens = (stage.trainer.micro_batch_tokens as u64).min(most_tokens);
     let whole = model.kv_bytes_per_token() * model.max_positions as u64;
     let cache = engine.map_or(0, |engine| match engine.kv_memory_mib {
         0 => (whole * engine.max_batch as u64).min(AUTOMATIC_CACHE.max(whole)),
         mib => (mib as u64) << 20,
     });
-    let activations = tokens * model.training_bytes_per_token(stage.trainer.recompute);
+    let activations =
+        tokens * model.training_bytes_per_token(model_checkpointing(stage.trainer.activation_checkpointing));
     let algorithm = &stage.algorithm;
     // The process-reward model is held against what it started from, which is the policy's start.
     let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());

@@ -5,7 +5,7 @@ use std::fmt;
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_core::OnUpdate;
 use rloom_data::Order;
-use rloom_model::{Compute, NewModel};
+use rloom_model::{Dtype, NewModel};
 use rloom_sched::{CutOrder, OnFailure, Priority, Stragglers};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -68,7 +68,7 @@ pub(crate) struct RootKeys {
 pub(crate) struct ModelKeys {
     pub(crate) path: Option<String>,
     pub(crate) new: Option<NewModel>,
-    pub(crate) compute: Compute,
+    pub(crate) compute: Dtype,
 }
 
 #[derive(Debug, Default, Clone, Deserialize)]

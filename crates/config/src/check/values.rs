@@ -1,7 +1,7 @@
 //! Ranges, which the rooms check themselves: their errors name the key, and here it gets its place.
 
 use rloom_data::{DataError, DataSettings};
-use rloom_engine::{RolloutError, RolloutSettings, SamplingSettings};
+use rloom_engine::{RolloutSettings, SamplingSettings, SettingError};
 use rloom_model::OptimizerError;
 use rloom_reward::RewardSettings;
 
@@ -64,13 +64,9 @@ pub(super) fn engine(section: &Section<RolloutSettings>, problems: &mut Vec<Prob
     }
 }
 
-fn of_rollout<T>(section: &Section<T>, error: &RolloutError) -> Problem {
-    match error {
-        RolloutError::Setting { key, value, expected } => {
-            out_of_range(section, key, &format!("is {value}, it must be {expected}"))
-        }
-        other => at_table(section, &other.to_string()),
-    }
+fn of_rollout<T>(section: &Section<T>, error: &SettingError) -> Problem {
+    let SettingError { key, value, expected } = error;
+    out_of_range(section, key, &format!("is {value}, it must be {expected}"))
 }
 
 pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, problems: &mut Vec<Problem>) {

@@ -1,7 +1,7 @@
 //! What of a recipe is simulated: a stage's scheduling, its work, and what its speed depends on.
 
 use rloom_config::{Config, Stage};
-use rloom_engine::InFlight;
+use rloom_engine::OnUpdate as InFlight;
 use rloom_model::ModelConfig;
 use rloom_sched::SchedulerSettings;
 use rloom_sim::{Demand, Distribution, ModelShape, OnUpdate, Priority, Profile, Scenario, Split, Workload};
