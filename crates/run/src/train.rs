@@ -236,7 +236,7 @@ impl<'r, 's> Run<'r, 's> {
         resumed: Option<CheckpointState>,
     ) -> Result<(Ended, Arc<Model>), RunError> {
         let from_step = resumed.as_ref().map_or(0, |s| s.scheduler.version.0);
-        self.events.place(&stage.name, base, from_step);
+        self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
         let (parts, workshop) = self.parts(index, stage, base, start, resumed.is_some())?;
         #[cfg(test)]

@@ -248,7 +248,7 @@ impl Stage<'_, '_> {
     }
 
     fn place_events(&mut self, version: PolicyVersion) {
-        self.events.place(&self.parts.outline.name, self.parts.base, version.0);
+        self.events.set_position(&self.parts.outline.name, self.parts.base, version.0);
     }
 
     fn stop_at_once(&self) -> Result<(), RunError> {

@@ -358,7 +358,7 @@ impl Stage<'_, '_> {
         if lane == Lane::Rollout && matches!(self.parts.source, Source::Demonstrations(_)) {
             return;
         }
-        let (start, end) = (self.events.at(start), self.events.at(end));
+        let (start, end) = (self.events.seconds_at(start), self.events.seconds_at(end));
         if end - start >= SHORTEST || activity == Activity::Group {
             self.events.emit(Event::Activity { lane, activity, start, end, version, ticket });
         }
