@@ -3,14 +3,14 @@
 use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
+use rloom_core::OnUpdate;
 use rloom_data::Order;
 use rloom_model::{Compute, NewModel};
-use rloom_rollout::InFlight;
-use rloom_sched::{CutOrder, Stragglers};
+use rloom_sched::{CutOrder, OnFailure, Priority, Stragglers};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::settings::{OnFailure, Priority, RunSettings};
+use crate::settings::RunSettings;
 
 /// A table that is read elsewhere; here it only has to be one.
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +138,7 @@ pub(crate) struct StageKeys {
 pub(crate) struct ScheduleKeys {
     pub(crate) max_staleness: u64,
     pub(crate) pin_version: bool,
-    pub(crate) on_update: Option<InFlight>,
+    pub(crate) on_update: Option<OnUpdate>,
     pub(crate) cut_order: CutOrder,
     pub(crate) oversample: u64,
     pub(crate) stragglers: Stragglers,

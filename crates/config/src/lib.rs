@@ -30,7 +30,5 @@ mod section;
 mod settings;
 
 pub use problem::{Code, ConfigErrors, Label, Problem};
-pub use settings::{
-    Config, EvalSettings, ModelSource, OnFailure, Priority, RunSettings, ScheduleSettings, Stage,
-    StageRollout, Start,
-};
+pub use rloom_sched::{OnFailure, Priority, ScheduleSettings};
+pub use settings::{Config, EvalSettings, ModelSource, RunSettings, Stage, StageRollout, Start};

@@ -2,11 +2,11 @@
 
 use rloom_model::{OptimizerSettings, Schedule};
 use rloom_rollout::SamplingSettings;
-use rloom_sched::CutOrder;
+use rloom_sched::{CutOrder, OnFailure, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::settings::{Config, EvalSettings, ModelSource, OnFailure, ScheduleSettings, Stage};
+use crate::settings::{Config, EvalSettings, ModelSource, Stage};
 
 impl Config {
     /// The resolved configuration.

@@ -7,8 +7,8 @@ use rloom_data::{DataSettings, Order};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Compute, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
-use rloom_rollout::{InFlight, RolloutSettings, SamplingSettings};
-use rloom_sched::{CutOrder, Stragglers};
+use rloom_rollout::{RolloutSettings, SamplingSettings};
+use rloom_sched::ScheduleSettings;
 use rloom_text::CharacterSettings;
 use rloom_train::TrainSettings;
 use serde::{Deserialize, Serialize};
@@ -152,83 +152,11 @@ pub struct StageRollout {
     pub schedule: ScheduleSettings,
 }
 
-/// `[schedule]`: how rollouts and training go together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScheduleSettings {
-    /// Bound on the age of a trained group (η): how many batches may have been trained since the oldest policy version
-    /// that wrote any of its tokens. At 0 rollouts and training take turns; above, they overlap.
-    pub max_staleness: u64,
-    /// Group `t` is sampled under version `max(0, ⌊t/B⌋ − η)` from its first token to its last, so that a run gives the
-    /// same bytes at any η. New weights then wait for the groups of older versions.
-    pub pin_version: bool,
-    /// What happens to completions that are under way when a new version is published.
-    pub on_update: InFlight,
-    /// Which of the groups that are ready make the next batch.
-    pub cut_order: CutOrder,
-    /// Groups that may run beyond what the batches need, so that a batch need not wait for the slowest.
-    pub oversample: u64,
-    /// What becomes of groups that could not be part of any batch in time.
-    pub stragglers: Stragglers,
-    /// Which completions go first where not all can run at once.
-    pub priority: Priority,
-    /// What happens when a group cannot be generated or scored.
-    pub on_failure: OnFailure,
-    /// With [`OnFailure::Replace`], the most groups that may fail for one batch, times the `1 + max_staleness` batches that
-    /// groups are made for at once; one more ends the run.
-    pub max_failures: u64,
-}
-
-impl Default for ScheduleSettings {
-    /// Rollouts and training take turns, and the first failure ends the run.
-    fn default() -> Self {
-        Self {
-            max_staleness: 0,
-            pin_version: false,
-            on_update: InFlight::Finish,
-            cut_order: CutOrder::Ticket,
-            oversample: 0,
-            stragglers: Stragglers::Drop,
-            priority: Priority::Oldest,
-            on_failure: OnFailure::Stop,
-            max_failures: 0,
-        }
-    }
-}
-
 impl Stage {
     /// How rollouts and training go together; a supervised stage takes turns.
     pub fn schedule(&self) -> ScheduleSettings {
         self.rollout.as_ref().map(|rollout| rollout.schedule).unwrap_or_default()
     }
-}
-
-impl ScheduleSettings {
-    /// Whether rollouts go on while a batch is trained.
-    pub fn overlaps(&self) -> bool {
-        self.max_staleness > 0
-    }
-}
-
-/// Which completions go first where not all can run at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Priority {
-    /// Those of the oldest group: what a batch waits for longest, and what gets too old first.
-    #[default]
-    Oldest,
-    /// Those that asked first.
-    Arrival,
-}
-
-/// What happens when a group cannot be generated or scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnFailure {
-    /// The run ends and says where and why; it can be resumed.
-    #[default]
-    Stop,
-    /// Another group is drawn in its place; how many are is counted.
-    Replace,
 }
 
 /// Where a stage's weights come from.

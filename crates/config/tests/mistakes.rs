@@ -174,7 +174,7 @@ fn schedules() {
             ("[schedule]\noversample = 2\ncut_order = \"ticket\"\n", &[Code::Conflict]),
             ("[schedule]\ncut_order = \"completion\"\n", &[Code::Conflict]),
             (
-                "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nstragglers = \"put_off\"\n",
+                "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nstragglers = \"defer\"\n",
                 &[Code::Conflict],
             ),
             (
@@ -266,7 +266,7 @@ fn what_nothing_reads() {
             ("[reward]\ncomponents = [{ kind = \"exact\", buffer = 1 }]\n", &[Code::Unread]),
             ("[stage.warmup]\neval_every = 0\n[stage.rl]\neval_every = 0\n", &[Code::Unread]),
             ("[schedule]\non_update = \"keep\"\n", &[Code::Unread]),
-            ("[schedule]\nstragglers = \"put_off\"\n", &[Code::Unread]),
+            ("[schedule]\nstragglers = \"defer\"\n", &[Code::Unread]),
             ("[schedule]\nmax_failures = 3\n", &[Code::Unread]),
             ("[schedule]\non_failure = \"stop\"\nmax_failures = 3\n", &[Code::Unread]),
             ("[[stage]]\nname = \"warmup\"\nschedule.max_staleness = 1\n", &[Code::Unread]),

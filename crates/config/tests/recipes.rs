@@ -93,8 +93,8 @@ fn schedules_read_back_with_the_keys_that_are_read_and_no_others() {
             &["max_failures"],
         ),
         (
-            &["cut_order=completion", "oversample=4", "stragglers=put_off"],
-            &[("oversample", "4"), ("stragglers", "\"put_off\"")],
+            &["cut_order=completion", "oversample=4", "stragglers=defer"],
+            &[("oversample", "4"), ("stragglers", "\"defer\"")],
             &["on_update"],
         ),
         (&["on_failure=replace"], &[("on_failure", "\"replace\""), ("max_failures", "16")], &[]),

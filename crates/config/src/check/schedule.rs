@@ -1,15 +1,14 @@
 //! `[schedule]`: how rollouts and training go together.
 
 use rloom_algo::Algorithm;
-use rloom_rollout::InFlight;
-use rloom_sched::{CutOrder, Stragglers};
+use rloom_core::OnUpdate;
+use rloom_sched::{CutOrder, OnFailure, ScheduleSettings, Stragglers};
 
 use super::values::out_of_range;
 use crate::compose::StageDraft;
 use crate::keys::ScheduleKeys;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
-use crate::settings::{OnFailure, ScheduleSettings};
 
 /// More versions than any run could make use of; keeps sums over batches within 64 bits.
 const MOST_STALENESS: u64 = 10_000;
@@ -38,22 +37,20 @@ pub(super) fn check(
     if keys.pin_version {
         check_pin(stage, section, algorithm, problems);
     }
-    let pinned = keys.pin_version || keys.max_staleness == 0;
     ScheduleSettings {
         max_staleness: keys.max_staleness,
         pin_version: keys.pin_version,
-        on_update: keys.on_update.unwrap_or(if pinned { InFlight::Finish } else { InFlight::Recompute }),
+        on_update: keys
+            .on_update
+            .unwrap_or_else(|| ScheduleSettings::default_on_update(keys.max_staleness, keys.pin_version)),
         cut_order: keys.cut_order,
         oversample: keys.oversample,
         stragglers: keys.stragglers,
         priority: keys.priority,
         on_failure: keys.on_failure,
-        max_failures: keys.max_failures.unwrap_or(DEFAULT_FAILURES),
+        max_failures: keys.max_failures.unwrap_or(ScheduleSettings::default().max_failures),
     }
 }
-
-/// Groups that may fail for one batch where they are replaced.
-const DEFAULT_FAILURES: u64 = 16;
 
 fn check_order(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
     let keys = section.value;
@@ -94,12 +91,12 @@ fn check_stragglers(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>
                 .at(origin, "batches in ticket order wait for every group")
                 .at_written(section.origin("cut_order"), "ticket order"),
         );
-    } else if keys.stragglers == Stragglers::PutOff && (keys.max_staleness > 0 || keys.oversample == 0) {
+    } else if keys.stragglers == Stragglers::Defer && (keys.max_staleness > 0 || keys.oversample == 0) {
         problems.push(
             Problem::new(
                 Code::Conflict,
                 format!(
-                    "`{} = \"put_off\"` needs `max_staleness = 0` and `oversample` above 0",
+                    "`{} = \"defer\"` needs `max_staleness = 0` and `oversample` above 0",
                     section.name("stragglers")
                 ),
             )
@@ -163,7 +160,7 @@ fn check_pin(
         problems.push(refuse("cut_order", "which group is ready first depends on timing"));
     }
     // Without staleness nothing reads `on_update`, which is said elsewhere.
-    if keys.max_staleness > 0 && keys.on_update.is_some_and(|update| update != InFlight::Finish) {
+    if keys.max_staleness > 0 && keys.on_update.is_some_and(|update| update != OnUpdate::Finish) {
         problems.push(refuse("on_update", "completions would go on under a later version").hint(format!(
             "leave `{}` out: new weights then wait until the groups of older versions are done",
             section.name("on_update")
