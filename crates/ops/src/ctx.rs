@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_may_be_parallel_themselves() {
+    fn nested_parallel_for_is_supported() {
         let ctx = Ctx::new(3).unwrap();
         let count = AtomicUsize::new(0);
         ctx.parallel_for(8, |_| {
