@@ -88,7 +88,8 @@ impl Ctx {
         }
     }
 
-    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot pairs.
+    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot
+    /// pairs.
     pub fn uses_tiles(&self) -> bool {
         matches!(self.level().bf16(), Bf16Products::AmxTiles | Bf16Products::SoftwareTiles)
     }
