@@ -145,7 +145,7 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
         }
         ModelSource::Path(_) => return Ok(None),
     };
-    shape.compute = config.compute;
+    shape.dtype = config.compute;
     Ok(Some(shape))
 }
 
@@ -175,7 +175,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
 /// gradients once, AdamW's moments twice.
 fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
     let weights = model.parameter_count() * F32;
-    let held = weights + model.parameter_count() * model.compute.bytes() as u64;
+    let held = weights + model.parameter_count() * model.dtype.bytes() as u64;
     let tokens = (stage.trainer.micro_batch_tokens as u64).min(most_tokens);
     let whole = model.kv_bytes_per_token() * model.max_positions as u64;
     let cache = engine.map_or(0, |engine| match engine.kv_memory_mib {

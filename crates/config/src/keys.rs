@@ -4,7 +4,7 @@ use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_data::Order;
-use rloom_model::{Compute, NewModel};
+use rloom_model::{Dtype, NewModel};
 use rloom_rollout::InFlight;
 use rloom_sched::{CutOrder, Stragglers};
 use serde::Deserialize;
@@ -68,7 +68,7 @@ pub(crate) struct RootKeys {
 pub(crate) struct ModelKeys {
     pub(crate) path: Option<String>,
     pub(crate) new: Option<NewModel>,
-    pub(crate) compute: Compute,
+    pub(crate) compute: Dtype,
 }
 
 #[derive(Debug, Default, Clone, Deserialize)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Compute, NewModel, OptimizerSettings};
+use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_rollout::{InFlight, RolloutSettings, SamplingSettings};
 use rloom_sched::{CutOrder, Stragglers};
@@ -22,7 +22,7 @@ pub struct Config {
     pub model: ModelSource,
     /// `model.compute`: the format of activations and of the weights in matrix products, in training, rollouts and
     /// evaluation alike.
-    pub compute: Compute,
+    pub compute: Dtype,
     /// How held-out tasks are tried; `None` for no evaluation.
     pub eval: Option<EvalSettings>,
     /// What is trained, in order; at least one stage.

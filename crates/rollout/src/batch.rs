@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, StopReason};
-use rloom_model::{StepRow, Wanted};
-use rloom_ops::{HeadAsk, HeadOutput, KV_BLOCK};
+use rloom_model::{StepRow, RowRequest};
+use rloom_ops::{HeadRequest, HeadOutput, KV_BLOCK};
 
 use self::choice::{Choice, Source};
 use crate::blocks::BlockPool;
@@ -270,11 +270,11 @@ impl Batch {
             }
             if ends || ends_prompt {
                 let first = rows.len() - 1 - chunk.drafted;
-                wanted.extend((0..=chunk.drafted).map(|nth| Wanted {
+                wanted.extend((0..=chunk.drafted).map(|nth| RowRequest {
                     row: (first + nth) as u32,
                     // The rest of the group will choose by the logits after its prompt.
-                    ask: if ends_prompt {
-                        HeadAsk::Logits
+                    request: if ends_prompt {
+                        HeadRequest::Logits
                     } else {
                         sequence.ask(sequence.tokens.len() + nth, vocabulary)
                     },

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Wanted, Weights};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, RowRequest, Weights};
 use rloom_ops::{Ctx, HeadOutput};
 #[cfg(test)]
-use rloom_ops::{HeadAnswer, HeadAsk, RowDraw};
+use rloom_ops::{HeadResult, HeadRequest, RowDraw};
 
 /// The part of a lane that computes. The real one is [`ModelDecoder`]; tests put others in its place.
 pub(crate) trait Decoder: Send + Sized {
@@ -34,7 +34,7 @@ pub(crate) trait Decoder: Send + Sized {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String>;
 }
@@ -105,7 +105,7 @@ impl Decoder for ModelDecoder {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String> {
         let model = self.model.as_ref().ok_or("asked to decode without weights")?;
@@ -120,23 +120,23 @@ impl Decoder for ModelDecoder {
 #[cfg(test)]
 pub(crate) fn answer_by(
     answers: &mut HeadOutput,
-    wanted: &[Wanted],
+    wanted: &[RowRequest],
     vocabulary: usize,
     mut logits_after: impl FnMut(usize, &mut [f32]) -> Result<(), String>,
 ) -> Result<(), String> {
-    let asks: Vec<HeadAsk> = wanted.iter().map(|wanted| wanted.ask).collect();
+    let asks: Vec<HeadRequest> = wanted.iter().map(|wanted| wanted.request).collect();
     answers.reset(&asks, vocabulary);
-    for (wanted, answer) in wanted.iter().zip(&mut answers.answers) {
+    for (wanted, answer) in wanted.iter().zip(&mut answers.results) {
         let mut logits = vec![0.0; vocabulary];
         logits_after(wanted.row as usize, &mut logits)?;
-        match (wanted.ask, answer) {
-            (HeadAsk::Token(draw), answer) => {
-                *answer = HeadAnswer::Token(RowDraw::default().draw(&logits, draw));
+        match (wanted.request, answer) {
+            (HeadRequest::Token(draw), answer) => {
+                *answer = HeadResult::Token(RowDraw::default().draw(&logits, draw));
             }
-            (HeadAsk::Logits, HeadAnswer::Logits(range)) => {
+            (HeadRequest::Logits, HeadResult::Logits(range)) => {
                 answers.logits.as_mut_slice()[range.clone()].copy_from_slice(&logits);
             }
-            (HeadAsk::Logits, HeadAnswer::Token(_)) => return Err("no room was made for logits".to_owned()),
+            (HeadRequest::Logits, HeadResult::Token(_)) => return Err("no room was made for logits".to_owned()),
         }
     }
     Ok(())

@@ -273,7 +273,7 @@ impl EmbeddedEngine {
     /// Whether weights of this shape fit the caches and buffers made for the engine's own.
     fn is_for(&self, other: &ModelConfig) -> bool {
         let shape =
-            |c: &ModelConfig| (c.vocab_size, c.layers, c.kv_heads, c.head_dim, c.max_positions, c.compute);
+            |c: &ModelConfig| (c.vocab_size, c.layers, c.kv_heads, c.head_dim, c.max_positions, c.dtype);
         shape(&self.config) == shape(other)
     }
 }

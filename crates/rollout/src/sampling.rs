@@ -9,7 +9,7 @@
 //!
 //! Every filter keeps an upper set of the order (z descending, token id ascending).
 
-use rloom_ops::{Draw, HeadAnswer, HeadAsk, HeadOutput, Pick, RowDraw, RowScores, row_scores};
+use rloom_ops::{Draw, HeadResult, HeadRequest, HeadOutput, Pick, RowDraw, RowScores, row_scores};
 
 use crate::SamplingSettings;
 use crate::settings::inverse_temperature;
@@ -31,9 +31,9 @@ pub enum Given<'a> {
 impl<'a> Given<'a> {
     /// What one of the answers of a step says; `None` where there is none.
     pub fn of(output: &'a HeadOutput, answer: usize) -> Option<Self> {
-        Some(match output.answers.get(answer)? {
-            HeadAnswer::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
-            HeadAnswer::Token(pick) => Self::Token(*pick),
+        Some(match output.results.get(answer)? {
+            HeadResult::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
+            HeadResult::Token(pick) => Self::Token(*pick),
         })
     }
 }
@@ -73,11 +73,11 @@ impl Sampler {
 
     /// What to ask of the head for a row: a token where neither filters nor `forbidden` tokens restrict the choice, or
     /// else its logits.
-    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadAsk {
+    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadRequest {
         if forbidden.is_empty() && self.is_plain(vocabulary) {
-            HeadAsk::Token(self.draw(uniform))
+            HeadRequest::Token(self.draw(uniform))
         } else {
-            HeadAsk::Logits
+            HeadRequest::Logits
         }
     }
 

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rloom_core::{PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
 use rloom_model::KvCache;
-use rloom_ops::{HeadAsk, Pick};
+use rloom_ops::{HeadRequest, Pick};
 use tokio::sync::oneshot;
 
 use crate::error::RequestName;
@@ -141,7 +141,7 @@ impl Sequence {
     }
 
     /// What to ask of the head to choose the token at a position.
-    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadAsk {
+    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadRequest {
         self.sampler.ask(vocabulary, self.forbidden(position), self.uniform(position))
     }
 

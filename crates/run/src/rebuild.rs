@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rloom_algo::AlgorithmState;
 use rloom_config::{Config, Stage};
 use rloom_core::{Group, PolicyVersion};
-use rloom_model::{Compute, Model};
+use rloom_model::{Dtype, Model};
 use rloom_ops::Ctx;
 use rloom_train::EmbeddedTrainEngine;
 use serde::Serialize;
@@ -122,14 +122,14 @@ impl Versions<'_> {
     }
 }
 
-fn load(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
+fn load(folder: &Path, compute: Dtype) -> Result<Arc<Model>, RunError> {
     verify(folder)?;
     open(folder, compute)
 }
 
-fn open(folder: &Path, compute: Compute) -> Result<Arc<Model>, RunError> {
+fn open(folder: &Path, compute: Dtype) -> Result<Arc<Model>, RunError> {
     let model = Model::load(folder).map_err(|e| RunError::Setup(e.to_string()))?;
-    Ok(Arc::new(model.with_compute(compute)))
+    Ok(Arc::new(model.with_dtype(compute)))
 }
 
 /// A stage that is trained again.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rloom_config::{Config, EvalSettings, ModelSource, Priority, Stage as StageConfig, StageRollout, Start};
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Compute, GenerationConfig, Model, hub};
+use rloom_model::{Dtype, GenerationConfig, Model, hub};
 use rloom_ops::{Ctx, Isa};
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_rollout::{EmbeddedEngine, RolloutSettings};
@@ -40,15 +40,15 @@ pub struct Policy {
 
 impl Policy {
     /// Opens a Hugging Face folder, to be computed with in this format.
-    pub fn open(folder: &Path, compute: Compute) -> Result<Self, RunError> {
-        let model = Model::load(folder).map_err(setup)?.with_compute(compute);
+    pub fn open(folder: &Path, compute: Dtype) -> Result<Self, RunError> {
+        let model = Model::load(folder).map_err(setup)?.with_dtype(compute);
         let tokenizer = Tokenizer::load(folder).map_err(setup)?;
         let generation = GenerationConfig::load(folder, model.config()).map_err(setup)?;
         Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
     }
 
     /// Opens a local folder or a model of the hub.
-    pub fn resolve(source: &str, compute: Compute) -> Result<Self, RunError> {
+    pub fn resolve(source: &str, compute: Dtype) -> Result<Self, RunError> {
         let folder = hub::resolve(source, &hub::HubOptions::from_env()).map_err(setup)?;
         Self::open(&folder, compute)
     }
@@ -60,7 +60,7 @@ impl Policy {
             ModelSource::New { model, tokenizer } => {
                 let tokenizer = Tokenizer::characters(tokenizer).map_err(setup)?;
                 let shape = model.config(tokenizer.vocab_size()).map_err(setup)?;
-                let mut model = Model::init(&shape, config.run.seed).with_compute(config.compute);
+                let mut model = Model::init(&shape, config.run.seed).with_dtype(config.compute);
                 let eos = tokenizer.eos_ids().to_vec();
                 model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
                 let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
@@ -110,13 +110,13 @@ pub fn context(threads: usize) -> Result<Ctx, RunError> {
 
 /// What a run records of how it is computed: in f32 the instruction set, in bf16 the way in which products are summed,
 /// which is what the bits depend on.
-pub(crate) fn numeric_path(ctx: &Ctx, compute: Compute) -> String {
+pub(crate) fn numeric_path(ctx: &Ctx, compute: Dtype) -> String {
     match (compute, ctx.isa()) {
         // Both have more to multiply bf16 numbers with, and nothing else.
-        (Compute::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name().to_owned(),
-        (Compute::F32, isa) => isa.name().to_owned(),
-        (Compute::Bf16, Isa::Amx) => "bf16 tiles".to_owned(),
-        (Compute::Bf16, _) => "bf16 dot pairs".to_owned(),
+        (Dtype::F32, Isa::Avx512Bf16 | Isa::Amx) => Isa::Avx512.name().to_owned(),
+        (Dtype::F32, isa) => isa.name().to_owned(),
+        (Dtype::Bf16, Isa::Amx) => "bf16 tiles".to_owned(),
+        (Dtype::Bf16, _) => "bf16 dot pairs".to_owned(),
     }
 }
 

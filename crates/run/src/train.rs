@@ -217,7 +217,7 @@ impl<'r, 's> Run<'r, 's> {
             RunError::Setup(format!("stage {index} starts from the end of `{}`: {error}", source.name))
         })?;
         let model = Model::load(&path).map_err(setup)?;
-        Ok(Arc::new(model.with_compute(self.config.compute)))
+        Ok(Arc::new(model.with_dtype(self.config.compute)))
     }
 
     fn stage(
@@ -251,7 +251,7 @@ impl<'r, 's> Run<'r, 's> {
         if let Some((state, (_, path))) = resumed.as_ref().zip(self.found.as_ref()) {
             for &version in &state.samplers {
                 let model = Model::load(&sampler_folder(path, version)).map_err(setup)?;
-                let model = model.with_compute(self.config.compute);
+                let model = model.with_dtype(self.config.compute);
                 publisher.pinned.push_back(Weights { version, model: Arc::new(model) });
             }
         }

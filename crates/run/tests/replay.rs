@@ -248,7 +248,7 @@ fn generate(
     limit: usize,
 ) -> Generation {
     let folder = config.run_directory().join("checkpoints").join(checkpoint);
-    let policy = Policy::open(&folder, rloom_model::Compute::F32).unwrap();
+    let policy = Policy::open(&folder, rloom_model::Dtype::F32).unwrap();
     let settings = RolloutSettings::default();
     let ctx = rloom_run::context(1).unwrap();
     let engine = EmbeddedEngine::new(policy.model.config(), &ctx, &settings, None).unwrap();

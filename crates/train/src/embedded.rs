@@ -6,7 +6,7 @@ use rloom_algo::{LossGrad, Scope, TokenScores};
 use rloom_core::PolicyVersion;
 use rloom_model::{
     GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, OutputHeads,
-    PackedTokens, Recompute, ScoreGrads, ScoreRows, Scores, Weights,
+    PackedTokens, ActivationCheckpointing, ScoreGrads, ScoreRows, Scores, Weights,
 };
 use rloom_ops::Ctx;
 
@@ -26,7 +26,7 @@ pub struct EmbeddedTrainEngine {
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
-    recompute: Recompute,
+    recompute: ActivationCheckpointing,
     version: PolicyVersion,
     /// Samples behind the accumulated gradient, for the message when it is not finite.
     accumulated: Vec<rloom_core::SampleKey>,
@@ -51,7 +51,7 @@ impl EmbeddedTrainEngine {
             optimizer,
             gradients,
             generation,
-            recompute: Recompute::None,
+            recompute: ActivationCheckpointing::None,
             version: PolicyVersion(0),
             accumulated: Vec::new(),
         }
@@ -76,7 +76,7 @@ impl EmbeddedTrainEngine {
 
     /// Has the backward pass compute activations again instead of keeping them. It changes no bit.
     #[must_use]
-    pub fn with_recompute(self, recompute: Recompute) -> Self {
+    pub fn with_recompute(self, recompute: ActivationCheckpointing) -> Self {
         Self { recompute, ..self }
     }
 
@@ -267,7 +267,7 @@ impl TrainEngine for EmbeddedTrainEngine {
                 policy
             }
         };
-        self.policy = Arc::new(policy.with_compute(self.policy.config().compute));
+        self.policy = Arc::new(policy.with_dtype(self.policy.config().dtype));
         self.gradients = Gradients::zeros(&self.policy);
         let settings = self.optimizer.settings().clone();
         self.optimizer = Optimizer::load(&directory.join(OPTIMIZER), &self.policy, settings)?;

@@ -1,4 +1,4 @@
-use rloom_model::Recompute;
+use rloom_model::ActivationCheckpointing;
 use serde::{Deserialize, Serialize};
 
 /// How the embedded engine divides its work: a recipe's `[stage.trainer]`.
@@ -13,7 +13,7 @@ pub struct TrainSettings {
     pub share_prompts: bool,
     /// What the backward pass computes again instead of keeping it from the forward pass: nothing, attention, or all of a
     /// layer but its input. Less memory for more time, and the same bits.
-    pub recompute: Recompute,
+    pub recompute: ActivationCheckpointing,
     /// Threads that train; 0 takes all of the run's, also where rollouts work at the same time on as many. No result
     /// depends on it.
     pub threads: usize,
@@ -21,6 +21,6 @@ pub struct TrainSettings {
 
 impl Default for TrainSettings {
     fn default() -> Self {
-        Self { micro_batch_tokens: 4096, share_prompts: true, recompute: Recompute::None, threads: 0 }
+        Self { micro_batch_tokens: 4096, share_prompts: true, recompute: ActivationCheckpointing::None, threads: 0 }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{KvCache, StepRow, Wanted, Weights};
+use rloom_model::{KvCache, StepRow, RowRequest, Weights};
 use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
@@ -92,7 +92,7 @@ impl Decoder for Recorder {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String> {
         self.steps.push(rows.len());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_model::{KvCache, Model, StepRow, RowRequest, Weights};
 use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
@@ -62,7 +62,7 @@ impl Decoder for Witness {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String> {
         let slot = |row: &StepRow<'_>, p: usize| row.blocks[p / KV_BLOCK] as usize * KV_BLOCK + p % KV_BLOCK;

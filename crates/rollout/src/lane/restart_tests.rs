@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_model::{KvCache, Model, StepRow, RowRequest, Weights};
 use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
@@ -99,7 +99,7 @@ impl Decoder for Moody {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String> {
         assert!(self.loaded, "the weights are gone");

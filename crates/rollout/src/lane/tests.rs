@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, Wanted, Weights};
+use rloom_model::{KvCache, Model, ModelConfig, StepRow, RowRequest, Weights};
 use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
@@ -58,7 +58,7 @@ impl Decoder for Faulty {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), String> {
         std::thread::sleep(Duration::from_micros(200));

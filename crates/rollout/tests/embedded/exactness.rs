@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_core::{StopReason, VersionSpan};
-use rloom_model::{Compute, GenerationConfig, Model};
+use rloom_model::{Dtype, GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_rollout::{GenerateRequest, Generation, RolloutSettings, Speculation};
 
@@ -29,12 +29,12 @@ fn pairs(requests: &[GenerateRequest], generations: &[Generation]) -> Vec<(Gener
     requests.iter().cloned().zip(generations.iter().cloned()).collect()
 }
 
-const FORMATS: [Compute; 2] = [Compute::F32, Compute::Bf16];
+const FORMATS: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
 #[test]
 fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
     for compute in FORMATS {
-        scheduling_changes_no_bit(&Arc::new(Model::init(&config(), 1).with_compute(compute)));
+        scheduling_changes_no_bit(&Arc::new(Model::init(&config(), 1).with_dtype(compute)));
     }
 }
 
@@ -57,7 +57,7 @@ fn scheduling_changes_no_bit(model: &Arc<Model>) {
     ];
     for (threads, settings) in worlds {
         let (generations, _) = complete(model, &settings, threads, &requests);
-        assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().compute);
+        assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().dtype);
     }
     // Without groups nothing is shared; in another order the batches are others.
     let mut unshared: Vec<_> =
@@ -115,7 +115,7 @@ fn sampled_log_probabilities_are_the_trainers() {
         let named = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
         let named = named.map(|name| Model::load(&crate::support::fixture(name)).unwrap());
         for model in named.into_iter().chain([Model::init(&config(), 1)]) {
-            is_sampled_as_trained(&Arc::new(model.with_compute(compute)));
+            is_sampled_as_trained(&Arc::new(model.with_dtype(compute)));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Recompute};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings, ActivationCheckpointing};
 use rloom_ops::Ctx;
 use rloom_train::{EmbeddedTrainEngine, TrainEngine};
 
@@ -22,7 +22,7 @@ impl Engines<EmbeddedTrainEngine> {
         ctx: &Ctx,
         algorithm: &Algorithm,
         optimizer: &OptimizerSettings,
-        recompute: Recompute,
+        recompute: ActivationCheckpointing,
         start: Arc<Model>,
         generation: &GenerationConfig,
     ) -> Self {

@@ -1,8 +1,8 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch, Wanted};
-use rloom_ops::{Ctx, HeadAsk, HeadOutput, KV_BLOCK};
+use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch, RowRequest};
+use rloom_ops::{Ctx, HeadRequest, HeadOutput, KV_BLOCK};
 use rloom_rollout::{Given, SampleScratch, Sampler, SamplingSettings};
 use rloom_run::Policy;
 
@@ -121,7 +121,7 @@ impl<'p> Session<'p> {
     }
 
     /// Puts the pending tokens into the cache; what is asked of the last of them is left in `answers`.
-    fn compute(&mut self, ask: HeadAsk) -> Result<(), StepError> {
+    fn compute(&mut self, ask: HeadRequest) -> Result<(), StepError> {
         let pending = std::mem::take(&mut self.pending);
         let chunks = pending.chunks(CHUNK).count();
         for (i, chunk) in pending.chunks(CHUNK).enumerate() {
@@ -131,8 +131,8 @@ impl<'p> Session<'p> {
                 blocks: &self.blocks,
             };
             let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
-            let last = [Wanted { row: chunk.len() as u32 - 1, ask }];
-            let wanted: &[Wanted] = if i + 1 == chunks { &last } else { &[] };
+            let last = [RowRequest { row: chunk.len() as u32 - 1, request: ask }];
+            let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
             let model = &self.policy.model;
             model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.answers)?;
             self.cached += chunk.len();

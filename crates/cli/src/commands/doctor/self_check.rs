@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Compute, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_model::{Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
 use rloom_ops::{Ctx, Isa};
 use rloom_rollout::{
     EmbeddedEngine, GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
@@ -18,12 +18,12 @@ const PROMPT: [u32; 5] = [1, 2, 3, 5, 8];
 #[derive(Clone, Copy)]
 struct Way {
     isa: Isa,
-    compute: Compute,
+    compute: Dtype,
 }
 
 impl Way {
     fn all() -> impl Iterator<Item = Self> {
-        [Compute::F32, Compute::Bf16]
+        [Dtype::F32, Dtype::Bf16]
             .into_iter()
             .flat_map(|compute| Isa::available().into_iter().map(move |isa| Self { isa, compute }))
     }
@@ -34,7 +34,7 @@ impl Way {
 
     /// Whether the two must give the same bits: in one format all do, but for bf16 products by tiles.
     fn agrees_with(self, other: Self) -> bool {
-        let tiles = |way: Self| way.compute == Compute::Bf16 && way.isa == Isa::Amx;
+        let tiles = |way: Self| way.compute == Dtype::Bf16 && way.isa == Isa::Amx;
         self.compute == other.compute && tiles(self) == tiles(other)
     }
 }
@@ -76,7 +76,7 @@ fn portability(results: &[(Way, Bits)], hint: &str) -> Finding {
     };
     match results.iter().rev().find(differs) {
         None => {
-            let sets = results.iter().filter(|(way, _)| way.compute == Compute::F32).count();
+            let sets = results.iter().filter(|(way, _)| way.compute == Dtype::F32).count();
             Finding::ok("portability", format!("{sets} instruction sets give the same bits"))
         }
         Some((way, _)) => {
@@ -91,7 +91,7 @@ fn sample_and_score(way: Way) -> Result<Bits, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let ctx = Ctx::with_isa(2, way.isa).map_err(|e| text(&e))?;
     let mut config = tiny().map_err(|e| text(&e))?;
-    config.compute = way.compute;
+    config.dtype = way.compute;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
     let engine = EmbeddedEngine::new(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
