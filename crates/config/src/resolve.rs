@@ -13,7 +13,7 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let mut root = Table::new();
         root.insert("run".to_owned(), Value::Table(table(&self.run)));
-        let compute = ("compute".to_owned(), Value::String(name_of(&self.compute)));
+        let compute = ("compute".to_owned(), Value::String(name_of(&self.dtype)));
         match &self.model {
             ModelSource::Path(path) => {
                 let path = ("path".to_owned(), Value::String(path.clone()));
@@ -40,7 +40,7 @@ impl Config {
         set("method", stage.algorithm.method.name().into());
         set("from", self.start_name(stage).into());
         set("steps", count(stage.steps));
-        set("batch", count(stage.batch));
+        set("batch", count(stage.groups_per_batch));
         set("order", Value::String(name_of(&stage.order)));
         if self.eval.is_some() {
             set("eval_every", count(stage.eval_every));

@@ -22,7 +22,7 @@ pub struct Config {
     pub model: ModelSource,
     /// `model.compute`: the format of activations and of the weights in matrix products, in training, rollouts and
     /// evaluation alike.
-    pub compute: Dtype,
+    pub dtype: Dtype,
     /// How held-out tasks are tried; `None` for no evaluation.
     pub eval: Option<EvalSettings>,
     /// What is trained, in order; at least one stage.
@@ -116,7 +116,7 @@ pub struct Stage {
     /// Batches to train.
     pub steps: u64,
     /// Tasks of a batch: sequences in supervised stages, groups elsewhere.
-    pub batch: u64,
+    pub groups_per_batch: u64,
     /// In which order tasks come.
     pub order: Order,
     /// Steps between evaluations; 0 for none in this stage, not even at its ends.

@@ -126,7 +126,7 @@ fn requests(tokenizer: &Tokenizer, batch: &[Task], step: u64) -> Result<Vec<Gene
         let PromptSource::Text(prompt) = &task.prompt else { return Err("a prompt of text".into()) };
         let prompt: Arc<[u32]> = tokenizer.encode(prompt, true)?.into();
         for sample in 0..GROUP_SIZE {
-            let key = RandomKey::of_sample(SEED, 0, Purpose::Rollout, sample_key(ticket, sample));
+            let key = RandomKey::for_sample(SEED, 0, Purpose::Rollout, sample_key(ticket, sample));
             let sampling = SamplingSettings { max_new_tokens: 3, ..SamplingSettings::default() };
             let mut request = GenerateRequest::new(key, Arc::clone(&prompt), sampling);
             request.stop_tokens = tokenizer.eos_ids().into();

@@ -16,8 +16,8 @@ pub(super) fn check(
     reward: Option<&Section<RewardSettings>>,
     problems: &mut Vec<Problem>,
 ) {
-    if let Err((key, reason)) = environment.value.validate() {
-        problems.push(out_of_range(environment, key, &reason));
+    if let Err(error) = environment.value.validate() {
+        problems.push(out_of_range(environment, error.key, &error.problem.to_string()));
     }
     let name = environment.value.name();
     let generator = data.value.source.name();

@@ -24,7 +24,7 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
         return None;
     }
     let compute = draft.model.value.compute;
-    Some(Config { run, model: model?, compute, eval, stages: stages? })
+    Some(Config { run, model: model?, dtype: compute, eval, stages: stages? })
 }
 
 /// Shared tables that no stage and no evaluation reads.

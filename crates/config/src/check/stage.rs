@@ -53,7 +53,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         name: keys.name.clone(),
         start: start?,
         steps: keys.steps,
-        batch: keys.batch,
+        groups_per_batch: keys.batch,
         order: keys.order,
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),

@@ -105,7 +105,7 @@ pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>)
     match section.value.validate() {
         Ok(()) => {}
         Err(DataError::Setting { key, problem }) => {
-            problems.push(refused(section, key, &problem));
+            problems.push(refused(section, key, &problem.to_string()));
         }
         Err(other) => problems.push(at_table(section, &other.to_string())),
     }

@@ -118,7 +118,7 @@ impl Step {
         };
         let requests = keys().map(|key| {
             let prompt = Arc::clone(&self.prompts[key.ticket.0 as usize]);
-            let stream = RandomKey::of_sample(self.version, 0, Purpose::Rollout, key);
+            let stream = RandomKey::for_sample(self.version, 0, Purpose::Rollout, key);
             GenerateRequest {
                 group: Some(key.ticket.0),
                 ..GenerateRequest::new(stream, prompt, sampling.clone())
@@ -162,7 +162,7 @@ impl Step {
     }
 
     fn rewarded<'a>(&self, trajectory: &'a Trajectory) -> EpisodeRewards<'a> {
-        let stream = RandomKey::of_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
+        let stream = RandomKey::for_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
         EpisodeRewards {
             role: Role::Train,
             reward: Some(stream.uniform(0)),
