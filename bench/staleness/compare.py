@@ -230,7 +230,7 @@ def measured(run: Path, budget: float) -> dict:
         "staleness_max": max(metrics.get("off_policy/staleness_max", 0.0) for metrics in within),
         "length": mean("completions/mean_length"),
         "longest": max(metrics["completions/max_length"] for metrics in within),
-        "ended": {end: sum(line["end"] == end for line in ended) for end in ("surplus", "stale", "put_off")},
+        "ended": {end: sum(line["end"] == end for line in ended) for end in ("surplus", "stale", "deferred")},
     }
 
 
@@ -247,7 +247,7 @@ def table(results: dict) -> str:
             f"{scale * mean(key):.1f} ({scale * min(r[key] for r in runs):.1f}–{scale * max(r[key] for r in runs):.1f})"
         )
         lost = {end: statistics.fmean(run["ended"][end] for run in runs) for end in runs[0]["ended"]}
-        words = {"surplus": "dropped", "stale": "too old", "put_off": "put off"}
+        words = {"surplus": "dropped", "stale": "too old", "deferred": "deferred"}
         ends = ", ".join(f"{count:.0f} {words[end]}" for end, count in lost.items() if count > 0)
         cells = [
             name,
