@@ -110,6 +110,9 @@ pub enum RunError {
     /// The data could not be opened.
     #[error(transparent)]
     Data(#[from] rloom_data::DataError),
+    /// The order of the data could not be built.
+    #[error(transparent)]
+    Cursor(#[from] rloom_data::CursorError),
     /// The reward could not be built.
     #[error(transparent)]
     Reward(#[from] rloom_reward::RewardError),
@@ -124,7 +127,7 @@ pub enum RunError {
     Collect(#[from] CollectError),
     /// The compute threads could not be started.
     #[error(transparent)]
-    Compute(#[from] rloom_ops::CtxError),
+    Compute(#[from] rloom_ops::OpsError),
     /// A telemetry file could not be read.
     #[error(transparent)]
     Telemetry(#[from] rloom_telemetry::TelemetryError),

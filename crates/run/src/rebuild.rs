@@ -67,7 +67,7 @@ impl<F: EngineFactory> Versions<'_, F> {
     fn start(&self) -> Result<StageStart, RunError> {
         let Some(from) = start_of(self.stage) else { return Ok(StageStart::Initial) };
         let source = &self.config.stages[from];
-        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName { policy: self.inputs.policy, stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let folder = self.run.join("checkpoints").join(name.folder());
         verify(&folder)?;
         Ok(StageStart::Published(self.engines.open(&folder, PolicyVersion(0))?))

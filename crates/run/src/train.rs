@@ -266,7 +266,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             return Ok(StageStart::Published(policy));
         }
         let source = &self.config.stages[from];
-        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName { policy: self.inputs.policy, stage: from as u32, step: source.steps, stage_name: source.name.clone() };
         let path = self.directory.checkpoints().join(name.folder());
         verify(&path).map_err(|error| RunError::StartMissing {
             stage: index,
@@ -285,7 +285,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<(StageEnd, PublishedPolicy), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        self.events.place(&stage.name, base, from_step);
+        self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
         let mut engines = self.stage_engines(stage, start)?;
         if let (true, Some((_, path))) = (resumed.is_some(), &self.found) {

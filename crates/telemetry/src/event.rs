@@ -147,7 +147,7 @@ pub enum Event {
         /// Number of compute threads.
         threads: usize,
         /// Numeric path of the kernels (instruction set and dtype).
-        isa: String,
+        numeric_path: String,
         /// Number of model parameters.
         parameters: u64,
         /// Name of the checkpoint that the run resumed from; null for a new run.
