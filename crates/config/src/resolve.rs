@@ -1,7 +1,7 @@
 //! The resolved configuration as TOML: every key that is read, and no other. Reading it again gives the same.
 
-use rloom_model::{OptimizerSettings, Schedule};
 use rloom_engine::SamplingSettings;
+use rloom_model::{OptimizerSettings, Schedule};
 use rloom_sched::{CutOrder, OnFailure, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use rloom_algo::Algorithm;
 use rloom_data::{DataSettings, Order};
+use rloom_engine::TrainSettings;
+use rloom_engine::{RolloutSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
-use rloom_engine::{RolloutSettings, SamplingSettings};
 use rloom_sched::ScheduleSettings;
 use rloom_text::CharacterSettings;
-use rloom_engine::TrainSettings;
 use serde::{Deserialize, Serialize};
 
 /// Everything that a run is told. [`Config::to_toml`] writes it, and reading that again gives the same.

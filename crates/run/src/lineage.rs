@@ -18,7 +18,7 @@ use serde::Serialize;
 pub(crate) use self::name::ranges;
 pub use self::name::{LineageError, SampleName};
 
-use crate::recorded::{Found, RecordedStage, JournalFate, Journaled};
+use crate::recorded::{Found, JournalFate, Journaled, RecordedStage};
 use rloom_telemetry::{Activity, Event, EventLine};
 use rloom_telemetry::{LoggedTrajectory, read_events, surviving};
 

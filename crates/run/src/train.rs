@@ -266,7 +266,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             return Ok(StageStart::Published(policy));
         }
         let source = &self.config.stages[from];
-        let name = CheckpointName { policy: self.inputs.policy, stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName {
+            policy: self.inputs.policy,
+            stage: from as u32,
+            step: source.steps,
+            stage_name: source.name.clone(),
+        };
         let path = self.directory.checkpoints().join(name.folder());
         verify(&path).map_err(|error| RunError::StartMissing {
             stage: index,
@@ -437,7 +442,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     /// The weights of older versions that the groups of a resumed stage are pinned to.
     fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
         let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open = |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
+        let open =
+            |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
         state.pinned_versions.iter().map(open).collect()
     }
 

@@ -1,11 +1,11 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::SamplingSettings;
 use rloom_model::{KvCache, Model, RowRequest, StepError, StepRow, StepScratch};
 use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK};
 use rloom_run::Policy;
+use rloom_run::assembly::{Prediction, SampleScratch, Sampler};
 
 /// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.
 const LONGEST: usize = 8192;
