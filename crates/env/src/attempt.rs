@@ -1,6 +1,4 @@
-use rloom_core::{
-    Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan,
-};
+use rloom_core::{Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
