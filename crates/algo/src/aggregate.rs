@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use crate::AlgoError;
 
 /// What is counted over the *whole* optimiser step: every micro-batch of it is divided by the same numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GlobalCounts {
     /// Policy tokens.
     pub tokens: u64,

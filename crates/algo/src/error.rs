@@ -290,6 +290,14 @@ pub enum AlgoError {
         /// Scores.
         scores: usize,
     },
+    /// The step has no micro-batch of that number.
+    #[error("the step has {micro_batches} micro-batches, and number {micro_batch} was requested")]
+    NoMicroBatch {
+        /// The requested number.
+        micro_batch: usize,
+        /// Micro-batches of the step.
+        micro_batches: usize,
+    },
     /// An error in one micro-batch of a step.
     #[error("micro-batch {micro_batch}: {error}")]
     InMicroBatch {

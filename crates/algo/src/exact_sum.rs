@@ -1,9 +1,11 @@
+use serde::{Deserialize, Serialize};
+
 /// A sum of `f64` that does not depend on the order or grouping of its terms.
 ///
 /// It keeps the exact sum as a list of non-overlapping floats, smallest first (Shewchuk, "Adaptive precision
 /// floating-point arithmetic and fast robust geometric predicates", 1997), and rounds when it is read. So metrics
 /// are bit-equal however an optimiser step is split. The terms must be finite and their sum must not overflow.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ExactSum {
     parts: Vec<f64>,
 }

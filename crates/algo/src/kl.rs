@@ -81,7 +81,7 @@ impl KlPlacement {
 }
 
 /// A divergence in the loss.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KlLoss {
     /// Its weight, > 0.
     pub coef: f64,

@@ -29,11 +29,13 @@ mod kl;
 mod learned;
 mod loss;
 mod method;
+mod objective;
 mod overlong;
 mod preset;
 mod resolve;
 mod settings;
 mod show;
+mod unbounded;
 
 pub use advantage::{
     AdvantageReport, AdvantageSpec, Advantages, EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards,
@@ -53,6 +55,7 @@ pub use loss::{
     Scope, Sft, Surrogate, TokenScores, Topr, ValueLoss, interpolation, policy_loss, step_loss, value_loss,
 };
 pub use method::Method;
+pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
 pub use settings::{
     AdvantageKind, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,

@@ -3,10 +3,13 @@
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). There is no global
 //! generator, so results do not depend on the order in which work is done.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{SampleKey, Ticket};
 
 /// What a stream is for. Streams of different purposes never share numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u32)]
 pub enum Purpose {
     /// Initial weights.
@@ -30,7 +33,7 @@ pub enum Purpose {
 }
 
 /// Names a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RandomKey {
     /// The run's seed.
     pub seed: u64,
@@ -86,7 +89,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 /// A random stream that is read at any position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandomStream {
     key: [u32; 2],
     /// High half of the counter: what distinguishes streams beyond the key.

@@ -1,8 +1,10 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
 
 /// CISPO (arXiv 2506.13585), per token: ℓ = −w·A·lp with the weight w = sg(clip(ρ, floor, cap)), ρ = exp(lp − old): no
 /// token loses its gradient, only its weight is bounded.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Cispo {
     /// Upper bound of the weight, > 0.
     pub cap: f64,

@@ -1,6 +1,8 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::Row;
 use crate::kl::ratio;
-use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel};
+use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel, unbounded};
 
 /// What makes up for a sampler that is not the proximal policy: an importance weight, rejection, or both. They hold for
 /// the surrogate alone, never for KL, entropy or value; what is masked or rejected stays in the normaliser's count.
@@ -9,7 +11,7 @@ use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel};
 /// same in all optimiser steps of a batch: they answer for the sampler, and how far training has moved since is the
 /// surrogate's own business. A surrogate without a ratio takes one step per batch, and the scores of that step are the
 /// proximal policy's: nothing needs to be scored before.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Correction {
     /// The weight; `None` for 1.
     pub weight: Option<ImportanceWeight>,
@@ -18,7 +20,7 @@ pub struct Correction {
 }
 
 /// sg(π_old/β), bounded: truncated importance sampling, or IcePop's mask.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ImportanceWeight {
     /// Over what it multiplies up.
     pub level: WeightLevel,
@@ -31,13 +33,14 @@ pub struct ImportanceWeight {
 }
 
 /// Tokens or sequences whose divergence KL(sampler ‖ proximal) lies outside its bounds have no part in the surrogate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rejection {
     /// The estimate: k1 = beh − old, k2 = ½(beh − old)², k3 = exp(old − beh) − (old − beh) − 1.
     pub estimator: KlEstimator,
     /// What is rejected together.
     pub level: RejectLevel,
     /// Smallest divergence that stays; −∞ for no bound.
+    #[serde(with = "unbounded::low")]
     pub low: f64,
     /// Largest divergence that stays.
     pub high: f64,

@@ -3,6 +3,8 @@
 
 use std::cmp::Ordering;
 
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, StepToken, TokenTerm, each, ratio};
 use super::ppo_clip::PpoClip;
 use crate::ExactSum;
@@ -13,7 +15,7 @@ use crate::ExactSum;
 /// `old` is what the ratio is taken to. (verl takes c_t with the current log-probability, over each micro-batch alone.)
 /// Of N tokens ⌊share·N⌋ are drawn, at least one where any may be, and all of them where fewer may be: those with the
 /// smallest random numbers.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ClipCov {
     /// The clip of all tokens.
     pub clip: PpoClip,
@@ -26,7 +28,7 @@ pub struct ClipCov {
 }
 
 /// KL-Cov: ℓ = −ρA, and + k·|lp − old| on the ⌊share·N⌋ tokens, at least one, of the largest c_t; of equals the first.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KlCov {
     /// Share of the step's tokens with the penalty, in (0, 1).
     pub share: f64,

@@ -1,7 +1,10 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
 
 /// How far a token's probability has moved from the sampler's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Divergence {
     /// |p − p_beh|: the total variation of "this token or another".
     TotalVariation,
@@ -12,7 +15,7 @@ pub enum Divergence {
 /// Policy optimisation inside a divergence's trust region (arXiv 2602.04879), per token:
 /// ℓ = −keep·sg(min(exp(lp − beh), cap))·A·lp. A token is not kept once its probability has moved in the advantage's
 /// direction by a divergence of more than the limit.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Dppo {
     /// How the move is measured.
     pub divergence: Divergence,

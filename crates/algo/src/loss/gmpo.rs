@@ -1,3 +1,5 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, TokenTerm};
 use crate::kl::LOG_RATIO_LIMIT;
 
@@ -5,7 +7,7 @@ use crate::kl::LOG_RATIO_LIMIT;
 /// advantage's sign, l_t = min(λ_t, ε_high) for A > 0 and max(λ_t, −ε_low) for A < 0,
 ///
 /// ℓ_i = −A_i·exp(mean_t l_t), over the number of sequences.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Gmpo {
     /// ε_low of the log-ratio, > 0.
     pub clip_low: f64,

@@ -1,9 +1,11 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, TokenTerm, ratio};
 use crate::Level;
 
 /// Group sequence policy optimisation (arXiv 2507.18071): the ratio of a sequence is the geometric mean of its tokens',
 /// s = exp(mean_t(lp_t − old_t)).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Gspo {
     /// Sequence: ℓ_i = −min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i), over the number of sequences. Token
     /// (GSPO-token): the same with s_it = sg(s_i)·exp(lp_t − sg(lp_t)) and a token's own A_it, over the aggregation: the

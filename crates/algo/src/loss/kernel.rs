@@ -1,10 +1,13 @@
+use serde::{Deserialize, Serialize};
+
 pub(crate) use crate::kl::ratio;
 
 /// What of an optimiser step a loss must see at once.
 ///
 /// An engine calls the loss with whole sequences in any case. A loss of step scope is called once
 /// ([`step_loss`](crate::step_loss)), after all micro-batches of the optimiser step have been scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scope {
     /// Each token alone.
     Token,
@@ -86,7 +89,7 @@ impl Reads {
 }
 
 /// Which bounds a surrogate has, so that their shares are worth reporting.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Bounds {
     pub(crate) low: bool,
     pub(crate) high: bool,

@@ -25,6 +25,8 @@ mod value_loss;
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 pub use cispo::Cispo;
 pub use correction::{Correction, ImportanceWeight, Rejection};
 pub use covariance::{ClipCov, KlCov};
@@ -49,7 +51,8 @@ use crate::{Aggregation, KlLoss, RatioTo};
 use kernel::Kernel;
 
 /// What the training engine knows of each policy token of a micro-batch, flat over its rows.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TokenScores {
     /// log p(token | what precedes it) at the token's sampling temperature (nats).
     pub logprob: Vec<f32>,
@@ -60,11 +63,15 @@ pub struct TokenScores {
     /// Per sequence: the value after its last token, from which a truncated episode bootstraps; empty without a value
     /// head.
     pub last_value: Vec<f32>,
+    /// Log-probabilities of k requested token ids per scored position, position by position (`[S, k]`); empty if none
+    /// were requested. No loss reads them yet: they are for distillation.
+    pub candidate_logprob: Vec<f32>,
 }
 
 /// Which of the trainer's log-probabilities are held against the sampler's. Where both come from the same weights the
 /// difference is that of two engines; of a stale sample it is its age as well.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mismatch {
     /// None: nothing is reported.
     #[default]
@@ -107,7 +114,8 @@ pub struct LossBatch<'a> {
 }
 
 /// The part of a loss that learns from the advantage (or from demonstrations, or outcomes).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Surrogate {
     /// Clipped importance ratio.
     PpoClip(PpoClip),
@@ -136,7 +144,7 @@ pub enum Surrogate {
 }
 
 /// A loss: Σ surrogate·weight + coef·KL − coef·entropy + coef·value loss, each over its normaliser.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PolicyLoss {
     /// The surrogate.
     pub surrogate: Surrogate,
@@ -246,7 +254,7 @@ impl PolicyLoss {
 }
 
 /// The derivative of the loss by each score, and the sums behind the metrics.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct LossGrad {
     /// By each log-probability.
     pub d_logprob: Vec<f32>,

@@ -1,3 +1,5 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
 
 /// PPO's clipped surrogate (arXiv 1707.06347, eq. 7), per token:
@@ -6,7 +8,7 @@ use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio}
 ///
 /// ε_high > ε_low is DAPO's clip-higher (arXiv 2503.14476). With a dual clip c (arXiv 1912.09729), ℓ = min(ℓ, −cA)
 /// where A < 0. Where a constant branch is active the gradient is zero.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PpoClip {
     /// ε_low, in (0, 1).
     pub clip_low: f64,

@@ -1,8 +1,10 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Clipped, Kernel, Reads, Row, Scope, TokenTerm, each};
 use crate::Level;
 
 /// The plain policy gradient (Williams 1992), without a ratio: right only for samples of the current policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reinforce {
     /// Token: ℓ = −A_t·lp_t, over the aggregation. Sequence: ℓ_i = −A_i·Σ_t lp_t, the completion as one action
     /// (arXiv 2402.14740), over the number of sequences.

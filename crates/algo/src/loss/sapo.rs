@@ -1,8 +1,10 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
 
 /// Soft adaptive policy optimisation (arXiv 2511.20347), per token: ℓ = −A·(4/τ)·σ(τ(ρ − 1)), ρ = exp(lp − old). At
 /// ρ = 1 its gradient is the policy gradient's; away from it a sigmoid fades it out where others clip.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sapo {
     /// τ where A > 0.
     pub tau_positive: f64,

@@ -1,7 +1,9 @@
+use serde::{Deserialize, Serialize};
+
 use super::kernel::{Clipped, Kernel, Reads, Row, TokenTerm, each};
 
 /// Negative log-likelihood of the demonstration's completion tokens: ℓ = −lp.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Sft;
 
 impl Kernel for Sft {

@@ -1,9 +1,11 @@
 //! Sums behind metrics. They merge exactly: neither order nor grouping changes a bit.
 
-use crate::ExactSum;
+use serde::{Deserialize, Serialize};
+
+use crate::{ExactSum, unbounded};
 
 /// A mean.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Mean {
     sum: ExactSum,
     count: u64,
@@ -26,9 +28,11 @@ impl Mean {
 }
 
 /// Smallest and largest.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Extremes {
+    #[serde(with = "unbounded::high")]
     pub(super) low: f64,
+    #[serde(with = "unbounded::low")]
     pub(super) high: f64,
 }
 
@@ -55,7 +59,7 @@ impl Extremes {
 }
 
 /// Sums of x and x².
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Moments {
     sum: ExactSum,
     squares: ExactSum,

@@ -1,3 +1,5 @@
+use serde::{Deserialize, Serialize};
+
 use super::{
     LossMetrics, PolicyLoss, Scope, ValueLoss,
     correction::Weight,
@@ -9,7 +11,7 @@ use crate::{
 };
 
 /// What the micro-batches of an optimiser step add up to. Merging is exact: order and split do not matter.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct LossTerms {
     tokens: u64,
     sequences: u64,
@@ -37,7 +39,7 @@ pub struct LossTerms {
 }
 
 /// Sums over the tokens that a correction weighs, or would.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct CorrectionTerms {
     /// Whether the ratio to the sampler stands in for a weight that there is not.
     is_by_ratio: bool,
@@ -70,7 +72,7 @@ impl CorrectionTerms {
 }
 
 /// Sums over the tokens whose value is trained.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct ValueTerms {
     clips: bool,
     /// With its weight.

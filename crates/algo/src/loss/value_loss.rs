@@ -1,5 +1,7 @@
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     LossBatch, LossGrad, LossTerms, TokenScores,
     inputs::{Inputs, ValueInputs, rounded},
@@ -9,7 +11,7 @@ use crate::{AlgoError, GlobalCounts};
 /// The loss of a learned value V against returns: ½·max((V − R)², (clip(V, V_old ± ε) − R)²) per token (arXiv 1707.06347,
 /// section 5, with PPO's usual clip), over all policy tokens of the optimiser step. Zero gradient where the clip's
 /// constant branch is active.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ValueLoss {
     /// Its weight; 1 for a critic of its own.
     pub coef: f64,

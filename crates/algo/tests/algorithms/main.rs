@@ -15,6 +15,7 @@ mod held;
 mod identities;
 mod inert;
 mod learning;
+mod loss_step;
 mod losses;
 mod metrics;
 mod page_examples;
