@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rloom_algo::{
-    Aggregation, Cispo, Correction, Divergence, Dppo, Gmpo, Gspo, ImportanceWeight, Level, PolicyLoss,
+    Aggregation, Cispo, Correction, DppoTv, Gmpo, Gspo, GspoToken, ImportanceWeight, Level, PolicyLoss,
     PpoClip, RatioTo, Reinforce, Surrogate, Topr, WeightAction, WeightLevel,
 };
 
@@ -158,16 +158,16 @@ proptest! {
         let step = Step { interpolation: Vec::new(), ..step };
         let of = |step: &Step, surrogate| step.loss(&PolicyLoss::new(surrogate, Aggregation::SequenceMean)).unwrap();
         let plain = of(&step, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob;
-        let ones = Cispo { cap: 1.0, floor: 1.0 };
+        let ones = Cispo { weight_cap: 1.0, weight_floor: 1.0 };
         prop_assert_eq!(&of(&step, Surrogate::Cispo(ones)).d_logprob, &plain);
 
         // Where nothing is dropped, DPPO is CISPO's weight against the sampler.
-        let open = Dppo { divergence: Divergence::TotalVariation, limit: 2.0, cap: 1.5 };
+        let open = DppoTv { divergence_limit: 2.0, weight_cap: 1.5 };
         let to_sampler = PolicyLoss {
             ratio_to: RatioTo::Behavior,
-            ..PolicyLoss::new(Surrogate::Cispo(Cispo { cap: 1.5, floor: 0.0 }), Aggregation::SequenceMean)
+            ..PolicyLoss::new(Surrogate::Cispo(Cispo { weight_cap: 1.5, weight_floor: 0.0 }), Aggregation::SequenceMean)
         };
-        prop_assert_eq!(&of(&step, Surrogate::Dppo(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
+        prop_assert_eq!(&of(&step, Surrogate::DppoTv(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
 
         // The ratio to the sampler is the ratio to a proximal policy that is the sampler.
         let sampler = Step { old: step.behavior.clone(), ..step.clone() };
@@ -185,8 +185,9 @@ proptest! {
         prop_assert_eq!(&topr, &of(&good, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob);
 
         // GSPO-token is GSPO where a sequence has one advantage.
-        let gspo = |level| of(&step, Surrogate::Gspo(Gspo { level, clip_low: 0.1, clip_high: 0.15 })).d_logprob;
-        all_close(&gspo(Level::Token), &gspo(Level::Sequence))?;
+        let token = Surrogate::GspoToken(GspoToken { clip_low: 0.1, clip_high: 0.15 });
+        let sequence = Surrogate::Gspo(Gspo { clip_low: 0.1, clip_high: 0.15 });
+        all_close(&of(&step, token).d_logprob, &of(&step, sequence).d_logprob)?;
     }
 
     /// Sequences of one token: what is of a sequence is of its token.
@@ -203,8 +204,9 @@ proptest! {
         let of = |surrogate, mode| step.loss(&PolicyLoss::new(surrogate, mode)).unwrap();
         let ppo = of(Surrogate::PpoClip(CLIP), Aggregation::TokenMean);
         let (clip_low, clip_high) = (CLIP.clip_low, CLIP.clip_high);
-        for level in [Level::Token, Level::Sequence] {
-            let gspo = of(Surrogate::Gspo(Gspo { level, clip_low, clip_high }), Aggregation::SequenceMean);
+        let by_token = Surrogate::GspoToken(GspoToken { clip_low, clip_high });
+        for surrogate in [by_token, Surrogate::Gspo(Gspo { clip_low, clip_high })] {
+            let gspo = of(surrogate, Aggregation::SequenceMean);
             prop_assert_eq!(&gspo.d_logprob, &ppo.d_logprob);
         }
         // GMPO's bounds are of log-ratios.
