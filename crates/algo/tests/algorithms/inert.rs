@@ -42,7 +42,7 @@ fn inert_at_zero(loss: &rloom_algo::PolicyLoss) -> Vec<bool> {
 }
 
 /// True if the surrogate has a derivative where the advantage is 0.
-fn has_own_terms(surrogate: Surrogate) -> bool {
+pub(crate) fn has_own_terms(surrogate: Surrogate) -> bool {
     let step = Step {
         lengths: vec![2],
         completion_limit: 8,
