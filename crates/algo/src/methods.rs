@@ -6,7 +6,7 @@
 use crate::settings::choices::choices;
 use crate::{
     AdvantageKind as A,
-    Aggregation::{self, ConstantLength, SequenceMean, TokenMean},
+    Aggregation::{self, ConstantLength, SequenceMean, SequenceSum, TokenMean},
     AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, FilterSettings,
     KlEstimator::{self, K1, K2, K3},
     KlPlacement::{self, Loss, Reward},
@@ -52,6 +52,8 @@ methods! {
     Gspo = "gspo" => preset(A::Group, L::Gspo, SequenceMean),
     /// GSPO with a gradient by token.
     GspoToken = "gspo_token" => preset(A::Group, L::GspoToken, SequenceMean),
+    /// GSPO without its bias against long answers.
+    Luspo = "luspo" => preset(A::Group, L::Luspo, SequenceSum),
     /// Geometric-mean policy optimisation.
     Gmpo = "gmpo" => preset(A::Group, L::Gmpo, SequenceMean),
     /// Clipped importance weights.

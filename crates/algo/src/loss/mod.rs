@@ -19,6 +19,7 @@ mod inputs;
 mod interpolation;
 mod kernel;
 mod kl_cov;
+mod luspo;
 mod metrics;
 mod policy_loss;
 mod ppo_clip;
@@ -56,6 +57,8 @@ surrogate::losses! {
         gspo::Gspo = "gspo",
         /// The value of `gspo`, with a gradient by token.
         gspo_token::GspoToken = "gspo_token",
+        /// The clipped ratio of a whole sequence, times its length.
+        luspo::Luspo = "luspo",
         /// The geometric mean of ratios clipped in log space.
         gmpo::Gmpo = "gmpo",
         /// A policy gradient weighted by the capped ratio, held constant.
