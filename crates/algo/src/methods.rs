@@ -60,6 +60,8 @@ methods! {
     Cispo = "cispo" => preset(A::Group, L::Cispo, TokenMean),
     /// Soft adaptive policy optimisation.
     Sapo = "sapo" => preset(A::Group, L::Sapo, SequenceMean),
+    /// Variational sequence-level soft policy optimisation.
+    Vespo = "vespo" => preset(A::Group, L::Vespo, TokenMean),
     /// GRPO without the gradient of some tokens of high covariance.
     ClipCov = "clip_cov" => preset(A::Group, L::ClipCov, TokenMean),
     /// GRPO with a penalty on tokens of high covariance.

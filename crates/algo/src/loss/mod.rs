@@ -32,6 +32,7 @@ mod surrogate;
 mod terms;
 mod topr;
 mod value_loss;
+mod vespo;
 
 pub use batch::{LossBatch, LossGrad, Mismatch, TokenScores};
 pub use correction::{Correction, ImportanceWeight, Rejection};
@@ -65,6 +66,8 @@ surrogate::losses! {
         cispo::Cispo = "cispo",
         /// A sigmoid gate of the ratio in place of the clip.
         sapo::Sapo = "sapo",
+        /// A smooth kernel of the sequence's ratio in place of the clip, held constant.
+        vespo::Vespo = "vespo",
         /// Policy gradient on positive advantages, truncated importance on negative ones.
         topr::Topr = "topr",
         /// Truncated importance inside a trust region of total variation.
