@@ -98,6 +98,8 @@ methods! {
     RaftPp = "raft_pp" => preset(A::RaftPp, L::PpoClip, SequenceMean),
     /// Tapered off-policy REINFORCE.
     Topr = "topr" => preset(A::Topr, L::Topr, TokenMean),
+    /// Direct reward optimisation.
+    Dro = "dro" => preset(A::GroupMean, L::Dro, TokenMean),
     /// REINFORCE on the best of the group.
     MaxAtG = "max_at_g" => Some(policy_gradient(A::MaxAtG, Level::Sequence)),
     /// Proximal policy optimisation with a learned value.

@@ -10,6 +10,7 @@ mod covariance;
 mod dppo;
 mod dppo_kl;
 mod dppo_tv;
+mod dro;
 mod gmpo;
 mod gspo;
 mod gspo_token;
@@ -70,6 +71,8 @@ surrogate::losses! {
         vespo::Vespo = "vespo",
         /// Policy gradient on positive advantages, truncated importance on negative ones.
         topr::Topr = "topr",
+        /// A policy gradient with a quadratic penalty per token.
+        dro::Dro = "dro",
         /// Truncated importance inside a trust region of total variation.
         dppo_tv::DppoTv = "dppo_tv",
         /// Truncated importance inside a trust region of binary KL.
