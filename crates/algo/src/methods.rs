@@ -100,6 +100,8 @@ methods! {
     Topr = "topr" => preset(A::Topr, L::Topr, TokenMean),
     /// Direct reward optimisation.
     Dro = "dro" => preset(A::GroupMean, L::Dro, TokenMean),
+    /// Policy mirror descent of Kimi k1.5.
+    Kimi = "kimi" => preset(A::GroupMean, L::Kimi, SequenceSum),
     /// REINFORCE on the best of the group.
     MaxAtG = "max_at_g" => Some(policy_gradient(A::MaxAtG, Level::Sequence)),
     /// Proximal policy optimisation with a learned value.

@@ -19,6 +19,7 @@ mod inert;
 mod inputs;
 mod interpolation;
 mod kernel;
+mod kimi;
 mod kl_cov;
 mod luspo;
 mod metrics;
@@ -73,6 +74,8 @@ surrogate::losses! {
         topr::Topr = "topr",
         /// A policy gradient with a quadratic penalty per token.
         dro::Dro = "dro",
+        /// A policy gradient with a quadratic penalty per sequence.
+        kimi::Kimi = "kimi",
         /// Truncated importance inside a trust region of total variation.
         dppo_tv::DppoTv = "dppo_tv",
         /// Truncated importance inside a trust region of binary KL.
