@@ -1,4 +1,6 @@
-use rloom_core::{Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan};
+use rloom_core::{
+    Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan,
+};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 

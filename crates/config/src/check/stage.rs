@@ -143,7 +143,7 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
                 let origin = section.key_origin(&name).unwrap_or(section.node.origin);
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(&name)))
-                        .at(origin, found.reason)
+                        .at(origin, found.reason.to_string())
                         .at_written(section.origin("method"), format!("the method is {}", keys.method)),
                 );
             }

@@ -16,6 +16,9 @@ use crate::problem::{Code, Problem};
 /// The key whose array of tables merges by `name`.
 pub const STAGES: &str = "stage";
 
+/// Tables that a name may stand for: `loss = "cispo"` is `loss = { kind = "cispo" }`.
+const NAMED: [&str; 2] = ["loss", "advantage"];
+
 /// A table that describes one of several things.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice {
@@ -65,7 +68,7 @@ pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choic
 fn merge_entry(base: &mut Table, entry: Entry, choices: &[Choice]) {
     match base.entry_mut(&entry.key) {
         None => base.entries.push(entry),
-        Some(old) => match (&mut old.node.value, entry.node.value) {
+        Some(old) => match (as_table(&entry.key, &mut old.node), entry.node.value) {
             (Value::Table(old_table), Value::Table(over)) => {
                 old.key_origin = entry.key_origin;
                 old.node.origin = entry.node.origin;
@@ -77,6 +80,15 @@ fn merge_entry(base: &mut Table, entry: Entry, choices: &[Choice]) {
             }
         },
     }
+}
+
+/// The value below, with a name that stands for a table written out.
+fn as_table<'a>(key: &str, below: &'a mut Node) -> &'a mut Value {
+    if NAMED.contains(&key) && matches!(below.value, Value::String(_)) {
+        let kind = Entry { key: "kind".to_owned(), key_origin: below.origin, node: below.clone() };
+        below.value = Value::Table(Table { entries: vec![kind] });
+    }
+    &mut below.value
 }
 
 fn merge_stages(base: &mut Table, entry: Entry, choices: &[Choice], problems: &mut Vec<Problem>) {

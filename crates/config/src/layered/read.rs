@@ -184,6 +184,9 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
     let section = name.strip_suffix(key).unwrap_or(name).trim_end_matches('.');
     let place = if section.is_empty() { String::new() } else { format!(" in `{section}`") };
     let problem = Problem::new(Code::UnknownKey, format!("unknown key `{key}`{place}"));
+    if let Some(new) = renamed(name) {
+        return problem.at(origin, format!("it has moved to `{new}`"));
+    }
     if let Some(near) = suggest::nearest(key, known) {
         return problem.at(origin, format!("did you mean `{near}`?"));
     }
@@ -205,6 +208,12 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
         known => format!("the keys here are {}", suggest::list(known)),
     };
     problem.at(origin, "").hint(keys)
+}
+
+/// The present name of an algorithm's key that has moved.
+fn renamed(name: &str) -> Option<&'static str> {
+    let (_, key) = name.split_once(".algorithm.")?;
+    rloom_algo::RENAMED_KEYS.iter().find(|(old, _)| *old == key).map(|(_, new)| *new)
 }
 
 fn wrong_value(error: &ReadError, expected: &str, name: &str, node: &Node, sources: &Sources) -> Problem {
