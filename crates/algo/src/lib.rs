@@ -35,6 +35,7 @@ mod overlong;
 mod reference;
 mod refusal;
 mod resolve;
+mod sampler;
 mod settings;
 mod show;
 mod unbounded;
@@ -64,6 +65,7 @@ pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
 pub use reference::KeyReference;
 pub use refusal::{Refusal, UnreadReason};
+pub use sampler::Sampler;
 pub use settings::{
     AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, EntropyControlSettings,
     FilterSettings, Keep, KeyInfo, KeyType, Kind, KindSettings, KlSettings, Level, OverlongSettings,

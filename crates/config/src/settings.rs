@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rloom_algo::Algorithm;
+use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_data::{DataSettings, Order};
 use rloom_engine::TrainSettings;
 use rloom_engine::{RolloutSettings, SamplingSettings};
@@ -125,6 +125,9 @@ pub struct Stage {
     pub checkpoint_every: u64,
     /// The method with all its knobs.
     pub algorithm: Algorithm,
+    /// The settings of the algorithm that the recipe states; [`algorithm`](Self::algorithm) is resolved from them for an exact
+    /// sampler.
+    pub algorithm_settings: AlgorithmSettings,
     /// How weights change: the part of `[stage.trainer]` that is the optimiser's.
     pub optimizer: OptimizerSettings,
     /// How the trainer divides its work: the rest of `[stage.trainer]`.

@@ -116,6 +116,9 @@ pub enum RunError {
     /// The reward could not be built.
     #[error(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// The algorithm does not fit the engines.
+    #[error(transparent)]
+    Algorithm(#[from] rloom_algo::AlgoError),
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     Rollout(#[from] RolloutError),

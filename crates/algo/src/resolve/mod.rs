@@ -9,7 +9,7 @@ use reader::{Reader, at_least_one, read, unread_reason};
 
 use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
-    KlPlacement, LossKind, Method, PolicyLoss, Proximal, RatioTo, Sft, Surrogate, error::Unread,
+    KlPlacement, LossKind, Method, PolicyLoss, Proximal, RatioTo, Sampler, Sft, Surrogate, error::Unread,
     settings::layer::Layer,
 };
 
@@ -23,12 +23,12 @@ impl Algorithm {
         Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
 
-    /// The preset of `method` with `settings` over it, for samples of policies up to `max_staleness` versions older than
-    /// the one that trains on them.
+    /// The preset of `method` with `settings` over it, for the samples of `sampler`: a [`Sampler`], or the staleness bound
+    /// of an exact one.
     ///
-    /// Above 0 every loss makes up for that unless `correction.level = "none"` says otherwise: by a weight, which is then
-    /// the default of `[correction]`, or by a ratio to the sampler. How old they may be does not matter beyond that. What
-    /// learns from demonstrations samples nothing, and `max_staleness` changes nothing of it.
+    /// If samples may be stale or the sampler is not exact, every loss corrects for that unless `correction.level =
+    /// "none"`: by an importance weight, which is then the default of `[correction]`, or by a ratio to the sampler. The
+    /// size of the bound does not matter beyond that. Supervised methods sample nothing and ignore the sampler.
     ///
     /// # Errors
     ///
@@ -37,12 +37,13 @@ impl Algorithm {
     pub fn resolve(
         method: Method,
         settings: &AlgorithmSettings,
-        max_staleness: u64,
+        sampler: impl Into<Sampler>,
     ) -> Result<Self, AlgoError> {
+        let is_off_policy = sampler.into().is_off_policy();
         let algorithm = match method.settings() {
             None => supervised(method, settings),
             Some(preset) => {
-                build(method, &settings.over(without_other_parts(&preset, settings)), max_staleness > 0)?
+                build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }
         };
         let read = algorithm.settings.keys();

@@ -58,6 +58,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm: algorithm?,
+        algorithm_settings: stage.keys.value.algorithm,
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),

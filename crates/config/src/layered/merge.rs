@@ -68,27 +68,26 @@ pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choic
 fn merge_entry(base: &mut Table, entry: Entry, choices: &[Choice]) {
     match base.entry_mut(&entry.key) {
         None => base.entries.push(entry),
-        Some(old) => match (as_table(&entry.key, &mut old.node), entry.node.value) {
-            (Value::Table(old_table), Value::Table(over)) => {
-                old.key_origin = entry.key_origin;
-                old.node.origin = entry.node.origin;
-                merge_section(old_table, over, &entry.key, choices);
+        Some(old) => {
+            expand_kind(&entry.key, &mut old.node);
+            old.key_origin = entry.key_origin;
+            match (&mut old.node.value, entry.node.value) {
+                (Value::Table(old_table), Value::Table(over)) => {
+                    old.node.origin = entry.node.origin;
+                    merge_section(old_table, over, &entry.key, choices);
+                }
+                (_, value) => old.node = Node { value, origin: entry.node.origin },
             }
-            (_, value) => {
-                old.key_origin = entry.key_origin;
-                old.node = Node { value, origin: entry.node.origin };
-            }
-        },
+        }
     }
 }
 
-/// The value below, with a name that stands for a table written out.
-fn as_table<'a>(key: &str, below: &'a mut Node) -> &'a mut Value {
-    if NAMED.contains(&key) && matches!(below.value, Value::String(_)) {
-        let kind = Entry { key: "kind".to_owned(), key_origin: below.origin, node: below.clone() };
-        below.value = Value::Table(Table { entries: vec![kind] });
+/// Expands the short form of a table, the name of its kind.
+fn expand_kind(key: &str, node: &mut Node) {
+    if NAMED.contains(&key) && matches!(node.value, Value::String(_)) {
+        let kind = Entry { key: "kind".to_owned(), key_origin: node.origin, node: node.clone() };
+        node.value = Value::Table(Table { entries: vec![kind] });
     }
-    &mut below.value
 }
 
 fn merge_stages(base: &mut Table, entry: Entry, choices: &[Choice], problems: &mut Vec<Problem>) {
