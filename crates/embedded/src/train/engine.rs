@@ -285,9 +285,10 @@ pub fn model_checkpointing(checkpointing: ActivationCheckpointing) -> rloom_mode
 }
 
 fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
-    match step.iter().any(|batch| !batch.attachments.is_empty()) {
-        true => Err(TrainError::Unsupported { feature: Feature::Attachments }),
-        false => Ok(()),
+    if step.iter().all(|batch| batch.attachments.is_empty()) {
+        Ok(())
+    } else {
+        Err(TrainError::Unsupported { feature: Feature::Attachments })
     }
 }
 
@@ -308,9 +309,10 @@ fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError
 }
 
 fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
-    match list.iter().all(|x| x.is_finite()) {
-        true => Ok(()),
-        false => Err(TrainError::NotFinite { what, keys: batch.keys.clone() }),
+    if list.iter().all(|x| x.is_finite()) {
+        Ok(())
+    } else {
+        Err(TrainError::NotFinite { what, keys: batch.keys.clone() })
     }
 }
 

@@ -108,7 +108,7 @@ impl<'p> Session<'p> {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
-        self.compute(self.sampler.ask(self.policy.model.config().vocab_size, &[], uniform))?;
+        self.compute(self.sampler.request(self.policy.model.config().vocab_size, &[], uniform))?;
         let given = Prediction::of(&self.answers, 0);
         let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;
