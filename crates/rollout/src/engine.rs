@@ -3,27 +3,10 @@ use std::time::Duration;
 
 use rloom_core::{PolicyVersion, RandomKey};
 use rloom_model::Weights;
-use serde::{Deserialize, Serialize};
 
 use crate::{GenerateRequest, Generation, RolloutError};
 
-/// What happens to completions that are under way when new weights are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InFlight {
-    /// They are finished with the weights they were started with; requests that have not been started wait for the
-    /// new ones. Every completion then has one version.
-    Finish,
-    /// They go on with the new weights. Keys and values of the tokens so far are computed again, so the log-probability
-    /// of every later token is exactly the new weights'.
-    Recompute,
-    /// They go on with the new weights and the old keys and values: cheap, and no weights in existence would give
-    /// the log-probabilities of their later tokens. Those that have chosen no token yet begin again, so that the first
-    /// tokens of every completion are exactly those of the version they name.
-    Keep,
-    /// They end with [`StopReason::Aborted`](rloom_core::StopReason::Aborted) and what they have.
-    Abort,
-}
+pub use rloom_core::OnUpdate as InFlight;
 
 /// Which requests to abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -366,7 +366,7 @@ impl<'r, 's> Run<'r, 's> {
             index: index as u32,
             outline: outline(stage),
             base,
-            batch_groups: stage.batch,
+            groups_per_batch: stage.batch,
             seed: run.seed,
             source: self.shared.source(index as u32, stage, engine.as_ref())?,
             evaluator,
@@ -403,19 +403,14 @@ impl Split {
 }
 
 fn scheduler_settings(stage: &StageConfig, evaluates: bool) -> SchedulerSettings {
-    let schedule = stage.schedule();
-    SchedulerSettings {
-        batch_groups: stage.batch,
-        batches: stage.steps,
-        max_staleness: schedule.max_staleness,
-        // Without staleness every group has the version of its batch, also one that is drawn in place of another.
-        pin_version: schedule.pin_version && schedule.overlaps(),
-        oversample: schedule.oversample,
-        cut_order: schedule.cut_order,
-        stragglers: schedule.stragglers,
-        evaluate_every: if evaluates { stage.eval_every } else { 0 },
-        checkpoint_every: stage.checkpoint_every,
-    }
+    let evaluate_every = if evaluates { stage.eval_every } else { 0 };
+    SchedulerSettings::new(
+        &stage.schedule(),
+        stage.batch,
+        stage.steps,
+        evaluate_every,
+        stage.checkpoint_every,
+    )
 }
 
 fn setup(error: impl std::fmt::Display) -> RunError {

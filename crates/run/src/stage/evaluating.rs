@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rloom_core::PolicyVersion;
-use rloom_sched::Event as Happened;
+use rloom_sched::SchedulerEvent;
 use tokio::task::{JoinError, JoinHandle};
 
 use super::{Stage, Told};
@@ -49,7 +49,7 @@ impl Stage<'_, '_> {
     /// Begins to evaluate a version.
     pub(super) async fn evaluate(&mut self, version: PolicyVersion) -> Result<(), RunError> {
         if self.parts.evaluator.is_none() {
-            self.pending.push_back(Happened::Evaluated.into());
+            self.pending.push_back(SchedulerEvent::Evaluated.into());
             return Ok(());
         }
         self.waited_for_batch();
@@ -95,7 +95,7 @@ impl Stage<'_, '_> {
             self.events.emit(Event::EvaluationSample(sample));
         }
         self.watch.trainer_idle();
-        Ok(Some(Told::recorded(Happened::Evaluated, Record::Evaluated { version })))
+        Ok(Some(Told::recorded(SchedulerEvent::Evaluated, Record::Evaluated { version })))
     }
 
     pub(super) fn evaluation_progress(&mut self) {

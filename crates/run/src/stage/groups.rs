@@ -8,7 +8,7 @@ use std::time::Instant;
 use rloom_config::OnFailure;
 use rloom_core::{Episode, Group, Role, Task, Ticket};
 use rloom_rollout::{Abort, RolloutEngine};
-use rloom_sched::Event as Happened;
+use rloom_sched::SchedulerEvent;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
@@ -151,7 +151,7 @@ impl Stage<'_, '_> {
             let version = self.scheduler.version();
             let group = source.group(ticket).await.map_err(|e| self.group_failed(ticket, e))?;
             self.groups.ready.insert(ticket, group);
-            self.pending.push_back(Happened::GroupReady { ticket, oldest: version }.into());
+            self.pending.push_back(SchedulerEvent::GroupReady { ticket, oldest: version }.into());
             return Ok(());
         }
         let left = self.groups.left.remove(&ticket).unwrap_or_default();
@@ -259,14 +259,14 @@ impl Stage<'_, '_> {
         let record = Record::Ready { ticket, task: group.task.clone(), oldest };
         let happened = self.arrived(group)?;
         Ok(match happened {
-            Happened::GroupFiltered(_) => Told::recorded(happened, Record::Filtered { ticket }),
+            SchedulerEvent::GroupFiltered(_) => Told::recorded(happened, Record::Filtered { ticket }),
             _ => Told::recorded(happened, record),
         })
     }
 
     /// Takes a group that is generated and scored, or says that another is to come in its place. The same group always
     /// has the same verdict, so a resumed run replaces the same ones.
-    pub(super) fn arrived(&mut self, group: Group) -> Result<Happened, RunError> {
+    pub(super) fn arrived(&mut self, group: Group) -> Result<SchedulerEvent, RunError> {
         let ticket = group.ticket;
         self.drawn.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
         let filters = self.parts.training.algorithm.filters;
@@ -277,12 +277,12 @@ impl Stage<'_, '_> {
         let Some(reason) = filters.verdict(&outcomes, &rewards) else {
             let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
             self.groups.ready.insert(ticket, group);
-            return Ok(Happened::GroupReady { ticket, oldest });
+            return Ok(SchedulerEvent::GroupReady { ticket, oldest });
         };
         self.group_ended(ticket.0, "filtered", Some(reason.name().to_owned()));
         *self.drawn.filtered.entry(reason.name().to_owned()).or_default() += 1;
         let filtered: u64 = self.drawn.filtered.values().sum();
-        let batch = self.parts.batch_groups;
+        let batch = self.parts.groups_per_batch;
         if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_ahead() {
             return Err(RunError::NothingLeft {
                 stage: self.parts.outline.name.clone(),
@@ -292,7 +292,7 @@ impl Stage<'_, '_> {
                 checkpoint: self.last_good(),
             });
         }
-        Ok(Happened::GroupFiltered(ticket))
+        Ok(SchedulerEvent::GroupFiltered(ticket))
     }
 
     /// Batches that groups are made for before the next one is trained: limits per batch hold for all of them.
@@ -329,7 +329,7 @@ impl Stage<'_, '_> {
     }
 
     /// Counts a failed group.
-    pub(super) fn replaced_after_failure(&mut self, ticket: Ticket, failure: GroupFailure) -> Happened {
+    pub(super) fn replaced_after_failure(&mut self, ticket: Ticket, failure: GroupFailure) -> SchedulerEvent {
         self.groups.under_way.remove(&ticket);
         self.events.warn(format!(
             "group {} (task {}) failed and is replaced: {}",
@@ -337,7 +337,7 @@ impl Stage<'_, '_> {
         ));
         self.group_ended(ticket.0, "failed", Some(failure.reason));
         self.drawn.failed += 1;
-        Happened::GroupFailed(ticket)
+        SchedulerEvent::GroupFailed(ticket)
     }
 
     fn group_failed(&self, ticket: Ticket, failure: GroupFailure) -> RunError {

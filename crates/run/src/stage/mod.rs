@@ -22,7 +22,7 @@ use rloom_algo::AlgorithmState;
 use rloom_config::ScheduleSettings;
 use rloom_core::PolicyVersion;
 use rloom_rollout::EmbeddedEngine;
-use rloom_sched::{Command, End, Event as Happened, Scheduler};
+use rloom_sched::{End, Scheduler, SchedulerCommand, SchedulerEvent};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub(crate) struct StageParts {
     /// Steps of the stages before.
     pub(crate) base: u64,
     /// Groups of a batch.
-    pub(crate) batch_groups: u64,
+    pub(crate) groups_per_batch: u64,
     pub(crate) seed: u64,
     pub(crate) source: Source,
     pub(crate) engine: Option<Arc<EmbeddedEngine>>,
@@ -100,18 +100,18 @@ pub(crate) enum Ended {
 /// What the scheduler is told, and what is recorded of it first: the journal has the order in which it was told.
 #[derive(Debug)]
 pub(crate) struct Told {
-    event: Happened,
+    event: SchedulerEvent,
     record: Option<Record>,
 }
 
 impl Told {
-    fn recorded(event: Happened, record: Record) -> Self {
+    fn recorded(event: SchedulerEvent, record: Record) -> Self {
         Self { event, record: Some(record) }
     }
 }
 
-impl From<Happened> for Told {
-    fn from(event: Happened) -> Self {
+impl From<SchedulerEvent> for Told {
+    fn from(event: SchedulerEvent) -> Self {
         Self { event, record: None }
     }
 }
@@ -161,13 +161,13 @@ impl Stage<'_, '_> {
         self.publish_first().await?;
         self.watch.begin(self.engine_statistics());
         let mut told_to_stop = false;
-        let mut happened = Told::from(Happened::Begin);
+        let mut happened = Told::from(SchedulerEvent::Begin);
         loop {
             self.stop_at_once()?;
             // What was recorded is replayed first: it has happened.
             if self.stop.after_this_step() && !told_to_stop && self.replay.is_over() {
                 told_to_stop = true;
-                let stop = Told::recorded(Happened::StopRequested, Record::StopRequested);
+                let stop = Told::recorded(SchedulerEvent::StopRequested, Record::StopRequested);
                 // Before what else is due: the end of a batch would otherwise begin the next one.
                 if let Some(ended) = self.tell(stop).await? {
                     return Ok(ended);
@@ -186,17 +186,18 @@ impl Stage<'_, '_> {
         if let Some(record) = record {
             self.record(&record)?;
         }
-        let evaluated = event == Happened::Evaluated;
+        let evaluated = event == SchedulerEvent::Evaluated;
         let start = Instant::now();
         let commands = self.scheduler.handle(event)?;
         self.watch.decided(start.elapsed());
         // What is let go is no part of a checkpoint any more.
-        let (ends, commands): (Vec<Command>, Vec<Command>) =
-            commands.into_iter().partition(|c| matches!(c, Command::Drop(..) | Command::PutOff(_)));
+        let (ends, commands): (Vec<SchedulerCommand>, Vec<SchedulerCommand>) = commands
+            .into_iter()
+            .partition(|c| matches!(c, SchedulerCommand::Drop(..) | SchedulerCommand::Defer(_)));
         for command in ends {
             match command {
-                Command::Drop(ticket, end) => self.let_go(ticket, end_name(end)),
-                Command::PutOff(ticket) => self.let_go(ticket, "put_off"),
+                SchedulerCommand::Drop(ticket, end) => self.let_go(ticket, end_name(end)),
+                SchedulerCommand::Defer(ticket) => self.let_go(ticket, "put_off"),
                 _ => {}
             }
         }
@@ -205,15 +206,15 @@ impl Stage<'_, '_> {
         }
         for command in commands {
             match command {
-                Command::Drop(..) | Command::PutOff(_) => {}
-                Command::StartGroup(ticket) => self.start(ticket).await?,
-                Command::TrainBatch { batch, tickets } => self.train(batch, &tickets).await?,
-                Command::Evaluate(version) => self.evaluate(version).await?,
-                Command::Checkpoint(version) => self.checkpoint(version)?,
-                Command::Finish => {
+                SchedulerCommand::Drop(..) | SchedulerCommand::Defer(_) => {}
+                SchedulerCommand::StartGroup(ticket) => self.start(ticket).await?,
+                SchedulerCommand::TrainBatch { batch, tickets } => self.train(batch, &tickets).await?,
+                SchedulerCommand::Evaluate(version) => self.evaluate(version).await?,
+                SchedulerCommand::Checkpoint(version) => self.checkpoint(version)?,
+                SchedulerCommand::Finish => {
                     let done = self.scheduler.version().0 >= self.parts.outline.steps;
                     if self.replay.ends_an_attempt() {
-                        self.pending.push_back(Happened::StopWithdrawn.into());
+                        self.pending.push_back(SchedulerEvent::StopWithdrawn.into());
                         continue;
                     }
                     if !done {

@@ -37,7 +37,9 @@ impl Stage<'_, '_> {
 
     /// The version that a group is pinned to: that of `B` groups, `η` batches before its own.
     fn pinned_to(&self, ticket: Ticket) -> PolicyVersion {
-        PolicyVersion((ticket.0 / self.parts.batch_groups).saturating_sub(self.parts.schedule.max_staleness))
+        PolicyVersion(
+            (ticket.0 / self.parts.groups_per_batch).saturating_sub(self.parts.schedule.max_staleness),
+        )
     }
 
     /// Whether the engine has the weights for a group, and keeps them until it is done.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rloom_core::{Episode, Group, Ticket};
-use rloom_sched::{AliveGroup, Event as Happened, Progress, SchedulerState, UnderWay as Asked};
+use rloom_sched::{GroupStatus, InFlightWork, OpenGroup, SchedulerEvent, SchedulerState};
 
 use super::groups::{Groups, Kept};
 use super::{Source, Stage, Told};
@@ -63,29 +63,35 @@ pub(crate) fn restore(groups: &mut Groups, head: Vec<Record>, state: &mut Schedu
             groups.keep(ticket, sample, Kept::Episode(episode));
         }
     }
-    let of_batch: &[Ticket] = if let Asked::Training(tickets) = &state.under_way { tickets } else { &[] };
+    let of_batch: &[Ticket] =
+        if let InFlightWork::Training(tickets) = &state.in_flight { tickets } else { &[] };
     let known = |ticket: &Ticket| {
-        of_batch.contains(ticket) || state.alive.binary_search_by_key(ticket, |group| group.ticket).is_ok()
+        of_batch.contains(ticket)
+            || state.open_groups.binary_search_by_key(ticket, |group| group.ticket).is_ok()
     };
     groups.ready.retain(|ticket, _| known(ticket));
     groups.left.retain(|ticket, _| known(ticket));
-    let lost: Vec<Ticket> =
-        state.alive.iter().map(|group| group.ticket).filter(|t| !groups.ready.contains_key(t)).collect();
+    let lost: Vec<Ticket> = state
+        .open_groups
+        .iter()
+        .map(|group| group.ticket)
+        .filter(|t| !groups.ready.contains_key(t))
+        .collect();
     for ticket in lost {
-        state.forget(ticket);
+        state.restart_group(ticket);
     }
-    if let Asked::Training(tickets) = &state.under_way
+    if let InFlightWork::Training(tickets) = &state.in_flight
         && tickets.iter().any(|ticket| !groups.ready.contains_key(ticket))
     {
         // Its groups are made again, and the batch is cut again.
         let started = state.version;
-        let running = |&ticket| AliveGroup { ticket, progress: Progress::Running { started } };
-        state.alive.extend(tickets.iter().map(running));
-        state.alive.sort_by_key(|group| group.ticket);
+        let running = |&ticket| OpenGroup { ticket, status: GroupStatus::Running { started } };
+        state.open_groups.extend(tickets.iter().map(running));
+        state.open_groups.sort_by_key(|group| group.ticket);
         for ticket in tickets {
             groups.ready.remove(ticket);
         }
-        state.under_way = Asked::Nothing;
+        state.in_flight = InFlightWork::Nothing;
     }
 }
 
@@ -133,17 +139,17 @@ impl Stage<'_, '_> {
             Record::Trained { batch, weights } => {
                 self.replay.expected = Some((batch, weights));
                 let asked = self.scheduler.counts().in_batch > 0;
-                return self.work_done(asked, Happened::BatchTrained).await.map(Some);
+                return self.work_done(asked, SchedulerEvent::BatchTrained).await.map(Some);
             }
             Record::Evaluated { .. } => {
                 let asked = self.evaluation.is_some() || !self.pending.is_empty();
-                return self.work_done(asked, Happened::Evaluated).await.map(Some);
+                return self.work_done(asked, SchedulerEvent::Evaluated).await.map(Some);
             }
             Record::Checkpointed { .. } => {
                 if self.saving.is_none() && std::mem::take(&mut self.checkpoint_asked) {
-                    return Ok(Some(Happened::Checkpointed.into()));
+                    return Ok(Some(SchedulerEvent::Checkpointed.into()));
                 }
-                return self.work_done(self.checkpoint_asked, Happened::Checkpointed).await.map(Some);
+                return self.work_done(self.checkpoint_asked, SchedulerEvent::Checkpointed).await.map(Some);
             }
             // A cut is looked at when its batch is cut again.
             Record::Cut { batch, tickets } => {
@@ -156,11 +162,11 @@ impl Stage<'_, '_> {
             }
             Record::StopRequested => {
                 self.replay.stopping = true;
-                return Ok(Some(Happened::StopRequested.into()));
+                return Ok(Some(SchedulerEvent::StopRequested.into()));
             }
             Record::StopWithdrawn => {
                 self.replay.stopping = false;
-                return Ok(Some(Happened::StopWithdrawn.into()));
+                return Ok(Some(SchedulerEvent::StopWithdrawn.into()));
             }
             Record::Head => {}
         }
@@ -168,7 +174,7 @@ impl Stage<'_, '_> {
     }
 
     /// Waits for what is recorded as done, which was asked for if the history is this run's.
-    async fn work_done(&mut self, asked: bool, done: Happened) -> Result<Told, RunError> {
+    async fn work_done(&mut self, asked: bool, done: SchedulerEvent) -> Result<Told, RunError> {
         if asked {
             let told = self.wait_for_event().await?;
             if told.event == done {
@@ -236,7 +242,7 @@ impl Stage<'_, '_> {
         self.replay.over = true;
         if std::mem::take(&mut self.replay.stopping) {
             // That attempt died before it got to its end; this one goes on.
-            self.pending.push_back(Told::recorded(Happened::StopWithdrawn, Record::StopWithdrawn));
+            self.pending.push_back(Told::recorded(SchedulerEvent::StopWithdrawn, Record::StopWithdrawn));
         }
         if self.checkpoint_asked && self.saving.is_none() {
             self.checkpointed(self.scheduler.version());

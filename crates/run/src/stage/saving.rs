@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rloom_core::{PolicyVersion, Ticket};
-use rloom_sched::{Event as Happened, SchedulerState, UnderWay as Asked};
+use rloom_sched::{InFlightWork, SchedulerEvent, SchedulerState};
 
 use super::groups::UnderWay;
 use super::{Source, Stage, Told};
@@ -36,7 +36,7 @@ impl Stage<'_, '_> {
     /// The scheduler is to hear that the version is saved.
     pub(super) fn checkpointed(&mut self, version: PolicyVersion) {
         if std::mem::take(&mut self.checkpoint_asked) {
-            let told = Told::recorded(Happened::Checkpointed, Record::Checkpointed { version });
+            let told = Told::recorded(SchedulerEvent::Checkpointed, Record::Checkpointed { version });
             self.pending.push_back(told);
         }
     }
@@ -90,8 +90,8 @@ impl Stage<'_, '_> {
         if matches!(self.parts.source, Source::Demonstrations(_)) {
             return records;
         }
-        let mut alive: BTreeSet<Ticket> = state.alive.iter().map(|group| group.ticket).collect();
-        if let Asked::Training(tickets) = &state.under_way {
+        let mut alive: BTreeSet<Ticket> = state.open_groups.iter().map(|group| group.ticket).collect();
+        if let InFlightWork::Training(tickets) = &state.in_flight {
             alive.extend(tickets);
         }
         for (&ticket, group) in self.groups.ready.iter().filter(|(ticket, _)| alive.contains(ticket)) {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rloom_core::{Group, PolicyVersion, Ticket};
-use rloom_sched::Event as Happened;
+use rloom_sched::SchedulerEvent;
 use rloom_train::TrainError;
 
 use super::{Source, Stage, Told};
@@ -85,7 +85,7 @@ impl Stage<'_, '_> {
         self.activity(Lane::Train, Activity::Publish, handing, handed, batch + 1, None);
         self.tell_step(&groups, &report, end - start);
         self.watch.trainer_idle();
-        Ok(Told::recorded(Happened::BatchTrained, Record::Trained { batch, weights: checksum }))
+        Ok(Told::recorded(SchedulerEvent::BatchTrained, Record::Trained { batch, weights: checksum }))
     }
 
     fn training_failed(&self, batch: u64, error: TrainError) -> RunError {

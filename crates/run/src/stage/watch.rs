@@ -256,7 +256,7 @@ impl Stage<'_, '_> {
         }
         format!(
             "the trainer waits for a batch of {} groups: {} ready, {} under way",
-            self.parts.batch_groups, counts.ready, counts.running
+            self.parts.groups_per_batch, counts.ready, counts.running
         )
     }
 
