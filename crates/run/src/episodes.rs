@@ -10,7 +10,7 @@ use rloom_core::{
 };
 use rloom_data::{Cursor, Dataset};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
-use rloom_reward::{AtWork, Scorer};
+use rloom_reward::{CurrentComponent, Scorer};
 use rloom_rollout::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
@@ -125,7 +125,7 @@ impl<E: RolloutEngine> Attempts<E> {
             let prompt: Arc<[u32]> = attempt.tokens().into();
             let mut sampling = what.sampling.clone();
             sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
-            let random = RandomKey::of_sample(self.seed, self.stage, what.purpose, what.key);
+            let random = RandomKey::for_sample(self.seed, self.stage, what.purpose, what.key);
             let mut request = GenerateRequest::new(random, prompt, sampling);
             request.stop_tokens = Arc::clone(&self.stop_tokens);
             request.group = shared.take();
@@ -205,7 +205,7 @@ impl<E: RolloutEngine> Attempts<E> {
                 Whom::Engine => "the rollout engine".to_owned(),
                 Whom::Place => "others to be judged".to_owned(),
                 Whom::Reward(at_work) => {
-                    format!("reward `{}`", self.scorer.component_at_work(&at_work).unwrap_or_default())
+                    format!("reward `{}`", self.scorer.current_component(&at_work).unwrap_or_default())
                 }
             };
             (key, format!("has waited for {whom} for {:.1} s", time.as_secs_f64()))
@@ -231,7 +231,7 @@ impl<E: RolloutEngine> Attempts<E> {
         let waiting = self.waits.begin(trajectory.key, Whom::Place);
         let _place = self.judges.acquire().await.map_err(|e| e.to_string())?;
         drop(waiting);
-        let at_work = Arc::new(AtWork::default());
+        let at_work = Arc::new(CurrentComponent::default());
         let _waiting = self.waits.begin(trajectory.key, Whom::Reward(Arc::clone(&at_work)));
         let (scorer, tokenizer) = (Arc::clone(&self.scorer), Arc::clone(&self.tokenizer));
         let (task, own, watch) = (task.clone(), trajectory.clone(), Arc::clone(&at_work));
@@ -244,7 +244,7 @@ impl<E: RolloutEngine> Attempts<E> {
             Ok(Ok(rewards)) => rewards?,
             Ok(Err(panic)) => return Err(format!("a reward ended unexpectedly: {panic}")),
             Err(_) => {
-                self.scorer.late(&at_work, trajectory.key, self.reward_deadline).map_err(|e| e.to_string())?
+                self.scorer.timed_out(&at_work, trajectory.key, self.reward_deadline).map_err(|e| e.to_string())?
             }
         };
         Ok(Scored { trajectory, rewards, reward_time: start.elapsed() })

@@ -135,7 +135,7 @@ impl Environment for Broken {
             Trouble::Panic => panic!("this cannot be"),
             _ => {
                 let problem = "it has no such place".to_owned();
-                let failed = EnvError::Failed { name: "broken".into(), task: task.index, problem };
+                let failed = EnvError::Failed { name: "broken".into(), task: task.index, source: problem.into() };
                 Box::pin(std::future::ready(Err(failed)))
             }
         }
@@ -155,7 +155,7 @@ fn attempts(parts: &mut StageParts) -> &mut Attempts<Engine> {
 
 fn reward_of(parts: &mut StageParts, reward: Troubled, on_error: OnError) {
     let attempts = attempts(parts);
-    attempts.scorer = Arc::new(Scorer::of_rewards(vec![("length".into(), 1.0, Box::new(reward))], on_error));
+    attempts.scorer = Arc::new(Scorer::from_rewards(vec![("length".into(), 1.0, Box::new(reward))], on_error));
     attempts.reward_deadline = LATE;
 }
 

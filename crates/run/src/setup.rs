@@ -168,7 +168,7 @@ impl Shared {
             stop_tokens: Arc::clone(&self.stop_tokens),
             judges: Semaphore::new(self.ctx.threads() + 2),
             deadline: Duration::from_secs_f64(rollout.deadline_seconds),
-            reward_deadline: Duration::from_secs_f64(reward.deadline_seconds),
+            reward_deadline: Duration::from_secs_f64(reward.timeout_seconds),
             stopping: AtomicBool::new(false),
             waits: Waits::default(),
         }))

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rloom_core::SampleKey;
-use rloom_reward::AtWork;
+use rloom_reward::CurrentComponent;
 
 /// Whom an episode waits for.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub(crate) enum Whom {
     /// For others to be judged: so many rewards are computed at once.
     Place,
     /// For the component of the reward that is at work.
-    Reward(Arc<AtWork>),
+    Reward(Arc<CurrentComponent>),
 }
 
 #[derive(Debug)]

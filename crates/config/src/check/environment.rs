@@ -5,7 +5,7 @@ use rloom_data::{DataSettings, Source};
 use rloom_env::EnvironmentSettings;
 use rloom_reward::{Kind, RewardSettings};
 
-use super::values::out_of_range;
+use super::values::refused;
 use crate::compose::StageDraft;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
@@ -16,8 +16,8 @@ pub(super) fn check(
     reward: Option<&Section<RewardSettings>>,
     problems: &mut Vec<Problem>,
 ) {
-    if let Err((key, reason)) = environment.value.validate() {
-        problems.push(out_of_range(environment, key, &reason));
+    if let Err(error) = environment.value.validate() {
+        problems.push(refused(environment, error.key, &error.problem.to_string()));
     }
     let name = environment.value.name();
     let generator = data.value.source.name();

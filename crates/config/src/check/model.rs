@@ -80,7 +80,7 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
             ),
             None => {}
         }
-        if data.value.presentation.chat.unwrap_or(data.value.presentation.system.is_some())
+        if data.value.prompt_format.chat.unwrap_or(data.value.prompt_format.system.is_some())
             && keys.chat_template.is_none()
         {
             let key = if data.says("chat") { "chat" } else { "system" };

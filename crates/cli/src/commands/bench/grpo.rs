@@ -117,7 +117,7 @@ impl Step {
         };
         let requests = keys().map(|key| {
             let prompt = Arc::clone(&self.prompts[key.ticket.0 as usize]);
-            let stream = RandomKey::of_sample(self.version, 0, Purpose::Rollout, key);
+            let stream = RandomKey::for_sample(self.version, 0, Purpose::Rollout, key);
             GenerateRequest {
                 group: Some(key.ticket.0),
                 ..GenerateRequest::new(stream, prompt, sampling.clone())
@@ -137,7 +137,7 @@ impl Step {
             key,
             spans: vec![
                 Span::new(Author::Prompt, 0..at),
-                Span::new(Author::Policy, at..tokens.len()).at(done.temperature),
+                Span::new(Author::Policy, at..tokens.len()).with_temperature(done.temperature),
             ],
             tokens,
             logprobs: done.logprobs,
@@ -161,7 +161,7 @@ impl Step {
     }
 
     fn rewarded<'a>(&self, trajectory: &'a Trajectory) -> EpisodeRewards<'a> {
-        let stream = RandomKey::of_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
+        let stream = RandomKey::for_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
         EpisodeRewards {
             role: Role::Train,
             reward: Some(stream.uniform(0)),
