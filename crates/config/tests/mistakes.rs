@@ -166,7 +166,7 @@ fn ranges() {
             ("[rollout]\nthreads = 4096\n", &[Code::OutOfRange]),
             ("[trainer]\nthreads = 5000\nmicro_batch_tokens = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[rollout]\nrestarts = -1\n", &[Code::OutOfRange]),
-            ("[reward]\ndeadline_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
+            ("[reward]\ntimeout_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
         ],
     );
 }

@@ -137,7 +137,7 @@ impl Environment for Broken {
             Trouble::Panic => panic!("this cannot be"),
             _ => {
                 let problem = "it has no such place".to_owned();
-                let failed = EnvError::Failed { name: "broken".into(), task: task.index, problem };
+                let failed = EnvError::Failed { name: "broken".into(), task: task.index, source: problem.into() };
                 Box::pin(std::future::ready(Err(failed)))
             }
         }

@@ -5,7 +5,7 @@ use rloom_data::{DataSettings, Source};
 use rloom_env::EnvironmentSettings;
 use rloom_reward::{Kind, RewardSettings};
 
-use super::values::out_of_range;
+use super::values::refused;
 use crate::compose::StageDraft;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
@@ -17,7 +17,7 @@ pub(super) fn check(
     problems: &mut Vec<Problem>,
 ) {
     if let Err(error) = environment.value.validate() {
-        problems.push(out_of_range(environment, error.key, &error.problem.to_string()));
+        problems.push(refused(environment, error.key, &error.problem.to_string()));
     }
     let name = environment.value.name();
     let generator = data.value.source.name();

@@ -16,7 +16,7 @@ pub(super) fn out_of_range<T>(section: &Section<T>, key: &str, reason: &str) -> 
 }
 
 /// The same, where `reason` is a sentence of its own.
-fn refused<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
+pub(super) fn refused<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
     at_key(section, key, &format!("`{}`: {reason}", section.name(key)))
 }
 
