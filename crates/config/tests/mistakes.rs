@@ -30,13 +30,13 @@ tasks = 100
 name = "warmup"
 method = "sft"
 steps = 10
-batch = 8
+groups_per_batch = 8
 
 [[stage]]
 name = "rl"
 method = "grpo"
 steps = 10
-batch = 8
+groups_per_batch = 8
 "#;
 
 /// What is said about `text` over the base, as the second of two files.
@@ -120,7 +120,7 @@ fn ranges() {
             ("[eval]\ntasks = 0\nevery = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
             ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
-            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n", &[Code::OutOfRange]),
+            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n", &[Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nclip_low = 1.5\n", &[Code::Conflict]),
             ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
             (
@@ -131,7 +131,7 @@ fn ranges() {
             ("[rollout]\nthreads = 4096\n", &[Code::OutOfRange]),
             ("[trainer]\nthreads = 5000\nmicro_batch_tokens = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[rollout]\nrestarts = -1\n", &[Code::OutOfRange]),
-            ("[reward]\ndeadline_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
+            ("[reward]\ntimeout_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
         ],
     );
 }
@@ -240,7 +240,7 @@ fn stages() {
             ("[stage.lr]\nsteps = 3\n", &[Code::UnknownStage]),
         ],
     );
-    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n");
+    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n");
     let errors = Config::from_text("recipe.toml", &twice, &[] as &[&str]).unwrap_err();
     assert_eq!(errors.problems[0].code, Code::DuplicateStage);
     snapshot("duplicate_stage", &errors.to_string());

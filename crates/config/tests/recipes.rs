@@ -150,15 +150,15 @@ fn threads_restarts_and_deadlines_are_kept() {
             "rollout.threads=1",
             "rollout.restarts=3",
             "trainer.threads=2",
-            "reward.deadline_seconds=2.5",
+            "reward.timeout_seconds=2.5",
         ],
     );
     reads_back(&config);
     let rollout = config.stages[1].rollout.as_ref().unwrap();
     assert_eq!((config.run.stall_seconds, rollout.engine.threads, rollout.engine.restarts), (60, 1, 3));
-    assert_eq!((config.stages[1].trainer.threads, rollout.reward.deadline_seconds), (2, 2.5));
+    assert_eq!((config.stages[1].trainer.threads, rollout.reward.timeout_seconds), (2, 2.5));
     let eval = config.eval.as_ref().unwrap();
-    assert_eq!((eval.rollout.restarts, eval.reward.deadline_seconds), (3, 2.5), "evaluation has them, too");
+    assert_eq!((eval.rollout.restarts, eval.reward.timeout_seconds), (3, 2.5), "evaluation has them, too");
 }
 
 #[test]
