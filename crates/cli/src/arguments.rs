@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rloom_model::Compute;
+use rloom_model::Dtype;
 use rloom_run::lineage::SampleName;
 
 /// Trains language models with reinforcement learning.
@@ -307,7 +307,7 @@ pub(crate) enum Format {
     Bf16,
 }
 
-impl From<Format> for Compute {
+impl From<Format> for Dtype {
     fn from(format: Format) -> Self {
         match format {
             Format::F32 => Self::F32,

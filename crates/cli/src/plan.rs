@@ -1,9 +1,10 @@
-//! What a run will take, estimated before it starts.
+//! Estimate of a run's size and memory before it starts.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
+use rloom_embedded::model_checkpointing;
 use rloom_engine::RolloutSettings;
 use rloom_model::ModelConfig;
 use rloom_text::Tokenizer;
@@ -13,46 +14,44 @@ use crate::failure::Failure;
 use crate::progress::numbers::{bytes, count, thousands};
 
 const F32: u64 = 4;
-/// What the engine takes at most for keys and values where the settings leave it to it.
-const AUTOMATIC_CACHE: u64 = 2 << 30;
 
-/// An estimate of the whole run.
+/// Estimate of a whole run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Plan {
     pub(crate) run_directory: String,
-    /// `None` for a hub model that is not on this machine: nothing is downloaded for an estimate.
+    /// `None` for a hub model that is not available locally; nothing is downloaded for an estimate.
     pub(crate) parameters: Option<u64>,
     pub(crate) stages: Vec<StagePlan>,
-    /// Bytes of the greediest stage.
+    /// Memory of the most demanding stage, in bytes.
     pub(crate) memory: Option<u64>,
 }
 
-/// An estimate of one stage.
+/// Estimate of one stage.
 #[derive(Debug, Serialize)]
 pub(crate) struct StagePlan {
     pub(crate) name: String,
     pub(crate) method: String,
     pub(crate) steps: u64,
-    /// Sequences trained on in a step.
+    /// Sequences trained on per step.
     pub(crate) sequences_per_step: u64,
-    /// New tokens of a step, if every completion has full length; `None` where nothing is sampled.
+    /// New tokens per step if every completion has full length; `None` for supervised stages.
     pub(crate) new_tokens_per_step: Option<u64>,
-    /// Tokens of a step that are trained on, if every sequence fills the context.
-    pub(crate) most_tokens_per_step: Option<u64>,
-    /// Versions that rollouts may be behind training.
+    /// Tokens trained on per step if every sequence fills the context.
+    pub(crate) max_tokens_per_step: Option<u64>,
+    /// Maximum number of versions by which rollouts may lag behind training.
     pub(crate) max_staleness: u64,
     pub(crate) memory: Option<Memory>,
 }
 
-/// Bytes of one stage.
+/// Memory of one stage by purpose, in bytes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Memory {
     pub(crate) weights: u64,
     pub(crate) gradients: u64,
     pub(crate) optimizer: u64,
     pub(crate) reference: u64,
-    /// A critic of its own or a process-reward model: weights, gradients, moments and activations.
-    pub(crate) learned_beside: u64,
+    /// Separate critic and process-reward model: weights, gradients, moments and activations.
+    pub(crate) auxiliary_models: u64,
     pub(crate) activations: u64,
     pub(crate) cache: u64,
 }
@@ -63,7 +62,7 @@ impl Memory {
             + self.gradients
             + self.optimizer
             + self.reference
-            + self.learned_beside
+            + self.auxiliary_models
             + self.activations
             + self.cache
     }
@@ -82,12 +81,12 @@ impl Plan {
         })
     }
 
-    /// For people.
+    /// Formats the estimate as text.
     pub(crate) fn text(&self) -> String {
         let mut lines = vec![format!("run         {}", self.run_directory)];
         lines.push(match self.parameters {
             Some(parameters) => format!("model       {} parameters", thousands(parameters)),
-            None => "model       not on this machine yet: no estimate of its size".to_owned(),
+            None => "model       not available locally; its size cannot be estimated".to_owned(),
         });
         for stage in &self.stages {
             let mut text =
@@ -103,12 +102,12 @@ impl Plan {
                 }
                 None => write!(text, "{} demonstrations", stage.sequences_per_step),
             };
-            if let Some(most) = stage.most_tokens_per_step {
-                let _ = write!(text, ", at most {} tokens trained on", count(most));
+            if let Some(max) = stage.max_tokens_per_step {
+                let _ = write!(text, ", at most {} tokens trained on", count(max));
             }
             if stage.max_staleness > 0 {
                 let versions = if stage.max_staleness == 1 { "version" } else { "versions" };
-                let _ = write!(text, ", up to {} {versions} old", thousands(stage.max_staleness));
+                let _ = write!(text, ", up to {} {versions} stale", thousands(stage.max_staleness));
             }
             lines.push(text);
             if let Some(memory) = stage.memory {
@@ -117,7 +116,7 @@ impl Plan {
                     ("gradients", memory.gradients),
                     ("optimiser", memory.optimizer),
                     ("reference", memory.reference),
-                    ("critic or reward model", memory.learned_beside),
+                    ("critic or reward model", memory.auxiliary_models),
                     ("activations", memory.activations),
                     ("key-value cache", memory.cache),
                 ];
@@ -133,7 +132,7 @@ impl Plan {
     }
 }
 
-/// The model's shape, if it is known without a download.
+/// The configuration of the model, if it is available without a download.
 pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
     let mut shape = match &config.model {
         ModelSource::New { model, tokenizer } => {
@@ -145,7 +144,7 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
         }
         ModelSource::Path(_) => return Ok(None),
     };
-    shape.compute = config.compute;
+    shape.dtype = config.compute;
     Ok(Some(shape))
 }
 
@@ -155,7 +154,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
         stage.rollout.as_ref().map(|r| (r.sampling.max_new_tokens * stage.environment.max_turns()) as u64);
     let algorithm = &stage.algorithm;
     let episodes = u64::from(algorithm.group_size) + u64::from(algorithm.needs_baseline_episode());
-    // Groups that are replaced are sampled, too.
+    // Includes groups that are replaced.
     let sampled = stage.batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
     let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
@@ -166,29 +165,33 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
         sequences_per_step: sequences,
         new_tokens_per_step: new_tokens.map(|n| n * sampled),
         max_staleness: stage.schedule().max_staleness,
-        most_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
+        max_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
         memory: model.map(|m| memory(stage, m, m.max_positions as u64 * sequences, engine)),
     }
 }
 
-/// Each copy of weights is held twice (as they are, and packed for the kernels in the format that is computed in),
-/// gradients once, AdamW's moments twice.
-fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
+/// Estimates the memory of a stage. Each model is stored twice, as f32 and packed for the kernels in the model's dtype;
+/// there is one set of gradients and two of AdamW moments.
+fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
     let weights = model.parameter_count() * F32;
-    let held = weights + model.parameter_count() * model.compute.bytes() as u64;
-    let tokens = (stage.trainer.micro_batch_tokens as u64).min(most_tokens);
-    let whole = model.kv_bytes_per_token() * model.max_positions as u64;
-    let cache = engine.map_or(0, |engine| match engine.kv_memory_mib {
-        0 => (whole * engine.max_batch as u64).min(AUTOMATIC_CACHE.max(whole)),
-        mib => (mib as u64) << 20,
+    let held = weights + model.parameter_count() * model.dtype.bytes() as u64;
+    let tokens = (stage.trainer.micro_batch_tokens as u64).min(max_tokens);
+    let cache = engine.map_or(0, |engine| {
+        kv_cache_bytes(
+            model.kv_bytes_per_token(),
+            model.max_positions as u64,
+            engine.max_batch as u64,
+            engine.kv_memory_mib as u64,
+        )
     });
-    let activations = tokens * model.training_bytes_per_token(stage.trainer.recompute);
+    let activations =
+        tokens * model.training_bytes_per_token(model_checkpointing(stage.trainer.activation_checkpointing));
     let algorithm = &stage.algorithm;
-    // The process-reward model is held against what it started from, which is the policy's start.
+    // The process-reward model is compared with its initial weights, which are those of the policy.
     let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());
-    let beside =
+    let auxiliary =
         u64::from(algorithm.critic.is_some_and(|c| !c.is_shared())) + u64::from(algorithm.prm.is_some());
-    // Beside training rollouts keep theirs; pinned groups those of each version that is still sampled under.
+    // Overlapping rollouts keep a copy of the weights; pinned groups keep one per version still being sampled from.
     let schedule = stage.schedule();
     let kept = match (schedule.max_staleness, schedule.pin_version) {
         (0, _) => 0,
@@ -200,8 +203,34 @@ fn memory(stage: &Stage, model: &ModelConfig, most_tokens: u64, engine: Option<&
         gradients: weights,
         optimizer: 2 * weights,
         reference: references * held,
-        learned_beside: beside * (held + 3 * weights + activations),
+        auxiliary_models: auxiliary * (held + 3 * weights + activations),
         activations,
         cache,
+    }
+}
+
+/// Default limit of the engine's key-value cache.
+const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
+
+/// Upper bound of the engine's key-value cache in bytes: `kv_memory_mib` if set, else the full contexts of `max_batch`
+/// sequences within the default limit, but at least one full context.
+fn kv_cache_bytes(bytes_per_token: u64, max_positions: u64, max_batch: u64, kv_memory_mib: u64) -> u64 {
+    let full_context = bytes_per_token * max_positions;
+    match kv_memory_mib {
+        0 => (full_context * max_batch).min(AUTOMATIC_KV_BYTES.max(full_context)),
+        mib => mib << 20,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_is_limited_and_holds_at_least_one_context() {
+        assert_eq!(kv_cache_bytes(10, 100, 8, 0), 8000);
+        assert_eq!(kv_cache_bytes(1 << 20, 1024, 8, 0), AUTOMATIC_KV_BYTES);
+        assert_eq!(kv_cache_bytes(1 << 20, 4096, 8, 0), 4 << 30);
+        assert_eq!(kv_cache_bytes(10, 100, 8, 3), 3 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! `rloom plan`: what it says of a recipe, of hardware that is not there, and of a run that it was fitted to.
+//! `rloom plan`: output for a recipe, for other hardware, and for a profile fitted to a run.
 
 mod support;
 
@@ -40,19 +40,19 @@ fn a_recipe_is_planned() {
     }
     snapshot("plan", &text);
     let picture = std::fs::read_to_string(place.path("frontier.svg")).unwrap();
-    assert!(picture.starts_with("<svg") && picture.contains("taking turns"));
-    assert!(!place.path("runs").exists(), "nothing was begun");
+    assert!(picture.starts_with("<svg") && picture.contains("alternating"));
+    assert!(!place.path("runs").exists(), "no run was started");
 }
 
 #[test]
-fn what_it_says_as_json_is_whole() {
+fn json_output_is_complete() {
     let place = Place::new();
     place.write("tiny.toml", TINY);
     let said = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
     let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
     assert_eq!(value["stage"], "rl");
     let frontier = value["frontier"].as_array().unwrap();
-    // Shared, and two ways to divide three cores with five bounds each.
+    // Shared, and two splits of three cores with five bounds each.
     assert_eq!(frontier.len(), 1 + 2 * 5);
     let speed = |choice: &serde_json::Value| choice["report"]["steps_per_hour"].as_f64().unwrap();
     let recommended = &value["recommended"];
@@ -62,11 +62,11 @@ fn what_it_says_as_json_is_whole() {
     let ends = &value["configured"]["report"]["ends"];
     assert_eq!(ends["trained"], value["configured"]["report"]["steps"].as_u64().unwrap() * 2);
     let again = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
-    assert_eq!(again.stdout, said.stdout, "the same to the last digit");
+    assert_eq!(again.stdout, said.stdout, "the output is deterministic");
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused() {
+fn invalid_requests_are_rejected() {
     let place = Place::new();
     place.write("tiny.toml", TINY);
     place.write("half.toml", "about = 'no speeds'\ndevices = 1\n");
@@ -89,7 +89,7 @@ fn what_cannot_be_planned_is_refused() {
 }
 
 #[test]
-fn a_run_calibrates_the_model_of_its_machine() {
+fn a_run_calibrates_a_profile() {
     let place = Place::new();
     place.write("tiny.toml", TINY);
     let trained = place.run(&["train", "tiny.toml", "--quiet"]);
@@ -100,15 +100,12 @@ fn a_run_calibrates_the_model_of_its_machine() {
     assert_eq!(value["calibration"]["steps"], 3, "four steps, without the first");
     let measured = &value["profile"]["speeds"]["measured"];
     assert!(measured["train_tokens_per_second"].as_f64().unwrap() > 0.0);
-    // Completions have at most four tokens, and each of them was read from the rollouts.
+    // Lengths are read from the rollouts and have at most four tokens.
     let lengths = value["profile"]["workload"]["turn_tokens"].as_object().unwrap();
     assert!(lengths.contains_key("values") || lengths.contains_key("value"));
     let from_file = place.run(&["plan", "tiny.toml", "--profile", "fitted.toml", "--json"]);
     let again: serde_json::Value = serde_json::from_str(&from_file.stdout).unwrap();
-    assert_eq!(
-        again["configured"], value["configured"],
-        "the profile in the file is the one that was fitted"
-    );
+    assert_eq!(again["configured"], value["configured"], "the saved profile equals the fitted one");
     let text = place.run(&["plan", "--calibrate", "tiny"]);
     assert!(text.stdout.contains("fitted to   3 steps"), "{}", text.stdout);
 }

@@ -1,8 +1,14 @@
-//! The in-process engines: [`EmbeddedEngine`] samples from and [`EmbeddedTrainEngine`] trains the transformers of
+//! The in-process engines: [`EmbeddedRolloutEngine`] samples from and [`EmbeddedTrainEngine`] trains the transformers of
 //! `rloom-model`.
+//!
+//! Both compute a log-probability with the same kernels in the same order, so a sampled token has bitwise the
+//! log-probability that training computes for it. Weights pass from one to the other as a shared handle on a
+//! [`Model`](rloom_model::Model); nothing is copied.
 
+mod publish;
 mod rollout;
 mod train;
 
-pub use rollout::{Doing, EmbeddedEngine, Given, LaneReport, SampleScratch, Sampler, Statistics};
-pub use train::EmbeddedTrainEngine;
+pub use publish::{digest, model_of, publish_model};
+pub use rollout::{EmbeddedRolloutEngine, Prediction, SampleScratch, Sampler, cache_shape};
+pub use train::{EmbeddedTrainEngine, model_checkpointing};

@@ -2,16 +2,36 @@
 //! weights.
 //!
 //! The crate defines the traits, the data that crosses them, their settings, and the packing of trajectories into
-//! micro-batches. It contains no implementation: the in-process engines are in `rloom-embedded`.
+//! micro-batches. It contains no implementation: the in-process engines are in `rloom-embedded`. Weights travel from one
+//! to the other as a [`PublishedPolicy`]:
+//!
+//! ```text
+//! TrainEngine::publish ──► PublishedPolicy { policy, version, digest, weights } ──► RolloutEngine::load
+//! ```
+//!
+//! Drivers read [`RolloutCapabilities`] and [`TrainCapabilities`] and never depend on the type of an engine. Feature
+//! `conformance` provides the test suites that every implementation has to pass.
 
+#[cfg(feature = "conformance")]
+mod conformance;
+mod publish;
 mod rollout;
+pub mod sizing;
 mod train;
 
+pub use publish::{
+    AdapterFolder, CollectiveGroup, Form, InProcessWeights, PolicyLabel, PublishedPolicy, PublishedWeights,
+    WeightFolder,
+};
+pub use rloom_core::OnUpdate;
 pub use rollout::{
-    Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, RequestName, RolloutEngine,
-    RolloutError, RolloutSettings, SamplingSettings, Speculation, generate_all, inverse_temperature,
+    Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
+    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SamplingSettings,
+    SettingError, Speculation, VersionGranularity, WaitedFor, WorkerActivity, WorkerFailure, WorkerStatus,
+    generate_all, inverse_temperature,
 };
 pub use train::{
-    LossFn, LossReport, OptimStep, PackedBatch, StepReport, TrainEngine, TrainError, TrainSettings, Which,
-    pack, pack_unshared,
+    Access, ActivationCheckpointing, CandidateError, CandidateIds, EngineCause, Feature, LossReport,
+    OptimStep, PackError, PackedBatch, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine,
+    TrainError, TrainSettings, Which, pack, pack_unshared,
 };

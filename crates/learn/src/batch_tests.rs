@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rloom_algo::{AlgorithmSettings, LossGrad, LossTerms, Method, Scope, TokenScores};
+use rloom_algo::{AlgorithmSettings, LossTerms, Method, TokenScores};
 use rloom_core::{
     Author, Episode, PolicyId, PromptSource, RewardComponent, Rewards, Role, SampleKey, Span, StopReason,
     Task, Ticket, VersionSpan,
 };
-use rloom_engine::{LossFn, LossReport, StepReport};
-use rloom_model::Weights;
+use rloom_engine::{Form, LossReport, PublishedPolicy, SavedFile, StepReport, TrainCapabilities};
 
 use super::*;
 
@@ -64,13 +63,9 @@ impl TrainEngine for Recorder {
         Ok(step.iter().map(|batch| self.scores(says, batch)).collect())
     }
 
-    fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError> {
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
         let scores = self.score(Which::Policy, step)?;
-        let grads: Vec<LossGrad> = if loss.scope() == Scope::Step {
-            loss.step_loss(&scores)?
-        } else {
-            scores.iter().enumerate().map(|(i, s)| loss.loss(i, s)).collect::<Result<_, _>>()?
-        };
+        let grads = loss.evaluate_step(&scores)?;
         let (mut terms, mut keys, mut by_token) = (LossTerms::default(), Vec::new(), BTreeMap::new());
         for (batch, grad) in step.iter().zip(&grads) {
             terms.merge(&grad.terms);
@@ -90,16 +85,32 @@ impl TrainEngine for Recorder {
         Ok(StepReport { grad_norm: 1.0 })
     }
 
-    fn publish(&mut self) -> Result<Weights, TrainError> {
+    fn publish(&mut self, _: PolicyVersion, _: Form) -> Result<PublishedPolicy, TrainError> {
         Err(TrainError::NoReference)
     }
 
-    fn save(&self, _: &Path) -> Result<(), TrainError> {
+    fn digest(&mut self) -> Result<u64, TrainError> {
+        Err(TrainError::NoReference)
+    }
+
+    fn save(&mut self, _: &Path) -> Result<Vec<SavedFile>, TrainError> {
         Err(TrainError::NoReference)
     }
 
     fn restore(&mut self, _: &Path) -> Result<(), TrainError> {
         Err(TrainError::NoReference)
+    }
+
+    fn capabilities(&self) -> TrainCapabilities {
+        TrainCapabilities {
+            ranks: 1,
+            repeats_bits: true,
+            shares_prompts: true,
+            numeric_path: "none".to_owned(),
+            forms: Vec::new(),
+            candidates: false,
+            attachments: false,
+        }
     }
 }
 

@@ -92,8 +92,8 @@ impl<E: Element> Pass<'_, E> {
         let layer = self.layer(index);
         let LayerActivations { x, mut attention, mlp } = saved;
         let mlp = mlp.unwrap_or_else(|| {
-            let again = attention.get_or_insert_with(|| self.attend(layer, &x));
-            let mid = self.mid(layer, &x, &again.attended);
+            let recomputed = attention.get_or_insert_with(|| self.attend(layer, &x));
+            let mid = self.mid(layer, &x, &recomputed.attended);
             let mut gate_up = self.take_gate_up(layer);
             self.hidden(layer, &mid, Some(&mut gate_up));
             MlpActivations { mid, gate_up }

@@ -67,7 +67,7 @@ impl KvCache {
     ///
     /// If the other cache is for models of another shape or dtype, or there is no such block.
     pub fn copy_from(&mut self, to: u32, other: &Self, from: u32) {
-        assert_eq!(self.shape(), other.shape(), "caches of other layers or dtype formats");
+        assert_eq!(self.shape(), other.shape(), "the caches have different layers or dtypes");
         match (&mut self.layers, &other.layers) {
             (KvLayers::F32(layers), KvLayers::F32(others)) => copy_from(layers, to, others, from),
             (KvLayers::Bf16(layers), KvLayers::Bf16(others)) => copy_from(layers, to, others, from),
@@ -260,14 +260,14 @@ impl Model {
         let slots: Vec<u32> = rows.iter().map(StepRow::slot).collect();
         let mut reach: Vec<CachedRow<'_>> =
             rows.iter().map(|row| CachedRow { blocks: row.blocks, len: row.position as usize + 1 }).collect();
-        let last_position = positions.iter().max().map_or(0, |&position| position as usize + 1);
-        let table = self.rope().at_least(c, last_position);
+        let positions_needed = positions.iter().max().map_or(0, |&position| position as usize + 1);
+        let table = self.rope().at_least(c, positions_needed);
         let rotation = Rotation { positions: &positions, table: &table };
         stream.resize(c, r);
         s.resize(c, r);
-        let (requests, head_requests): (Vec<u32>, Vec<HeadRequest>) =
-            requests.iter().map(|w| (w.row, w.request)).unzip();
-        let all_requested = requests.iter().copied().eq(0..r as u32);
+        let (requested, head_requests): (Vec<u32>, Vec<HeadRequest>) =
+            requests.iter().map(|request| (request.row, request.request)).unzip();
+        let all_requested = requested.iter().copied().eq(0..r as u32);
 
         ops::embedding(ctx, &mut stream.x, &self.weights().embedding, &tokens, d);
         for (index, kv) in cache.iter_mut().enumerate() {
@@ -276,12 +276,12 @@ impl Model {
             ops::kv_write(ctx, kv, &s.k, &s.v, &slots);
             if index + 1 == c.layers && !all_requested {
                 // The last layer of all other rows is needed for its keys and values only.
-                if requests.is_empty() {
+                if requested.is_empty() {
                     return Ok(());
                 }
-                stream.keep(ctx, c, &requests);
-                s.keep(ctx, c, &requests);
-                reach = requests.iter().map(|&row| reach[row as usize]).collect();
+                stream.keep(ctx, c, &requested);
+                s.keep(ctx, c, &requested);
+                reach = requested.iter().map(|&row| reach[row as usize]).collect();
             }
             let Stream { x, mid, .. } = stream;
             ops::attention_cached(ctx, &mut s.attended, &s.q, kv, &reach);
@@ -289,7 +289,7 @@ impl Model {
             layer.gate_up(ctx, &mut s.hidden, None, mid, reach.len());
             layer.down(ctx, x, mid, &s.hidden, reach.len());
         }
-        let (w, norm, eps) = (requests.len(), &self.weights().norm, c.rms_norm_eps as f32);
+        let (w, norm, eps) = (requested.len(), &self.weights().norm, c.rms_norm_eps as f32);
         s.normed.resize(w * d);
         stream.rstd.resize(w);
         ops::rms_norm(ctx, &mut s.normed, &mut stream.rstd, &stream.x, norm, w, d, eps);
@@ -326,8 +326,8 @@ impl Model {
                 });
             }
         }
-        match requests.iter().find(|requests| requests.row as usize >= rows.len()) {
-            Some(requests) => Err(StepError::RowRequest { row: requests.row, rows: rows.len() }),
+        match requests.iter().find(|request| request.row as usize >= rows.len()) {
+            Some(request) => Err(StepError::RowRequest { row: request.row, rows: rows.len() }),
             None => Ok(()),
         }
     }

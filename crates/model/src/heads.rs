@@ -142,8 +142,8 @@ impl Model {
     }
 
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
-    /// final norm, in `dx` (`[T, D]`, overwritten). The lists of `d_scores` have one entry per scored token, or none if there
-    /// is no such head.
+    /// final norm, in `dx` (`[T, D]`, overwritten). The lists of `d_scores` have one entry per scored token, or none if
+    /// there is no such head.
     pub(crate) fn heads_backward<E: Element>(
         &self,
         ctx: &Ctx,

@@ -28,10 +28,6 @@ mod pass;
 mod schedule;
 mod tensors;
 
-use std::sync::Arc;
-
-use rloom_core::PolicyVersion;
-
 pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::{CheckpointError, IndexProblem};
 pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};
@@ -44,13 +40,3 @@ pub use model::{LoadError, Model};
 pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepStats};
 pub use schedule::Schedule;
 pub use tensors::TensorSpec;
-
-/// An immutable, versioned hand-over of weights to whoever samples from them. Nothing is copied: training gets the
-/// model back through [`Arc::get_mut`] once nobody samples, or works on a copy ([`Arc::make_mut`]).
-#[derive(Debug, Clone)]
-pub struct Weights {
-    /// Counts published batches.
-    pub version: PolicyVersion,
-    /// The weights.
-    pub model: Arc<Model>,
-}

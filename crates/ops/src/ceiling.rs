@@ -121,8 +121,8 @@ fn arithmetic(ctx: &Ctx, work: impl Fn(usize) -> usize + Sync) -> f64 {
 }
 
 dispatch! {
-    /// Adds `one · one` to every lane of several vectors, `iterations` times; each vector starts at its index. Returns the
-    /// sum of all lanes and the number of vectors.
+    /// Adds `one · one` to every lane of several vectors, `iterations` times; each vector starts at its index. Returns
+    /// the sum of all lanes and the number of vectors.
     fn fma_loop(one: f32, iterations: usize) -> (f32, usize) = fma_loop_generic;
 }
 
@@ -166,8 +166,8 @@ mod pairs {
     /// Independent sums of the loop.
     pub(super) const CHAINS: usize = 24;
 
-    /// Adds the two products of a pair of `one`s to every lane of [`CHAINS`] vectors, `iterations` times; each vector starts
-    /// at its index. Returns the sum of all lanes.
+    /// Adds the two products of a pair of `one`s to every lane of [`CHAINS`] vectors, `iterations` times; each vector
+    /// starts at its index. Returns the sum of all lanes.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub(super) fn pair_loop(one: f32, iterations: usize) -> f32 {
         let mut sums = [_mm512_setzero_ps(); CHAINS];
@@ -195,8 +195,8 @@ const SIDE: usize = 16;
 /// Operations per iteration of [`tile_loop`]: four tiles of results with 32 multiply-adds per element.
 const TILE_OPERATIONS: usize = 4 * SIDE * SIDE * 2 * 32;
 
-/// Adds the product of tiles of ones to four zero tiles, `iterations` times, two by two as in a matrix product. Returns the
-/// sum of all results.
+/// Adds the product of tiles of ones to four zero tiles, `iterations` times, two by two as in a matrix product. Returns
+/// the sum of all results.
 ///
 /// # Safety
 /// The processor must support the unit.

@@ -88,7 +88,8 @@ impl Ctx {
         }
     }
 
-    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot pairs.
+    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot
+    /// pairs.
     pub fn uses_tiles(&self) -> bool {
         matches!(self.level().bf16(), Bf16Products::AmxTiles | Bf16Products::SoftwareTiles)
     }
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_may_be_parallel_themselves() {
+    fn nested_parallel_for_is_supported() {
         let ctx = Ctx::new(3).unwrap();
         let count = AtomicUsize::new(0);
         ctx.parallel_for(8, |_| {

@@ -216,8 +216,8 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
     (block.right, panel, LANES)
 }
 
-/// Writes the words of the pass's step `step` to `to`, in vectors `vector_stride` floats from one another: `columns` numbers of
-/// a row and, in pairs, those of the next row. The last vector is zero-padded.
+/// Writes the words of the pass's step `step` to `to`, in vectors `vector_stride` floats from one another: `columns`
+/// numbers of a row and, in pairs, those of the next row. The last vector is zero-padded.
 ///
 /// # Safety
 /// `columns` numbers must be valid in each row, the rows being `row` apart from `p` on, and there must be room for the

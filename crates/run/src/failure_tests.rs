@@ -25,7 +25,7 @@ use crate::{RunError, StopFlag, Summary};
 use rloom_store::{StoreError, faults};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
-type Engine = rloom_embedded::EmbeddedEngine;
+type Engine = rloom_embedded::EmbeddedRolloutEngine;
 type Change = Box<dyn Fn(&mut StageParts, &mut Workshop) + Send>;
 
 thread_local! {

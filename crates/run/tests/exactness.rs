@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rloom_core::{Author, Trajectory};
-use rloom_model::{Compute, Model, PackedTokens, ScoreRows};
+use rloom_model::{Dtype, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::StopFlag;
 use rloom_telemetry::{Event, read_events};
@@ -56,12 +56,12 @@ fn largest_difference(model: &Model, trajectories: &[Trajectory], per_batch: usi
 
 #[test]
 fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
-    for compute in [Compute::F32, Compute::Bf16] {
+    for compute in [Dtype::F32, Dtype::Bf16] {
         what_is_sampled_is_what_is_scored(compute);
     }
 }
 
-fn what_is_sampled_is_what_is_scored(compute: Compute) {
+fn what_is_sampled_is_what_is_scored(compute: Dtype) {
     let directory = tempfile::tempdir().unwrap();
     let format = format!("model.compute={}", compute.name());
     let overrides =
@@ -73,7 +73,7 @@ fn what_is_sampled_is_what_is_scored(compute: Compute) {
     for step in 2..=6 {
         // Step n was sampled with the weights that step n − 1 left.
         let model = Model::load(&run.join(format!("checkpoints/rl-step-{:06}", step - 1))).unwrap();
-        let model = model.with_compute(compute);
+        let model = model.with_dtype(compute);
         let trajectories = rollouts(&run, step);
         assert_eq!(trajectories.len(), 24);
         for (per_batch, threads) in [(1, 1), (5, 2), (24, 2), (24, 3)] {

@@ -18,7 +18,7 @@ fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
     let optimizer = rloom_model::OptimizerSettings::default();
     let model = Arc::clone(&policy.model);
     let generation = policy.generation.clone();
-    let engine = EmbeddedTrainEngine::with_value_head(ctx, model, None, optimizer, generation);
+    let mut engine = EmbeddedTrainEngine::with_value_head(ctx, model, None, optimizer, generation);
     engine.save(folder).map_err(|e| e.to_string())?;
     policy.tokenizer.save(folder).map_err(|e| e.to_string())
 }

@@ -12,9 +12,8 @@ use rloom_config::Config;
 use rloom_core::{
     PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
 };
-use rloom_embedded::EmbeddedEngine;
-use rloom_engine::{GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
-use rloom_model::Weights;
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_run::lineage::{Fate, SampleName, lineage};
 use rloom_run::{Difference, FoundIn, Origin, Policy, Replay, RunError, StopFlag, Verdict};
 use rloom_telemetry::{Event, EventLine, Observer};
@@ -248,10 +247,10 @@ fn generate(
     limit: usize,
 ) -> Generation {
     let folder = config.run_directory().join("checkpoints").join(checkpoint);
-    let policy = Policy::open(&folder, rloom_model::Compute::F32).unwrap();
+    let policy = Policy::open(&folder, rloom_model::Dtype::F32).unwrap();
     let settings = RolloutSettings::default();
     let ctx = rloom_run::context(1).unwrap();
-    let engine = EmbeddedEngine::new(policy.model.config(), &ctx, &settings, None).unwrap();
+    let engine = EmbeddedRolloutEngine::new(policy.model.config(), &ctx, &settings, None).unwrap();
     let sampling = SamplingSettings { max_new_tokens: limit, ..SamplingSettings::default() };
     let random = RandomKey::of_sample(config.run.seed, 1, Purpose::Rollout, key);
     let mut request = GenerateRequest::new(random, before, sampling);
@@ -259,8 +258,8 @@ fn generate(
     request.stop_tokens = policy.stop_tokens();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let weights = Weights { version: PolicyVersion(0), model: policy.model };
-        engine.load(&weights, InFlight::Finish).await.unwrap();
+        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &policy.model);
+        engine.load(&weights, OnUpdate::Finish).await.unwrap();
         engine.generate(request).await.unwrap()
     })
 }

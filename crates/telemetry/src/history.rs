@@ -1,4 +1,4 @@
-//! The event stream read back, and what of it still holds after a resume.
+//! Reading an event stream, and selecting the events that are still valid after a resume.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,23 +9,23 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::TelemetryError;
-use crate::events::{Activity, Event, EventLine};
+use crate::event::{Activity, Event, EventLine};
 
-/// Reads an event stream. Lines that cannot be read (a torn one, one of another program version) are skipped.
+/// Reads an event stream. Skips lines that cannot be parsed: incomplete ones and unknown events of other versions.
 pub fn read_events(path: &Path) -> Result<Vec<EventLine>, TelemetryError> {
     let mut lines = Vec::new();
     each_line(path, |line| lines.push(line))?;
     Ok(lines)
 }
 
-/// The last attempt that wrote to the stream; 0 where there is none.
+/// Returns the last attempt that wrote to the stream; 0 if there is none.
 pub(crate) fn last_attempt(path: &Path) -> u32 {
     #[derive(Deserialize)]
     struct Attempt {
         attempt: u32,
     }
     let mut last = 0;
-    // What was read before an error still counts: attempts only grow.
+    // Lines before a read error are sufficient: attempts only increase.
     let _ = each_line(path, |line: Attempt| last = last.max(line.attempt));
     last
 }
@@ -47,46 +47,47 @@ fn each_line<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T)) -> Resul
     }
 }
 
-/// The lines of the surviving history. A resumed run tells of what it does again: steps after the one that it goes on
-/// from count in their last telling, and so do evaluations, groups and their ends.
+/// Returns the lines that later attempts have not superseded. A resumed run repeats the steps after its checkpoint and
+/// reports them again; only the last report of a step, evaluation or group is kept.
 pub fn surviving(lines: &[EventLine]) -> Vec<&EventLine> {
     let mut kept = Vec::with_capacity(lines.len());
-    // Backwards, so that what a line is superseded by has been seen.
-    let mut undone_after = u64::MAX;
-    let mut last_told: HashMap<Subject<'_>, u32> = HashMap::new();
+    // Backwards, so that superseding lines come first.
+    let mut repeated_after = u64::MAX;
+    let mut last_attempts: HashMap<Subject<'_>, u32> = HashMap::new();
     for line in lines.iter().rev() {
-        let undone = step_of(line).is_some_and(|step| step > undone_after);
-        if !undone && latest(&mut last_told, line) {
+        let is_repeated = step_of(line).is_some_and(|step| step > repeated_after);
+        if !is_repeated && is_latest(&mut last_attempts, line) {
             kept.push(line);
         }
         if let Event::StageStarted { from_step, .. } = &line.event {
-            undone_after = undone_after.min(base(line) + from_step);
+            repeated_after = repeated_after.min(stage_base(line) + from_step);
         }
     }
     kept.reverse();
     kept
 }
 
-fn base(line: &EventLine) -> u64 {
+/// Number of steps of the earlier stages.
+fn stage_base(line: &EventLine) -> u64 {
     line.global_step.saturating_sub(line.step)
 }
 
-/// The step over the whole run that a line tells of; `None` for what is not about a step.
+/// Returns the step over all stages that a line reports on; `None` for lines that do not belong to a step.
 fn step_of(line: &EventLine) -> Option<u64> {
     match &line.event {
         Event::Step { .. } | Event::Sample(_) | Event::Evaluation { .. } | Event::EvaluationSample(_) => {
             Some(line.global_step)
         }
-        // A group belongs to no step before its batch is cut: it is superseded by its ticket.
+        // A group belongs to no step until its batch is cut; it is superseded by ticket.
         Event::Activity { activity: Activity::Group, .. } => None,
         Event::Activity { activity, version, .. } => {
-            Some(base(line) + version + u64::from(*activity == Activity::Train))
+            Some(stage_base(line) + version + u64::from(*activity == Activity::Train))
         }
         _ => None,
     }
 }
 
-/// What several attempts may tell of.
+/// The subject of lines that several attempts may report.
 #[derive(PartialEq, Eq, Hash)]
 enum Subject<'a> {
     Evaluation(&'a str, u64),
@@ -95,27 +96,27 @@ enum Subject<'a> {
     End(&'a str, u64),
 }
 
-/// Whether no later attempt tells of the same.
-fn latest<'a>(last_told: &mut HashMap<Subject<'a>, u32>, line: &'a EventLine) -> bool {
+/// True if no later attempt reports on the same subject.
+fn is_latest<'a>(last_attempts: &mut HashMap<Subject<'a>, u32>, line: &'a EventLine) -> bool {
     let stage = line.stage.as_str();
     let subject = match &line.event {
         Event::Evaluation { .. } => Subject::Evaluation(stage, line.global_step),
         Event::EvaluationSample(_) => Subject::EvaluationSample(stage, line.global_step),
         Event::Activity { activity: Activity::Group, ticket: Some(ticket), .. } => {
-            // A group that was generated again has not come to the end that an earlier attempt told of.
-            last_told.entry(Subject::End(stage, *ticket)).or_insert(line.attempt);
+            // A regenerated group invalidates the end that an earlier attempt reported.
+            last_attempts.entry(Subject::End(stage, *ticket)).or_insert(line.attempt);
             Subject::Group(stage, *ticket)
         }
         Event::GroupEnded { ticket, .. } => Subject::End(stage, *ticket),
         _ => return true,
     };
-    *last_told.entry(subject).or_insert(line.attempt) == line.attempt
+    *last_attempts.entry(subject).or_insert(line.attempt) == line.attempt
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::{Lane, StageOutline};
+    use crate::event::{Lane, StageOutline};
 
     fn line(attempt: u32, step: u64, event: Event) -> EventLine {
         EventLine {
@@ -144,7 +145,7 @@ mod tests {
 
     fn activity(attempt: u32, activity: Activity, version: u64, ticket: Option<u64>) -> EventLine {
         let lane = if activity == Activity::Group { Lane::Rollout } else { Lane::Train };
-        // Told late: the place of the line says little about what it is about.
+        // Reported late: the position of the line differs from the position of its subject.
         line(attempt, 0, Event::Activity { lane, activity, start: 0.0, end: 1.0, version, ticket })
     }
 
@@ -162,14 +163,14 @@ mod tests {
             .map(|l| (l.step, l.attempt))
             .collect();
         assert_eq!(steps, [(1, 1), (2, 1), (3, 2)]);
-        assert!(surviving(&lines).contains(&&lines[3]), "the version that was gone on from stays evaluated");
+        assert!(surviving(&lines).contains(&&lines[3]), "the evaluation of the resumed version is kept");
         let again = [&lines[..], &[evaluated(2, 2)]].concat();
         let kept = surviving(&again);
         assert!(!kept.contains(&&again[3]) && kept.contains(&&again[7]), "unless it is evaluated again");
     }
 
     #[test]
-    fn work_on_undone_steps_is_superseded() {
+    fn activities_of_repeated_steps_are_superseded() {
         let lines = [
             started(1, 0),
             activity(1, Activity::Train, 1, None),
@@ -181,26 +182,26 @@ mod tests {
             activity(2, Activity::Publish, 3, None),
         ];
         let kept: Vec<&EventLine> = surviving(&lines);
-        let wanted: Vec<&EventLine> = [0, 1, 2, 5, 6, 7].map(|i| &lines[i]).into();
-        assert_eq!(kept, wanted);
+        let expected: Vec<&EventLine> = [0, 1, 2, 5, 6, 7].map(|i| &lines[i]).into();
+        assert_eq!(kept, expected);
     }
 
     #[test]
-    fn a_ticket_counts_as_the_last_attempt_tells_of_it() {
+    fn the_last_report_of_a_ticket_is_kept() {
         let lines = [
             started(1, 0),
-            activity(1, Activity::Group, 0, Some(7)), // kept: its group came back from the journal
+            activity(1, Activity::Group, 0, Some(7)), // kept: the group was restored from the journal
             activity(1, Activity::Group, 0, Some(8)),
             ended(1, 8, "stale"),
-            ended(1, 9, "put_off"),
+            ended(1, 9, "deferred"),
             ended(1, 9, "stale"),
             ended(1, 10, "failed"),
             started(2, 0),
-            activity(2, Activity::Group, 0, Some(8)), // generated again, so it is not stale
+            activity(2, Activity::Group, 0, Some(8)), // regenerated, so no longer stale
             ended(2, 10, "failed"),
         ];
         let kept: Vec<&EventLine> = surviving(&lines);
-        let wanted: Vec<&EventLine> = [0, 1, 4, 5, 7, 8, 9].map(|i| &lines[i]).into();
-        assert_eq!(kept, wanted);
+        let expected: Vec<&EventLine> = [0, 1, 4, 5, 7, 8, 9].map(|i| &lines[i]).into();
+        assert_eq!(kept, expected);
     }
 }

@@ -3,20 +3,20 @@
 //! Nothing here can stop a run: what cannot be written is counted and reported.
 
 mod error;
-mod events;
+mod event;
 mod history;
 pub mod report;
 pub mod rollout_log;
 mod step_files;
+mod stream;
 #[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;
 mod tensorboard;
 pub mod trace;
 
 pub use error::TelemetryError;
-pub use events::{
-    Activity, Event, EventLine, EventStream, Lane, Metrics, Observer, Phase, Sample, StageOutline,
-};
+pub use event::{Activity, Event, EventLine, Lane, Metrics, Phase, Sample, StageOutline};
 pub use history::{read_events, surviving};
 pub use rollout_log::LoggedTrajectory;
 pub use step_files::StepFiles;
+pub use stream::{EventStream, Observer};

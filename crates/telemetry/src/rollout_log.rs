@@ -1,7 +1,7 @@
-//! `rollouts/STAGE-step-N.jsonl.zst`: every trajectory of the groups that a step was trained on, one per line.
+//! Rollout logs, `rollouts/STAGE-step-N.jsonl.zst`: the trajectories that a step trained, one per line.
 //!
-//! The file ends in a skippable frame of the Zstandard format (RFC 8878, section 3.1.2), which decompressors pass
-//! over. It names the tickets of the file, so that whoever looks for one need not decompress a thousand files:
+//! The file ends in a skippable frame of the Zstandard format (RFC 8878, section 3.1.2), which decompressors ignore. It
+//! lists the tickets of the file, so that a search for a ticket need not decompress every file:
 //!
 //! ```text
 //! magic 0x184D2A5D (4 bytes, little-endian) · length n + 4 (4) · JSON array of tickets (n) · n (4)
@@ -16,31 +16,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::TelemetryError;
 
-/// The skippable frame's magic number: one of sixteen that the format leaves to its users.
+/// Magic number of the skippable frame: one of the sixteen available to applications.
 const INDEX_MAGIC: u32 = 0x184D_2A5D;
 
-/// One trajectory with everything that its training used.
+/// A trajectory with its rewards and advantage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoggedTrajectory {
-    /// The step that trained on it, from 1.
+    /// The step that trained it, from 1.
     pub step: u64,
-    /// The version that was trained from: what its tokens' ages count from.
+    /// The version before the step. Token ages are relative to it.
     pub version: PolicyVersion,
-    /// The task's place in its dataset.
+    /// Index of the task in its dataset.
     pub task: u64,
     /// The prompt as text.
     pub prompt: String,
-    /// Everything after the prompt as text, what the environment answered included.
+    /// Everything after the prompt as text, including the environment's replies.
     pub completion: String,
     /// The reference answer.
     pub answer: String,
-    /// Greedy episodes that others are compared with are not trained on.
+    /// Role of the episode. Greedy baselines are not trained.
     pub role: Role,
-    /// What its episode earned.
+    /// Rewards of the episode.
     pub rewards: Rewards,
-    /// Its episode's advantage.
+    /// Advantage of the episode.
     pub advantage: Option<f64>,
-    /// The trajectory itself.
+    /// The trajectory.
     #[serde(flatten)]
     pub trajectory: Trajectory,
 }
@@ -60,8 +60,8 @@ struct Line<'a> {
     trajectory: &'a Trajectory,
 }
 
-/// Writes the groups that `step` trained on; the file appears whole or not at all. `text` gives prompt and completion
-/// of a trajectory as text.
+/// Writes the groups that `step` trained. The file appears atomically. `text` returns prompt and completion of a
+/// trajectory as text.
 pub fn write(
     path: &Path,
     step: u64,
@@ -69,9 +69,9 @@ pub fn write(
     advantages: &[Vec<f64>],
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
-    let beside = path.with_extension("part");
-    let io = |source| TelemetryError::io("write", &beside, source);
-    let mut out = zstd::Encoder::new(File::create(&beside).map_err(io)?, 3).map_err(io)?;
+    let partial = path.with_extension("part");
+    let io = |source| TelemetryError::io("write", &partial, source);
+    let mut out = zstd::Encoder::new(File::create(&partial).map_err(io)?, 3).map_err(io)?;
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate() {
             for trajectory in &episode.segments {
@@ -96,7 +96,7 @@ pub fn write(
     let mut file = out.finish().map_err(io)?;
     let tickets: Vec<u64> = groups.iter().map(|group| group.ticket.0).collect();
     file.write_all(&index_frame(&tickets)).map_err(io)?;
-    std::fs::rename(&beside, path).map_err(|source| TelemetryError::io("rename", &beside, source))
+    std::fs::rename(&partial, path).map_err(|source| TelemetryError::io("rename", &partial, source))
 }
 
 fn index_frame(tickets: &[u64]) -> Vec<u8> {
@@ -110,7 +110,7 @@ fn index_frame(tickets: &[u64]) -> Vec<u8> {
     frame
 }
 
-/// The tickets of a file, in the order of its groups. Of a file without an index, everything is read.
+/// Returns the tickets of a file, in the order of its groups. Reads the whole file if it has no index.
 pub fn tickets(path: &Path) -> Result<Vec<u64>, TelemetryError> {
     let mut file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
     if let Some(tickets) = read_index(&mut file) {
@@ -134,8 +134,8 @@ fn read_index(file: &mut File) -> Option<Vec<u64>> {
         Some(u32::from_le_bytes(bytes))
     };
     let length = word(file, 4)?;
-    let whole = i64::from(length) + 12;
-    let is_index = word(file, whole)? == INDEX_MAGIC && word(file, whole - 4)? == length.checked_add(4)?;
+    let frame = i64::from(length) + 12;
+    let is_index = word(file, frame)? == INDEX_MAGIC && word(file, frame - 4)? == length.checked_add(4)?;
     if !is_index {
         return None;
     }
@@ -144,12 +144,12 @@ fn read_index(file: &mut File) -> Option<Vec<u64>> {
     serde_json::from_slice(&json).ok()
 }
 
-/// The trajectories of one group, in order; empty where the file has none of it.
+/// Returns the trajectories of a group in order; empty if the file does not contain the group.
 pub fn group(path: &Path, ticket: u64) -> Result<Vec<LoggedTrajectory>, TelemetryError> {
-    let own = |line: &Result<LoggedTrajectory, TelemetryError>| {
+    let is_wanted = |line: &Result<LoggedTrajectory, TelemetryError>| {
         line.as_ref().map_or(true, |line| line.trajectory.key.ticket.0 == ticket)
     };
-    lines(path)?.filter(own).collect()
+    lines(path)?.filter(is_wanted).collect()
 }
 
 fn lines(
@@ -169,12 +169,12 @@ fn parse(line: &str, number: usize) -> std::io::Result<LoggedTrajectory> {
         std::io::Error::new(std::io::ErrorKind::InvalidData, format!("line {number}: {error}"))
     };
     let logged: LoggedTrajectory = serde_json::from_str(line).map_err(invalid)?;
-    // Once more on its own: within a flattened structure its numbers go through f64.
+    // Parsed separately: serde parses numbers of flattened structures as f64.
     let trajectory = serde_json::from_str(line).map_err(invalid)?;
     Ok(LoggedTrajectory { trajectory, ..logged })
 }
 
-/// The groups of one step, in training order. Their tasks hold what the file has of them.
+/// Returns the groups of a step, in training order. Their tasks contain only the fields that the log has.
 pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
     let mut groups: Vec<Group> = Vec::new();
     for line in lines(path)? {
@@ -197,7 +197,7 @@ pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
     Ok(groups)
 }
 
-/// The episodes of one group's trajectories.
+/// Assembles the trajectories of a group into episodes.
 pub fn episodes(group: Vec<LoggedTrajectory>) -> Vec<Episode> {
     let mut episodes = Vec::new();
     for line in group {
@@ -219,16 +219,16 @@ fn add_segment(episodes: &mut Vec<Episode>, line: LoggedTrajectory) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::group as made;
+    use crate::synthetic::group as synthetic_group;
 
     #[test]
-    fn a_file_reads_back_as_it_was_trained_on() {
+    fn a_log_reads_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rl-step-000004.jsonl.zst");
-        let groups = [made(9, 2, 3), made(11, 2, 2)];
+        let groups = [synthetic_group(9, 2, 3), synthetic_group(11, 2, 2)];
         let text = |t: &Trajectory| ("p".to_owned(), format!("{} tokens", t.tokens.len()));
         write(&path, 4, &groups, &[vec![1.0, -1.0], vec![0.5, -0.5]], &text).unwrap();
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
         assert_eq!(tickets(&path).unwrap(), [9, 11]);
         let found = group(&path, 11).unwrap();
         assert_eq!(found.len(), 2);
@@ -241,11 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn the_index_is_no_part_of_the_text_and_can_be_missing() {
+    fn the_index_is_optional_and_not_part_of_the_text() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rl-step-000001.jsonl.zst");
         let text = |_: &Trajectory| (String::new(), String::new());
-        write(&path, 1, &[made(3, 0, 2), made(5, 0, 2)], &[], &text).unwrap();
+        write(&path, 1, &[synthetic_group(3, 0, 2), synthetic_group(5, 0, 2)], &[], &text).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let plain = String::from_utf8(zstd::decode_all(&bytes[..]).unwrap()).unwrap();
         assert_eq!(plain.lines().count(), 4);

@@ -1,21 +1,24 @@
-//! A run as its event stream would tell of it, made of a few constants: what readers of the stream are tested with.
+//! Synthetic event streams and groups, for tests of code that reads them.
 
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
 };
 
-use crate::events::{Activity, Event, EventLine, Lane, Metrics, StageOutline};
+use crate::event::{Activity, Event, EventLine, Lane, Metrics, StageOutline};
 
-/// How the run went.
+/// Parameters of a synthetic run.
 #[derive(Debug, Clone, Copy)]
-pub struct Course {
+pub struct SyntheticRun {
+    /// Limit on staleness, in policy versions.
     pub max_staleness: u64,
+    /// Number of steps.
     pub steps: u64,
+    /// Groups per batch.
     pub groups: u64,
 }
 
-/// Seconds of the parts of a step.
+// Durations of the parts of a step, in seconds.
 const TRAIN: f64 = 1.1;
 const PUBLISH: f64 = 0.04;
 const LOAD: f64 = 0.03;
@@ -24,19 +27,19 @@ const CHECKPOINT: f64 = 0.4;
 const EVALUATE_EVERY: u64 = 10;
 const CHECKPOINT_EVERY: u64 = 25;
 
-/// One of 16 lengths between 0.5 and 2 seconds, two of them long.
+/// Duration of a group: one of 16 values between 0.5 and 2 seconds.
 fn duration(ticket: u64) -> f64 {
     let draw = ticket.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
     if draw < 2 { 2.0 } else { 0.5 + draw as f64 * 0.03 }
 }
 
-struct Teller {
+struct Recorder {
     attempt: u32,
-    told: Vec<(f64, EventLine)>,
+    lines: Vec<(f64, EventLine)>,
 }
 
-impl Teller {
-    fn tell(&mut self, at: f64, step: u64, event: Event) {
+impl Recorder {
+    fn record(&mut self, at: f64, step: u64, event: Event) {
         let line = EventLine {
             attempt: self.attempt,
             time: 1e9 + at,
@@ -46,21 +49,21 @@ impl Teller {
             global_step: step,
             event,
         };
-        self.told.push((at, line));
+        self.lines.push((at, line));
     }
 
     fn activity(&mut self, lane: Lane, activity: Activity, (start, end): (f64, f64), version: u64) {
         if end > start {
             let event = Event::Activity { lane, activity, start, end, version, ticket: None };
-            self.tell(end, version, event);
+            self.record(end, version, event);
         }
     }
 }
 
-/// The events of a whole run in one attempt, in the order in which they happen.
-pub fn run(course: Course) -> Vec<EventLine> {
-    let Course { max_staleness, steps, groups } = course;
-    let mut teller = Teller { attempt: 1, told: Vec::new() };
+/// Returns the events of a run of a single attempt, in order of time.
+pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
+    let SyntheticRun { max_staleness, steps, groups } = settings;
+    let mut recorder = Recorder { attempt: 1, lines: Vec::new() };
     let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps };
     let started = Event::RunStarted {
         name: format!("synthetic, staleness {max_staleness}"),
@@ -72,48 +75,53 @@ pub fn run(course: Course) -> Vec<EventLine> {
         resumed_from: None,
         stages: vec![outline.clone()],
     };
-    teller.tell(0.0, 0, started);
-    teller.tell(0.0, 0, Event::StageStarted { outline, from_step: 0 });
+    recorder.record(0.0, 0, started);
+    recorder.record(0.0, 0, Event::StageStarted { outline, from_step: 0 });
     let mut published = vec![0.1f64];
     let mut slots = vec![0.1f64; groups as usize];
     let (mut trainer, mut generating_until) = (0.1f64, 0.1f64);
     for batch in 0..steps {
         let allowed = published[batch.saturating_sub(max_staleness) as usize];
         let free = slots.iter().copied().fold(f64::INFINITY, f64::min);
-        teller.activity(Lane::Rollout, Activity::WaitForPolicy, (free, allowed), batch);
+        recorder.activity(Lane::Rollout, Activity::WaitForPolicy, (free, allowed), batch);
         let (mut ready, mut ages, mut first) = (0.0f64, Vec::new(), f64::INFINITY);
         for ticket in batch * groups..(batch + 1) * groups {
-            let slot = slots.iter_mut().min_by(|a, b| a.total_cmp(b)).unwrap();
-            let start = slot.max(allowed);
+            slots.sort_by(f64::total_cmp);
+            let start = slots[0].max(allowed);
             let end = start + duration(ticket);
-            *slot = end;
+            slots[0] = end;
             (ready, first) = (ready.max(end), first.min(start));
             let version = published.partition_point(|&at| at <= start) as u64 - 1;
             ages.push(batch - version);
             let (lane, activity) = (Lane::Rollout, Activity::Group);
             let event = Event::Activity { lane, activity, start, end, version, ticket: Some(ticket) };
-            teller.tell(end, batch, event);
+            recorder.record(end, batch, event);
         }
-        // The engine has work from the first group of the batch to its last, and may go on from the batch before.
-        teller.activity(Lane::Rollout, Activity::Generate, (first.max(generating_until), ready), batch);
+        // The engine works from the first group of the batch to the last, and may still work on the previous batch.
+        recorder.activity(Lane::Rollout, Activity::Generate, (first.max(generating_until), ready), batch);
         generating_until = generating_until.max(ready);
-        teller.activity(Lane::Train, Activity::WaitForBatch, (trainer, ready), batch);
+        recorder.activity(Lane::Train, Activity::WaitForBatch, (trainer, ready), batch);
         let start = trainer.max(ready);
-        trainer = train(&mut teller, batch, start, &ages, ready - first);
-        let handed_over = trainer;
-        teller.activity(Lane::Rollout, Activity::LoadWeights, (handed_over, handed_over + LOAD), batch + 1);
-        trainer = look_after(&mut teller, batch + 1, trainer);
-        // At staleness 0 rollout waits for evaluation and checkpoint too.
-        published.push(if max_staleness == 0 { trainer } else { handed_over });
+        trainer = train(&mut recorder, batch, start, &ages, ready - first);
+        let published_at = trainer;
+        recorder.activity(
+            Lane::Rollout,
+            Activity::LoadWeights,
+            (published_at, published_at + LOAD),
+            batch + 1,
+        );
+        trainer = evaluate_and_save(&mut recorder, batch + 1, trainer);
+        // At staleness 0, rollout also waits for evaluation and checkpoint.
+        published.push(if max_staleness == 0 { trainer } else { published_at });
     }
-    teller.told.sort_by(|a, b| a.0.total_cmp(&b.0));
-    teller.told.into_iter().map(|(_, line)| line).collect()
+    recorder.lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+    recorder.lines.into_iter().map(|(_, line)| line).collect()
 }
 
-fn train(teller: &mut Teller, batch: u64, start: f64, ages: &[u64], rollout: f64) -> f64 {
+fn train(recorder: &mut Recorder, batch: u64, start: f64, ages: &[u64], rollout: f64) -> f64 {
     let trained = start + TRAIN;
-    teller.activity(Lane::Train, Activity::Train, (start, trained), batch);
-    teller.activity(Lane::Train, Activity::Publish, (trained, trained + PUBLISH), batch + 1);
+    recorder.activity(Lane::Train, Activity::Train, (start, trained), batch);
+    recorder.activity(Lane::Train, Activity::Publish, (trained, trained + PUBLISH), batch + 1);
     let share = |age: u64| ages.iter().filter(|&&a| a == age).count() as f64 / ages.len() as f64;
     let oldest = ages.iter().copied().max().unwrap_or(0);
     let mut metrics: Metrics = [
@@ -129,31 +137,31 @@ fn train(teller: &mut Teller, batch: u64, start: f64, ages: &[u64], rollout: f64
     for age in (0..=oldest).filter(|&age| share(age) > 0.0) {
         metrics.insert(format!("{}{age}", metric::STALENESS_SHARE_PREFIX), share(age));
     }
-    teller.tell(trained + PUBLISH, batch + 1, Event::Step { metrics });
+    recorder.record(trained + PUBLISH, batch + 1, Event::Step { metrics });
     trained + PUBLISH
 }
 
-/// Evaluates and saves where it is time.
-fn look_after(teller: &mut Teller, version: u64, mut now: f64) -> f64 {
+/// Evaluates and saves at the configured intervals. Returns the end time.
+fn evaluate_and_save(recorder: &mut Recorder, version: u64, mut now: f64) -> f64 {
     if version.is_multiple_of(EVALUATE_EVERY) {
-        teller.activity(Lane::Train, Activity::Evaluate, (now, now + EVALUATE), version);
+        recorder.activity(Lane::Train, Activity::Evaluate, (now, now + EVALUATE), version);
         now += EVALUATE;
     }
     if version.is_multiple_of(CHECKPOINT_EVERY) {
-        teller.activity(Lane::Train, Activity::Checkpoint, (now, now + CHECKPOINT), version);
+        recorder.activity(Lane::Train, Activity::Checkpoint, (now, now + CHECKPOINT), version);
         now += CHECKPOINT;
         let path = format!("checkpoints/rl-step-{version:06}");
-        teller.tell(now, version, Event::Checkpoint { path, bytes: 12_000_000 });
+        recorder.record(now, version, Event::Checkpoint { path, bytes: 12_000_000 });
     }
     now
 }
 
-/// The same run in two attempts: the first is killed after its 30th step, and the second goes on from the 25th.
-pub fn resumed(course: Course) -> Vec<EventLine> {
-    let whole = run(course);
-    let at = |wanted: u64| {
-        let trained = |line: &&EventLine| matches!(line.event, Event::Step { .. }) && line.step == wanted;
-        whole.iter().find(trained).unwrap().elapsed
+/// Returns the same run in two attempts: the first is killed after step 30, the second resumes from step 25.
+pub fn resumed(settings: SyntheticRun) -> Vec<EventLine> {
+    let whole = run(settings);
+    let at = |step: u64| {
+        let trained = |line: &&EventLine| matches!(line.event, Event::Step { .. }) && line.step == step;
+        whole.iter().find(trained).map_or(f64::INFINITY, |line| line.elapsed)
     };
     let (killed, saved) = (at(30), at(25));
     let mut lines: Vec<EventLine> = whole.iter().filter(|line| line.elapsed <= killed).cloned().collect();
@@ -174,7 +182,7 @@ pub fn resumed(course: Course) -> Vec<EventLine> {
     lines
 }
 
-/// A group of two-part episodes: the first half of each was sampled by the version before.
+/// Returns a group of episodes whose first half was sampled by the previous version.
 pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
     let task = Task {
         index: ticket * 10,

@@ -1,8 +1,8 @@
-//! TensorBoard event files, made from the same events as everything else.
+//! TensorBoard event files with the metrics of the event stream.
 //!
 //! A file is a sequence of records: `length: u64 LE`, masked crc32c of those eight bytes, the payload, masked crc32c
 //! of the payload. A payload is a protocol-buffer `Event`: 1 wall_time (double), 2 step (int64),
-//! 3 file_version (string) or 5 summary; a summary holds values (1) of 1 tag (string) and 2 simple_value (float).
+//! 3 file_version (string) or 5 summary; a summary contains values (1) of 1 tag (string) and 2 simple_value (float).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ pub(crate) struct TensorBoardWriter {
 }
 
 impl TensorBoardWriter {
-    /// Starts a file in `directory`. `unix_seconds` goes into its name, as TensorBoard orders files by it.
+    /// Creates a file in `directory`. Its name contains `unix_seconds`, by which TensorBoard orders files.
     pub(crate) fn create(directory: &Path, unix_seconds: f64, attempt: u32) -> io::Result<Self> {
         let name = format!("events.out.tfevents.{:010}.rloom.{attempt}", unix_seconds as u64);
         let file = File::options().create(true).append(true).open(directory.join(name))?;
@@ -27,7 +27,7 @@ impl TensorBoardWriter {
         Ok(writer)
     }
 
-    /// Adds scalars of one step.
+    /// Appends the scalars of a step.
     pub(crate) fn scalars<'a>(
         &mut self,
         unix_seconds: f64,
@@ -88,9 +88,9 @@ fn field_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// `tests/golden/write_tensorboard.py` reads this same file with the `tensorboard` package.
+    /// `tests/golden/write_tensorboard.py` reads the same file with the `tensorboard` package.
     #[test]
-    fn bytes_are_those_that_tensorboard_reads() {
+    fn the_file_equals_one_that_tensorboard_reads() {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = TensorBoardWriter::create(directory.path(), 1_700_000_000.5, 1).unwrap();
         writer.scalars(1_700_000_001.25, 300, [("reward", 0.5), ("eval/pass@1", 0.75)].into_iter()).unwrap();

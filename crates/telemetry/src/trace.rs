@@ -1,17 +1,17 @@
-//! A run as a trace that Perfetto and Chrome open: the JSON of the Trace Event Format.
+//! Traces for Perfetto and Chrome, in the JSON of the Trace Event Format.
 //!
-//! Every attempt is a process, and attempts follow each other. A process has the threads
+//! Each attempt is a process; attempts are concatenated. A process has the threads
 //!
 //! ```text
-//! stages           what ran
-//! rollout, train   what a lane works on
-//! … waits          what it waits for, which may be beside its work
+//! stages           the stages
+//! rollout, train   the work of a lane
+//! … waits          the waits of a lane, which may overlap with its work
 //! ```
 //!
-//! of complete events (`X`). The format wants them nested, so what overlaps within a thread goes to another of the same
-//! kind (`train 2`). Groups overlap by nature: they are async pairs (`b`, `e`) with an id of their own. Groups under way,
-//! staleness and queues are counters (`C`), checkpoints and groups that were not trained on are instants (`i`).
-//! Times are whole microseconds from the beginning of the first attempt, in order.
+//! with complete events (`X`). The format requires complete events of a thread to be nested, so overlapping ones go to
+//! additional threads (`train 2`). Groups overlap and are async pairs (`b`, `e`) with unique ids. Groups in flight,
+//! staleness and queues are counters (`C`); checkpoints and groups that were not trained are instants (`i`).
+//! Times are microseconds since the start of the first attempt, in ascending order.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,9 +21,9 @@ use rloom_core::metric;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::events::{Activity, Event, EventLine, Lane, Metrics};
+use crate::event::{Activity, Event, EventLine, Lane, Metrics};
 
-/// One event of the format. What a phase does not have is left out.
+/// An event of the format. Fields that its phase does not use are omitted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct TraceEvent {
     name: Cow<'static, str>,
@@ -36,14 +36,14 @@ struct TraceEvent {
     tid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    /// Of an instant: how far it reaches, here the process.
+    /// Scope of an instant: `p` for process.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     args: Value,
 }
 
-/// Writes the trace of a run, one event on a line, and returns how many there are.
+/// Writes the trace of a run, one event per line. Returns the number of events.
 pub fn write(lines: &[EventLine], out: &mut dyn Write) -> std::io::Result<usize> {
     let events = events(lines);
     out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
@@ -56,22 +56,22 @@ pub fn write(lines: &[EventLine], out: &mut dyn Write) -> std::io::Result<usize>
 }
 
 fn events(lines: &[EventLine]) -> Vec<TraceEvent> {
-    let (mut events, mut names) = (Vec::new(), Vec::new());
+    let (mut events, mut metadata) = (Vec::new(), Vec::new());
     let mut offset = 0;
-    for told in lines.chunk_by(|a, b| a.attempt == b.attempt) {
-        let mut attempt = Attempt { pid: told[0].attempt, offset, events: Vec::new(), last: offset };
-        attempt.tell(told);
-        names.append(&mut attempt.names(told));
+    for attempt_lines in lines.chunk_by(|a, b| a.attempt == b.attempt) {
+        let mut attempt = Attempt { pid: attempt_lines[0].attempt, offset, events: Vec::new(), last: offset };
+        attempt.add(attempt_lines);
+        metadata.append(&mut attempt.metadata(attempt_lines));
         events.append(&mut attempt.events);
         offset = attempt.last;
     }
-    // What begins first comes first, and what is around something else comes before it.
+    // By start; an enclosing event precedes those inside it.
     events.sort_by_key(|event| (event.ts, std::cmp::Reverse(event.dur.unwrap_or(0))));
-    names.append(&mut events);
-    names
+    metadata.append(&mut events);
+    metadata
 }
 
-/// Rows of threads, in the order in which they are shown.
+/// Rows of threads, in display order. The flag of a lane's row is true for waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Row {
     Stages,
@@ -95,13 +95,13 @@ impl Row {
         }
     }
 
-    /// The first thread of the row; those for what overlaps follow.
+    /// The first thread of the row. Threads for overlapping events follow.
     fn tid(self) -> u32 {
         Self::ALL.iter().position(|&row| row == self).unwrap_or_default() as u32 * 100 + 1
     }
 }
 
-/// A span on a row, before it has a thread.
+/// A complete event before it is assigned a thread.
 #[derive(Debug)]
 struct Complete {
     row: Row,
@@ -114,15 +114,15 @@ struct Complete {
 #[derive(Debug)]
 struct Attempt {
     pid: u32,
-    /// Microseconds that earlier attempts took.
+    /// Duration of the earlier attempts in microseconds.
     offset: u64,
     events: Vec<TraceEvent>,
-    /// The last moment that something was told of.
+    /// Latest time of any event.
     last: u64,
 }
 
 impl Attempt {
-    /// Seconds of the attempt as microseconds of the trace.
+    /// Converts seconds of the attempt to microseconds of the trace.
     fn at(&mut self, seconds: f64) -> u64 {
         let at = self.offset + (seconds.max(0.0) * 1e6).round() as u64;
         self.last = self.last.max(at);
@@ -146,7 +146,7 @@ impl Attempt {
         });
     }
 
-    fn tell(&mut self, lines: &[EventLine]) {
+    fn add(&mut self, lines: &[EventLine]) {
         let mut spans = Vec::new();
         let mut in_flight: Vec<(u64, i64)> = Vec::new();
         let mut runs_of: BTreeMap<(&str, u64), u32> = BTreeMap::new();
@@ -156,14 +156,14 @@ impl Attempt {
                 Event::Activity { activity: Activity::Group, start, end, version, ticket, .. } => {
                     let (start, end) = (self.at(*start), self.at(end.max(*start)));
                     let ticket = ticket.unwrap_or_default();
-                    // A group that was put off runs again under the same ticket.
+                    // A deferred group is restarted under the same ticket.
                     let run = runs_of.entry((&line.stage, ticket)).and_modify(|run| *run += 1).or_insert(1);
                     let id = format!("{}/{}/{ticket}/{run}", self.pid, line.stage);
                     let args = json!({"stage": line.stage, "ticket": ticket, "version": version});
                     self.push("b", "group", "group".into(), start, args);
-                    self.identify(&id);
+                    self.set_id(&id);
                     self.push("e", "group", "group".into(), end, Value::Null);
-                    self.identify(&id);
+                    self.set_id(&id);
                     in_flight.extend([(start, 1), (end, -1)]);
                 }
                 Event::Activity { lane, activity, start, end, version, .. } => {
@@ -180,7 +180,7 @@ impl Attempt {
                 Event::Step { metrics } => self.counters(now, metrics),
                 Event::Evaluation { metrics, .. } => {
                     let args = json!({"step": line.step, "metrics": metrics});
-                    self.push("i", "evaluation", "evaluated".into(), now, args);
+                    self.push("i", "evaluation", "evaluation".into(), now, args);
                 }
                 Event::Checkpoint { path, bytes } => {
                     let args = json!({"path": path, "bytes": bytes});
@@ -205,8 +205,8 @@ impl Attempt {
         self.complete(spans);
     }
 
-    /// Names the pair that the event pushed last belongs to.
-    fn identify(&mut self, id: &str) {
+    /// Sets the id of the event pushed last.
+    fn set_id(&mut self, id: &str) {
         if let Some(event) = self.events.last_mut() {
             event.id = Some(id.to_owned());
         }
@@ -231,14 +231,14 @@ impl Attempt {
     fn groups_in_flight(&mut self, mut changes: Vec<(u64, i64)>) {
         changes.sort_unstable();
         let mut running = 0;
-        for at_once in changes.chunk_by(|a, b| a.0 == b.0) {
-            running += at_once.iter().map(|(_, change)| change).sum::<i64>();
+        for simultaneous in changes.chunk_by(|a, b| a.0 == b.0) {
+            running += simultaneous.iter().map(|(_, change)| change).sum::<i64>();
             let args = json!({"groups": running});
-            self.push("C", "counter", "groups in flight".into(), at_once[0].0, args);
+            self.push("C", "counter", "groups in flight".into(), simultaneous[0].0, args);
         }
     }
 
-    /// Gives every span a thread on which nothing else is at the time.
+    /// Assigns each span to the first free thread of its row.
     fn complete(&mut self, mut spans: Vec<Complete>) {
         spans.sort_by_key(|span| (span.row, span.start, span.end));
         for row in spans.chunk_by_mut(|a, b| a.row == b.row) {
@@ -259,9 +259,9 @@ impl Attempt {
         }
     }
 
-    /// Metadata: what the process and its threads are called, and in which order they are shown.
-    fn names(&self, lines: &[EventLine]) -> Vec<TraceEvent> {
-        let about = |name: &'static str, tid: u32, args: Value| TraceEvent {
+    /// Metadata events: names and display order of the process and its threads.
+    fn metadata(&self, lines: &[EventLine]) -> Vec<TraceEvent> {
+        let event = |name: &'static str, tid: u32, args: Value| TraceEvent {
             name: name.into(),
             ph: "M",
             cat: "__metadata",
@@ -278,9 +278,9 @@ impl Attempt {
             _ => None,
         });
         let title = format!("{} attempt {}", run.unwrap_or("run"), self.pid);
-        let mut names = vec![
-            about("process_name", 0, json!({"name": title})),
-            about("process_sort_index", 0, json!({"sort_index": self.pid})),
+        let mut metadata = vec![
+            event("process_name", 0, json!({"name": title})),
+            event("process_sort_index", 0, json!({"sort_index": self.pid})),
         ];
         let mut threads: Vec<u32> = self.events.iter().filter(|e| e.ph == "X").map(|e| e.tid).collect();
         threads.sort_unstable();
@@ -291,10 +291,10 @@ impl Attempt {
                 0 => row.name(),
                 more => format!("{} {}", row.name(), more + 1),
             };
-            names.push(about("thread_name", tid, json!({"name": name})));
-            names.push(about("thread_sort_index", tid, json!({"sort_index": tid})));
+            metadata.push(event("thread_name", tid, json!({"name": name})));
+            metadata.push(event("thread_sort_index", tid, json!({"sort_index": tid})));
         }
-        names
+        metadata
     }
 }
 

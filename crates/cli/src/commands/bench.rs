@@ -92,7 +92,7 @@ impl Bench<'_> {
             let done = match work {
                 arguments::Work::Kernels => {
                     self.tell("kernels", "products of a training step, one by one");
-                    report.kernels = kernels::measure(self, ceilings.gemm(self.shape.config.compute));
+                    report.kernels = kernels::measure(self, ceilings.gemm(self.shape.config.dtype));
                     continue;
                 }
                 arguments::Work::Train => train::measure(self)?,
@@ -120,7 +120,7 @@ impl Bench<'_> {
 
     /// A work's rates, as fractions of what the machine can do at most.
     fn held_against(&self, ceilings: &Ceilings, done: Done, memory: Memory) -> Work {
-        let compute = self.shape.config.compute;
+        let compute = self.shape.config.dtype;
         let (start_mib, peak_mib) = memory.end();
         let median = measure::median(&done.rounds.seconds);
         let gflops = done.operations.all() as f64 / median / 1e9;

@@ -81,7 +81,7 @@ fn findings() -> Vec<Finding> {
         Finding::ok("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
         Finding::ok("cores", format!("{cores}, so {cores} threads by default")),
         Finding::ok("kernels", format!("{} (also here: {})", Isa::detect().name(), isas.join(", "))),
-        Finding::ok("bf16", format!("products by {}", Ctx::serial().products())),
+        Finding::ok("bf16", format!("products by {}", Ctx::serial().bf16_products())),
         memory(),
         disk(),
         writable(),

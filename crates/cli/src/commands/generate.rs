@@ -3,11 +3,10 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 
-use rloom_core::{ChatMessage, PolicyVersion, PromptSource, Purpose, RandomKey};
-use rloom_embedded::EmbeddedEngine;
-use rloom_engine::{GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
+use rloom_core::{ChatMessage, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey};
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_env::render_prompt;
-use rloom_model::Weights;
 use rloom_run::Policy;
 use serde_json::json;
 
@@ -24,13 +23,13 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
     let tokenizer = (*policy.tokenizer).clone();
     let engine =
-        EmbeddedEngine::new(policy.model.config(), &ctx, &RolloutSettings::default(), Some(tokenizer))
+        EmbeddedRolloutEngine::new(policy.model.config(), &ctx, &RolloutSettings::default(), Some(tokenizer))
             .map_err(Failure::failed)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed)?;
     runtime.block_on(async {
-        let weights = Weights { version: PolicyVersion(0), model: Arc::clone(&policy.model) };
-        engine.load(&weights, InFlight::Finish).await.map_err(Failure::failed)?;
+        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &policy.model);
+        engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
         // All requests are queued before the first is awaited; they are shown in the order of their prompts.
         let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();
         for (i, generation) in pending.into_iter().enumerate() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
 use rloom_engine::SamplingSettings;
-use rloom_model::{Compute, GenerationConfig};
+use rloom_model::{Dtype, GenerationConfig};
 use rloom_run::Policy;
 
 use crate::arguments::Sampling;
@@ -13,7 +13,7 @@ use crate::output::{CYAN, Output};
 
 /// Opens a model: a folder, a hub id, or a run's folder, of which it is the best checkpoint. Without a format to compute
 /// in, a run's model has its run's, and any other f32.
-pub(crate) fn open(source: &str, compute: Option<Compute>, output: Output) -> Result<Policy, Failure> {
+pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Result<Policy, Failure> {
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {
         let checkpoint = checkpoint(folder, None)?;

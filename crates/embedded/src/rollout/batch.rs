@@ -18,21 +18,20 @@
 //!    since no kernel's result for a row depends on the rows that share the call.
 
 use std::collections::BTreeMap;
-use std::ops::Add;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_core::{PolicyVersion, StopReason};
-use rloom_model::{StepRow, Wanted};
-use rloom_ops::{HeadAsk, HeadOutput, KV_BLOCK};
+use rloom_core::StopReason;
+use rloom_model::{RowRequest, StepRow};
+use rloom_ops::{HeadOutput, HeadRequest, KV_BLOCK};
 
 use self::choice::{Choice, Source};
 use crate::rollout::blocks::BlockPool;
-use crate::rollout::decoder::Decoder;
-use crate::rollout::sampling::Given;
+use crate::rollout::decoder::{DecodeError, Decoder};
+use crate::rollout::sampling::Prediction;
 use crate::rollout::sequence::{Rank, Sequence};
 use crate::rollout::speculation::Drafter;
-use rloom_engine::{Abort, Speculation};
+use rloom_engine::{Abort, DraftStatistics, PolicyLabel, RolloutError, RolloutStatistics, Speculation};
 
 mod admission;
 mod choice;
@@ -51,44 +50,6 @@ pub(crate) struct Limits {
     pub(crate) prefill_chunk: usize,
     pub(crate) blocks: usize,
     pub(crate) speculation: Speculation,
-}
-
-/// What has been done, in all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Statistics {
-    /// Steps of lanes.
-    pub steps: u64,
-    /// Tokens whose keys and values were computed, recomputed ones and drafts included.
-    pub computed_tokens: u64,
-    /// Prompt tokens that were taken over from another sequence of the group.
-    pub shared_tokens: u64,
-    /// Tokens chosen.
-    pub sampled_tokens: u64,
-    /// Times that a sequence was put back because blocks ran out.
-    pub put_back: u64,
-    /// Tokens that were drafted and computed before they were chosen.
-    pub drafted_tokens: u64,
-    /// Drafted tokens that were chosen then.
-    pub accepted_tokens: u64,
-    /// Sequences that were handed to a lane that had run dry.
-    pub handed_over: u64,
-}
-
-impl Add for Statistics {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            steps: self.steps + other.steps,
-            computed_tokens: self.computed_tokens + other.computed_tokens,
-            shared_tokens: self.shared_tokens + other.shared_tokens,
-            sampled_tokens: self.sampled_tokens + other.sampled_tokens,
-            put_back: self.put_back + other.put_back,
-            drafted_tokens: self.drafted_tokens + other.drafted_tokens,
-            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
-            handed_over: self.handed_over + other.handed_over,
-        }
-    }
 }
 
 /// A group's prompt, kept while requests of the group are in the lane.
@@ -128,9 +89,9 @@ pub(crate) struct Batch {
     prompts: BTreeMap<u64, Prompt>,
     /// Sequences of each group in the lane.
     members: BTreeMap<u64, usize>,
-    /// Groups of the sequences that have left since the last [`Batch::take_left`].
+    /// Groups of the sequences that have left since the last [`Batch::take_departed`].
     left: Vec<Option<u64>>,
-    statistics: Statistics,
+    statistics: RolloutStatistics,
     /// What the head gave for the wanted rows of the last step.
     answers: HeadOutput,
     /// Where there is none, nothing is drafted.
@@ -140,6 +101,11 @@ pub(crate) struct Batch {
 
 impl Batch {
     pub(crate) fn new(lane: usize, limits: Limits, threads: usize) -> Self {
+        let drafter = match limits.speculation {
+            Speculation::Off => None,
+            Speculation::Ngram => Some(Drafter::default()),
+        };
+        let drafts = drafter.is_some().then(DraftStatistics::default);
         Self {
             lane,
             limits,
@@ -149,12 +115,9 @@ impl Batch {
             prompts: BTreeMap::new(),
             members: BTreeMap::new(),
             left: Vec::new(),
-            statistics: Statistics::default(),
+            statistics: RolloutStatistics { drafts, ..RolloutStatistics::default() },
             answers: HeadOutput::default(),
-            drafter: match limits.speculation {
-                Speculation::Off => None,
-                Speculation::Ngram => Some(Drafter::default()),
-            },
+            drafter,
             choice: Choice::new(threads),
         }
     }
@@ -163,6 +126,7 @@ impl Batch {
     #[cfg(test)]
     pub(crate) fn draft_always(&mut self) {
         self.drafter = Some(Drafter::always());
+        self.statistics.drafts = Some(DraftStatistics::default());
     }
 
     pub(crate) fn running(&self) -> usize {
@@ -181,13 +145,13 @@ impl Batch {
         self.pool.total()
     }
 
-    pub(crate) fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> RolloutStatistics {
         self.statistics
     }
 
     /// Starts anew with nothing but the statistics, after a failure that left it in a state unknown: the sequences that
     /// it still has.
-    pub(crate) fn start_anew(&mut self) -> Vec<Sequence> {
+    pub(crate) fn reset(&mut self) -> Vec<Sequence> {
         // What drafts are worth has been measured of the requests and the machine, not of what failed.
         let (statistics, drafter) = (self.statistics, self.drafter.take());
         let fresh = Self { statistics, drafter, ..Self::new(self.lane, self.limits, self.choice.threads()) };
@@ -223,13 +187,13 @@ impl Batch {
     }
 
     /// Groups of the sequences that have left since the last call.
-    pub(crate) fn take_left(&mut self) -> Vec<Option<u64>> {
+    pub(crate) fn take_departed(&mut self) -> Vec<Option<u64>> {
         std::mem::take(&mut self.left)
     }
 
     /// Who is in the next step: ends what nobody waits for any more and starts what waits. With `only_started`,
     /// sequences that have not been started stay where they are.
-    pub(crate) fn muster(&mut self, decoder: &mut impl Decoder, only_started: bool) {
+    pub(crate) fn admit_ready(&mut self, decoder: &mut impl Decoder, only_started: bool) {
         self.leave(|s| s.is_cancelled().then_some(StopReason::Aborted));
         self.admit(decoder, only_started);
     }
@@ -237,7 +201,7 @@ impl Batch {
     /// One step of those that run.
     ///
     /// An error is the decoder's; what the cache holds is then unknown.
-    pub(crate) fn step(&mut self, decoder: &mut impl Decoder, version: PolicyVersion) -> Result<(), String> {
+    pub(crate) fn step(&mut self, decoder: &mut impl Decoder, label: PolicyLabel) -> Result<(), DecodeError> {
         let mut chunks = self.plan();
         self.draft(&mut chunks);
         let began = self.drafter.is_some().then(Instant::now);
@@ -270,11 +234,11 @@ impl Batch {
             }
             if ends || ends_prompt {
                 let first = rows.len() - 1 - chunk.drafted;
-                wanted.extend((0..=chunk.drafted).map(|nth| Wanted {
+                wanted.extend((0..=chunk.drafted).map(|nth| RowRequest {
                     row: (first + nth) as u32,
                     // The rest of the group will choose by the logits after its prompt.
-                    ask: if ends_prompt {
-                        HeadAsk::Logits
+                    request: if ends_prompt {
+                        HeadRequest::Logits
                     } else {
                         sequence.ask(sequence.tokens.len() + nth, vocabulary)
                     },
@@ -290,7 +254,9 @@ impl Batch {
         drop(rows);
         for chunk in &chunks {
             self.running[chunk.sequence].cached = chunk.to;
-            self.statistics.drafted_tokens += chunk.drafted as u64;
+            if let Some(drafts) = &mut self.statistics.drafts {
+                drafts.drafted_tokens += chunk.drafted as u64;
+            }
         }
         for (sequence, answer) in prompt_ends {
             self.publish_prompt(sequence, answer);
@@ -305,7 +271,7 @@ impl Batch {
         {
             drafter.record(computed, began.elapsed().as_secs_f64());
         }
-        self.apply(version);
+        self.apply(label);
         Ok(())
     }
 
@@ -315,7 +281,7 @@ impl Batch {
         leader.leads = false;
         let Some(prompt) = leader.group.and_then(|group| self.prompts.get_mut(&group)) else { return };
         prompt.leader = None;
-        if let Some(Given::Logits(logits_v)) = Given::of(&self.answers, answer) {
+        if let Some(Prediction::Logits(logits_v)) = Prediction::of(&self.answers, answer) {
             prompt.logits_v = logits_v.to_vec();
         }
         prompt.blocks = leader.blocks[..blocks_for(prompt.tokens.len())].to_vec();
@@ -341,9 +307,26 @@ impl Batch {
         }
     }
 
+    /// Fails every sequence for which `why` returns an error.
+    pub(crate) fn refuse(&mut self, why: impl Fn(&Sequence) -> Option<RolloutError>) {
+        for sequence in std::mem::take(&mut self.running) {
+            match why(&sequence) {
+                Some(error) => self.detach(sequence).fail(error),
+                None => self.running.push(sequence),
+            }
+        }
+        let refused: Vec<(Rank, RolloutError)> =
+            self.waiting.iter().filter_map(|(&rank, s)| Some((rank, why(s)?))).collect();
+        for (rank, error) in refused {
+            if let Some(sequence) = self.waiting.remove(&rank) {
+                self.detach(sequence).fail(error);
+            }
+        }
+    }
+
     /// Ends the sequences that are to be aborted.
     pub(crate) fn abort(&mut self, which: Abort) {
-        self.leave(|s| which.concerns(s.group, s.key).then_some(StopReason::Aborted));
+        self.leave(|s| which.selects(s.group, s.key).then_some(StopReason::Aborted));
     }
 
     /// Ends the sequences that have been started.

@@ -1,42 +1,59 @@
 use std::sync::Arc;
 
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, StepScratch, Wanted, Weights};
+use rloom_model::{KvCache, Model, ModelConfig, RowRequest, StepError, StepRow, StepScratch};
 use rloom_ops::{Ctx, HeadOutput};
 #[cfg(test)]
-use rloom_ops::{HeadAnswer, HeadAsk, RowDraw};
+use rloom_ops::{HeadRequest, HeadResult, RowDraw};
 
-/// The part of a lane that computes. The real one is [`ModelDecoder`]; tests put others in its place.
+use super::weights::LoadedWeights;
+
+/// Failure of a decoder's step.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DecodeError {
+    /// A step without weights.
+    #[error("a step was requested while no weights are loaded")]
+    NoWeights,
+    /// The model refused the step.
+    #[error(transparent)]
+    Model(#[from] StepError),
+    /// A failure that a test has asked for.
+    #[cfg(test)]
+    #[error("{0}")]
+    Injected(&'static str),
+}
+
+/// The computing part of a lane: [`ModelDecoder`], or a substitute in tests.
 pub(crate) trait Decoder: Send + Sized {
-    /// Another one like it, without weights, as it was when it was made: for a lane that starts again after this one
-    /// failed in a way that leaves its state unknown.
+    /// Creates a decoder like this one in its initial state, without weights. A lane uses it to restart after a failure
+    /// that leaves the state of this one undefined.
     fn fresh(&self) -> Self;
 
-    /// Where the lane's work runs.
+    /// Compute context of the lane.
     fn ctx(&self) -> &Ctx;
 
     /// Length of a row of logits.
     fn vocabulary(&self) -> usize;
 
-    /// Takes other weights, or lets go of those it has.
-    fn load(&mut self, weights: Option<&Weights>);
+    /// Loads other weights, or releases the current ones.
+    fn load(&mut self, weights: Option<&LoadedWeights>);
 
     /// Copies the keys and values of a block.
     fn copy_block(&mut self, from: u32, to: u32);
 
-    /// A cache of exactly these blocks, copied; `None` when there is none to copy from.
+    /// A cache with copies of exactly these blocks; `None` if there is no cache yet.
     fn copy_out(&self, blocks: &[u32]) -> Option<KvCache>;
 
-    /// Copies all blocks of a cache that [`copy_out`](Self::copy_out) made to these.
+    /// Copies all blocks of a cache created by [`copy_out`](Self::copy_out) to these blocks.
     fn copy_in(&mut self, from: &KvCache, blocks: &[u32]);
 
-    /// Computes keys and values of all rows, and an answer for each of the wanted ones. An error leaves the decoder in a
-    /// state unknown.
+    /// Computes keys and values of all rows, and an answer for each wanted row. An error leaves the decoder in an
+    /// undefined state.
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String>;
+    ) -> Result<(), DecodeError>;
 }
 
 /// A model with a cache.
@@ -46,10 +63,10 @@ pub(crate) struct ModelDecoder {
     config: ModelConfig,
     model: Option<Arc<Model>>,
     blocks: usize,
-    /// Made at the first step.
+    /// Allocated at the first step.
     cache: Option<KvCache>,
     scratch: StepScratch,
-    /// Whether to keep the cache's memory while there are no weights.
+    /// Keeps the memory of the cache while no weights are loaded.
     keeps_cache: bool,
 }
 
@@ -72,7 +89,7 @@ impl Decoder for ModelDecoder {
         self.config.vocab_size
     }
 
-    fn load(&mut self, weights: Option<&Weights>) {
+    fn load(&mut self, weights: Option<&LoadedWeights>) {
         self.model = weights.map(|weights| Arc::clone(&weights.model));
         if self.model.is_none() && !self.keeps_cache {
             self.cache = None;
@@ -105,38 +122,39 @@ impl Decoder for ModelDecoder {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String> {
-        let model = self.model.as_ref().ok_or("asked to decode without weights")?;
+    ) -> Result<(), DecodeError> {
+        let model = self.model.as_ref().ok_or(DecodeError::NoWeights)?;
         let cache = self.cache.get_or_insert_with(|| KvCache::new(&self.config, self.blocks));
-        model
-            .step(&self.ctx, cache, rows, wanted, &mut self.scratch, answers)
-            .map_err(|error| error.to_string())
+        model.step(&self.ctx, cache, rows, wanted, &mut self.scratch, answers)?;
+        Ok(())
     }
 }
 
-/// What a head answers where `logits_after` writes the logits after a row over zeros.
+/// Answers as a head does. `logits_after` overwrites zeros with the logits after a row.
 #[cfg(test)]
 pub(crate) fn answer_by(
     answers: &mut HeadOutput,
-    wanted: &[Wanted],
+    wanted: &[RowRequest],
     vocabulary: usize,
-    mut logits_after: impl FnMut(usize, &mut [f32]) -> Result<(), String>,
-) -> Result<(), String> {
-    let asks: Vec<HeadAsk> = wanted.iter().map(|wanted| wanted.ask).collect();
+    mut logits_after: impl FnMut(usize, &mut [f32]) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
+    let asks: Vec<HeadRequest> = wanted.iter().map(|wanted| wanted.request).collect();
     answers.reset(&asks, vocabulary);
-    for (wanted, answer) in wanted.iter().zip(&mut answers.answers) {
+    for (wanted, answer) in wanted.iter().zip(&mut answers.results) {
         let mut logits = vec![0.0; vocabulary];
         logits_after(wanted.row as usize, &mut logits)?;
-        match (wanted.ask, answer) {
-            (HeadAsk::Token(draw), answer) => {
-                *answer = HeadAnswer::Token(RowDraw::default().draw(&logits, draw));
+        match (wanted.request, answer) {
+            (HeadRequest::Token(draw), answer) => {
+                *answer = HeadResult::Token(RowDraw::default().draw(&logits, draw));
             }
-            (HeadAsk::Logits, HeadAnswer::Logits(range)) => {
+            (HeadRequest::Logits, HeadResult::Logits(range)) => {
                 answers.logits.as_mut_slice()[range.clone()].copy_from_slice(&logits);
             }
-            (HeadAsk::Logits, HeadAnswer::Token(_)) => return Err("no room was made for logits".to_owned()),
+            (HeadRequest::Logits, HeadResult::Token(_)) => {
+                return Err(DecodeError::Injected("no room for logits"));
+            }
         }
     }
     Ok(())

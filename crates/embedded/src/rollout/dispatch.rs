@@ -1,169 +1,169 @@
-//! What callers and lanes share: the requests that no lane has taken yet, and what lanes are told to do.
+//! State that callers and lanes share: the requests that no lane has taken yet, and commands to the lanes.
 //!
-//! Lanes read it between steps, under one lock that is held for moments and never while a lane computes (the longest
-//! such moment copies the keys and values of sequences that change lanes): whatever a lane is stuck in, callers can
-//! submit, look, and give up. A request goes to the lane with the fewest outstanding ones,
-//! unless its group is in a lane already; a lane that has room and nothing queued takes the first group of the longest
-//! queue if it has less to do than that lane. Where nothing is queued at all, a lane that has run dry is handed sequences
-//! out of another one's batch. None of this can change a result.
+//! Lanes access it between steps, under one lock that is held briefly and never while a lane computes (the longest
+//! critical section copies the keys and values of sequences that move to another lane). Callers can therefore submit,
+//! inspect and time out no matter what a lane is stuck in. A request goes to the lane with the fewest outstanding
+//! requests, unless its group is in a lane already. A lane that has room and an empty queue steals the first group of the
+//! longest queue if it has less to do than that lane. If nothing is queued at all, a lane without work receives sequences
+//! from the batch of another one. None of this affects results.
 //!
-//! Books: a request is outstanding at a lane from [`Board::submit`] until it is withdrawn from the queue, or
-//! [`Board::answered`] by the lane that took it, or [`Board::lost`] with all that a failed lane had taken.
+//! Accounting: a request is outstanding at a lane from [`Dispatcher::submit`] until it is withdrawn from the queue,
+//! reported by [`Dispatcher::answered`], or included in [`Dispatcher::batch_lost`] of a failed lane.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rloom_core::PolicyVersion;
-use rloom_model::Weights;
+use rloom_core::OnUpdate;
+use rloom_engine::{Abort, Health, PolicyLabel, RolloutError, WorkerActivity, WorkerFailure, WorkerStatus};
 use tokio::sync::oneshot;
 
-use crate::rollout::report::Notes;
-use crate::rollout::sequence::{Rank, Sequence};
-use crate::{Doing, LaneReport};
-use rloom_engine::{Abort, Health, InFlight, RolloutError};
+use super::sequence::{Rank, Sequence};
+use super::status::{LaneStatus, lane_name};
+use super::weights::LoadedWeights;
 
-/// What a lane is told between two steps.
+/// A command to a lane, handled between two steps.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Take these weights, or let go of those there are.
-    Load(Option<Weights>, InFlight, oneshot::Sender<()>),
-    /// End requests.
+    /// Load these weights, or release the current ones.
+    Load(Option<LoadedWeights>, OnUpdate, oneshot::Sender<()>),
+    /// Abort requests.
     Abort(Abort, oneshot::Sender<()>),
-    /// Say how it is.
+    /// Report the load of the lane.
     Report(oneshot::Sender<Health>),
-    /// Panic, for tests.
+    /// Panic. For tests.
     Fail,
 }
 
-/// One lane's side of the board.
+/// Queue, commands and status of one lane.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct LaneQueue {
     pub(crate) queue: BTreeMap<Rank, Sequence>,
-    /// Sequences out of another lane's batch. The lane takes them before it looks at its commands: what they were begun
-    /// with is still in force for them.
-    handed: Vec<Sequence>,
+    /// Sequences from another lane's batch. The lane takes them before it handles commands: they belong to the weights
+    /// that precede those commands.
+    incoming: Vec<Sequence>,
     pub(crate) commands: VecDeque<Command>,
-    /// Requests queued here or in the lane's batch.
+    /// Requests in the queue or in the lane's batch.
     outstanding: usize,
     /// Requests in the lane's batch, by group.
-    held: BTreeMap<Option<u64>, usize>,
-    pub(crate) notes: Notes,
+    in_batch: BTreeMap<Option<u64>, usize>,
+    pub(crate) status: LaneStatus,
 }
 
-impl Desk {
+impl LaneQueue {
     fn new() -> Self {
         Self {
             queue: BTreeMap::new(),
-            handed: Vec::new(),
+            incoming: Vec::new(),
             commands: VecDeque::new(),
             outstanding: 0,
-            held: BTreeMap::new(),
-            notes: Notes::new(),
+            in_batch: BTreeMap::new(),
+            status: LaneStatus::new(),
         }
     }
 
-    /// Notes that a request has left the lane's batch.
-    fn release(&mut self, group: Option<u64>) {
-        if let Some(held) = self.held.get_mut(&group) {
-            *held -= 1;
-            if *held == 0 {
-                self.held.remove(&group);
+    /// Records that a request has left the lane's batch.
+    fn left_batch(&mut self, group: Option<u64>) {
+        if let Some(requests) = self.in_batch.get_mut(&group) {
+            *requests -= 1;
+            if *requests == 0 {
+                self.in_batch.remove(&group);
             }
         }
     }
 }
 
-/// Where a group's requests go while some of them are outstanding.
+/// Lane of a group while any of its requests is outstanding.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct GroupPlacement {
     lane: usize,
     outstanding: usize,
 }
 
-/// Everything that lanes and callers share.
+/// State shared by lanes and callers.
 #[derive(Debug)]
-pub(crate) struct Board {
-    pub(crate) desks: Vec<Desk>,
-    groups: BTreeMap<u64, Place>,
+pub(crate) struct Dispatcher {
+    pub(crate) lanes: Vec<LaneQueue>,
+    groups: BTreeMap<u64, GroupPlacement>,
     arrivals: u64,
-    /// The weights last asked for; for messages.
-    pub(crate) version: Option<PolicyVersion>,
-    /// Why the engine answers nothing any more.
+    /// Weights of the latest load.
+    pub(crate) loaded: Option<PolicyLabel>,
+    /// Reason for the end of the engine, after which it answers no more requests.
     pub(crate) end: Option<RolloutError>,
 }
 
-impl Board {
-    /// Queues a request at the lane that is to have it.
+impl Dispatcher {
+    /// Queues a request at a lane.
     pub(crate) fn submit(&mut self, mut sequence: Sequence) {
         self.arrivals += 1;
         sequence.rank.arrival = self.arrivals;
-        let least = (0..self.desks.len()).min_by_key(|&lane| self.desks[lane].outstanding).unwrap_or(0);
-        let lane = match sequence.group {
+        let least = (0..self.lanes.len()).min_by_key(|&lane| self.lanes[lane].outstanding).unwrap_or(0);
+        let index = match sequence.group {
             None => least,
             Some(group) => {
-                let place = self.groups.entry(group).or_insert(Place { lane: least, outstanding: 0 });
-                place.outstanding += 1;
-                place.lane
+                let placement =
+                    self.groups.entry(group).or_insert(GroupPlacement { lane: least, outstanding: 0 });
+                placement.outstanding += 1;
+                placement.lane
             }
         };
-        let desk = &mut self.desks[lane];
-        desk.outstanding += 1;
-        desk.queue.insert(sequence.rank, sequence);
+        let lane = &mut self.lanes[index];
+        lane.outstanding += 1;
+        lane.queue.insert(sequence.rank, sequence);
     }
 
-    /// Notes that requests in a lane's batch have been answered.
+    /// Records that requests in a lane's batch have been answered.
     pub(crate) fn answered(&mut self, lane: usize, groups: impl IntoIterator<Item = Option<u64>>) {
         for group in groups {
-            self.desks[lane].release(group);
-            self.settle(lane, group, 1);
+            self.lanes[lane].left_batch(group);
+            self.subtract(lane, group, 1);
         }
     }
 
-    /// Takes everything that was in a lane's batch off the books.
-    pub(crate) fn lost(&mut self, lane: usize) {
-        for (group, requests) in std::mem::take(&mut self.desks[lane].held) {
-            self.settle(lane, group, requests);
+    /// Records that the batch of a failed lane is lost.
+    pub(crate) fn batch_lost(&mut self, lane: usize) {
+        for (group, requests) in std::mem::take(&mut self.lanes[lane].in_batch) {
+            self.subtract(lane, group, requests);
         }
     }
 
-    /// Takes requests of a lane off the books.
-    fn settle(&mut self, lane: usize, group: Option<u64>, requests: usize) {
-        self.desks[lane].outstanding -= requests;
+    /// Subtracts requests of a lane from the outstanding ones.
+    fn subtract(&mut self, lane: usize, group: Option<u64>, requests: usize) {
+        self.lanes[lane].outstanding -= requests;
         if let Some(group) = group
-            && let Some(place) = self.groups.get_mut(&group)
+            && let Some(placement) = self.groups.get_mut(&group)
         {
-            place.outstanding -= requests;
-            if place.outstanding == 0 {
+            placement.outstanding -= requests;
+            if placement.outstanding == 0 {
                 self.groups.remove(&group);
             }
         }
     }
 
-    /// Who is first in a lane's queue.
+    /// Rank of the first request in a lane's queue.
     pub(crate) fn first(&self, lane: usize) -> Option<Rank> {
-        self.desks[lane].queue.first_key_value().map(|(&rank, _)| rank)
+        self.lanes[lane].queue.first_key_value().map(|(&rank, _)| rank)
     }
 
-    /// The first request of a lane's queue.
+    /// Moves the first request of a lane's queue to its batch.
     pub(crate) fn take(&mut self, lane: usize) -> Option<Sequence> {
-        let desk = &mut self.desks[lane];
-        let (_, sequence) = desk.queue.pop_first()?;
-        *desk.held.entry(sequence.group).or_default() += 1;
+        let lane = &mut self.lanes[lane];
+        let (_, sequence) = lane.queue.pop_first()?;
+        *lane.in_batch.entry(sequence.group).or_default() += 1;
         Some(sequence)
     }
 
-    /// Moves the first request of the longest queue to a lane whose own is empty, with the others of its group that are
-    /// queued there. Groups of which a lane has begun the prompt are left to that lane while there are others.
+    /// Moves the first request of the longest queue to a lane with an empty queue, with the other requests of its group
+    /// in that queue. Groups whose prompt a lane has already begun stay with that lane while there are others.
     ///
-    /// A lane that has work takes no more than brings the two closer to equal shares: the other one may just not have
-    /// woken yet, and would find its queue empty.
-    pub(crate) fn take_over(&mut self, lane: usize) {
-        let longest = (0..self.desks.len()).max_by_key(|&other| self.desks[other].queue.len());
+    /// A lane that has work steals only what makes the loads more equal: the other lane may simply not have woken up yet
+    /// and would find its queue empty.
+    pub(crate) fn steal(&mut self, lane: usize) {
+        let longest = (0..self.lanes.len()).max_by_key(|&other| self.lanes[other].queue.len());
         let Some(from) = longest else { return };
-        let Some((rank, group)) = self.first_whole(from) else { return };
-        let (own, others) = (self.desks[lane].outstanding, self.desks[from].outstanding);
-        let queue = &mut self.desks[from].queue;
+        let Some((rank, group)) = self.first_complete(from) else { return };
+        let (own, others) = (self.lanes[lane].outstanding, self.lanes[from].outstanding);
+        let queue = &mut self.lanes[from].queue;
         let ranks: Vec<Rank> = match group {
             Some(_) => queue.iter().filter(|(_, s)| s.group == group).map(|(&rank, _)| rank).collect(),
             None => vec![rank],
@@ -172,47 +172,47 @@ impl Board {
             return;
         }
         let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
-        self.desks[from].outstanding -= moved.len();
-        self.desks[lane].outstanding += moved.len();
-        self.desks[lane].queue.extend(moved);
-        if let Some(place) = group.and_then(|group| self.groups.get_mut(&group)) {
-            place.lane = lane;
+        self.lanes[from].outstanding -= moved.len();
+        self.lanes[lane].outstanding += moved.len();
+        self.lanes[lane].queue.extend(moved);
+        if let Some(placement) = group.and_then(|group| self.groups.get_mut(&group)) {
+            placement.lane = lane;
         }
     }
 
-    /// A lane that has run dry, has these weights and is told nothing else.
-    pub(crate) fn idle_lane(&self, version: PolicyVersion) -> Option<usize> {
-        self.desks.iter().position(|desk| {
-            desk.notes.doing() == Doing::Nothing
-                && desk.notes.version == Some(version)
-                && desk.outstanding == 0
-                && desk.commands.is_empty()
+    /// A lane with these weights that has neither requests nor commands.
+    pub(crate) fn idle_lane(&self, label: PolicyLabel) -> Option<usize> {
+        self.lanes.iter().position(|lane| {
+            lane.status.activity() == WorkerActivity::Idle
+                && lane.status.loaded == Some(label)
+                && lane.outstanding == 0
+                && lane.commands.is_empty()
         })
     }
 
-    /// Gives sequences out of one lane's batch to another lane.
-    pub(crate) fn hand_over(&mut self, from: usize, to: usize, sequences: Vec<Sequence>) {
+    /// Moves sequences from the batch of one lane to another lane.
+    pub(crate) fn migrate(&mut self, from: usize, to: usize, sequences: Vec<Sequence>) {
         for sequence in &sequences {
-            self.desks[from].release(sequence.group);
+            self.lanes[from].left_batch(sequence.group);
         }
-        self.desks[from].outstanding -= sequences.len();
-        self.desks[to].outstanding += sequences.len();
-        self.desks[to].handed.extend(sequences);
+        self.lanes[from].outstanding -= sequences.len();
+        self.lanes[to].outstanding += sequences.len();
+        self.lanes[to].incoming.extend(sequences);
     }
 
-    /// What a lane has been handed.
-    pub(crate) fn take_handed(&mut self, lane: usize) -> Vec<Sequence> {
-        let desk = &mut self.desks[lane];
-        let handed = std::mem::take(&mut desk.handed);
-        for sequence in &handed {
-            *desk.held.entry(sequence.group).or_default() += 1;
+    /// Moves incoming sequences to a lane's batch.
+    pub(crate) fn take_migrated(&mut self, lane: usize) -> Vec<Sequence> {
+        let lane = &mut self.lanes[lane];
+        let incoming = std::mem::take(&mut lane.incoming);
+        for sequence in &incoming {
+            *lane.in_batch.entry(sequence.group).or_default() += 1;
         }
-        handed
+        incoming
     }
 
-    /// The first request of a lane's queue all of whose group is queued there; of any group where there is none.
-    fn first_whole(&self, lane: usize) -> Option<(Rank, Option<u64>)> {
-        let queue = &self.desks[lane].queue;
+    /// First request of a lane's queue whose whole group is queued there; the first of any group if there is none.
+    fn first_complete(&self, lane: usize) -> Option<(Rank, Option<u64>)> {
+        let queue = &self.lanes[lane].queue;
         let (_, first) = queue.first_key_value()?;
         if first.group.is_none() {
             return Some((first.rank, None));
@@ -221,54 +221,56 @@ impl Board {
         for group in queue.values().filter_map(|s| s.group) {
             *queued.entry(group).or_default() += 1;
         }
-        let is_whole = |s: &&Sequence| {
-            let outstanding = |group| self.groups.get(&group).map(|place| place.outstanding);
+        let is_complete = |s: &&Sequence| {
+            let outstanding = |group| self.groups.get(&group).map(|placement| placement.outstanding);
             s.group.is_none_or(|group| outstanding(group) == queued.get(&group).copied())
         };
-        let chosen = queue.values().find(is_whole).unwrap_or(first);
+        let chosen = queue.values().find(is_complete).unwrap_or(first);
         Some((chosen.rank, chosen.group))
     }
 
-    /// What a lane last said of itself.
-    pub(crate) fn report(&self, lane: usize) -> LaneReport {
-        let Desk { queue, notes, .. } = &self.desks[lane];
-        notes.report(lane, queue.len())
+    /// Last reported status of a lane.
+    pub(crate) fn status(&self, lane: usize) -> WorkerStatus {
+        let LaneQueue { queue, status, .. } = &self.lanes[lane];
+        status.report(lane, queue.len())
     }
 
-    /// Why a lane dropped a request or a command without an answer.
-    pub(crate) fn why_dropped(&self, lane: usize) -> RolloutError {
+    /// Error for a request or command that a lane dropped without an answer.
+    pub(crate) fn reason_for_drop(&self, lane: usize) -> RolloutError {
         self.end.clone().unwrap_or_else(|| {
-            let failure = self.desks[lane].notes.failure.clone();
-            let cause = failure.unwrap_or_else(|| "its thread failed".to_owned());
-            RolloutError::LaneRestarted { lane, cause }
+            let failure = self.lanes[lane].status.failure.clone();
+            RolloutError::WorkerRestarted {
+                worker: lane_name(lane),
+                cause: failure.unwrap_or(WorkerFailure::Unknown),
+            }
         })
     }
 
-    /// Whether the books say that nothing is outstanding.
+    /// True if no request is outstanding.
     #[cfg(test)]
-    pub(crate) fn is_settled(&self) -> bool {
-        let done = |desk: &Desk| {
-            let rests = desk.held.len() + desk.queue.len() + desk.handed.len();
-            desk.outstanding + rests == 0
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_empty = |lane: &LaneQueue| {
+            let requests = lane.in_batch.len() + lane.queue.len() + lane.incoming.len();
+            lane.outstanding + requests == 0
         };
-        self.groups.is_empty() && self.desks.iter().all(done)
+        self.groups.is_empty() && self.lanes.iter().all(is_empty)
     }
 
-    /// Whether a lane has let go of everything and its thread is about to end.
+    /// True if a lane has released everything and its thread is about to end.
     pub(crate) fn has_ended(&self, lane: usize) -> bool {
-        self.desks[lane].notes.doing() == Doing::Ended
+        self.lanes[lane].status.activity() == WorkerActivity::Ended
     }
 
-    /// Takes all queued requests for which `which` holds.
+    /// Removes the queued requests for which `which` returns true.
     pub(crate) fn withdraw(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
         let mut withdrawn = Vec::new();
-        for lane in 0..self.desks.len() {
-            let queue = std::mem::take(&mut self.desks[lane].queue);
+        for lane in 0..self.lanes.len() {
+            let queue = std::mem::take(&mut self.lanes[lane].queue);
             let (taken, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 queue.into_iter().partition(|(_, s)| which(s));
-            self.desks[lane].queue = kept;
+            self.lanes[lane].queue = kept;
             for sequence in taken.into_values() {
-                self.settle(lane, sequence.group, 1);
+                self.subtract(lane, sequence.group, 1);
                 withdrawn.push(sequence);
             }
         }
@@ -276,61 +278,63 @@ impl Board {
     }
 }
 
-/// The board, its lock, and the bell that wakes idle lanes.
+/// The dispatcher with its lock, and the condition that idle lanes wait for.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    board: Mutex<Board>,
-    bell: Condvar,
+    dispatcher: Mutex<Dispatcher>,
+    wakeup: Condvar,
 }
 
 impl Shared {
     pub(crate) fn new(lanes: usize) -> Self {
-        let desks = (0..lanes).map(|_| Desk::new()).collect();
-        let board = Board { desks, groups: BTreeMap::new(), arrivals: 0, version: None, end: None };
-        Self { board: Mutex::new(board), bell: Condvar::new() }
+        let lanes = (0..lanes).map(|_| LaneQueue::new()).collect();
+        let dispatcher = Dispatcher { lanes, groups: BTreeMap::new(), arrivals: 0, loaded: None, end: None };
+        Self { dispatcher: Mutex::new(dispatcher), wakeup: Condvar::new() }
     }
 
-    /// The board. A lane that panicked did so outside of this lock or left a consistent board: poison says nothing.
-    pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the dispatcher. A panic of a lane happens outside of the lock or leaves the dispatcher consistent, so
+    /// poisoning is ignored.
+    pub(crate) fn dispatcher(&self) -> MutexGuard<'_, Dispatcher> {
+        self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes all idle lanes.
-    pub(crate) fn ring(&self) {
-        self.bell.notify_all();
+    pub(crate) fn wake_lanes(&self) {
+        self.wakeup.notify_all();
     }
 
-    /// Sleeps until the bell rings.
-    pub(crate) fn sleep<'a>(&'a self, board: MutexGuard<'a, Board>) -> MutexGuard<'a, Board> {
-        self.bell.wait(board).unwrap_or_else(PoisonError::into_inner)
+    /// Waits until lanes are woken.
+    pub(crate) fn sleep<'a>(&'a self, dispatcher: MutexGuard<'a, Dispatcher>) -> MutexGuard<'a, Dispatcher> {
+        self.wakeup.wait(dispatcher).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, at most this long, until every lane has ended: for each, whether it has.
-    pub(crate) fn wait_for_end(&self, patience: Duration) -> Vec<bool> {
-        let until = Instant::now() + patience;
-        let mut board = self.board();
+    /// Waits until every lane has ended or the timeout has passed. Returns for each lane whether it has ended.
+    pub(crate) fn wait_for_end(&self, timeout: Duration) -> Vec<bool> {
+        let until = Instant::now() + timeout;
+        let mut dispatcher = self.dispatcher();
         loop {
-            let ended: Vec<bool> = (0..board.desks.len()).map(|lane| board.has_ended(lane)).collect();
+            let ended: Vec<bool> =
+                (0..dispatcher.lanes.len()).map(|lane| dispatcher.has_ended(lane)).collect();
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || ended.iter().all(|&ended| ended) {
                 return ended;
             }
-            board = self.bell.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
+            dispatcher = self.wakeup.wait_timeout(dispatcher, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Ends the engine, for this reason unless it has ended already. Requests and commands are dropped, here as by the
-    /// lanes, which wakes whoever waits for them to look for the reason.
+    /// Ends the engine, with this reason unless it has ended already. Requests and commands are dropped, here and by the
+    /// lanes, upon which their callers look up the reason.
     pub(crate) fn end(&self, error: RolloutError) {
-        let mut board = self.board();
-        board.end.get_or_insert(error);
-        for desk in &mut board.desks {
-            desk.commands.clear();
-            desk.queue.clear();
-            desk.handed.clear();
+        let mut dispatcher = self.dispatcher();
+        dispatcher.end.get_or_insert(error);
+        for lane in &mut dispatcher.lanes {
+            lane.commands.clear();
+            lane.queue.clear();
+            lane.incoming.clear();
         }
-        drop(board);
-        self.ring();
+        drop(dispatcher);
+        self.wake_lanes();
     }
 }
 
@@ -353,23 +357,23 @@ mod tests {
             ..GenerateRequest::new(key, [1].as_slice(), SamplingSettings::default())
         };
         let (reply, _) = oneshot::channel();
-        shared.board().submit(Sequence::new(request, None, reply));
+        shared.dispatcher().submit(Sequence::new(request, None, reply));
     }
 
     fn queues(shared: &Shared) -> Vec<Vec<Option<u64>>> {
-        shared.board().desks.iter().map(|desk| desk.queue.values().map(|s| s.group).collect()).collect()
+        shared.dispatcher().lanes.iter().map(|lane| lane.queue.values().map(|s| s.group).collect()).collect()
     }
 
-    fn outstanding(board: &Board) -> Vec<usize> {
-        board.desks.iter().map(|desk| desk.outstanding).collect()
+    fn outstanding(dispatcher: &Dispatcher) -> Vec<usize> {
+        dispatcher.lanes.iter().map(|lane| lane.outstanding).collect()
     }
 
-    /// What a lane with room does: the group of the request that it gets.
-    fn take_or_take_over(board: &mut Board, lane: usize) -> Option<u64> {
-        if board.first(lane).is_none() {
-            board.take_over(lane);
+    /// Takes a request as a lane with room does; returns its group.
+    fn take_or_steal(dispatcher: &mut Dispatcher, lane: usize) -> Option<u64> {
+        if dispatcher.first(lane).is_none() {
+            dispatcher.steal(lane);
         }
-        board.take(lane).expect("there is one").group
+        dispatcher.take(lane).expect("there is one").group
     }
 
     #[test]
@@ -383,53 +387,53 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_lane_takes_over_whole_groups_and_later_members_follow() {
+    fn an_idle_lane_steals_whole_groups_and_later_members_follow() {
         let shared = Shared::new(2);
         for group in [Some(1), None, Some(1), None, Some(2), None, Some(2), None] {
             submit(&shared, group);
         }
         assert_eq!(queues(&shared), [vec![Some(1), Some(1), Some(2), Some(2)], vec![None; 4]]);
-        let mut board = shared.board();
-        assert_eq!(take_or_take_over(&mut board, 0), Some(1));
+        let mut dispatcher = shared.dispatcher();
+        assert_eq!(take_or_steal(&mut dispatcher, 0), Some(1));
         for _ in 0..4 {
-            assert_eq!(take_or_take_over(&mut board, 1), None);
+            assert_eq!(take_or_steal(&mut dispatcher, 1), None);
         }
-        // Half of the work is enough, however long the other lane takes to begin.
-        board.take_over(1);
-        assert_eq!(outstanding(&board), [4, 4]);
-        board.answered(1, [None]);
-        board.take_over(1);
-        assert_eq!(outstanding(&board), [4, 3], "a group of two would turn the tables");
-        board.answered(1, [None]);
-        // Group 1 has begun there; group 2 is whole.
-        board.take_over(1);
-        assert_eq!(outstanding(&board), [4, 2], "nor does it bring them closer");
-        board.answered(1, [None; 2]);
-        assert_eq!(take_or_take_over(&mut board, 1), Some(2));
-        assert_eq!(outstanding(&board), [2, 2]);
-        drop(board);
+        // Half of the work is enough, even if the other lane has not started.
+        dispatcher.steal(1);
+        assert_eq!(outstanding(&dispatcher), [4, 4]);
+        dispatcher.answered(1, [None]);
+        dispatcher.steal(1);
+        assert_eq!(outstanding(&dispatcher), [4, 3], "a group of two would reverse the imbalance");
+        dispatcher.answered(1, [None]);
+        // Group 1 has started there; group 2 is complete.
+        dispatcher.steal(1);
+        assert_eq!(outstanding(&dispatcher), [4, 2], "stealing would not balance the load");
+        dispatcher.answered(1, [None; 2]);
+        assert_eq!(take_or_steal(&mut dispatcher, 1), Some(2));
+        assert_eq!(outstanding(&dispatcher), [2, 2]);
+        drop(dispatcher);
         submit(&shared, Some(2));
         assert_eq!(queues(&shared), [vec![Some(1)], vec![Some(2), Some(2)]]);
-        let mut board = shared.board();
+        let mut dispatcher = shared.dispatcher();
         for _ in 0..2 {
-            assert_eq!(take_or_take_over(&mut board, 1), Some(2));
+            assert_eq!(take_or_steal(&mut dispatcher, 1), Some(2));
         }
-        board.take_over(1);
-        assert_eq!(outstanding(&board), [2, 3]);
-        // Better a group in two lanes than an idle lane. When all of a group are answered, its place is forgotten.
-        board.answered(1, [Some(2); 3]);
-        assert_eq!(take_or_take_over(&mut board, 1), Some(1));
-        assert_eq!(outstanding(&board), [1, 1]);
-        assert!(!board.groups.contains_key(&2) && board.groups.contains_key(&1));
-        board.lost(1);
-        assert_eq!(outstanding(&board), [1, 0]);
-        assert!(board.groups.contains_key(&1), "one of them is in the other lane");
-        board.lost(0);
-        assert!(board.groups.is_empty());
+        dispatcher.steal(1);
+        assert_eq!(outstanding(&dispatcher), [2, 3]);
+        // A group is divided rather than leaving a lane idle. Once all of a group are answered, its placement is dropped.
+        dispatcher.answered(1, [Some(2); 3]);
+        assert_eq!(take_or_steal(&mut dispatcher, 1), Some(1));
+        assert_eq!(outstanding(&dispatcher), [1, 1]);
+        assert!(!dispatcher.groups.contains_key(&2) && dispatcher.groups.contains_key(&1));
+        dispatcher.batch_lost(1);
+        assert_eq!(outstanding(&dispatcher), [1, 0]);
+        assert!(dispatcher.groups.contains_key(&1), "one of its requests is in the other lane");
+        dispatcher.batch_lost(0);
+        assert!(dispatcher.groups.is_empty());
     }
 
     #[test]
-    fn queues_are_in_order_of_priority_then_age() {
+    fn queues_are_ordered_by_priority_then_arrival() {
         let shared = Shared::new(1);
         for (group, priority) in [(1, 5), (2, 3), (3, 5), (4, 0), (5, 3)] {
             submit_with(&shared, Some(group), priority);
@@ -439,15 +443,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_is_off_the_books() {
+    fn withdrawn_requests_are_not_outstanding() {
         let shared = Shared::new(3);
         for group in [Some(1), Some(2), None, Some(2)] {
             submit(&shared, group);
         }
-        let withdrawn = shared.board().withdraw(|s| s.group == Some(2));
+        let withdrawn = shared.dispatcher().withdraw(|s| s.group == Some(2));
         assert_eq!(withdrawn.len(), 2);
-        let board = shared.board();
-        assert_eq!(board.desks.iter().map(|desk| desk.outstanding).sum::<usize>(), 2);
-        assert!(!board.groups.contains_key(&2));
+        let dispatcher = shared.dispatcher();
+        assert_eq!(dispatcher.lanes.iter().map(|lane| lane.outstanding).sum::<usize>(), 2);
+        assert!(!dispatcher.groups.contains_key(&2));
     }
 }

@@ -1,100 +1,99 @@
-//! The engine inside this process.
+//! The rollout engine of this process.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, StopReason};
-use rloom_model::{ModelConfig, Weights};
+use rloom_core::{OnUpdate, StopReason};
+use rloom_engine::{
+    Abort, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
+    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, Speculation,
+    VersionGranularity, WaitedFor, WorkerStatus, sizing,
+};
+use rloom_model::ModelConfig;
 use rloom_ops::{Ctx, KV_BLOCK};
 use rloom_text::Tokenizer;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use crate::LaneReport;
-use crate::rollout::batch::{Batch, Limits, Statistics, blocks_for};
-use crate::rollout::decoder::{Decoder, ModelDecoder};
-use crate::rollout::dispatch::{Command, Shared};
-use crate::rollout::lane::Lane;
-use crate::rollout::sequence::{Progress, Sequence};
-use crate::rollout::stop::StopWatch;
-use rloom_engine::RequestName;
-use rloom_engine::{
-    Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, RolloutEngine, RolloutError,
-    RolloutSettings, Speculation,
-};
+use super::batch::{Batch, Limits, blocks_for};
+use super::decoder::{Decoder, ModelDecoder};
+use super::dispatch::{Command, Shared};
+use super::lane::{Lane, other_policy};
+use super::sequence::{Progress, Sequence};
+use super::status::lane_name;
+use super::stop::StopWatch;
+use super::weights::{FORMS, LoadedWeights};
 
-/// Weights of more bytes than this (in f32) do not stay in the processor's caches, so that a step is bound by reading
-/// them: all threads then share the reading, in one lane. Smaller models run one lane per thread, each with its share of
-/// the sequences and nothing to wait for inside a step, which measured faster.
-const LARGE_MODEL_BYTES: u64 = 256 << 20;
+/// Longest wait for the lanes when an engine is dropped, unless the timeout of its requests is shorter.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long dropping an engine waits for its lanes at most; the deadline of its requests where that is shorter.
-const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The most that the cache takes where the settings leave it to the engine.
-const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
+/// Number of policies that the engine holds.
+const POLICIES: usize = 1;
 
 /// The [`RolloutEngine`] on this machine's processors: lane threads that decode with [`rloom_model::Model::step`].
 ///
-/// * **Bit for bit.** A completion depends on its request and the weights alone: not on lanes, threads, batch, chunk
-///   size, memory, prefix sharing or being put back. Its log-probabilities are the bits that scoring the same tokens
-///   with [`rloom_model::Model::score`] gives.
-/// * **Nothing is copied.** Lanes hold the weights through an [`Arc`] from [`load`](RolloutEngine::load) until
-///   [`release`](RolloutEngine::release) has completed; between the two the trainer must not write to them in place.
-/// * **Waiting.** Futures are completed by the lanes' threads and may be polled by any executor; deadlines need a Tokio
-///   runtime with its time driver (`enable_time`) around the polling. They hold also when a lane hangs: no lane computes
-///   with the lock held that callers need. [`lanes`](Self::lanes) then says what each one was doing when it was last
-///   heard of.
-/// * **Failing.** A lane that panics, or whose model fails, is started again with a new cache as often as
-///   [`RolloutSettings::restarts`] allows; the requests that it had answer with
-///   [`RolloutError::LaneRestarted`], and everything else goes on. One failure more ends the engine, with its message.
+/// * **Bitwise reproducible.** A completion depends on its request and the weights alone: not on lanes, threads, batches,
+///   chunk sizes, memory, prefix sharing or preemption. Its log-probabilities are bitwise those of
+///   [`rloom_model::Model::score`] for the same tokens.
+/// * **No copies.** Lanes share the weights from [`load`](RolloutEngine::load) until
+///   [`release`](RolloutEngine::release) has completed; in between the trainer must not write to them in place.
+/// * **Futures** are completed by the lanes' threads and may be polled by any executor; timeouts need a Tokio runtime
+///   with its time driver (`enable_time`) around the polling. They hold even if a lane hangs: no lane computes while it
+///   holds the lock that callers need. [`workers`](RolloutEngine::workers) shows what each lane was last doing.
+/// * **Failures.** A lane that panics, or whose model fails, restarts with a new cache up to
+///   [`RolloutSettings::restarts`] times. Its requests return [`RolloutError::WorkerRestarted`], and everything else
+///   continues. The next failure ends the engine with its message.
+/// * **One policy** at a time. Requests for another one than the loaded policy are refused. After a release another
+///   policy may be loaded.
 ///
-/// Requests may be made before the first load; they wait for it. Dropping the engine joins its threads, which takes no
-/// longer than one step. A lane that is still in its step after ten seconds (or the engine's deadline, where that is
-/// shorter) is left behind: a thread cannot be stopped from outside. It owns its cache and holds the weights until the
-/// step returns, then lets go of both and ends, without touching anything else.
+/// Requests may be submitted before the first load; they wait for it. Dropping the engine joins its threads, which takes
+/// at most one step. A lane that is still in its step after ten seconds (or the engine's timeout, if that is shorter) is
+/// detached, since a thread cannot be stopped from outside. It owns its cache and a handle on the weights until the step
+/// returns, then drops both and ends.
 #[derive(Debug)]
-pub struct EmbeddedEngine {
+pub struct EmbeddedRolloutEngine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     config: ModelConfig,
+    numeric_path: String,
+    keeps_cache: bool,
     lane_blocks: usize,
-    deadline: Duration,
+    timeout: Duration,
     speculation: Speculation,
     tokenizer: Option<Tokenizer>,
 }
 
-impl EmbeddedEngine {
-    /// An engine for models of this shape, on the instruction set of `ctx`, and on its threads unless the settings name a
-    /// number. Only requests with stop strings need the tokenizer.
+impl EmbeddedRolloutEngine {
+    /// An engine for models with this configuration, on the instruction set of `ctx`, and on its threads unless the
+    /// settings specify a number. Only requests with stop strings need the tokenizer.
     pub fn new(
         config: &ModelConfig,
         ctx: &Ctx,
         settings: &RolloutSettings,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, RolloutError> {
-        let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE_MODEL_BYTES;
+        let parameter_bytes = config.parameter_count() * size_of::<f32>() as u64;
+        let keeps_cache = !sizing::is_large(parameter_bytes);
         settings.validate()?;
         let threads = if settings.threads == 0 { ctx.threads() } else { settings.threads };
-        let lanes = match settings.lanes {
-            0 if large => 1,
-            0 => threads,
-            lanes => lanes,
-        };
-        let blocks = lane_blocks(config, settings, lanes)?;
+        let lanes = sizing::lanes(parameter_bytes, threads, settings);
+        let blocks = cache_shape(config).lane_blocks(lanes, settings)?;
         let mut decoders = Vec::with_capacity(lanes);
         for lane in 0..lanes {
             let ctx = if lanes == 1 && settings.threads == 0 {
                 ctx.clone()
             } else {
                 Ctx::with_isa((threads / lanes).max(1), ctx.isa())
-                    .map_err(|error| RolloutError::Thread { lane, cause: error.to_string() })?
+                    .map_err(|error| thread_error(lane, &error))?
             };
-            decoders.push(ModelDecoder::new(ctx, config.clone(), blocks, !large));
+            decoders.push(ModelDecoder::new(ctx, config.clone(), blocks, keeps_cache));
         }
-        Self::with_decoders(config, settings, tokenizer, blocks, decoders)
+        let mut engine = Self::with_decoders(config, settings, tokenizer, blocks, decoders)?;
+        config.dtype.numeric_path(ctx).clone_into(&mut engine.numeric_path);
+        engine.keeps_cache = keeps_cache;
+        Ok(engine)
     }
 
     /// An engine with one lane per decoder, each with `lane_blocks` blocks.
@@ -110,8 +109,10 @@ impl EmbeddedEngine {
             shared: Arc::clone(&shared),
             threads: Vec::new(),
             config: config.clone(),
+            numeric_path: String::new(),
+            keeps_cache: true,
             lane_blocks,
-            deadline: Duration::from_secs_f64(settings.deadline_seconds),
+            timeout: Duration::from_secs_f64(settings.timeout_seconds),
             speculation: settings.speculation,
             tokenizer,
         };
@@ -127,38 +128,19 @@ impl EmbeddedEngine {
             let thread = std::thread::Builder::new()
                 .name(format!("rollout-lane-{index}"))
                 .spawn(move || lane.run())
-                .map_err(|error| RolloutError::Thread { lane: index, cause: error.to_string() })?;
+                .map_err(|error| thread_error(index, &error))?;
             engine.threads.push(thread);
         }
         Ok(engine)
     }
 
-    /// What each lane last said of itself: for stall reports, and for the share of its time that it was busy. Asks no
-    /// lane, so that one that hangs is reported as well.
-    pub fn lanes(&self) -> Vec<LaneReport> {
-        let board = self.shared.board();
-        (0..board.desks.len()).map(|lane| board.report(lane)).collect()
-    }
-
-    /// What the lanes have done since the engine was made, as of each lane's last step.
-    pub fn statistics(&self) -> Statistics {
-        let board = self.shared.board();
-        board.desks.iter().fold(Statistics::default(), |sum, desk| sum + desk.notes.statistics)
-    }
-
-    /// Whether and how its lanes draft tokens.
-    pub fn speculation(&self) -> Speculation {
-        self.speculation
-    }
-
-    /// Has a lane's thread panic before its next step, with whatever it has in its batch: for tests of what becomes of a
-    /// run then.
+    /// Makes a lane's thread panic before its next step, for tests of recovery.
     #[doc(hidden)]
     pub fn fail_lane(&self, lane: usize) {
-        if let Some(desk) = self.shared.board().desks.get_mut(lane) {
-            desk.commands.push_back(Command::Fail);
+        if let Some(lane) = self.shared.dispatcher().lanes.get_mut(lane) {
+            lane.commands.push_back(Command::Fail);
         }
-        self.shared.ring();
+        self.shared.wake_lanes();
     }
 
     #[cfg(test)]
@@ -166,116 +148,144 @@ impl EmbeddedEngine {
         &self.shared
     }
 
-    /// Checks a request and queues it.
+    /// Validates a request and queues it.
     fn submit(&self, request: GenerateRequest) -> Result<Submitted, RolloutError> {
-        self.check(&request)?;
+        self.validate(&request)?;
         let watch = match &self.tokenizer {
             Some(tokenizer) if !request.sampling.stop.is_empty() => {
-                StopWatch::new(tokenizer, &request.sampling.stop)
-                    .map_err(|error| invalid(&request, error.to_string()))?
+                StopWatch::new(tokenizer, &request.sampling.stop).map_err(|error| {
+                    invalid(&request, InvalidReason::StopStrings { message: error.to_string() })
+                })?
             }
             _ => None,
         };
         let (reply, answer) = oneshot::channel();
         let mut sequence = Sequence::new(request, watch, reply);
         let progress = Arc::clone(&sequence.progress);
-        if let Some(stop) = sequence.review_prefix()? {
+        if let Some(stop) = sequence.check_prefix()? {
             sequence.finish(stop);
             return Ok(Submitted { progress, answer });
         }
-        let mut board = self.shared.board();
-        if let Some(end) = &board.end {
+        let mut dispatcher = self.shared.dispatcher();
+        if let Some(end) = &dispatcher.end {
             return Err(end.clone());
         }
-        board.submit(sequence);
-        drop(board);
-        self.shared.ring();
+        if let Some(loaded) = dispatcher.loaded
+            && loaded.policy != sequence.policy
+        {
+            return Err(other_policy(&sequence, loaded));
+        }
+        dispatcher.submit(sequence);
+        drop(dispatcher);
+        self.shared.wake_lanes();
         Ok(Submitted { progress, answer })
     }
 
-    /// Whether the request can be answered at all.
-    fn check(&self, request: &GenerateRequest) -> Result<(), RolloutError> {
+    /// Checks a request against the engine's limits.
+    fn validate(&self, request: &GenerateRequest) -> Result<(), RolloutError> {
         request.sampling.validate()?;
-        let name = RequestName(request.key);
-        let max_new_tokens = request.sampling.max_new_tokens;
-        if request.prompt.is_empty() {
-            return Err(invalid(
-                request,
-                "the prompt is empty: a first token has no prefix to be predicted from",
-            ));
+        match self.reason_to_refuse(request) {
+            None => Ok(()),
+            Some(reason) => Err(invalid(request, reason)),
         }
-        if request.prefix.len() > max_new_tokens {
-            let prefix = request.prefix.len();
-            return Err(invalid(request, format!("a prefix of {prefix} tokens exceeds max_new_tokens")));
+    }
+
+    fn reason_to_refuse(&self, request: &GenerateRequest) -> Option<InvalidReason> {
+        let max_new_tokens = request.sampling.max_new_tokens;
+        let (prompt, prefix) = (request.prompt.len(), request.prefix.len());
+        if prompt == 0 {
+            return Some(InvalidReason::EmptyPrompt);
+        }
+        if prefix > max_new_tokens {
+            return Some(InvalidReason::PrefixTooLong { prefix, max_new_tokens });
         }
         let vocabulary = self.config.vocab_size;
-        let foreign = request.prompt.iter().chain(&request.prefix).find(|&&t| t as usize >= vocabulary);
-        if let Some(token) = foreign {
-            let reason = format!("token {token} is outside of the model's vocabulary of {vocabulary}");
-            return Err(invalid(request, reason));
+        let unknown = request.prompt.iter().chain(&request.prefix).find(|&&t| t as usize >= vocabulary);
+        if let Some(&token) = unknown {
+            return Some(InvalidReason::UnknownToken { token, vocabulary });
+        }
+        if let Some(attachment) = request.attachments.first() {
+            return Some(InvalidReason::Attachment { media_type: attachment.media_type.clone() });
         }
         if !request.sampling.stop.is_empty() && self.tokenizer.is_none() {
-            return Err(invalid(request, "stop strings need a tokenizer, and this engine has none"));
+            return Some(InvalidReason::NoTokenizer);
         }
-        let prompt = request.prompt.len();
         let tokens = prompt + max_new_tokens;
         let context = self.config.max_positions;
         if tokens > context {
-            return Err(RolloutError::TooLong { request: name, prompt, max_new_tokens, context });
+            return Some(InvalidReason::TooLong { prompt, max_new_tokens, context });
         }
-        // The last token is chosen and never computed.
+        // The last token is sampled and never computed.
         let needed = blocks_for(tokens - 1);
-        if needed > self.lane_blocks {
-            let (block, blocks) = (KV_BLOCK, self.lane_blocks);
-            return Err(RolloutError::NeverFits { request: name, tokens, needed, block, blocks });
-        }
-        Ok(())
+        let (block, blocks) = (KV_BLOCK, self.lane_blocks);
+        (needed > blocks).then_some(InvalidReason::ExceedsCache { tokens, needed, block, blocks })
     }
 
-    /// Sends a command to every lane; the answers will come here.
+    /// Sends a command to every lane and returns the receivers of the answers.
     fn command<T>(
         &self,
         command: impl Fn(oneshot::Sender<T>) -> Command,
     ) -> Result<Vec<oneshot::Receiver<T>>, RolloutError> {
-        let mut board = self.shared.board();
-        if let Some(end) = &board.end {
+        let mut dispatcher = self.shared.dispatcher();
+        if let Some(end) = &dispatcher.end {
             return Err(end.clone());
         }
-        let mut answers = Vec::with_capacity(board.desks.len());
-        for desk in &mut board.desks {
+        let mut answers = Vec::with_capacity(dispatcher.lanes.len());
+        for lane in &mut dispatcher.lanes {
             let (reply, answer) = oneshot::channel();
-            desk.commands.push_back(command(reply));
+            lane.commands.push_back(command(reply));
             answers.push(answer);
         }
-        drop(board);
-        self.shared.ring();
+        drop(dispatcher);
+        self.shared.wake_lanes();
         Ok(answers)
     }
 
-    fn wait(&self, after: Duration, what: &'static str) -> Wait {
-        Wait { shared: Arc::clone(&self.shared), until: Instant::now() + after, after, what }
+    fn wait(&self, after: Duration, command: &'static str) -> Wait {
+        Wait { shared: Arc::clone(&self.shared), until: Instant::now() + after, after, command }
     }
 
-    /// Tells the lanes to change over to these weights, or to none.
-    fn switch(
+    /// Sends new weights to the lanes and fails the queued requests for other policies.
+    fn send_load(
         &self,
-        weights: Option<&Weights>,
-        in_flight: InFlight,
+        published: &PublishedPolicy,
+        on_update: OnUpdate,
     ) -> Result<Vec<oneshot::Receiver<()>>, RolloutError> {
-        if let Some(weights) = weights
-            && !self.is_for(weights.model.config())
+        let weights = LoadedWeights::of(published, &self.config)?;
+        let label = weights.label;
+        let mut dispatcher = self.shared.dispatcher();
+        if let Some(loaded) = dispatcher.loaded
+            && loaded.policy != label.policy
         {
-            return Err(RolloutError::OtherModel { version: weights.version });
+            return Err(RolloutError::TooManyPolicies {
+                label,
+                loaded: vec![loaded.policy],
+                limit: POLICIES,
+            });
         }
-        self.shared.board().version = weights.map(|w| w.version);
-        self.command(|done| Command::Load(weights.cloned(), in_flight, done))
+        dispatcher.loaded = Some(label);
+        let refused = dispatcher.withdraw(|s| s.policy != label.policy);
+        drop(dispatcher);
+        for sequence in refused {
+            let error = other_policy(&sequence, label);
+            sequence.fail(error);
+        }
+        self.command(|done| Command::Load(Some(weights.clone()), on_update, done))
     }
 
-    /// Whether weights of this shape fit the caches and buffers made for the engine's own.
-    fn is_for(&self, other: &ModelConfig) -> bool {
-        let shape =
-            |c: &ModelConfig| (c.vocab_size, c.layers, c.kv_heads, c.head_dim, c.max_positions, c.compute);
-        shape(&self.config) == shape(other)
+    /// Tells the lanes to release their weights.
+    fn send_release(&self) -> Result<Vec<oneshot::Receiver<()>>, RolloutError> {
+        self.shared.dispatcher().loaded = None;
+        self.command(|done| Command::Load(None, OnUpdate::Finish, done))
+    }
+}
+
+/// Layout of the key-value cache for models with this configuration.
+pub fn cache_shape(config: &ModelConfig) -> sizing::CacheShape {
+    sizing::CacheShape {
+        token_bytes: config.kv_bytes_per_token(),
+        block_tokens: KV_BLOCK,
+        context: config.max_positions,
     }
 }
 
@@ -284,7 +294,7 @@ struct Wait {
     shared: Arc<Shared>,
     until: Instant,
     after: Duration,
-    what: &'static str,
+    command: &'static str,
 }
 
 impl Wait {
@@ -293,11 +303,11 @@ impl Wait {
         for (lane, answer) in answers.into_iter().enumerate() {
             match timeout_at(self.until, answer).await {
                 Ok(Ok(result)) => results.push(result),
-                Ok(Err(_)) => return Err(self.shared.board().why_dropped(lane)),
+                Ok(Err(_)) => return Err(self.shared.dispatcher().reason_for_drop(lane)),
                 Err(_) => {
-                    let report = self.shared.board().report(lane);
-                    let waited_for = format!("rollout lane {lane} to {} ({report})", self.what);
-                    return Err(RolloutError::Deadline { waited_for, after: self.after });
+                    let worker = Box::new(self.shared.dispatcher().status(lane));
+                    let waited_for = WaitedFor::Worker { worker, command: self.command };
+                    return Err(RolloutError::Timeout { waited_for, after: self.after });
                 }
             }
         }
@@ -305,46 +315,40 @@ impl Wait {
     }
 }
 
-/// A request on its way.
+/// A submitted request.
 struct Submitted {
     progress: Arc<Progress>,
     answer: oneshot::Receiver<Result<Generation, RolloutError>>,
 }
 
-fn invalid(request: &GenerateRequest, reason: impl Into<String>) -> RolloutError {
-    RolloutError::InvalidRequest { request: RequestName(request.key), reason: reason.into() }
+fn invalid(request: &GenerateRequest, reason: InvalidReason) -> RolloutError {
+    RolloutError::InvalidRequest { request: RequestName(request.key), reason }
 }
 
-/// Blocks of each lane.
-fn lane_blocks(
-    config: &ModelConfig,
-    settings: &RolloutSettings,
-    lanes: usize,
-) -> Result<usize, RolloutError> {
-    let block_bytes = config.kv_bytes_per_token() * KV_BLOCK as u64;
-    let affordable = |bytes: u64| (bytes / lanes as u64 / block_bytes) as usize;
-    if settings.kv_memory_mib == 0 {
-        let longest = blocks_for(config.max_positions);
-        let useful = settings.max_batch.saturating_mul(longest);
-        return Ok(useful.min(affordable(AUTOMATIC_KV_BYTES)).max(longest));
-    }
-    match affordable((settings.kv_memory_mib as u64) << 20) {
-        0 => Err(RolloutError::NoBlocks {
-            kv_memory_mib: settings.kv_memory_mib,
-            lanes,
-            needed_mib: (block_bytes * lanes as u64).div_ceil(1 << 20) as usize,
-        }),
-        // Block numbers are 32 bits wide.
-        blocks => Ok(blocks.min(u32::MAX as usize / KV_BLOCK)),
-    }
+fn thread_error(lane: usize, error: &dyn std::error::Error) -> RolloutError {
+    RolloutError::Thread { worker: lane_name(lane), message: error.to_string() }
 }
 
-impl RolloutEngine for EmbeddedEngine {
+/// Adds up the reports of all lanes. Lanes load weights one after the other; the engine's are the oldest still in use.
+fn combined(reports: Vec<Health>) -> Health {
+    let labels = reports.iter().map(|report| report.loaded.first().copied());
+    let oldest = labels.min_by_key(|label| label.map(|label| label.version)).flatten();
+    let mut health = Health { loaded: oldest.into_iter().collect(), ..Health::default() };
+    for report in reports {
+        health.running += report.running;
+        health.waiting += report.waiting;
+        health.used_blocks += report.used_blocks;
+        health.blocks += report.blocks;
+    }
+    health
+}
+
+impl RolloutEngine for EmbeddedRolloutEngine {
     fn generate(
         &self,
         request: GenerateRequest,
     ) -> impl Future<Output = Result<Generation, RolloutError>> + Send {
-        let after = request.deadline.unwrap_or(self.deadline);
+        let after = request.timeout.unwrap_or(self.timeout);
         let until = Instant::now() + after;
         let name = RequestName(request.key);
         let limit = request.sampling.max_new_tokens;
@@ -356,21 +360,20 @@ impl RolloutEngine for EmbeddedEngine {
                 Ok(Ok(result)) => result,
                 Ok(Err(_)) => {
                     let lane = progress.read().map_or(0, |(lane, _)| lane);
-                    Err(shared.board().why_dropped(lane))
+                    Err(shared.dispatcher().reason_for_drop(lane))
                 }
                 Err(_) => {
-                    let board = shared.board();
-                    let waited_for = match (progress.read(), board.version) {
-                        (Some((lane, tokens)), _) => {
-                            let report = board.report(lane);
-                            format!("{name}: {tokens} of at most {limit} tokens ({report})")
-                        }
-                        (None, Some(PolicyVersion(version))) => {
-                            format!("{name} to be started with policy version {version}")
-                        }
-                        (None, None) => format!("{name} to be started: no weights are loaded"),
+                    let dispatcher = shared.dispatcher();
+                    let waited_for = match progress.read() {
+                        Some((lane, tokens)) => WaitedFor::Completion {
+                            request: name,
+                            tokens,
+                            limit,
+                            worker: Box::new(dispatcher.status(lane)),
+                        },
+                        None => WaitedFor::Start { request: name, weights: dispatcher.loaded },
                     };
-                    Err(RolloutError::Deadline { waited_for, after })
+                    Err(RolloutError::Timeout { waited_for, after })
                 }
             }
         }
@@ -378,68 +381,74 @@ impl RolloutEngine for EmbeddedEngine {
 
     fn load(
         &self,
-        weights: &Weights,
-        in_flight: InFlight,
+        policy: &PublishedPolicy,
+        on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send {
-        let wait = self.wait(self.deadline, "take new weights");
-        let sent = self.switch(Some(weights), in_flight);
+        let wait = self.wait(self.timeout, "load weights");
+        let sent = self.send_load(policy, on_update);
         async move { wait.for_all(sent?).await.map(drop) }
     }
 
     fn release(&self) -> impl Future<Output = Result<(), RolloutError>> + Send {
-        let wait = self.wait(self.deadline, "let go of the weights");
-        let sent = self.switch(None, InFlight::Finish);
+        let wait = self.wait(self.timeout, "release its weights");
+        let sent = self.send_release();
         async move { wait.for_all(sent?).await.map(drop) }
     }
 
     fn abort(&self, which: Abort) -> impl Future<Output = Result<(), RolloutError>> + Send {
-        let withdrawn = self.shared.board().withdraw(|s| which.concerns(s.group, s.key));
+        let withdrawn = self.shared.dispatcher().withdraw(|s| which.selects(s.group, s.key));
         for sequence in withdrawn {
             sequence.finish(StopReason::Aborted);
         }
-        let wait = self.wait(self.deadline, "abort requests");
+        let wait = self.wait(self.timeout, "abort requests");
         let sent = self.command(|done| Command::Abort(which, done));
         async move { wait.for_all(sent?).await.map(drop) }
     }
 
-    fn health(&self, deadline: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send {
-        // What nobody waits for any more does not wait.
-        drop(self.shared.board().withdraw(Sequence::is_cancelled));
-        let wait = self.wait(deadline, "report");
+    fn health(&self, timeout: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send {
+        // Cancelled requests do not count as waiting.
+        drop(self.shared.dispatcher().withdraw(Sequence::is_cancelled));
+        let wait = self.wait(timeout, "report its load");
         let sent = self.command(Command::Report);
-        async move {
-            let reports = wait.for_all(sent?).await?;
-            let mut health = Health { version: reports.first().and_then(|r| r.version), ..Health::default() };
-            for report in reports {
-                health.running += report.running;
-                health.waiting += report.waiting;
-                health.used_blocks += report.used_blocks;
-                health.blocks += report.blocks;
-                // Lanes change over one by one; the oldest weights still in use are the engine's.
-                health.version = health.version.min(report.version);
-            }
-            Ok(health)
+        async move { wait.for_all(sent?).await.map(combined) }
+    }
+
+    fn capabilities(&self) -> RolloutCapabilities {
+        RolloutCapabilities {
+            numeric_path: Some(self.numeric_path.clone()),
+            batch_invariant: true,
+            on_update: vec![OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Keep, OnUpdate::Abort],
+            mixes_versions: vec![OnUpdate::Keep],
+            versions: VersionGranularity::PerToken,
+            forms: FORMS.to_vec(),
+            stop_strings: self.tokenizer.is_some(),
+            context: self.config.max_positions,
+            policies: POLICIES,
+            attachments: false,
+            parks: !self.keeps_cache,
+            speculates: self.speculation != Speculation::Off,
         }
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            exact_logprobs: true,
-            batch_invariant: true,
-            in_flight: &[InFlight::Finish, InFlight::Recompute, InFlight::Keep, InFlight::Abort],
-            stop_strings: self.tokenizer.is_some(),
-            context: self.config.max_positions,
-        }
+    fn workers(&self) -> Vec<WorkerStatus> {
+        let dispatcher = self.shared.dispatcher();
+        (0..dispatcher.lanes.len()).map(|lane| dispatcher.status(lane)).collect()
+    }
+
+    fn statistics(&self) -> RolloutStatistics {
+        let dispatcher = self.shared.dispatcher();
+        let totals = dispatcher.lanes.iter().map(|lane| lane.status.statistics);
+        totals.fold(RolloutStatistics::default(), |sum, own| sum + own)
     }
 }
 
-impl Drop for EmbeddedEngine {
+impl Drop for EmbeddedRolloutEngine {
     fn drop(&mut self) {
         self.shared.end(RolloutError::ShutDown);
-        let ended = self.shared.wait_for_end(self.deadline.min(SHUTDOWN_PATIENCE));
+        let ended = self.shared.wait_for_end(self.timeout.min(SHUTDOWN_TIMEOUT));
         for (thread, ended) in self.threads.drain(..).zip(ended) {
             if ended {
-                // Lanes catch their own panics; there is nobody left to tell of another one.
+                // Lanes catch their own panics; another one has no caller to report to.
                 drop(thread.join());
             }
         }

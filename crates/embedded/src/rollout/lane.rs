@@ -1,22 +1,25 @@
 //! A lane: one thread with its own batch and its own key-value cache.
 //!
-//! The thread owns its decoder, and nobody else touches it: whatever a step does (take long, fail, panic, hang), the
-//! others go on, and what the lane last said of itself is on the board. A failed lane starts again with a new decoder
-//! and an empty batch, as often as it may; what was in the old batch is answered with an error that may be retried.
+//! The thread alone accesses its decoder. If a step takes long, fails, panics or hangs, the other lanes continue, and the
+//! dispatcher has the last status of the lane. A failed lane restarts with a new decoder and an empty batch, up to a
+//! configured number of times; requests of the old batch return a retryable error.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use rloom_core::PolicyVersion;
-use rloom_model::Weights;
+use rloom_core::OnUpdate;
+use rloom_engine::{
+    Health, InvalidReason, PolicyLabel, RequestName, RolloutError, WorkerActivity, WorkerFailure,
+};
 use tokio::sync::oneshot;
 
-use crate::Doing;
-use crate::rollout::batch::Batch;
-use crate::rollout::decoder::Decoder;
-use crate::rollout::dispatch::{Board, Command, Shared};
-use rloom_engine::{Health, InFlight, RolloutError};
+use super::batch::Batch;
+use super::decoder::{DecodeError, Decoder};
+use super::dispatch::{Command, Dispatcher, Shared};
+use super::sequence::Sequence;
+use super::status::lane_name;
+use super::weights::LoadedWeights;
 
 #[cfg(test)]
 mod bench;
@@ -31,264 +34,284 @@ mod sharing_tests;
 #[cfg(test)]
 mod tests;
 
-/// New weights, until the sequences that keep the old ones have ended.
+/// A load or release that waits for sequences with the current weights to end.
 #[derive(Debug)]
-struct Switch {
-    weights: Option<Weights>,
-    in_flight: InFlight,
-    /// Who waits for it; more than one when a newer load has overtaken an older one.
+struct PendingLoad {
+    weights: Option<LoadedWeights>,
+    on_update: OnUpdate,
+    /// Callers that wait for it; several if a newer load has superseded an older one.
     done: Vec<oneshot::Sender<()>>,
 }
 
-/// What a lane is to do next.
+/// Next action of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Compute,
-    ChangeOver,
+    LoadWeights,
     Sleep,
     End,
 }
 
-/// What a lane's thread owns.
+/// State owned by a lane's thread.
 #[derive(Debug)]
 pub(crate) struct Lane<D> {
     index: usize,
     shared: Arc<Shared>,
     decoder: D,
     batch: Batch,
-    weights: Option<Weights>,
-    switch: Option<Switch>,
-    /// How often it may still be started again.
+    weights: Option<LoadedWeights>,
+    pending: Option<PendingLoad>,
+    /// Remaining restarts.
     restarts: u32,
 }
 
 impl<D: Decoder> Lane<D> {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, decoder: D, batch: Batch, restarts: u32) -> Self {
-        Self { index, shared, decoder, batch, weights: None, switch: None, restarts }
+        Self { index, shared, decoder, batch, weights: None, pending: None, restarts }
     }
 
-    /// Works until the engine ends. A panic or an error below restarts the lane, or ends the engine with every request
-    /// of this lane answered.
+    /// Works until the engine ends. A panic or an error of the model restarts the lane, or ends the engine with an answer
+    /// to every request of the lane.
     pub(crate) fn run(mut self) {
-        let mut failure: Option<String> = None;
+        let mut failure: Option<WorkerFailure> = None;
         let end = loop {
-            // What a panic left half-done is dropped, not used.
+            // State that a panic left inconsistent is dropped by the restart.
             let worked = catch_unwind(AssertUnwindSafe(|| {
                 if let Some(cause) = failure.take() {
-                    self.start_again(&cause);
+                    self.restart(&cause);
                 }
                 self.work()
             }));
             let cause = match worked {
                 Ok(Ok(())) => break RolloutError::ShutDown,
-                Ok(Err(cause)) => cause,
-                Err(panic) => format!("panicked: {}", message(panic.as_ref())),
+                Ok(Err(error)) => WorkerFailure::Failed { message: error.to_string() },
+                Err(panic) => WorkerFailure::Panicked { message: message(panic.as_ref()).to_owned() },
             };
             if self.restarts == 0 {
-                break RolloutError::EngineDied { lane: self.index, cause };
+                break RolloutError::EngineFailed { worker: lane_name(self.index), cause };
             }
             self.restarts -= 1;
             failure = Some(cause);
         };
-        let Self { index, shared, decoder, batch, weights, switch, .. } = self;
-        // Callers whose request is dropped look at why the engine ended, so this comes first.
+        let Self { index, shared, decoder, batch, weights, pending, .. } = self;
+        // Callers of dropped requests look up the reason, so it is set first.
         shared.end(end);
-        drop(catch_unwind(AssertUnwindSafe(move || drop((decoder, batch, weights, switch)))));
-        shared.board().desks[index].notes.turn_to(Doing::Ended);
-        shared.ring();
+        drop(catch_unwind(AssertUnwindSafe(move || drop((decoder, batch, weights, pending)))));
+        shared.dispatcher().lanes[index].status.begin(WorkerActivity::Ended);
+        shared.wake_lanes();
     }
 
-    /// Goes on with a new decoder and the weights of the old one, after the batch's requests have been answered with the
-    /// failure. Commands stay: a change of weights that waited for sequences to end waits no longer.
-    fn start_again(&mut self, cause: &str) {
-        let mut board = self.shared.board();
-        board.lost(self.index);
-        let notes = &mut board.desks[self.index].notes;
-        notes.restarts += 1;
-        notes.failure = Some(cause.to_owned());
-        notes.turn_to(Doing::Restart);
-        drop(board);
-        for sequence in self.batch.start_anew() {
-            sequence.fail(RolloutError::LaneRestarted { lane: self.index, cause: cause.to_owned() });
+    /// Continues with a new decoder and the same weights, after the requests of the batch have been answered with the
+    /// failure. Commands are kept; a pending load no longer has sequences to wait for.
+    fn restart(&mut self, cause: &WorkerFailure) {
+        let mut dispatcher = self.shared.dispatcher();
+        dispatcher.batch_lost(self.index);
+        let status = &mut dispatcher.lanes[self.index].status;
+        status.restarts += 1;
+        status.failure = Some(cause.clone());
+        status.begin(WorkerActivity::Restart);
+        drop(dispatcher);
+        for sequence in self.batch.reset() {
+            sequence
+                .fail(RolloutError::WorkerRestarted { worker: lane_name(self.index), cause: cause.clone() });
         }
         self.decoder = self.decoder.fresh();
         self.decoder.load(self.weights.as_ref());
     }
 
-    /// Steps until the engine ends; the error is the model's.
-    fn work(&mut self) -> Result<(), String> {
-        while self.prepare() {
+    /// Computes steps until the engine ends.
+    fn work(&mut self) -> Result<(), DecodeError> {
+        while self.wait_for_work() {
             self.compute()?;
         }
         Ok(())
     }
 
-    /// One step. While a change of weights waits for sequences to end, none is started.
-    fn compute(&mut self) -> Result<(), String> {
-        let Some(version) = self.version() else { return Ok(()) };
+    /// Computes one step. While a load is pending, no sequence is started.
+    fn compute(&mut self) -> Result<(), DecodeError> {
+        let Some(label) = self.loaded() else { return Ok(()) };
         let reported = (self.batch.running(), self.batch.waiting());
-        self.batch.muster(&mut self.decoder, self.switch.is_some());
+        self.batch.admit_ready(&mut self.decoder, self.pending.is_some());
         if reported != (self.batch.running(), self.batch.waiting()) {
             let shared = Arc::clone(&self.shared);
-            self.report(&mut shared.board());
+            self.report(&mut shared.dispatcher());
         }
-        self.batch.step(&mut self.decoder, version)
+        self.batch.step(&mut self.decoder, label)
     }
 
-    fn version(&self) -> Option<PolicyVersion> {
-        self.weights.as_ref().map(|weights| weights.version)
+    /// Label of the loaded weights.
+    fn loaded(&self) -> Option<PolicyLabel> {
+        self.weights.as_ref().map(|weights| weights.label)
     }
 
-    /// Does what the board says, and sleeps while there is nothing to compute. `false` when the engine ends.
-    fn prepare(&mut self) -> bool {
+    /// Handles commands and sleeps until there is a step to compute. Returns false when the engine ends.
+    fn wait_for_work(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let mut board = shared.board();
+        let mut dispatcher = shared.dispatcher();
         loop {
-            match self.attend(&mut board) {
+            match self.poll(&mut dispatcher) {
                 Next::Compute => return true,
                 Next::End => return false,
-                Next::Sleep => board = shared.sleep(board),
-                Next::ChangeOver => {
-                    drop(board);
-                    self.change_over();
-                    board = shared.board();
+                Next::Sleep => dispatcher = shared.sleep(dispatcher),
+                Next::LoadWeights => {
+                    drop(dispatcher);
+                    self.load_weights();
+                    dispatcher = shared.dispatcher();
                 }
             }
         }
     }
 
-    /// Brings the board up to date, obeys its commands and takes its requests.
-    fn attend(&mut self, board: &mut Board) -> Next {
-        self.report(board);
-        if board.end.is_some() {
+    /// Updates the lane's status, handles its commands and takes its requests.
+    fn poll(&mut self, dispatcher: &mut Dispatcher) -> Next {
+        self.report(dispatcher);
+        if dispatcher.end.is_some() {
             return Next::End;
         }
-        for sequence in board.take_handed(self.index) {
+        for sequence in dispatcher.take_migrated(self.index) {
             self.batch.insert(sequence);
         }
-        while let Some(command) = board.desks[self.index].commands.pop_front() {
-            let queued = board.desks[self.index].queue.len();
-            self.obey(command, queued);
+        while let Some(command) = dispatcher.lanes[self.index].commands.pop_front() {
+            let queued = dispatcher.lanes[self.index].queue.len();
+            self.handle_command(command, queued);
         }
-        let next = if self.may_change_over() {
-            Next::ChangeOver
+        let next = if self.can_load() {
+            Next::LoadWeights
         } else {
-            self.take_requests(board);
-            self.share_out(board);
+            self.take_requests(dispatcher);
+            self.share_work(dispatcher);
             let started = self.batch.has_started();
-            let may_compute = started || (self.switch.is_none() && !self.batch.is_empty());
-            if self.weights.is_some() && may_compute { Next::Compute } else { Next::Sleep }
+            let can_compute = started || (self.pending.is_none() && !self.batch.is_empty());
+            if self.weights.is_some() && can_compute { Next::Compute } else { Next::Sleep }
         };
-        // Commands may have ended sequences: the books come before whatever may take long.
-        self.report(board);
-        board.desks[self.index].notes.turn_to(match next {
-            Next::Compute => Doing::Step,
-            Next::ChangeOver => Doing::ChangeOver,
-            Next::Sleep | Next::End => Doing::Nothing,
+        // Commands may have ended sequences: the accounting is updated before anything that may take long.
+        self.report(dispatcher);
+        dispatcher.lanes[self.index].status.begin(match next {
+            Next::Compute => WorkerActivity::Step,
+            Next::LoadWeights => WorkerActivity::LoadWeights,
+            Next::Sleep | Next::End => WorkerActivity::Idle,
         });
         next
     }
 
-    /// Says what there is, on the board.
-    fn report(&mut self, board: &mut Board) {
-        board.answered(self.index, self.batch.take_left());
-        let notes = &mut board.desks[self.index].notes;
-        notes.version = self.version();
-        notes.running = self.batch.running();
-        notes.waiting = self.batch.waiting();
-        notes.statistics = self.batch.statistics();
+    /// Updates accounting and status in the dispatcher.
+    fn report(&mut self, dispatcher: &mut Dispatcher) {
+        dispatcher.answered(self.index, self.batch.take_departed());
+        let status = &mut dispatcher.lanes[self.index].status;
+        status.loaded = self.loaded();
+        status.running = self.batch.running();
+        status.waiting = self.batch.waiting();
+        status.statistics = self.batch.statistics();
     }
 
-    /// Does as it is told; `queued` requests have not been taken yet.
-    fn obey(&mut self, command: Command, queued: usize) {
+    /// Handles a command; `queued` requests have not been taken yet.
+    fn handle_command(&mut self, command: Command, queued: usize) {
         match command {
-            Command::Load(weights, in_flight, done) => {
-                let mut waiting = self.switch.take().map(|overtaken| overtaken.done).unwrap_or_default();
+            Command::Load(weights, on_update, done) => {
+                let mut waiting = self.pending.take().map(|superseded| superseded.done).unwrap_or_default();
                 waiting.push(done);
-                self.switch = Some(Switch { weights, in_flight, done: waiting });
+                self.pending = Some(PendingLoad { weights, on_update, done: waiting });
             }
             Command::Abort(which, done) => {
                 self.batch.abort(which);
-                // Whoever asked may have stopped waiting.
+                // The caller may have stopped waiting.
                 let _ = done.send(());
             }
             Command::Report(answer) => {
                 let _ = answer.send(self.health(queued));
             }
-            Command::Fail => std::panic::resume_unwind(Box::new("it was told to")),
+            Command::Fail => std::panic::resume_unwind(Box::new("failure requested by a test")),
         }
     }
 
-    /// Whether new weights are there and no sequence keeps the old ones.
-    fn may_change_over(&self) -> bool {
-        self.switch.as_ref().is_some_and(|s| s.in_flight != InFlight::Finish || !self.batch.has_started())
+    /// True if weights are pending and no sequence needs the current ones.
+    fn can_load(&self) -> bool {
+        let Some(pending) = &self.pending else { return false };
+        self.update_of(pending) != OnUpdate::Finish || !self.batch.has_started()
     }
 
-    /// Takes the new weights. The board is not locked: letting go of the old ones may take long.
-    fn change_over(&mut self) {
-        let Some(switch) = &self.switch else { return };
-        self.batch.forget_carried();
-        match switch.in_flight {
-            // A prompt computed by the old weights is not for sequences that start with the new ones.
-            InFlight::Finish => self.batch.forget_prompts(),
-            InFlight::Keep => self.batch.put_back_unbegun(),
-            InFlight::Recompute => self.batch.put_back_all(),
-            InFlight::Abort => {
+    /// Treatment of running sequences by a pending load. Sequences cannot continue with the weights of another policy:
+    /// they are finished first.
+    fn update_of(&self, pending: &PendingLoad) -> OnUpdate {
+        let is_other = match (self.loaded(), &pending.weights) {
+            (Some(loaded), Some(new)) => loaded.policy != new.label.policy,
+            _ => false,
+        };
+        match pending.on_update {
+            OnUpdate::Recompute | OnUpdate::Keep if is_other => OnUpdate::Finish,
+            on_update => on_update,
+        }
+    }
+
+    /// Loads the pending weights. The dispatcher is not locked: dropping the old weights may take long.
+    fn load_weights(&mut self) {
+        let Some(pending) = &self.pending else { return };
+        self.batch.drop_carried_caches();
+        match self.update_of(pending) {
+            // A prompt computed with the old weights is not for sequences that start with the new ones.
+            OnUpdate::Finish => self.batch.drop_prompts(),
+            OnUpdate::Keep => self.batch.requeue_without_tokens(),
+            OnUpdate::Recompute => self.batch.requeue_all(),
+            OnUpdate::Abort => {
                 self.batch.abort_started();
-                self.batch.forget_prompts();
+                self.batch.drop_prompts();
             }
         }
-        // Should the decoder fail here, the lane starts again with the new weights and comes back.
-        self.weights.clone_from(&switch.weights);
+        if let Some(new) = &pending.weights {
+            let policy = new.label.policy;
+            self.batch.refuse(|s| (s.policy != policy).then(|| other_policy(s, new.label)));
+        }
+        // If the decoder fails here, the lane restarts with the new weights and repeats this.
+        self.weights.clone_from(&pending.weights);
         self.decoder.load(self.weights.as_ref());
-        if let Some(Switch { weights, done, .. }) = self.switch.take() {
-            // The owner may take them for writing as soon as it is told: nothing here may hold them then.
+        if let Some(PendingLoad { weights, done, .. }) = self.pending.take() {
+            // The owner may write to the old weights as soon as it is notified: no handle may be left then.
             drop(weights);
             let shared = Arc::clone(&self.shared);
-            self.report(&mut shared.board());
+            self.report(&mut shared.dispatcher());
             for done in done {
                 let _ = done.send(());
             }
         }
     }
 
-    fn take_requests(&mut self, board: &mut Board) {
-        if self.weights.is_none() || self.switch.is_some() {
+    fn take_requests(&mut self, dispatcher: &mut Dispatcher) {
+        if self.weights.is_none() || self.pending.is_some() {
             return;
         }
         loop {
-            if board.first(self.index).is_none() && self.batch.has_room() {
-                board.take_over(self.index);
+            if dispatcher.first(self.index).is_none() && self.batch.has_room() {
+                dispatcher.steal(self.index);
             }
-            let Some(rank) = board.first(self.index) else { return };
+            let Some(rank) = dispatcher.first(self.index) else { return };
             if !self.batch.has_place(rank) {
                 return;
             }
-            if let Some(sequence) = board.take(self.index) {
+            if let Some(sequence) = dispatcher.take(self.index) {
                 self.batch.insert(sequence);
             }
         }
     }
 
-    /// Hands part of the batch to a lane that has run dry, when nothing is queued that it could take instead.
-    fn share_out(&mut self, board: &mut Board) {
-        let Some(version) = self.version() else { return };
-        if self.switch.is_some() || board.first(self.index).is_some() {
+    /// Moves part of the batch to an idle lane if nothing is queued that it could take instead.
+    fn share_work(&mut self, dispatcher: &mut Dispatcher) {
+        let Some(label) = self.loaded() else { return };
+        if self.pending.is_some() || dispatcher.first(self.index).is_some() {
             return;
         }
-        let Some(idle) = board.idle_lane(version) else { return };
-        // What is answered must be off the books before the rest changes hands.
-        self.report(board);
-        let sequences = self.batch.part_with_half(&self.decoder, version);
+        let Some(idle) = dispatcher.idle_lane(label) else { return };
+        // Answered requests must be accounted for before the others move.
+        self.report(dispatcher);
+        let sequences = self.batch.split_off_half(&self.decoder, label);
         if !sequences.is_empty() {
-            board.hand_over(self.index, idle, sequences);
-            self.shared.ring();
+            dispatcher.migrate(self.index, idle, sequences);
+            self.shared.wake_lanes();
         }
     }
 
     fn health(&self, queued: usize) -> Health {
         Health {
-            version: self.version(),
+            loaded: self.loaded().into_iter().collect(),
             running: self.batch.running(),
             waiting: self.batch.waiting() + queued,
             used_blocks: self.batch.used_blocks(),
@@ -297,7 +320,15 @@ impl<D: Decoder> Lane<D> {
     }
 }
 
-/// What a panic said.
+/// Error of a request for another policy than the loaded one.
+pub(crate) fn other_policy(sequence: &Sequence, loaded: PolicyLabel) -> RolloutError {
+    RolloutError::InvalidRequest {
+        request: RequestName(sequence.key),
+        reason: InvalidReason::UnknownPolicy { policy: sequence.policy, loaded: vec![loaded.policy] },
+    }
+}
+
+/// Message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

@@ -4,7 +4,7 @@
 //! of a request through the embedded engine:
 //!
 //! ```text
-//! generate ──► board (checked, queued by priority) ──► lane: waiting ──► running ──► Generation
+//! generate ──► dispatcher (checked, queued by priority) ──► lane: waiting ──► running ──► Generation
 //!                                                               ▲            │
 //!                                                               └─ put back ─┘  when key-value blocks run out
 //! ```
@@ -15,7 +15,7 @@
 //! [`Speculation`](rloom_engine::Speculation), the rows of drafted tokens are among them. A lane that runs dry takes requests that wait for another
 //! one, or sequences out of its batch with their keys and values. Since all kernels are batch-invariant and random numbers
 //! are counted by position, none of the scheduling can change a result. Every token carries the version of its weights:
-//! [`InFlight`](rloom_engine::InFlight) says what becomes of sequences under way when new ones are loaded.
+//! [`OnUpdate`](rloom_engine::OnUpdate) says what becomes of sequences under way when new ones are loaded.
 
 mod batch;
 mod blocks;
@@ -23,13 +23,12 @@ mod decoder;
 mod dispatch;
 mod engine;
 mod lane;
-mod report;
 mod sampling;
 mod sequence;
 mod speculation;
+mod status;
 mod stop;
+mod weights;
 
-pub use batch::Statistics;
-pub use engine::EmbeddedEngine;
-pub use report::{Doing, LaneReport};
-pub use sampling::{Given, SampleScratch, Sampler};
+pub use engine::{EmbeddedRolloutEngine, cache_shape};
+pub use sampling::{Prediction, SampleScratch, Sampler};

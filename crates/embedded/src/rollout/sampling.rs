@@ -9,7 +9,7 @@
 //!
 //! Every filter keeps an upper set of the order (z descending, token id ascending).
 
-use rloom_ops::{Draw, HeadAnswer, HeadAsk, HeadOutput, Pick, RowDraw, RowScores, row_scores};
+use rloom_ops::{Draw, HeadOutput, HeadRequest, HeadResult, Pick, RowDraw, RowScores, row_scores};
 
 use rloom_engine::SamplingSettings;
 use rloom_engine::inverse_temperature;
@@ -21,19 +21,19 @@ const FIRST_SORT: usize = 256;
 
 /// What the head gave for a row that a token is wanted after.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Given<'a> {
+pub enum Prediction<'a> {
     /// Logits, `[vocabulary]`, for the [`Sampler`] to choose by.
     Logits(&'a [f32]),
     /// The token itself; `None` when the logits are not finite.
     Token(Option<Pick>),
 }
 
-impl<'a> Given<'a> {
+impl<'a> Prediction<'a> {
     /// What one of the answers of a step says; `None` where there is none.
     pub fn of(output: &'a HeadOutput, answer: usize) -> Option<Self> {
-        Some(match output.answers.get(answer)? {
-            HeadAnswer::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
-            HeadAnswer::Token(pick) => Self::Token(*pick),
+        Some(match output.results.get(answer)? {
+            HeadResult::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
+            HeadResult::Token(pick) => Self::Token(*pick),
         })
     }
 }
@@ -73,25 +73,25 @@ impl Sampler {
 
     /// What to ask of the head for a row: a token where neither filters nor `forbidden` tokens restrict the choice, or
     /// else its logits.
-    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadAsk {
+    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadRequest {
         if forbidden.is_empty() && self.is_plain(vocabulary) {
-            HeadAsk::Token(self.draw(uniform))
+            HeadRequest::Token(self.draw(uniform))
         } else {
-            HeadAsk::Logits
+            HeadRequest::Logits
         }
     }
 
     /// The token after a row of which the head gave what it was [asked](Self::ask). `None` as in [`pick`](Self::pick).
     pub fn choose(
         &self,
-        given: Given<'_>,
+        given: Prediction<'_>,
         forbidden: &[u32],
         uniform: f64,
         scratch: &mut SampleScratch,
     ) -> Option<Pick> {
         match given {
-            Given::Logits(logits_v) => self.pick(logits_v, forbidden, uniform, scratch),
-            Given::Token(pick) => pick,
+            Prediction::Logits(logits_v) => self.pick(logits_v, forbidden, uniform, scratch),
+            Prediction::Token(pick) => pick,
         }
     }
 

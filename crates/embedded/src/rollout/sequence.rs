@@ -1,21 +1,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rloom_core::{PolicyId, PolicyVersion, RandomKey, RandomStream, StopReason, VersionSpan};
+use rloom_core::{PolicyId, RandomKey, RandomStream, StopReason, VersionSpan};
 use rloom_model::KvCache;
-use rloom_ops::{HeadAsk, Pick};
+use rloom_ops::{HeadRequest, Pick};
 use tokio::sync::oneshot;
 
 use crate::rollout::sampling::Sampler;
 use crate::rollout::speculation::Lookup;
 use crate::rollout::stop::StopWatch;
 use rloom_engine::RequestName;
-use rloom_engine::{GenerateRequest, Generation, RolloutError};
+use rloom_engine::{GenerateRequest, Generation, PolicyLabel, RolloutError};
 
-/// What the caller of a request may see of it while it waits: for the message when it has waited too long.
+/// Progress of a request, read by its caller for timeout messages.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// 0 until a lane has started it, then the lane's number plus one.
+    /// 0 until a lane starts the request, then the lane's index plus one.
     lane: AtomicUsize,
     tokens: AtomicUsize,
 }
@@ -25,42 +25,43 @@ impl Progress {
         self.lane.store(lane + 1, Ordering::Relaxed);
     }
 
-    /// The lane that started it, and the tokens it has chosen since.
+    /// Lane that started the request, and tokens sampled since.
     pub(crate) fn read(&self) -> Option<(usize, usize)> {
         let lane = self.lane.load(Ordering::Relaxed).checked_sub(1)?;
         Some((lane, self.tokens.load(Ordering::Relaxed)))
     }
 }
 
-/// A request's place in line; the lower goes first.
+/// Scheduling order of a request; lower ranks run first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     pub(crate) priority: u64,
-    /// Order of submission, given by the board: no two requests have the same.
+    /// Order of submission, assigned by the dispatcher; unique.
     pub(crate) arrival: u64,
 }
 
-/// One request on its way through a lane.
+/// State of a request from submission to its answer.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) rank: Rank,
+    pub(crate) policy: PolicyId,
     pub(crate) key: RandomKey,
     pub(crate) group: Option<u64>,
     pub(crate) prompt: Arc<[u32]>,
-    /// Prompt, the request's prefix, and what was chosen since.
+    /// Prompt, the request's prefix, and the tokens sampled since.
     pub(crate) tokens: Vec<u32>,
-    /// Blocks that hold the keys and values of the first `cached` tokens.
+    /// Blocks with the keys and values of the first `cached` tokens.
     pub(crate) blocks: Vec<u32>,
     pub(crate) cached: usize,
-    /// Keys and values of its first tokens, so many, on their way from another lane's cache.
+    /// Keys and values of that number of first tokens, copied from another lane's cache.
     pub(crate) carried: Option<(KvCache, usize)>,
-    /// Whether it computes its group's prompt, which the others wait for.
+    /// Computes its group's prompt, which the others wait for.
     pub(crate) leads: bool,
-    /// Whether a lane has begun to compute it, with whatever weights were in force.
+    /// A lane has begun to compute it.
     pub(crate) started: bool,
     pub(crate) sampler: Sampler,
     pub(crate) progress: Arc<Progress>,
-    /// What it is expected to go on with, where drafts are made.
+    /// Source of drafts.
     pub(crate) lookup: Lookup,
     stream: RandomStream,
     given: usize,
@@ -75,13 +76,14 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// The sequence of a validated request. `watch` has not seen the prefix yet.
+    /// Sequence of a validated request. `watch` has not seen the prefix yet.
     pub(crate) fn new(
         request: GenerateRequest,
         watch: Option<StopWatch>,
         reply: oneshot::Sender<Result<Generation, RolloutError>>,
     ) -> Self {
-        let GenerateRequest { key, prompt, prefix, sampling, stop_tokens, group, priority, deadline: _ } =
+        // The engine refuses attachments, has a use for groups but not for sessions, and enforces the timeout.
+        let GenerateRequest { policy, key, prompt, prefix, sampling, stop_tokens, group, priority, .. } =
             request;
         let given = prompt.len() + prefix.len();
         let max_tokens = prompt.len() + sampling.max_new_tokens;
@@ -90,6 +92,7 @@ impl Sequence {
         tokens.extend_from_slice(&prefix);
         Self {
             rank: Rank { priority, arrival: 0 },
+            policy,
             key,
             group,
             tokens,
@@ -115,42 +118,42 @@ impl Sequence {
         }
     }
 
-    /// Whether nobody waits for it any more.
+    /// True if the caller has dropped the request.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.reply.is_closed()
     }
 
-    /// Whether it has tokens of its own, beyond what its request gave.
-    pub(crate) fn has_chosen(&self) -> bool {
+    /// True once a token was sampled.
+    pub(crate) fn has_sampled(&self) -> bool {
         !self.logprobs.is_empty()
     }
 
-    /// Whether no other weights have chosen any of its tokens.
-    pub(crate) fn is_of(&self, version: PolicyVersion) -> bool {
-        self.versions.iter().all(|span| span.version == version)
+    /// True if all tokens sampled so far are of this version.
+    pub(crate) fn is_of(&self, label: PolicyLabel) -> bool {
+        self.versions.iter().all(|span| (span.policy, span.version) == (label.policy, label.version))
     }
 
-    /// The random number of the token at a position.
+    /// Random number of the token at a position.
     pub(crate) fn uniform(&self, position: usize) -> f64 {
         self.stream.uniform(position as u64)
     }
 
-    /// Tokens that may not be chosen at a position.
+    /// Tokens that may not be sampled at a position.
     pub(crate) fn forbidden(&self, position: usize) -> &[u32] {
         if position < self.min_tokens { &self.stop_tokens } else { &[] }
     }
 
-    /// What to ask of the head to choose the token at a position.
-    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadAsk {
+    /// Request to the head for the token at a position.
+    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadRequest {
         self.sampler.ask(vocabulary, self.forbidden(position), self.uniform(position))
     }
 
-    /// Looks up what the tokens that it has went on with before.
+    /// Looks up the continuation of its latest tokens.
     pub(crate) fn look_up(&mut self) {
         self.lookup.expect(&self.tokens, self.max_tokens);
     }
 
-    /// The token at a position, or what is drafted for it.
+    /// Token at a position, or its draft.
     pub(crate) fn token_or_draft(&self, position: usize) -> u32 {
         match position.checked_sub(self.tokens.len()) {
             None => self.tokens[position],
@@ -158,35 +161,41 @@ impl Sequence {
         }
     }
 
-    /// Shows the request's prefix to the stop rules: why the completion was over before it began, if it was.
-    pub(crate) fn review_prefix(&mut self) -> Result<Option<StopReason>, RolloutError> {
+    /// Applies the stop rules to the request's prefix; returns the stop reason if the completion is already over.
+    pub(crate) fn check_prefix(&mut self) -> Result<Option<StopReason>, RolloutError> {
         for position in self.prompt.len()..self.given {
-            if let Some(stop) = self.verdict(position)? {
+            if let Some(stop) = self.stop_at(position)? {
                 return Ok(Some(stop));
             }
         }
         Ok(None)
     }
 
-    /// Appends a chosen token: why the completion ends with it, if it does.
+    /// Appends a sampled token; returns the stop reason if the completion ends with it.
     pub(crate) fn push(
         &mut self,
         pick: Pick,
-        version: PolicyVersion,
+        label: PolicyLabel,
     ) -> Result<Option<StopReason>, RolloutError> {
         let at = self.logprobs.len();
         match self.versions.last_mut() {
-            Some(span) if span.version == version => span.range.end = at + 1,
-            _ => self.versions.push(VersionSpan { policy: PolicyId::MAIN, version, range: at..at + 1 }),
+            Some(span) if (span.policy, span.version) == (label.policy, label.version) => {
+                span.range.end = at + 1;
+            }
+            _ => self.versions.push(VersionSpan {
+                policy: label.policy,
+                version: label.version,
+                range: at..at + 1,
+            }),
         }
         self.tokens.push(pick.token);
         self.logprobs.push(pick.logprob);
         self.progress.tokens.store(at + 1, Ordering::Relaxed);
-        self.verdict(self.tokens.len() - 1)
+        self.stop_at(self.tokens.len() - 1)
     }
 
-    /// Why the completion ends with the token at `position`, if it does. Sees each position once, in order.
-    fn verdict(&mut self, position: usize) -> Result<Option<StopReason>, RolloutError> {
+    /// Returns the stop reason if the completion ends with the token at `position`. Called once per position, in order.
+    fn stop_at(&mut self, position: usize) -> Result<Option<StopReason>, RolloutError> {
         let token = self.tokens[position];
         if position >= self.min_tokens && self.stop_tokens.contains(&token) {
             return Ok(Some(StopReason::StopToken));
@@ -194,7 +203,7 @@ impl Sequence {
         if let Some(watch) = &mut self.watch {
             let complete = watch.completes(token).map_err(|error| RolloutError::Text {
                 request: RequestName(self.key),
-                cause: error.to_string(),
+                message: error.to_string(),
             })?;
             if complete {
                 return Ok(Some(StopReason::StopString));
@@ -212,8 +221,9 @@ impl Sequence {
             temperature: self.temperature,
             versions: self.versions,
             stop,
+            replica: None,
         };
-        // A caller that has gone needs no answer.
+        // The caller may have dropped the request.
         let _ = self.reply.send(Ok(generation));
     }
 

@@ -1,12 +1,11 @@
-//! A micro-batch in two: sequences that are trained, and such that are only scored because nothing of them would flow back.
+//! Division of a micro-batch into sequences to train and sequences to score only, since they have no gradient.
 
 use std::borrow::Cow;
 
 use rloom_algo::{LossGrad, LossTerms, TokenScores};
-
 use rloom_engine::{LossReport, PackedBatch, TrainError};
 
-/// Which sequences of a micro-batch are only scored, and both parts as batches of their own; `None` of nothing.
+/// The two parts of a micro-batch; `None` for an empty part.
 #[derive(Debug)]
 pub(crate) struct Division<'a> {
     whole: &'a PackedBatch,
@@ -16,7 +15,7 @@ pub(crate) struct Division<'a> {
 }
 
 impl<'a> Division<'a> {
-    /// By what the loss says; sequences that `inert` does not reach are trained.
+    /// Division by the loss's declaration; sequences beyond the end of `inert` are trained.
     pub(crate) fn new(whole: &'a PackedBatch, mut inert: Vec<bool>) -> Self {
         inert.resize(whole.sequences.len(), false);
         let part = |of: bool| match inert.iter().filter(|&&is| is == of).count() {
@@ -28,13 +27,13 @@ impl<'a> Division<'a> {
         Self { whole, inert, trained, scored }
     }
 
-    /// By the coefficients, where they are known beforehand: sequences that have none are only scored.
+    /// Division by known coefficients: sequences without any are only scored.
     pub(crate) fn by_coefficients(whole: &'a PackedBatch, grad: &LossGrad) -> Self {
         let inert = (0..whole.sequences.len()).map(|sequence| is_zero(whole, sequence, grad)).collect();
         Self::new(whole, inert)
     }
 
-    /// An error where a sequence that is only scored has a coefficient.
+    /// Checks that sequences that are only scored have no coefficients.
     pub(crate) fn check(&self, grad: &LossGrad) -> Result<(), TrainError> {
         let mut inert = self.inert.iter().enumerate().filter(|(_, is)| **is);
         match inert.find(|&(sequence, _)| !is_zero(self.whole, sequence, grad)) {
@@ -43,7 +42,7 @@ impl<'a> Division<'a> {
         }
     }
 
-    /// Tokens that are trained, tokens that are only scored, and those of prompts that neither has again.
+    /// Number of tokens trained, scored only, and saved by sharing prompts.
     fn tokens(&self) -> (u64, u64, u64) {
         let of = |part: &Option<Cow<'_, PackedBatch>>| part.as_ref().map_or(0, |batch| batch.tokens.len());
         let (trained, scored) = (of(&self.trained), of(&self.scored));
@@ -60,7 +59,7 @@ impl<'a> Division<'a> {
         report.shared += shared;
     }
 
-    /// The trained sequences' part of a list over the whole batch's scored tokens; nothing of an empty list.
+    /// The part of a list over the batch's scored tokens that belongs to trained sequences; an empty list stays empty.
     pub(crate) fn of_trained<'l>(&self, list: &'l [f32]) -> Cow<'l, [f32]> {
         if list.is_empty() || !self.inert.contains(&true) {
             return Cow::Borrowed(list);
@@ -69,7 +68,7 @@ impl<'a> Division<'a> {
         Cow::Owned(kept.flat_map(|(rows, _)| &list[rows.clone()]).copied().collect())
     }
 
-    /// The scores of the whole batch from those of its parts; a part that is not there has none.
+    /// Scores of the whole batch from those of its parts.
     pub(crate) fn merged(&self, trained: TokenScores, scored: TokenScores) -> TokenScores {
         if self.scored.is_none() {
             return trained;
@@ -98,7 +97,7 @@ impl<'a> Division<'a> {
     }
 }
 
-/// Moves the first `n` of a list, or what there is.
+/// Moves up to `n` items from the front of a list.
 fn take(from: &mut &[f32], n: usize, to: &mut Vec<f32>) {
     let (first, rest) = from.split_at(n.min(from.len()));
     to.extend_from_slice(first);

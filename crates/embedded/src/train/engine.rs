@@ -1,40 +1,51 @@
+//! The training engine of this process.
+
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rloom_algo::{LossGrad, Scope, TokenScores};
-use rloom_core::PolicyVersion;
+use rloom_algo::{LossGrad, LossStep, Scope, TokenScores};
+use rloom_core::{PolicyId, PolicyVersion, SampleKey};
+use rloom_engine::{
+    Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
+    PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine,
+    TrainError, WeightFolder, Which,
+};
 use rloom_model::{
-    GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, OutputHeads,
-    PackedTokens, Recompute, ScoreGrads, ScoreRows, Scores, Weights,
+    Candidates, GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings,
+    OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
 };
 use rloom_ops::Ctx;
 
-use crate::train::division::Division;
-use rloom_engine::{LossFn, LossReport, OptimStep, StepReport, TrainEngine, Which};
-use rloom_engine::{PackedBatch, TrainError};
+use super::division::Division;
+use super::loss::StepLoss;
+use crate::publish::{digest, publish_with_digest};
 
 /// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, or a critic.
 ///
-/// The policy is one shared allocation: publishing hands out another handle on it, and the optimiser writes in place
-/// as long as nobody else holds one. Otherwise it writes to a copy, so what was published never changes.
+/// The policy is one shared allocation: publishing in memory hands out another handle on it, and the optimizer writes in
+/// place while there is no other handle. Otherwise it writes to a copy, so published weights never change.
 #[derive(Debug)]
 pub struct EmbeddedTrainEngine {
     ctx: Ctx,
+    id: PolicyId,
     policy: Arc<Model>,
     reference: Option<Arc<Model>>,
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
-    recompute: Recompute,
-    version: PolicyVersion,
-    /// Samples behind the accumulated gradient, for the message when it is not finite.
-    accumulated: Vec<rloom_core::SampleKey>,
+    checkpointing: ActivationCheckpointing,
+    /// Parent of published folders; without one, weights are only published in memory.
+    publications: Option<PathBuf>,
+    /// Digest of the current weights, once it was computed.
+    digest: Option<u64>,
+    /// Samples of the accumulated gradient, for the error message if it is not finite.
+    accumulated: Vec<SampleKey>,
 }
 
 impl EmbeddedTrainEngine {
-    /// An engine for a policy with the heads that it has. `reference` is what KL is measured against, where the
-    /// algorithm needs it; `generation` goes into every folder that is saved.
+    /// An engine for a policy with the heads that it has. `reference` is the policy that KL is measured against, if the
+    /// algorithm needs it; `generation` is written to every saved folder.
     pub fn new(
         ctx: Ctx,
         policy: Arc<Model>,
@@ -46,18 +57,20 @@ impl EmbeddedTrainEngine {
         let optimizer = Optimizer::new(&policy, optimizer);
         Self {
             ctx,
+            id: PolicyId::MAIN,
             policy,
             reference,
             optimizer,
             gradients,
             generation,
-            recompute: Recompute::None,
-            version: PolicyVersion(0),
+            checkpointing: ActivationCheckpointing::None,
+            publications: None,
+            digest: None,
             accumulated: Vec::new(),
         }
     }
 
-    /// An engine for a policy with a value head on the same backbone. The value head begins at zero.
+    /// An engine for a policy with a value head on the same backbone. The value head is initialised to zero.
     pub fn with_value_head(
         ctx: Ctx,
         policy: Arc<Model>,
@@ -69,34 +82,41 @@ impl EmbeddedTrainEngine {
         Self::new(ctx, policy, reference, optimizer, generation)
     }
 
-    /// An engine for a critic of its own: it begins with the backbone of `policy` and a value head of zeros.
+    /// An engine for a separate critic, initialised with the backbone of `policy` and a value head of zeros.
     pub fn critic(ctx: Ctx, policy: &Model, optimizer: OptimizerSettings) -> Self {
         Self::new(ctx, Arc::new(policy.to_critic()), None, optimizer, GenerationConfig::default())
     }
 
-    /// Has the backward pass compute activations again instead of keeping them. It changes no bit.
+    /// Trains this policy of the run instead of the main one. Publications carry the id.
     #[must_use]
-    pub fn with_recompute(self, recompute: Recompute) -> Self {
-        Self { recompute, ..self }
+    pub fn with_policy_id(self, id: PolicyId) -> Self {
+        Self { id, ..self }
     }
 
-    /// Sets the version that the next [`publish`](TrainEngine::publish) carries.
-    pub fn set_version(&mut self, version: PolicyVersion) {
-        self.version = version;
+    /// Recomputes activations in the backward pass instead of keeping them. Results are bitwise identical.
+    #[must_use]
+    pub fn with_activation_checkpointing(self, checkpointing: ActivationCheckpointing) -> Self {
+        Self { checkpointing, ..self }
     }
 
-    /// The policy as it is now.
+    /// Also publishes weights as folders, in this directory. A folder is removed with the last handle on it.
+    #[must_use]
+    pub fn with_publications_in(self, directory: impl Into<PathBuf>) -> Self {
+        Self { publications: Some(directory.into()), ..self }
+    }
+
+    /// Current policy.
     pub fn policy(&self) -> &Arc<Model> {
         &self.policy
     }
 
-    /// The gradient accumulated so far.
+    /// Gradient accumulated so far.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
     }
 
-    /// Ends the engine and hands over the policy as a checkpoint of it is opened: without a value head, so that who goes
-    /// on from here and who goes on from the checkpoint begin alike.
+    /// Ends the engine and returns the policy as it would be loaded from a checkpoint: without a value head, so that
+    /// continuing from here and continuing from the checkpoint are equivalent.
     pub fn into_policy(self) -> Arc<Model> {
         match self.policy.config().output_heads {
             OutputHeads::Language | OutputHeads::Value => self.policy,
@@ -104,112 +124,16 @@ impl EmbeddedTrainEngine {
         }
     }
 
-    /// For a loss of step scope, the coefficients of all micro-batches with the scores that they belong to.
-    fn step_scoped(
+    /// Implements [`accumulate`](TrainEngine::accumulate) for any loss.
+    pub(crate) fn accumulate_loss(
         &mut self,
         step: &[PackedBatch],
-        loss: &dyn LossFn,
-    ) -> Result<Option<Vec<(TokenScores, LossGrad)>>, TrainError> {
-        if loss.scope() != Scope::Step {
-            return Ok(None);
+        loss: &dyn StepLoss,
+    ) -> Result<LossReport, TrainError> {
+        check_features(step)?;
+        if step.iter().any(|batch| batch.candidates.is_some()) {
+            return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
-        let scores = self.score(Which::Policy, step)?;
-        let grads = loss.step_loss(&scores)?;
-        if grads.len() != step.len() {
-            return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
-        }
-        Ok(Some(scores.into_iter().zip(grads).collect()))
-    }
-
-    fn scores(&self, model: &Model, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
-        let (tokens, rows) = views(batch);
-        finite(model.score(&self.ctx, &tokens, &rows)?, batch)
-    }
-
-    /// Scores a micro-batch and back-propagates what has coefficients. `known` are scores and coefficients of a loss of
-    /// step scope.
-    fn accumulate_one(
-        &mut self,
-        micro_batch: usize,
-        batch: &PackedBatch,
-        known: Option<(TokenScores, LossGrad)>,
-        loss: &dyn LossFn,
-        report: &mut LossReport,
-    ) -> Result<(), TrainError> {
-        let division = match &known {
-            Some((_, grad)) => Division::by_coefficients(batch, grad),
-            None => Division::new(batch, loss.inert(micro_batch)),
-        };
-        // What is only scored goes first: it then runs beside no activations.
-        let scored = match division.scored.as_deref() {
-            Some(scored) if known.is_none() => self.scores(&self.policy, scored)?,
-            _ => TokenScores::default(),
-        };
-        let mut forward = None;
-        let mut trained = TokenScores::default();
-        if let Some(batch) = division.trained.as_deref() {
-            let (tokens, rows) = views(batch);
-            let pass = self.policy.forward(&self.ctx, &tokens, &rows, self.recompute)?;
-            trained = finite(pass.scores().clone(), batch)?;
-            forward = Some(pass);
-        }
-        let grad = if let Some((before, grad)) = known {
-            let before = division.of_trained(&before.logprob);
-            debug_assert_eq!(before, trained.logprob, "a score depends on nothing but its sequence");
-            grad
-        } else {
-            let grad = loss.loss(micro_batch, &division.merged(trained, scored))?;
-            division.check(&grad)?;
-            grad
-        };
-        if !grad.terms.loss().is_finite() {
-            return Err(TrainError::NotFinite { what: "loss", keys: batch.keys.clone() });
-        }
-        if let Some(forward) = forward {
-            let [d_logprob, d_entropy, d_value] =
-                [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
-            let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
-            self.policy.backward(&self.ctx, forward, &by, &mut self.gradients)?;
-        }
-        division.report(&grad.terms, report);
-        Ok(())
-    }
-}
-
-/// Where a policy's value head lies in the engine's folder.
-const VALUE_HEAD: &str = "trainer/value_head.safetensors";
-const OPTIMIZER: &str = "trainer/optimizer.safetensors";
-
-fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
-    (
-        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
-        ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
-    )
-}
-
-/// The model's scores as the algorithms read them; an error where one is not finite.
-fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
-    let Scores { logprob, entropy, value, last_value } = scores;
-    for (what, lists) in [("log-probability", [&logprob, &entropy]), ("value", [&value, &last_value])] {
-        if !lists.into_iter().flatten().all(|x| x.is_finite()) {
-            return Err(TrainError::NotFinite { what, keys: batch.keys.clone() });
-        }
-    }
-    // The model has one for each segment, those of prompts included.
-    let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
-    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
-}
-
-impl TrainEngine for EmbeddedTrainEngine {
-    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
-        let model = match which {
-            Which::Policy => &self.policy,
-            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
-        };
-        step.iter().map(|batch| self.scores(model, batch)).collect()
-    }
-
-    fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError> {
         let mut report = LossReport::default();
         let mut step_scoped = self.step_scoped(step, loss)?.map(Vec::into_iter);
         for (micro_batch, batch) in step.iter().enumerate() {
@@ -220,58 +144,277 @@ impl TrainEngine for EmbeddedTrainEngine {
         Ok(report)
     }
 
+    /// For a loss of step scope, the scores and coefficients of all micro-batches.
+    fn step_scoped(
+        &mut self,
+        step: &[PackedBatch],
+        loss: &dyn StepLoss,
+    ) -> Result<Option<Vec<(TokenScores, LossGrad)>>, TrainError> {
+        if loss.scope() != Scope::Step {
+            return Ok(None);
+        }
+        let scores = self.score(Which::Policy, step)?;
+        let grads = loss.evaluate_step(&scores)?;
+        if grads.len() != step.len() {
+            return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
+        }
+        Ok(Some(scores.into_iter().zip(grads).collect()))
+    }
+
+    fn scores(&self, model: &Model, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+        let (tokens, rows) = views(batch);
+        let Some(candidates) = &batch.candidates else {
+            return finite(model.score(&self.ctx, &tokens, &rows).map_err(batch_error)?, batch);
+        };
+        let candidates = Candidates { k: candidates.k(), ids: candidates.ids() };
+        let scored = model.score_candidates(&self.ctx, &tokens, &rows, &candidates).map_err(batch_error)?;
+        let candidate_logprob = scored.logprob;
+        check_finite(Quantity::LogProbability, &candidate_logprob, batch)?;
+        Ok(TokenScores { candidate_logprob, ..finite(scored.scores, batch)? })
+    }
+
+    /// Scores a micro-batch and back-propagates the sequences with coefficients. `known` are scores and coefficients of
+    /// a loss of step scope.
+    fn accumulate_one(
+        &mut self,
+        micro_batch: usize,
+        batch: &PackedBatch,
+        known: Option<(TokenScores, LossGrad)>,
+        loss: &dyn StepLoss,
+        report: &mut LossReport,
+    ) -> Result<(), TrainError> {
+        let division = match &known {
+            Some((_, grad)) => Division::by_coefficients(batch, grad),
+            None => Division::new(batch, loss.inert(micro_batch)),
+        };
+        // Sequences to score go first, while there are no activations in memory.
+        let scored = match division.scored.as_deref() {
+            Some(scored) if known.is_none() => self.scores(&self.policy, scored)?,
+            _ => TokenScores::default(),
+        };
+        let mut forward = None;
+        let mut trained = TokenScores::default();
+        if let Some(batch) = division.trained.as_deref() {
+            let (tokens, rows) = views(batch);
+            let pass = self
+                .policy
+                .forward(&self.ctx, &tokens, &rows, model_checkpointing(self.checkpointing))
+                .map_err(batch_error)?;
+            trained = finite(pass.scores().clone(), batch)?;
+            forward = Some(pass);
+        }
+        let grad = if let Some((before, grad)) = known {
+            let before = division.of_trained(&before.logprob);
+            debug_assert_eq!(before, trained.logprob, "a score depends on its sequence alone");
+            grad
+        } else {
+            let grad = loss.evaluate(micro_batch, &division.merged(trained, scored))?;
+            division.check(&grad)?;
+            grad
+        };
+        if !grad.terms.loss().is_finite() {
+            return Err(TrainError::NotFinite { what: Quantity::Loss, keys: batch.keys.clone() });
+        }
+        if let Some(forward) = forward {
+            let [d_logprob, d_entropy, d_value] =
+                [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
+            let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
+            self.policy.backward(&self.ctx, forward, &by, &mut self.gradients).map_err(batch_error)?;
+        }
+        division.report(&grad.terms, report);
+        Ok(())
+    }
+
+    /// Writes the policy to a new folder, which appears under its name only when it is complete.
+    fn publish_folder(
+        &self,
+        version: PolicyVersion,
+        directory: &Path,
+    ) -> Result<PublishedWeights, TrainError> {
+        let path = directory.join(format!("policy-{}-version-{}", self.id, version.0));
+        let partial = path.with_extension("partial");
+        for old in [&path, &partial] {
+            if old.exists() {
+                fs::remove_dir_all(old).map_err(|source| storage(Access::Write, old, source))?;
+            }
+        }
+        fs::create_dir_all(&partial).map_err(|source| storage(Access::Write, &partial, source))?;
+        self.policy.save(&partial, &self.generation).map_err(checkpoint)?;
+        fs::rename(&partial, &path).map_err(|source| storage(Access::Write, &path, source))?;
+        Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+    }
+
+    fn forms(&self) -> Vec<Form> {
+        if self.publications.is_some() { vec![Form::Memory, Form::Folder] } else { vec![Form::Memory] }
+    }
+}
+
+/// Path of a policy's value head in the engine's folder.
+const VALUE_HEAD: &str = "trainer/value_head.safetensors";
+const OPTIMIZER: &str = "trainer/optimizer.safetensors";
+/// Files of a model folder; a critic has no generation settings.
+const MODEL: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
+
+fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
+    (
+        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
+        ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
+    )
+}
+
+/// The model's mode of a recipe's activation checkpointing.
+pub fn model_checkpointing(checkpointing: ActivationCheckpointing) -> rloom_model::ActivationCheckpointing {
+    match checkpointing {
+        ActivationCheckpointing::None => rloom_model::ActivationCheckpointing::None,
+        ActivationCheckpointing::Attention => rloom_model::ActivationCheckpointing::Attention,
+        ActivationCheckpointing::Block => rloom_model::ActivationCheckpointing::Block,
+    }
+}
+
+fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
+    match step.iter().any(|batch| !batch.attachments.is_empty()) {
+        true => Err(TrainError::Unsupported { feature: Feature::Attachments }),
+        false => Ok(()),
+    }
+}
+
+/// The model's scores as the algorithms read them; an error if one is not finite.
+fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+    let Scores { logprob, entropy, value, last_value } = scores;
+    for (what, list) in [
+        (Quantity::LogProbability, &logprob),
+        (Quantity::LogProbability, &entropy),
+        (Quantity::Value, &value),
+        (Quantity::Value, &last_value),
+    ] {
+        check_finite(what, list, batch)?;
+    }
+    // The model has a last value for each segment, prompts included.
+    let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
+    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
+}
+
+fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
+    match list.iter().all(|x| x.is_finite()) {
+        true => Ok(()),
+        false => Err(TrainError::NotFinite { what, keys: batch.keys.clone() }),
+    }
+}
+
+fn batch_error(error: rloom_model::BatchError) -> TrainError {
+    TrainError::Batch(Box::new(error))
+}
+
+fn checkpoint(error: impl Into<EngineCause>) -> TrainError {
+    TrainError::Checkpoint(error.into())
+}
+
+fn storage(access: Access, path: &Path, source: std::io::Error) -> TrainError {
+    TrainError::Storage { access, path: path.to_owned(), source }
+}
+
+impl TrainEngine for EmbeddedTrainEngine {
+    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        check_features(step)?;
+        let model = match which {
+            Which::Policy => &self.policy,
+            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
+        };
+        step.iter().map(|batch| self.scores(model, batch)).collect()
+    }
+
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
+        self.accumulate_loss(step, loss)
+    }
+
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
         if self.accumulated.is_empty() {
             return Err(TrainError::NothingAccumulated);
         }
         let keys = std::mem::take(&mut self.accumulated);
+        self.digest = None;
         let model = Arc::make_mut(&mut self.policy);
         let stats = self.optimizer.step(&self.ctx, model, &self.gradients, step.learning_rate);
         self.gradients.zero();
         match stats {
             Ok(stats) => Ok(StepReport { grad_norm: stats.grad_norm }),
-            Err(OptimizerError::NotFinite { .. }) => Err(TrainError::NotFinite { what: "gradient", keys }),
-            Err(error) => Err(error.into()),
+            Err(OptimizerError::NotFinite { .. }) => {
+                Err(TrainError::NotFinite { what: Quantity::Gradient, keys })
+            }
+            Err(error) => Err(TrainError::Optimizer(Box::new(error))),
         }
     }
 
-    fn publish(&mut self) -> Result<Weights, TrainError> {
+    fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
         if !self.policy.config().output_heads.language() {
             return Err(TrainError::CriticPublished);
         }
-        Ok(Weights { version: self.version, model: Arc::clone(&self.policy) })
+        let digest = self.digest()?;
+        let published = publish_with_digest(self.id, version, digest, &self.policy);
+        match (form, &self.publications) {
+            (Form::Memory, _) => Ok(published),
+            (Form::Folder, Some(directory)) => {
+                Ok(PublishedPolicy { weights: self.publish_folder(version, directory)?, ..published })
+            }
+            _ => Err(TrainError::UnsupportedForm { form, supported: self.forms() }),
+        }
     }
 
-    fn save(&self, directory: &Path) -> Result<(), TrainError> {
-        self.policy.save(directory, &self.generation)?;
+    fn digest(&mut self) -> Result<u64, TrainError> {
+        let policy = &self.policy;
+        Ok(*self.digest.get_or_insert_with(|| digest(policy)))
+    }
+
+    fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        self.policy.save(directory, &self.generation).map_err(checkpoint)?;
         let trainer = directory.join("trainer");
-        fs::create_dir_all(&trainer).map_err(|source| TrainError::Io {
-            operation: "create",
-            path: trainer.clone(),
-            source,
-        })?;
-        if self.policy.config().output_heads == OutputHeads::LanguageAndValue {
-            self.policy.save_value_head(&directory.join(VALUE_HEAD))?;
+        fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
+        let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
+        if has_value_head {
+            self.policy.save_value_head(&directory.join(VALUE_HEAD)).map_err(checkpoint)?;
         }
-        self.optimizer.save(&directory.join(OPTIMIZER))?;
-        Ok(())
+        self.optimizer.save(&directory.join(OPTIMIZER)).map_err(checkpoint)?;
+        let is_policy = self.policy.config().output_heads.language();
+        let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
+        let names = model.chain([OPTIMIZER]).chain(has_value_head.then_some(VALUE_HEAD));
+        names
+            .map(|name| {
+                let path = directory.join(name);
+                let bytes = fs::metadata(&path).map_err(|source| storage(Access::Read, &path, source))?.len();
+                Ok(SavedFile { path: PathBuf::from(name), bytes })
+            })
+            .collect()
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let policy = match self.policy.config().output_heads {
-            OutputHeads::Language => Model::load(directory)?,
-            OutputHeads::Value => Model::load_critic(directory)?,
+            OutputHeads::Language => Model::load(directory).map_err(checkpoint)?,
+            OutputHeads::Value => Model::load_critic(directory).map_err(checkpoint)?,
             OutputHeads::LanguageAndValue => {
-                let mut policy = Model::load(directory)?.with_value_head();
-                policy.load_value_head(&directory.join(VALUE_HEAD))?;
+                let mut policy = Model::load(directory).map_err(checkpoint)?.with_value_head();
+                policy.load_value_head(&directory.join(VALUE_HEAD)).map_err(checkpoint)?;
                 policy
             }
         };
-        self.policy = Arc::new(policy.with_compute(self.policy.config().compute));
+        self.policy = Arc::new(policy.with_dtype(self.policy.config().dtype));
         self.gradients = Gradients::zeros(&self.policy);
         let settings = self.optimizer.settings().clone();
-        self.optimizer = Optimizer::load(&directory.join(OPTIMIZER), &self.policy, settings)?;
+        self.optimizer =
+            Optimizer::load(&directory.join(OPTIMIZER), &self.policy, settings).map_err(checkpoint)?;
+        self.digest = None;
         self.accumulated.clear();
         Ok(())
+    }
+
+    fn capabilities(&self) -> TrainCapabilities {
+        TrainCapabilities {
+            ranks: 1,
+            repeats_bits: true,
+            shares_prompts: true,
+            numeric_path: self.policy.config().dtype.numeric_path(&self.ctx).to_owned(),
+            forms: self.forms(),
+            candidates: true,
+            attachments: false,
+        }
     }
 }

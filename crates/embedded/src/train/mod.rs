@@ -2,5 +2,8 @@
 
 mod division;
 mod engine;
+mod loss;
+#[cfg(test)]
+mod tests;
 
-pub use engine::EmbeddedTrainEngine;
+pub use engine::{EmbeddedTrainEngine, model_checkpointing};

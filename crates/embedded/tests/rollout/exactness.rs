@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_core::{StopReason, VersionSpan};
-use rloom_engine::{GenerateRequest, Generation, RolloutSettings, Speculation};
-use rloom_model::{Compute, GenerationConfig, Model};
+use rloom_engine::{GenerateRequest, Generation, RolloutEngine, RolloutSettings, Speculation};
+use rloom_model::{Dtype, GenerationConfig, Model};
 use rloom_ops::Ctx;
 
 use crate::support::{complete, config, mismatch, mixed_requests, model};
@@ -29,12 +29,12 @@ fn pairs(requests: &[GenerateRequest], generations: &[Generation]) -> Vec<(Gener
     requests.iter().cloned().zip(generations.iter().cloned()).collect()
 }
 
-const FORMATS: [Compute; 2] = [Compute::F32, Compute::Bf16];
+const FORMATS: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
 #[test]
 fn lanes_threads_batches_chunks_and_sharing_change_no_bit() {
     for compute in FORMATS {
-        scheduling_changes_no_bit(&Arc::new(Model::init(&config(), 1).with_compute(compute)));
+        scheduling_changes_no_bit(&Arc::new(Model::init(&config(), 1).with_dtype(compute)));
     }
 }
 
@@ -57,7 +57,7 @@ fn scheduling_changes_no_bit(model: &Arc<Model>) {
     ];
     for (threads, settings) in worlds {
         let (generations, _) = complete(model, &settings, threads, &requests);
-        assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().compute);
+        assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().dtype);
     }
     // Without groups nothing is shared; in another order the batches are others.
     let mut unshared: Vec<_> =
@@ -88,7 +88,7 @@ fn being_put_back_changes_no_bit() {
         assert_eq!(generation, &expected[i % requests.len()]);
     }
     let statistics = engine.statistics();
-    assert!(statistics.put_back > 0, "{statistics:?}");
+    assert!(statistics.preempted > 0, "{statistics:?}");
     assert!(statistics.shared_tokens > 0, "{statistics:?}");
 }
 
@@ -115,7 +115,7 @@ fn sampled_log_probabilities_are_the_trainers() {
         let named = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
         let named = named.map(|name| Model::load(&crate::support::fixture(name)).unwrap());
         for model in named.into_iter().chain([Model::init(&config(), 1)]) {
-            is_sampled_as_trained(&Arc::new(model.with_compute(compute)));
+            is_sampled_as_trained(&Arc::new(model.with_dtype(compute)));
         }
     }
 }

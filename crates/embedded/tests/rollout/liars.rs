@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rloom_core::PolicyVersion;
-use rloom_embedded::EmbeddedEngine;
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    Abort, Capabilities, GenerateRequest, Generation, Health, InFlight, RolloutEngine, RolloutError,
+    Abort, GenerateRequest, Generation, Health, OnUpdate, RolloutCapabilities, RolloutEngine, RolloutError,
     RolloutSettings,
 };
 use rloom_model::{Model, Weights};
@@ -46,7 +46,7 @@ enum Lie {
 }
 
 struct Liar {
-    engine: EmbeddedEngine,
+    engine: EmbeddedRolloutEngine,
     lie: Lie,
     draws: AtomicU32,
     kept: Mutex<Vec<Weights>>,
@@ -83,7 +83,7 @@ impl RolloutEngine for Liar {
         match self.lie {
             Lie::Draws => request.key.segment = self.draws.fetch_add(1, Ordering::Relaxed),
             Lie::Stops => request.stop_tokens = Arc::from([]),
-            Lie::Deadline => request.deadline = None,
+            Lie::Deadline => request.timeout = None,
             _ => {}
         }
         let future = self.engine.generate(request);
@@ -103,13 +103,13 @@ impl RolloutEngine for Liar {
     fn load(
         &self,
         weights: &Weights,
-        in_flight: InFlight,
+        on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send {
         if self.lie == Lie::Release {
             self.kept.lock().unwrap().push(weights.clone());
         }
-        let changed = self.lie == Lie::Recompute && in_flight == InFlight::Recompute;
-        self.engine.load(weights, if changed { InFlight::Abort } else { in_flight })
+        let changed = self.lie == Lie::Recompute && on_update == OnUpdate::Recompute;
+        self.engine.load(weights, if changed { OnUpdate::Abort } else { on_update })
     }
 
     fn release(&self) -> impl Future<Output = Result<(), RolloutError>> + Send {
@@ -131,7 +131,7 @@ impl RolloutEngine for Liar {
         self.engine.health(deadline)
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> RolloutCapabilities {
         self.engine.capabilities()
     }
 }
@@ -154,7 +154,8 @@ fn every_lie_is_found() {
     let config = config_of(1024);
     let models = [1, 2].map(|seed| Arc::new(Model::init(&config, seed)));
     for (lie, expected) in lies {
-        let engine = EmbeddedEngine::new(&config, &Ctx::new(2).unwrap(), &RolloutSettings::default(), None);
+        let engine =
+            EmbeddedRolloutEngine::new(&config, &Ctx::new(2).unwrap(), &RolloutSettings::default(), None);
         let engine = engine.unwrap();
         let liar = Liar { engine, lie, draws: AtomicU32::new(0), kept: Mutex::default() };
         let mut suite = Suite::new(&liar, models.clone(), 0.0);

@@ -7,10 +7,8 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-mod conformance;
 mod exactness;
 mod greedy;
-mod liars;
 mod requests;
 mod support;
 mod versions;

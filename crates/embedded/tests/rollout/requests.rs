@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{Purpose, RandomKey, StopReason};
-use rloom_embedded::EmbeddedEngine;
+use rloom_core::{PolicyId, Purpose, RandomKey, StopReason};
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+    GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
     generate_all,
 };
 use rloom_model::Model;
@@ -33,7 +33,7 @@ fn requests_that_cannot_be_answered_are_refused_at_once() {
     let mut stopping = request(&[1], 4);
     stopping.sampling.stop = vec!["x".into()];
     let cases = [
-        (request(&[], 4), "Rollout request 8, sample 0: the prompt is empty"),
+        (request(&[], 4), "rollout request 8/0: the prompt is empty"),
         (request(&[1, 67], 4), "token 67 is outside of the model's vocabulary of 67"),
         (GenerateRequest { prefix: vec![1; 5], ..request(&[1], 4) }, "a prefix of 5 tokens exceeds"),
         (request(&[1], 0), "max_new_tokens = 0: must be at least 1"),
@@ -50,14 +50,14 @@ fn what_exceeds_context_or_memory_is_told_with_sizes() {
     let roomy = RolloutSettings::default();
     assert_eq!(
         refusal(&roomy, request(&[1; 100], 61)),
-        "Rollout request 8, sample 0: a prompt of 100 tokens and up to 61 new ones exceed the context of 160 tokens\n\
+        "rollout request 8/0: a prompt of 100 tokens and up to 61 new ones exceed the context of 160 tokens\n\
          hint: lower max_new_tokens, or leave out prompts this long"
     );
     // 1 MiB over 40 lanes are 4 blocks of 6 KiB each.
     let tiny = RolloutSettings { lanes: 40, kv_memory_mib: 1, ..RolloutSettings::default() };
     assert_eq!(
         refusal(&tiny, request(&[1; 30], 36)),
-        "Rollout request 8, sample 0: up to 66 tokens need 5 key-value blocks of 16 tokens, but a lane has 4 in all\n\
+        "rollout request 8/0: up to 66 tokens need 5 key-value blocks of 16 tokens, but a lane has only 4\n\
          hint: raise kv_memory_mib, lower max_new_tokens, or set lanes = 1"
     );
     // The last token is chosen and never computed: 65 tokens need 4 blocks.
@@ -65,7 +65,7 @@ fn what_exceeds_context_or_memory_is_told_with_sizes() {
     assert_eq!(generations[0].tokens.len(), 35);
 
     let none = RolloutSettings { lanes: 200, kv_memory_mib: 1, ..RolloutSettings::default() };
-    let error = EmbeddedEngine::new(&config(), &Ctx::serial(), &none, None).unwrap_err();
+    let error = EmbeddedRolloutEngine::new(&config(), &Ctx::serial(), &none, None).unwrap_err();
     assert!(error.to_string().contains("200 lane(s) need at least 2 MiB"), "{error}");
 }
 
@@ -73,7 +73,7 @@ fn what_exceeds_context_or_memory_is_told_with_sizes() {
 fn weights_of_another_shape_are_refused() {
     let engine = engine(&RolloutSettings::default(), 1);
     let other = Arc::new(Model::load(&crate::support::fixture("tiny-llama")).unwrap());
-    let error = run(engine.load(&weights(4, &other), InFlight::Finish)).unwrap_err();
+    let error = run(engine.load(&weights(4, &other), OnUpdate::Finish)).unwrap_err();
     assert!(matches!(error, RolloutError::OtherModel { .. }), "{error}");
 }
 
@@ -133,11 +133,11 @@ fn generate_with(
 ) -> Vec<Generation> {
     let settings = RolloutSettings::default();
     let engine =
-        EmbeddedEngine::new(model.config(), &Ctx::new(2).unwrap(), &settings, Some(tokenizer.clone()))
+        EmbeddedRolloutEngine::new(model.config(), &Ctx::new(2).unwrap(), &settings, Some(tokenizer.clone()))
             .unwrap();
     assert!(engine.capabilities().stop_strings);
     run(async {
-        engine.load(&weights(1, model), InFlight::Finish).await?;
+        engine.load(&weights(1, model), OnUpdate::Finish).await?;
         generate_all(&engine, requests).await
     })
     .unwrap()
@@ -175,10 +175,10 @@ fn stop_strings_span_tokens_and_prefixes() {
 fn an_engine_may_have_threads_of_its_own() {
     for (threads, expected) in [(0, 2), (1, 1), (5, 5)] {
         let engine = engine(&RolloutSettings { threads, ..RolloutSettings::default() }, 2);
-        assert_eq!(engine.lanes().len(), expected, "a small model has a lane per thread");
+        assert_eq!(engine.workers().len(), expected, "a small model has a lane per thread");
     }
     let settings = RolloutSettings { threads: 5000, ..RolloutSettings::default() };
-    let error = EmbeddedEngine::new(&config(), &Ctx::serial(), &settings, None).unwrap_err();
+    let error = EmbeddedRolloutEngine::new(&config(), &Ctx::serial(), &settings, None).unwrap_err();
     assert!(error.to_string().starts_with("threads = 5000: must be at most 1024"), "{error}");
 }
 
@@ -189,8 +189,8 @@ fn requests_wait_for_weights() {
     run(async {
         let early = engine.generate(request(&[1, 2], 5));
         let health = engine.health(Duration::from_secs(5)).await.unwrap();
-        assert_eq!((health.version, health.running, health.waiting), (None, 0, 1));
-        engine.load(&weights(1, &model), InFlight::Finish).await.unwrap();
+        assert_eq!((health.version(PolicyId::MAIN), health.running, health.waiting), (None, 0, 1));
+        engine.load(&weights(1, &model), OnUpdate::Finish).await.unwrap();
         assert_eq!(early.await.unwrap().tokens.len(), 5);
     });
 }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_embedded::EmbeddedEngine;
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{
-    GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
-    generate_all, inverse_temperature,
+    GenerateRequest, Generation, OnUpdate, PublishedPolicy, RolloutEngine, RolloutError, RolloutSettings,
+    SamplingSettings, generate_all, inverse_temperature,
 };
-use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 
 /// The tiny checkpoints of the model's tests.
@@ -47,8 +47,8 @@ pub(crate) fn model(seed: u64) -> Arc<Model> {
     Arc::new(Model::init(&config(), seed))
 }
 
-pub(crate) fn weights(version: u64, model: &Arc<Model>) -> Weights {
-    Weights { version: PolicyVersion(version), model: Arc::clone(model) }
+pub(crate) fn weights(version: u64, model: &Arc<Model>) -> PublishedPolicy {
+    publish_model(PolicyId::MAIN, PolicyVersion(version), model)
 }
 
 /// Runs the future on a small runtime, and fails rather than hangs.
@@ -57,8 +57,8 @@ pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), future).await.expect("it hangs") })
 }
 
-pub(crate) fn engine(settings: &RolloutSettings, threads: usize) -> EmbeddedEngine {
-    EmbeddedEngine::new(&config(), &Ctx::new(threads).unwrap(), settings, None).unwrap()
+pub(crate) fn engine(settings: &RolloutSettings, threads: usize) -> EmbeddedRolloutEngine {
+    EmbeddedRolloutEngine::new(&config(), &Ctx::new(threads).unwrap(), settings, None).unwrap()
 }
 
 /// All requests on a fresh engine with this model, which stays with the caller.
@@ -67,10 +67,11 @@ pub(crate) fn complete(
     settings: &RolloutSettings,
     threads: usize,
     requests: &[GenerateRequest],
-) -> (Vec<Generation>, EmbeddedEngine) {
-    let engine = EmbeddedEngine::new(model.config(), &Ctx::new(threads).unwrap(), settings, None).unwrap();
+) -> (Vec<Generation>, EmbeddedRolloutEngine) {
+    let engine =
+        EmbeddedRolloutEngine::new(model.config(), &Ctx::new(threads).unwrap(), settings, None).unwrap();
     let generations = run(async {
-        engine.load(&weights(1, model), InFlight::Finish).await?;
+        engine.load(&weights(1, model), OnUpdate::Finish).await?;
         let generations = generate_all(&engine, requests.to_vec()).await?;
         // The statistics of the lanes are as of their last rest.
         engine.release().await?;

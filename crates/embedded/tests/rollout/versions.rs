@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason, VersionSpan};
-use rloom_embedded::EmbeddedEngine;
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, StopReason, VersionSpan};
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    Abort, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings,
+    Abort, GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings,
 };
 use rloom_model::Model;
 use rloom_ops::Ctx;
@@ -20,8 +20,9 @@ fn model(seed: u64) -> Arc<Model> {
     Arc::new(Model::init(&config_of(1024), seed))
 }
 
-fn engine() -> EmbeddedEngine {
-    EmbeddedEngine::new(&config_of(1024), &Ctx::new(2).unwrap(), &RolloutSettings::default(), None).unwrap()
+fn engine() -> EmbeddedRolloutEngine {
+    EmbeddedRolloutEngine::new(&config_of(1024), &Ctx::new(2).unwrap(), &RolloutSettings::default(), None)
+        .unwrap()
 }
 
 fn requests() -> Vec<GenerateRequest> {
@@ -39,26 +40,29 @@ fn requests() -> Vec<GenerateRequest> {
 }
 
 /// Waits until this many tokens have been chosen by the engine, in all, and no request waits to be started.
-async fn chosen(engine: &EmbeddedEngine, tokens: u64) {
+async fn chosen(engine: &EmbeddedRolloutEngine, tokens: u64) {
     while engine.statistics().sampled_tokens < tokens
         || engine.health(Duration::from_secs(20)).await.unwrap().waiting > 0
     {}
 }
 
 /// Starts completions with version 1, loads version 2 under them, and asks for one more.
-fn changed_over(in_flight: InFlight) -> (Vec<(GenerateRequest, Generation)>, Generation) {
+fn changed_over(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>, Generation) {
     let (old, new) = (model(1), model(2));
     let engine = engine();
     run(async {
-        engine.load(&weights(1, &old), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1, &old), OnUpdate::Finish).await.unwrap();
         let requests = requests();
         let futures: Vec<_> = requests.iter().map(|r| engine.generate(r.clone())).collect();
         chosen(&engine, 24).await;
         let weights = weights(2, &new);
-        let loaded = engine.load(&weights, in_flight);
+        let loaded = engine.load(&weights, on_update);
         let late = engine.generate(requests[0].clone());
         loaded.await.unwrap();
-        assert_eq!(engine.health(Duration::from_secs(5)).await.unwrap().version, Some(PolicyVersion(2)));
+        assert_eq!(
+            engine.health(Duration::from_secs(5)).await.unwrap().version(PolicyId::MAIN),
+            Some(PolicyVersion(2))
+        );
         assert_eq!(Arc::strong_count(&old), 1, "nothing holds the old weights");
         let mut pairs = Vec::new();
         for (request, future) in requests.into_iter().zip(futures) {
@@ -70,11 +74,11 @@ fn changed_over(in_flight: InFlight) -> (Vec<(GenerateRequest, Generation)>, Gen
 
 /// The same, as often as it takes for the weights to come in the middle of a completion.
 fn interrupted(
-    in_flight: InFlight,
+    on_update: OnUpdate,
     is_interrupted: impl Fn(&Generation) -> bool,
 ) -> (Vec<(GenerateRequest, Generation)>, Generation) {
     for _ in 0..30 {
-        let (pairs, late) = changed_over(in_flight);
+        let (pairs, late) = changed_over(on_update);
         if pairs.iter().any(|(_, generation)| is_interrupted(generation)) {
             return (pairs, late);
         }
@@ -96,7 +100,7 @@ fn spans(generation: &Generation) -> Vec<(u64, usize)> {
 
 #[test]
 fn finish_lets_completions_end_with_their_weights() {
-    let (pairs, late) = changed_over(InFlight::Finish);
+    let (pairs, late) = changed_over(OnUpdate::Finish);
     let ctx = Ctx::new(2).unwrap();
     for (_, generation) in &pairs {
         assert_eq!(spans(generation), [(1, LENGTH)]);
@@ -108,7 +112,7 @@ fn finish_lets_completions_end_with_their_weights() {
 
 #[test]
 fn recompute_gives_the_new_weights_log_probabilities_from_then_on() {
-    let (pairs, late) = interrupted(InFlight::Recompute, |g| g.versions.len() == 2);
+    let (pairs, late) = interrupted(OnUpdate::Recompute, |g| g.versions.len() == 2);
     let ctx = Ctx::new(2).unwrap();
     let (old, new) = (rescore(&model(1), &ctx, &pairs), rescore(&model(2), &ctx, &pairs));
     for (i, (_, generation)) in pairs.iter().enumerate() {
@@ -130,7 +134,7 @@ fn recompute_gives_the_new_weights_log_probabilities_from_then_on() {
 
 #[test]
 fn keep_goes_on_with_the_old_keys_and_values() {
-    let (pairs, late) = interrupted(InFlight::Keep, |g| g.versions.len() == 2);
+    let (pairs, late) = interrupted(OnUpdate::Keep, |g| g.versions.len() == 2);
     let ctx = Ctx::new(2).unwrap();
     let (old, new) = (rescore(&model(1), &ctx, &pairs), rescore(&model(2), &ctx, &pairs));
     for (i, (_, generation)) in pairs.iter().enumerate() {
@@ -144,7 +148,7 @@ fn keep_goes_on_with_the_old_keys_and_values() {
 
 #[test]
 fn abort_ends_completions_with_what_they_have() {
-    let (pairs, late) = interrupted(InFlight::Abort, |g| g.stop == StopReason::Aborted);
+    let (pairs, late) = interrupted(OnUpdate::Abort, |g| g.stop == StopReason::Aborted);
     let ctx = Ctx::new(2).unwrap();
     assert!(pairs.iter().all(|(_, g)| g.stop == StopReason::Length || g.tokens.len() < LENGTH));
     assert_eq!(mismatch(&model(1), &ctx, &pairs), 0.0);
@@ -157,7 +161,7 @@ fn released_weights_can_be_written_in_place() {
     let engine = engine();
     run(async {
         for version in 1..4 {
-            engine.load(&weights(version, &model), InFlight::Finish).await.unwrap();
+            engine.load(&weights(version, &model), OnUpdate::Finish).await.unwrap();
             assert!(Arc::get_mut(&mut model).is_none(), "the lanes hold it");
             let begun = engine.statistics().sampled_tokens;
             let running = engine.generate(requests().remove(0));
@@ -178,7 +182,7 @@ fn aborting_a_group_leaves_the_others() {
         let waiting = engine.generate(requests().remove(0));
         engine.abort(Abort::Group(1)).await.unwrap();
         assert_eq!(waiting.await.unwrap().stop, StopReason::Aborted);
-        engine.load(&weights(1, &model), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1, &model), OnUpdate::Finish).await.unwrap();
         for round in 0..30 {
             let futures: Vec<_> = requests().into_iter().map(|r| engine.generate(r)).collect();
             chosen(&engine, engine.statistics().sampled_tokens + 24).await;

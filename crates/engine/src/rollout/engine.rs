@@ -1,44 +1,27 @@
 use std::future::Future;
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, RandomKey};
-use rloom_model::Weights;
-use serde::{Deserialize, Serialize};
+use rloom_core::{OnUpdate, PolicyId, PolicyVersion, RandomKey};
 
-use crate::{GenerateRequest, Generation, RolloutError};
+use super::capabilities::RolloutCapabilities;
+use super::status::{RolloutStatistics, WorkerStatus};
+use super::{GenerateRequest, Generation, RolloutError};
+use crate::{PolicyLabel, PublishedPolicy};
 
-/// What happens to completions that are under way when new weights are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InFlight {
-    /// They are finished with the weights they were started with; requests that have not been started wait for the
-    /// new ones. Every completion then has one version.
-    Finish,
-    /// They go on with the new weights. Keys and values of the tokens so far are computed again, so the log-probability
-    /// of every later token is exactly the new weights'.
-    Recompute,
-    /// They go on with the new weights and the old keys and values: cheap, and no weights in existence would give
-    /// the log-probabilities of their later tokens. Those that have chosen no token yet begin again, so that the first
-    /// tokens of every completion are exactly those of the version they name.
-    Keep,
-    /// They end with [`StopReason::Aborted`](rloom_core::StopReason::Aborted) and what they have.
-    Abort,
-}
-
-/// Which requests to abort.
+/// Selects requests to abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abort {
-    /// All that are waiting or under way.
+    /// All requests, waiting or in flight.
     All,
-    /// Those of one group.
+    /// The requests of one group.
     Group(u64),
-    /// Those with this key.
+    /// The requests with this key.
     Request(RandomKey),
 }
 
 impl Abort {
-    /// True for a request of this group and key.
-    pub fn concerns(self, group: Option<u64>, key: RandomKey) -> bool {
+    /// True if a request of this group and key is selected.
+    pub fn selects(self, group: Option<u64>, key: RandomKey) -> bool {
         match self {
             Self::All => true,
             Self::Group(aborted) => group == Some(aborted),
@@ -47,56 +30,49 @@ impl Abort {
     }
 }
 
-/// What an engine is doing.
-#[derive(Debug, Clone, PartialEq, Default)]
+/// Load of an engine, as reported by all of its workers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Health {
-    /// The weights in use; `None` after a release, and before the first load.
-    pub version: Option<PolicyVersion>,
+    /// Loaded weights, one entry per policy: the oldest version that any worker still uses. Empty before the first
+    /// load and after a release.
+    pub loaded: Vec<PolicyLabel>,
     /// Requests whose tokens are being computed.
     pub running: usize,
-    /// Requests that wait for blocks, for a place in the batch, or for weights.
+    /// Requests that wait for blocks, for a place in a batch, or for weights.
     pub waiting: usize,
     /// Key-value blocks in use.
     pub used_blocks: usize,
-    /// Key-value blocks in all.
+    /// All key-value blocks.
     pub blocks: usize,
 }
 
-/// What an engine can do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Log-probabilities equal the embedded trainer's bit for bit. Otherwise the difference must be measured.
-    pub exact_logprobs: bool,
-    /// Results depend on the request alone: not on what shares the batch, nor on threads or memory.
-    pub batch_invariant: bool,
-    /// Ways to treat completions under way when weights are loaded.
-    pub in_flight: &'static [InFlight],
-    /// Requests may ask for stop strings.
-    pub stop_strings: bool,
-    /// Most tokens of prompt and completion together.
-    pub context: usize,
+impl Health {
+    /// Loaded version of a policy.
+    pub fn version(&self, policy: PolicyId) -> Option<PolicyVersion> {
+        self.loaded.iter().find(|label| label.policy == policy).map(|label| label.version)
+    }
 }
 
-/// Whoever turns prompts into tokens.
+/// Turns prompts into tokens.
 ///
-/// Tokens go in and come out; an engine knows nothing of tasks, rewards or text (beyond stop strings). A driver keeps
-/// as many requests in flight as it likes: batching is the engine's business.
+/// Token ids go in and come out; an engine knows nothing of tasks, rewards or text (beyond stop strings). A driver keeps
+/// any number of requests in flight; batching is up to the engine.
 ///
-/// Implementations promise:
+/// Implementations guarantee:
 ///
-/// 1. **One answer per request.** Every future completes, with a [`Generation`] or an error, at the latest when the
-///    request's deadline has passed, also when the engine dies or hangs under it. Where the same request may be made
-///    again, the error says so ([`RolloutError::is_retryable`]).
+/// 1. **One answer per request.** Every future completes, with a [`Generation`] or an error, no later than the
+///    request's timeout, also if the engine dies or hangs meanwhile. If the same request may be submitted again, the
+///    error says so ([`RolloutError::is_retryable`]).
 /// 2. **Dropping a future cancels its request.**
-/// 3. **No results from nowhere.** Each token carries the version of the weights that gave it. Requests wait while no
+/// 3. **Tokens name their weights.** Each token carries the policy and version that sampled it. Requests wait while no
 ///    weights are loaded.
-/// 4. **Full-softmax log-probabilities** at the reported temperature, whatever top-k, top-p or min-p were in force.
+/// 4. **Full-softmax log-probabilities** at the reported temperature, regardless of top-k, top-p and min-p.
 ///
 /// Every method acts when it is called; the future it returns only waits for the result.
 ///
 /// The methods return `impl Future + Send` rather than being `async fn` behind the `async_trait` macro: the native form
-/// needs no allocation and no dependency, and callers are generic over the one engine they drive. A driver that must
-/// choose an engine at run time wraps the closed set of them in an enum.
+/// needs no allocation and no dependency, and callers are generic over the engine they drive. A driver that chooses an
+/// engine at run time wraps the closed set of engines in an enum.
 pub trait RolloutEngine: Send + Sync {
     /// Completes one prompt.
     fn generate(
@@ -104,26 +80,32 @@ pub trait RolloutEngine: Send + Sync {
         request: GenerateRequest,
     ) -> impl Future<Output = Result<Generation, RolloutError>> + Send;
 
-    /// Makes these weights the ones that answer: every request that is made from then on starts with them. A newer load or
-    /// release overtakes one that still waits, and both complete with it. Completes when no older ones are in use any more, which with
-    /// [`InFlight::Finish`] is when the completions under way have ended.
+    /// Loads new weights of a policy: every request submitted from now on starts with them. A newer load or release
+    /// supersedes one that is still pending, and both complete with it. Completes when older weights of the policy are
+    /// no longer in use, which with [`OnUpdate::Finish`] is when the completions in flight have ended.
     fn load(
         &self,
-        weights: &Weights,
-        in_flight: InFlight,
+        policy: &PublishedPolicy,
+        on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send;
 
-    /// Lets go of the weights once the completions under way have ended, so that their owner may write to them in
-    /// place. Requests made from then on wait for the next [`load`](Self::load).
+    /// Releases all weights once in-flight completions have finished, so that their owner may write to them in place
+    /// or use the memory. Requests submitted from now on wait for the next [`load`](Self::load).
     fn release(&self) -> impl Future<Output = Result<(), RolloutError>> + Send;
 
-    /// Ends requests early; they answer with [`StopReason::Aborted`](rloom_core::StopReason::Aborted) and the tokens
-    /// they have. Completes when they have been answered.
+    /// Aborts requests; each returns the tokens it has, with
+    /// [`StopReason::Aborted`](rloom_core::StopReason::Aborted). Completes when they have been answered.
     fn abort(&self, which: Abort) -> impl Future<Output = Result<(), RolloutError>> + Send;
 
-    /// What the engine is doing, asked of every part of it that works on its own.
-    fn health(&self, deadline: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send;
+    /// Queries every worker of the engine.
+    fn health(&self, timeout: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send;
 
-    /// What the engine can do.
-    fn capabilities(&self) -> Capabilities;
+    /// Properties of the engine. They do not change while it lives.
+    fn capabilities(&self) -> RolloutCapabilities;
+
+    /// Last known state of each worker. Queries no worker, so that one that hangs is reported as well.
+    fn workers(&self) -> Vec<WorkerStatus>;
+
+    /// Totals since the engine started, as last reported by its workers.
+    fn statistics(&self) -> RolloutStatistics;
 }

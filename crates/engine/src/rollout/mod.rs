@@ -1,16 +1,20 @@
 //! Turning prompts into tokens.
 
+mod capabilities;
 mod engine;
 mod error;
 mod request;
 mod settings;
+mod status;
 
-pub use engine::{Abort, Capabilities, Health, InFlight, RolloutEngine};
-pub use error::{RequestName, RolloutError};
+pub use capabilities::{RolloutCapabilities, VersionGranularity};
+pub use engine::{Abort, Health, RolloutEngine};
+pub use error::{InvalidReason, RequestName, RolloutError, SettingError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
+pub use status::{DraftStatistics, RolloutStatistics, WorkerActivity, WorkerStatus};
 
-/// Completes all requests together and returns the completions in order. The first error cancels the others.
+/// Submits all requests at once and returns the completions in order. The first error cancels the others.
 pub async fn generate_all<E: RolloutEngine>(
     engine: &E,
     requests: impl IntoIterator<Item = GenerateRequest>,

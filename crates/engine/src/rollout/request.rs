@@ -1,75 +1,88 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{RandomKey, StopReason, VersionSpan};
+use rloom_core::{Attachment, PolicyId, RandomKey, StopReason, VersionSpan};
+use serde::{Deserialize, Serialize};
 
-use crate::SamplingSettings;
+use super::SamplingSettings;
 
-/// One completion to make: token ids in.
+/// Request for one completion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateRequest {
-    /// Names the random stream. The draw for a token takes the stream's number at the token's position in the whole
-    /// sequence (prompt included), so it depends on nothing that shares the batch, and two turns of one trajectory
-    /// never share a number.
+    /// Policy to sample from.
+    pub policy: PolicyId,
+    /// Key of the random stream. The draw for a token uses the stream's number at the token's position in the whole
+    /// sequence (prompt included), so it does not depend on other requests in the batch, and two turns of one
+    /// trajectory never share a number.
     pub key: RandomKey,
-    /// What stands before the completion; at least one token.
+    /// Tokens before the completion; at least one.
     pub prompt: Arc<[u32]>,
-    /// The completion's first tokens where they exist already: generation goes on after them as if it had never been
+    /// First tokens of the completion, if they already exist: generation resumes after them as if it had never been
     /// interrupted. They count towards the token limits and may complete a stop string.
     pub prefix: Vec<u32>,
-    /// How tokens are chosen.
+    /// Data behind placeholder tokens of the prompt, such as images.
+    pub attachments: Vec<Attachment>,
+    /// Sampling settings.
     pub sampling: SamplingSettings,
     /// Tokens that end the completion; the one that does is its last token.
     pub stop_tokens: Arc<[u32]>,
-    /// Requests of one group have the same prompt, which is then computed once and shared while any of them is under
-    /// way. A hint only: results are the same without it.
+    /// Group of requests with the same prompt, which is computed once and shared while any of them is in flight. Only a
+    /// hint: results are the same without it.
     pub group: Option<u64>,
-    /// Who goes first among the requests that wait: the lower number, and the earlier request of equals. What has been
-    /// started is not interrupted. When is all that this decides: no result depends on it.
+    /// Session of requests that extend each other's sequences, such as the turns of one episode. An engine may route
+    /// them to the worker that holds their keys and values. Only a hint: results are the same without it.
+    pub session: Option<u64>,
+    /// Priority among waiting requests: lower numbers first, then in order of submission. Running requests are not
+    /// interrupted. Affects only the time of the completion, never its content.
     pub priority: u64,
-    /// Longest wait for the completion; `None` takes the engine's setting.
-    pub deadline: Option<Duration>,
+    /// Longest wait for the completion; `None` for the engine's setting.
+    pub timeout: Option<Duration>,
 }
 
 impl GenerateRequest {
-    /// A request without prefix, stop tokens or group, of the first priority.
+    /// A request to the main policy with the highest priority and without prefix, stop tokens or group.
     pub fn new(key: RandomKey, prompt: impl Into<Arc<[u32]>>, sampling: SamplingSettings) -> Self {
         Self {
+            policy: PolicyId::MAIN,
             key,
             prompt: prompt.into(),
             prefix: Vec::new(),
+            attachments: Vec::new(),
             sampling,
             stop_tokens: Arc::from([]),
             group: None,
+            session: None,
             priority: 0,
-            deadline: None,
+            timeout: None,
         }
     }
 }
 
-/// One completion: ids, log-probabilities and versions out. The request's `prefix` is not repeated.
-#[derive(Debug, Clone, PartialEq)]
+/// A completion. The request's `prefix` is not repeated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Generation {
-    /// The tokens chosen, the stop token included. Empty when the prefix was complete already.
+    /// Sampled tokens, the stop token included. Empty if the prefix was already complete.
     pub tokens: Vec<u32>,
-    /// Log-probability of each token under the full softmax at `temperature` (nats).
+    /// Log-probability of each token under the full softmax at `temperature`, in nats.
     pub logprobs: Vec<f32>,
-    /// The temperature of `logprobs`; greedy decoding reports 1.
+    /// Temperature of `logprobs`; greedy decoding reports 1.
     pub temperature: f32,
-    /// Which weights chose which range of `tokens`, in order and without gaps.
+    /// Policy and version that sampled each range of `tokens`, in order and without gaps.
     pub versions: Vec<VersionSpan>,
-    /// Why it ended. [`StopReason::Aborted`] leaves what had been chosen by then.
+    /// Reason for the end. After [`StopReason::Aborted`] the tokens are those sampled until then.
     pub stop: StopReason,
+    /// Replica that answered; `None` if the engine has none.
+    pub replica: Option<u32>,
 }
 
 impl Generation {
-    /// One completion of the two parts of an interrupted one: `self`, which was aborted, and what became of the same
-    /// request with `self`'s tokens appended to its prefix. Where both parts are of one version, the whole is what the
-    /// request would have given without the interruption, bit for bit.
+    /// Joins the two parts of an interrupted completion: `self`, which was aborted, and the answer to the same request
+    /// with `self`'s tokens appended to its prefix. If both parts have the same version, the result is bitwise identical
+    /// to that of the uninterrupted request.
     #[must_use]
     pub fn then(mut self, later: Self) -> Self {
-        debug_assert_eq!(self.stop, StopReason::Aborted, "only an aborted completion goes on");
-        debug_assert_eq!(self.temperature, later.temperature, "the parts are of one request");
+        debug_assert_eq!(self.stop, StopReason::Aborted, "only an aborted completion can be resumed");
+        debug_assert_eq!(self.temperature, later.temperature, "both parts belong to one request");
         let at = self.tokens.len();
         self.tokens.extend(later.tokens);
         self.logprobs.extend(later.logprobs);
@@ -81,6 +94,7 @@ impl Generation {
             }
         }
         self.stop = later.stop;
+        self.replica = later.replica;
         self
     }
 }
@@ -103,11 +117,12 @@ mod tests {
             temperature: 0.5,
             versions: versions.collect(),
             stop,
+            replica: None,
         }
     }
 
     #[test]
-    fn two_parts_make_one_completion() {
+    fn two_parts_join_to_one_completion() {
         let first = part(&[1, 2, 3], &[(1, 1), (2, 2)], StopReason::Aborted);
         let same = part(&[4, 5], &[(2, 1), (3, 1)], StopReason::StopToken);
         let whole = part(&[1, 2, 3, 4, 5], &[(1, 1), (2, 3), (3, 1)], StopReason::StopToken);

@@ -1,30 +1,29 @@
 use serde::{Deserialize, Serialize};
 
-use crate::RolloutError;
+use super::SettingError;
 
-/// How tokens are chosen.
+/// Sampling settings of a request.
 ///
-/// The order is that of `transformers`' generation: temperature, then top-k, then top-p, then min-p, each on what
-/// the ones before it left. Whatever is chosen here, the log-probability reported for a token is that of the *full*
-/// softmax at the temperature.
+/// Filters apply in the order of `transformers`: temperature, top-k, top-p, min-p, each to the tokens left by the one
+/// before. The log-probability reported for a token is always that of the *full* softmax at the temperature.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSettings {
-    /// Divides the logits. 0 is greedy decoding: the most probable token, the lowest id among equals; its
+    /// Divisor of the logits. 0 is greedy decoding: the most probable token, the lowest id among equals; its
     /// log-probabilities are reported at temperature 1.
     pub temperature: f32,
-    /// Keeps the `top_k` most probable tokens (and all that are equal to the last of them); 0 keeps all.
+    /// Samples from the K most probable tokens, ties with the last one included (0: no limit).
     pub top_k: u32,
-    /// Keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p`; 1 keeps all.
+    /// Samples from the smallest set of most probable tokens with a total probability of at least `top_p` (1: all).
     pub top_p: f32,
-    /// Keeps tokens at least `min_p` times as probable as the most probable one; 0 keeps all.
+    /// Samples from the tokens at least `min_p` times as probable as the most probable one (0: all).
     pub min_p: f32,
-    /// Most tokens of a completion, the stop token included.
+    /// Maximum length of a completion in tokens, the stop token included.
     pub max_new_tokens: usize,
-    /// Stop tokens cannot be chosen before the completion has this many tokens; stop strings are not affected.
+    /// Minimum length of a completion: stop tokens are not sampled before it. Does not affect stop strings.
     pub min_new_tokens: usize,
-    /// Generation ends when the completion's text contains one of these. The completion keeps every token up to and
-    /// including the one that completed the match.
+    /// Strings that end generation once the completion's text contains one. The completion keeps all tokens up to and
+    /// including the one that completes the match.
     pub stop: Vec<String>,
 }
 
@@ -48,18 +47,18 @@ impl SamplingSettings {
         Self { temperature: 0.0, max_new_tokens, ..Self::default() }
     }
 
-    /// Whether the most probable token is always taken.
+    /// True if the most probable token is always taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// The temperature that log-probabilities are reported at: greedy decoding reports 1.
+    /// Temperature of the reported log-probabilities; 1 for greedy decoding.
     pub fn reported_temperature(&self) -> f32 {
         if self.is_greedy() { 1.0 } else { self.temperature }
     }
 
-    /// The first setting that makes the sampler another distribution than the full softmax at the temperature.
-    /// Training on such samples is off-policy in a way that the reported log-probabilities do not show.
+    /// Returns the first setting that makes the sampling distribution differ from the full softmax at the temperature.
+    /// Training on such samples is off-policy, which the reported log-probabilities do not show.
     pub fn restriction(&self) -> Option<&'static str> {
         [
             (self.is_greedy(), "temperature"),
@@ -72,9 +71,9 @@ impl SamplingSettings {
         .find_map(|(restricts, name)| restricts.then_some(name))
     }
 
-    /// Checks each value's range.
-    pub fn validate(&self) -> Result<(), RolloutError> {
-        let refuse = |key, value: String, expected| Err(RolloutError::Setting { key, value, expected });
+    /// Checks the range of each value.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        let refuse = |key, value: String, expected| Err(SettingError { key, value, expected });
         let t = self.temperature;
         // The kernels multiply by 1/t, which must be finite.
         if !(t == 0.0 || (t.is_finite() && t > 0.0 && inverse_temperature(t).is_finite())) {
@@ -100,49 +99,48 @@ impl SamplingSettings {
     }
 }
 
-/// What logits are multiplied by at a (positive) temperature. Sampler and trainer must take it from one place: the
-/// quotient's rounding is part of the bits of every log-probability.
+/// Factor of the logits at a (positive) temperature. The only definition, used by sampler and trainer: the rounding of
+/// the quotient affects the bits of every log-probability.
 pub fn inverse_temperature(temperature: f32) -> f32 {
     1.0 / temperature
 }
 
-/// How a lane computes several tokens of one sequence in a step. Whatever it drafts, tokens and log-probabilities are the
-/// same to the byte; only the time that they take differs.
+/// Speculative decoding. Tokens and log-probabilities are bitwise identical with and without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speculation {
-    /// One token of each sequence in a step.
+    /// One token of each sequence per step.
     #[default]
     Off,
-    /// Where the last tokens of a sequence occurred in it before, what followed them then is drafted, computed with them
-    /// and kept as far as it is what the sampler chooses. Each lane measures how often drafts come true and what their
-    /// rows cost, and drafts as much as pays: nothing, where steps are bound by arithmetic.
+    /// Drafts the tokens that followed the last occurrence of a sequence's latest tokens, and verifies them in one step.
+    /// Each lane measures acceptance rates and the cost of extra rows and drafts only as long as that pays: not at all
+    /// if steps are bound by arithmetic.
     Ngram,
 }
 
-/// How the embedded engine uses the machine. None of these changes a token or a log-probability.
+/// Resources of the embedded rollout engine. They affect speed and memory, never a token or a log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSettings {
-    /// Threads to compute with. 0 takes all of the compute context that the engine is given; any other number makes
-    /// threads of the engine's own, so that it works beside training.
+    /// Threads for generation. 0 shares the threads of the engine's compute context; any other number creates the
+    /// engine's own threads, so that it runs concurrently with training.
     pub threads: usize,
-    /// Lanes: each has its own thread, key-value blocks and batch. 0 chooses: as many as threads for small models, one
-    /// lane that uses all threads inside each step for large ones.
+    /// Number of lanes, each with its own thread, key-value blocks and batch. 0 (automatic): one per thread for small
+    /// models; for large ones a single lane that uses all threads within each step.
     pub lanes: usize,
-    /// Memory for keys and values over all lanes (MiB). 0 chooses: enough for `max_batch` sequences of full context in
-    /// every lane, but at most 2 GiB (and never less than one such sequence per lane).
+    /// Memory for keys and values over all lanes, in MiB. 0 (automatic): enough for `max_batch` sequences of full
+    /// context in every lane, but at most 2 GiB (and never less than one such sequence per lane).
     pub kv_memory_mib: usize,
-    /// Most sequences that run together in a lane.
+    /// Maximum number of running sequences in a lane.
     pub max_batch: usize,
-    /// Most prompt tokens that one step of a lane computes next to its decoding sequences.
+    /// Maximum number of prompt tokens that a step of a lane computes in addition to its decoding sequences.
     pub prefill_chunk: usize,
-    /// Whether tokens are drafted and verified several at a time.
+    /// Speculative decoding.
     pub speculation: Speculation,
-    /// Longest wait for one completion, from request to result, and for one answer of the environment (seconds).
-    pub deadline_seconds: f64,
-    /// How often each lane may be started again after its thread panicked or its model failed; its requests then answer
-    /// with an error that may be retried. With 0 the first failure ends the engine with its message.
+    /// Longest wait for one completion, from request to result, and for one answer of the environment, in seconds.
+    pub timeout_seconds: f64,
+    /// Number of times each lane may restart after its thread panicked or its model failed. Requests of a lane that
+    /// restarts return a retryable error. With 0 the first failure ends the engine.
     pub restarts: u32,
 }
 
@@ -155,21 +153,21 @@ impl Default for RolloutSettings {
             max_batch: 64,
             prefill_chunk: 256,
             speculation: Speculation::Off,
-            deadline_seconds: 3600.0,
+            timeout_seconds: 3600.0,
             restarts: 0,
         }
     }
 }
 
 impl RolloutSettings {
-    /// Checks each value's range.
-    pub fn validate(&self) -> Result<(), RolloutError> {
-        let refuse = |key, value: String, expected| Err(RolloutError::Setting { key, value, expected });
+    /// Checks the range of each value.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        let refuse = |key, value: String, expected| Err(SettingError { key, value, expected });
         if self.threads > 1024 {
-            return refuse("threads", self.threads.to_string(), "at most 1024 (0 takes all there are)");
+            return refuse("threads", self.threads.to_string(), "at most 1024 (0: all available)");
         }
         if self.lanes > 1024 {
-            return refuse("lanes", self.lanes.to_string(), "at most 1024 (0 chooses)");
+            return refuse("lanes", self.lanes.to_string(), "at most 1024 (0: automatic)");
         }
         if self.max_batch == 0 {
             return refuse("max_batch", "0".to_owned(), "at least 1");
@@ -177,10 +175,10 @@ impl RolloutSettings {
         if self.prefill_chunk == 0 {
             return refuse("prefill_chunk", "0".to_owned(), "at least 1");
         }
-        // A year: keeps the value inside what clocks can add.
-        if !(self.deadline_seconds > 0.0 && self.deadline_seconds <= 31_536_000.0) {
-            let value = self.deadline_seconds.to_string();
-            return refuse("deadline_seconds", value, "above 0 and at most 31536000");
+        // One year: larger values would overflow when added to a point in time.
+        if !(self.timeout_seconds > 0.0 && self.timeout_seconds <= 31_536_000.0) {
+            let value = self.timeout_seconds.to_string();
+            return refuse("timeout_seconds", value, "above 0 and at most 31536000");
         }
         Ok(())
     }
@@ -216,7 +214,7 @@ mod tests {
             let message = settings.validate().unwrap_err().to_string();
             assert!(message.starts_with(name), "{message}");
         }
-        let engine = RolloutSettings { deadline_seconds: 0.0, ..RolloutSettings::default() };
+        let engine = RolloutSettings { timeout_seconds: 0.0, ..RolloutSettings::default() };
         assert!(engine.validate().is_err());
         assert!(RolloutSettings::default().validate().is_ok());
     }

@@ -1,88 +1,118 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rloom_algo::{AlgoError, LossGrad, LossTerms, Scope, TokenScores};
-use rloom_model::Weights;
+use rloom_algo::{LossStep, LossTerms, TokenScores};
+use rloom_core::PolicyVersion;
+use serde::{Deserialize, Serialize};
 
-use crate::{PackedBatch, TrainError};
+use super::{PackedBatch, TrainError};
+use crate::{Form, PublishedPolicy};
 
-/// Which policy scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Selects the policy that scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Which {
-    /// The one that is trained.
+    /// The policy in training.
     Policy,
-    /// The fixed one that KL is measured against.
+    /// The fixed reference that KL is measured against.
     Reference,
 }
 
-/// Scores in, coefficients out. Implemented by the driver over `rloom-algo`'s pure functions.
-///
-/// The coefficients of a micro-batch have an entry for each scored token by every score of the policy's heads, and none
-/// by the others: a policy without a value head takes no `d_value`, a critic takes nothing else.
-pub trait LossFn: Sync {
-    /// What the loss must see at once. It decides which of the two other methods is called.
-    fn scope(&self) -> Scope;
-    /// The loss of micro-batch number `micro_batch` of the step and its derivative by each score.
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError>;
-    /// For [`Scope::Step`]: the losses of all micro-batches of the step, in their order.
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError>;
-    /// Of each sequence of micro-batch number `micro_batch`: whether all its coefficients are 0 whatever the scores, so
-    /// that it is scored and not back-propagated. The loss still gets its scores and counts it. Empty for none.
-    fn inert(&self, micro_batch: usize) -> Vec<bool> {
-        let _ = micro_batch;
-        Vec::new()
-    }
-}
-
-/// What an accumulation saw.
-#[derive(Debug, Clone, Default)]
+/// Result of an accumulation.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct LossReport {
-    /// Sums over the step, merged in micro-batch order.
+    /// Sums over the step, merged in the order of the micro-batches.
     pub terms: LossTerms,
     /// Tokens (prompt and completion) that went through forward and backward.
     pub tokens: u64,
-    /// Tokens of sequences without any coefficient: they were scored and not back-propagated.
+    /// Tokens of sequences without any coefficient: scored, but not back-propagated.
     pub skipped: u64,
-    /// Prompt tokens that went through neither again, because another sequence's pass had them. With the other two they
-    /// are all tokens of the sequences.
+    /// Prompt tokens that were not computed again because another sequence's pass included them. `tokens`, `skipped` and
+    /// `shared` add up to all tokens of the sequences.
     pub shared: u64,
 }
 
-/// One optimiser step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// An optimizer step to take.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OptimStep {
-    /// Its learning rate.
+    /// Learning rate of the step.
     pub learning_rate: f64,
 }
 
-/// What an optimiser step did.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Result of an optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
 }
 
-/// What a policy is to whoever trains it.
+/// A file that an engine has written.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SavedFile {
+    /// Path relative to the directory that was saved to.
+    pub path: PathBuf,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// Properties of a training engine. Drivers rely on these alone and never on the engine's type or configuration.
+#[expect(clippy::struct_excessive_bools, reason = "a record of independent properties")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainCapabilities {
+    /// Processes that the micro-batches are divided among.
+    pub ranks: usize,
+    /// The same calls on the same state give bitwise identical results.
+    pub repeats_bits: bool,
+    /// Computes a prompt once for all sequences that share it.
+    pub shares_prompts: bool,
+    /// Name of the arithmetic that determines the bits of the results, such as an instruction set.
+    pub numeric_path: String,
+    /// Forms in which weights can be published, best first.
+    pub forms: Vec<Form>,
+    /// Scores candidate token ids ([`PackedBatch::candidates`]).
+    pub candidates: bool,
+    /// Accepts attachments.
+    pub attachments: bool,
+}
+
+/// Trains a policy.
 ///
-/// An optimiser step is [`accumulate`](Self::accumulate) over its micro-batches, then [`step`](Self::step). The
-/// engine chooses order, placement and overlap of the micro-batches; their sums are merged in their order. Scores
-/// are flat over a micro-batch's scored tokens; those of a head that the policy does not have are empty. Second
-/// implementation in sight: PyTorch workers, which run the same `rloom-algo` on their own side instead of taking a
-/// [`LossFn`] over the wire.
-pub trait TrainEngine {
-    /// Scores without a gradient: the same, to the bit, that a loss is given.
+/// An optimizer step is [`accumulate`](Self::accumulate) over its micro-batches, then [`step`](Self::step). The engine
+/// chooses order, placement and overlap of the micro-batches; their sums are merged in order. Scores are flat over a
+/// micro-batch's scored tokens; those of a head that the policy does not have are empty.
+pub trait TrainEngine: Send {
+    /// Scores without a gradient. If the engine repeats bits, the scores are bitwise those that a loss receives in
+    /// [`accumulate`](Self::accumulate). For a batch with [candidates](PackedBatch::candidates) the scores include their
+    /// log-probabilities.
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>;
-    /// Forward, hand the scores to `loss`, back-propagate its coefficients, add to the gradient. For a loss of
-    /// [`Scope::Step`] all micro-batches are scored before the first is back-propagated. A sequence whose coefficients
-    /// are known to be 0 before its forward pass has none but for its scores; one that [`LossFn::inert`] names and the
-    /// loss then trains is an error.
-    fn accumulate(&mut self, step: &[PackedBatch], loss: &dyn LossFn) -> Result<LossReport, TrainError>;
-    /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights
-    /// stay as they were.
+
+    /// Runs the forward pass, evaluates the loss on the scores, back-propagates its coefficients and adds to the
+    /// gradient. For a loss of [`Scope::Step`](rloom_algo::Scope::Step) all micro-batches are scored before the first is
+    /// back-propagated. Sequences that are known beforehand to have no coefficients are scored only. Candidates are an
+    /// error: a loss does not read them.
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError>;
+
+    /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights stay
+    /// unchanged.
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError>;
-    /// An immutable, versioned hand-over of the current weights; an error for a critic, which nobody samples from.
-    fn publish(&mut self) -> Result<Weights, TrainError>;
-    /// Writes a Hugging Face folder and, in `trainer/`, the optimiser's state and a policy's value head.
-    fn save(&self, directory: &Path) -> Result<(), TrainError>;
-    /// Goes on from what [`save`](Self::save) wrote, with the heads that the engine was made with.
+
+    /// Publishes the current weights as an immutable version; an error for a critic, which cannot be sampled from.
+    fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError>;
+
+    /// Digest of the current parameters: equal weights have equal digests, on any engine of the same model.
+    fn digest(&mut self) -> Result<u64, TrainError>;
+
+    /// Writes a Hugging Face folder and, in `trainer/`, the optimizer's state and a policy's value head. Returns the
+    /// files in the order of their paths.
+    fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError>;
+
+    /// Resumes from a directory written by [`save`](Self::save), with the heads that the engine was created with.
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError>;
+
+    /// Properties of the engine. They do not change while it lives.
+    fn capabilities(&self) -> TrainCapabilities;
+
+    /// Frees device memory until the next call. Does nothing by default.
+    fn park(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
 }

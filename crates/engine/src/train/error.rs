@@ -1,90 +1,173 @@
+use std::error::Error;
+use std::fmt;
 use std::path::PathBuf;
 
 use rloom_core::SampleKey;
 
-/// What can go wrong while training.
+use super::candidates::CandidateError;
+use super::pack::PackError;
+use crate::Form;
+
+/// Error of an engine's own library, such as a model or an optimizer.
+pub type EngineCause = Box<dyn Error + Send + Sync>;
+
+/// A number that has to be finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Quantity {
+    /// The loss of a micro-batch.
+    Loss,
+    /// A log-probability or an entropy.
+    LogProbability,
+    /// Output of a value head.
+    Value,
+    /// The accumulated gradient.
+    Gradient,
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loss => "loss",
+            Self::LogProbability => "log-probability",
+            Self::Value => "value",
+            Self::Gradient => "gradient",
+        })
+    }
+}
+
+/// An optional feature of training engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Feature {
+    /// Attachments of sequences.
+    Attachments,
+    /// Scores of candidate token ids.
+    Candidates,
+    /// Candidate token ids in [`accumulate`](super::TrainEngine::accumulate), where no loss reads them.
+    CandidatesInLoss,
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Attachments => "attachments",
+            Self::Candidates => "candidate token ids",
+            Self::CandidatesInLoss => "candidate token ids in a loss",
+        })
+    }
+}
+
+/// Access to a file or folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Writing.
+    Write,
+    /// Reading.
+    Read,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
+}
+
+/// Failure of a training engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// A trajectory that contradicts itself.
+    /// Trajectories that cannot be packed.
     #[error(transparent)]
-    Trajectory(#[from] rloom_core::TrajectoryError),
-    /// A sequence without a policy token.
-    #[error("sample {key:?} has no policy token, so there is nothing to train on")]
-    NothingToScore {
-        /// The sample.
-        key: SampleKey,
-    },
-    /// The model cannot compute such a batch.
+    Pack(#[from] PackError),
+    /// Candidate token ids that do not belong to their batch.
     #[error(transparent)]
-    Batch(#[from] rloom_model::BatchError),
-    /// The model folder could not be written or read.
-    #[error(transparent)]
-    Folder(#[from] rloom_model::LoadError),
-    /// The value head's file could not be written or read.
-    #[error(transparent)]
-    ValueHead(#[from] rloom_model::CheckpointError),
-    /// The optimiser's state could not be written or read, or its step could not be taken.
-    #[error(transparent)]
-    Optimizer(#[from] rloom_model::OptimizerError),
+    Candidates(#[from] CandidateError),
     /// The algorithm refused.
     #[error(transparent)]
     Algo(#[from] rloom_algo::AlgoError),
-    /// A sequence that the loss had said to have no coefficients has some.
+    /// The model refused a batch.
+    #[error(transparent)]
+    Batch(EngineCause),
+    /// The optimizer could not take its step.
+    #[error(transparent)]
+    Optimizer(EngineCause),
+    /// Weights or trainer state could not be read or written; the cause names the file.
+    #[error(transparent)]
+    Checkpoint(EngineCause),
+    /// A file or folder could not be read or written.
+    #[error("could not {access} {}: {source}", path.display())]
+    Storage {
+        /// Kind of access.
+        access: Access,
+        /// File or folder.
+        path: PathBuf,
+        /// Cause of the failure.
+        source: std::io::Error,
+    },
+    /// A sequence that was declared to have no coefficients has some.
     #[error(
-        "sample {key:?} was not back-propagated, since the loss said that it has no coefficients, and has some\nhint: this is a mistake in the loss's `inert`, not in the recipe"
+        "sample {key} was not back-propagated because the loss declared it inert, but it has coefficients\nhint: this is \
+         a bug in the loss's `inert`, not in the recipe"
     )]
     NotInert {
         /// The sample.
         key: SampleKey,
     },
     /// The loss, a score or the gradient is not finite.
-    #[error("the {what} is not finite (samples {})", samples(keys))]
+    #[error("the {what} is not finite (samples {})", Self::sample_list(keys))]
     NotFinite {
-        /// Loss, log-probability, value or gradient.
-        what: &'static str,
-        /// The samples of the micro-batch in which it was noticed; of a gradient, those of the whole optimiser step.
+        /// The number that is not finite.
+        what: Quantity,
+        /// Samples of the micro-batch; for a gradient, those of the whole optimizer step.
         keys: Vec<SampleKey>,
     },
-    /// Reference scores were asked of an engine that has no reference.
+    /// Reference scores from an engine without a reference.
     #[error("no reference policy is loaded")]
     NoReference,
-    /// A critic was asked to be sampled from.
+    /// Publication of a critic.
     #[error("a critic cannot be published: it has no language head to sample from")]
     CriticPublished,
-    /// A step-scoped loss did not answer for every micro-batch.
+    /// Publication in a form that the engine does not produce.
+    #[error("this engine cannot publish weights in the form \"{form}\"; supported: {}", forms(supported))]
+    UnsupportedForm {
+        /// The requested form.
+        form: Form,
+        /// Forms that the engine produces.
+        supported: Vec<Form>,
+    },
+    /// A feature that the engine does not have.
+    #[error("{feature} are not supported by this engine")]
+    Unsupported {
+        /// The feature.
+        feature: Feature,
+    },
+    /// A loss of step scope without coefficients for every micro-batch.
     #[error("the loss gave coefficients for {got} of the step's {expected} micro-batches")]
     StepLoss {
-        /// Micro-batches that it answered for.
+        /// Micro-batches with coefficients.
         got: usize,
         /// Micro-batches of the step.
         expected: usize,
     },
-    /// A file of the trainer's state could not be read or written.
-    #[error("could not {operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// An optimiser step without an accumulated gradient.
-    #[error("an optimiser step was asked for before any gradient was accumulated")]
+    /// An optimizer step without an accumulated gradient.
+    #[error("an optimizer step was requested before any gradient was accumulated")]
     NothingAccumulated,
 }
 
-/// `ticket/sample`, at most eight of them.
-fn samples(keys: &[SampleKey]) -> String {
-    let shown: Vec<String> = keys.iter().take(8).map(|k| format!("{}/{}", k.ticket.0, k.sample)).collect();
-    let more = keys.len().saturating_sub(8);
-    if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
+impl TrainError {
+    /// Keys as messages show them: `ticket/sample`, at most eight.
+    pub fn sample_list(keys: &[SampleKey]) -> String {
+        const MOST: usize = 8;
+        let shown: Vec<String> = keys.iter().take(MOST).map(SampleKey::to_string).collect();
+        match keys.len().saturating_sub(MOST) {
+            0 => shown.join(", "),
+            more => format!("{} and {more} more", shown.join(", ")),
+        }
+    }
 }
 
-impl TrainError {
-    /// The samples as the message shows them.
-    pub fn sample_list(keys: &[SampleKey]) -> String {
-        samples(keys)
-    }
+fn forms(supported: &[Form]) -> String {
+    supported.iter().map(|form| form.name()).collect::<Vec<_>>().join(", ")
 }

@@ -1,12 +1,12 @@
-//! Cutting a list into as few runs as a capacity allows, as even as that number allows.
+//! Division of a list into the fewest contiguous ranges that a capacity allows, as even as possible.
 
 use std::ops::Range;
 
-/// Contiguous ranges of `sizes`, each of a sum of at most `capacity`; a size beyond it is a range of its own. There are as
-/// few of them as can be, and with that number the largest is as small as can be.
+/// Contiguous ranges of `sizes` with sums of at most `capacity`; a size beyond it is a range of its own. Their number is
+/// minimal, and for that number the largest sum is minimal.
 pub(crate) fn even_ranges(sizes: &[usize], capacity: usize) -> Vec<Range<usize>> {
     let fewest = first_fit(sizes, capacity).len();
-    // Nothing but the sizes beyond the capacity stands alone, however low the limit comes to be.
+    // At this limit only the sizes beyond the capacity form ranges of their own.
     let least = sizes.iter().copied().filter(|&size| size <= capacity).max().unwrap_or(capacity);
     let (mut low, mut high) = (least, capacity);
     while low < high {
@@ -20,7 +20,7 @@ pub(crate) fn even_ranges(sizes: &[usize], capacity: usize) -> Vec<Range<usize>>
     first_fit(sizes, high)
 }
 
-/// Each range takes what fits, in order: of all ways to cut, the one with the fewest ranges.
+/// Greedy division: each range takes as many sizes as fit. No division has fewer ranges.
 fn first_fit(sizes: &[usize], capacity: usize) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut sum = 0;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The fewest ranges and their least largest sum, by trying every way to cut; sizes beyond the capacity do not count.
+    /// Minimal number of ranges and minimal largest sum, by trying every division; sizes beyond the capacity do not count.
     fn best(sizes: &[usize], capacity: usize) -> (usize, usize) {
         let of = |mask: u32| {
             let mut runs: Vec<Vec<usize>> = vec![vec![sizes[0]]];
@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_few_and_as_even_as_can_be(sizes in prop::collection::vec(1usize..12, 1..10), capacity in 1usize..40) {
+        fn number_and_largest_sum_are_minimal(sizes in prop::collection::vec(1usize..12, 1..10), capacity in 1usize..40) {
             let ranges = even_ranges(&sizes, capacity);
             let all: Vec<usize> = ranges.iter().flat_map(Clone::clone).collect();
             prop_assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_there_is_nothing() {
+    fn an_empty_list_has_no_ranges() {
         assert!(even_ranges(&[], 5).is_empty());
         assert_eq!(even_ranges(&[1; 10], 9), [0..5, 5..10]);
         assert_eq!(even_ranges(&[2, 50, 2, 2, 2, 2], 6), [0..1, 1..2, 2..4, 4..6]);

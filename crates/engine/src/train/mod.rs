@@ -1,12 +1,14 @@
 //! Turning scored tokens into new weights.
 
+mod candidates;
 mod engine;
 mod error;
 mod even;
 mod pack;
 mod settings;
 
-pub use engine::{LossFn, LossReport, OptimStep, StepReport, TrainEngine, Which};
-pub use error::TrainError;
-pub use pack::{PackedBatch, pack, pack_unshared};
-pub use settings::TrainSettings;
+pub use candidates::{CandidateError, CandidateIds};
+pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
+pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
+pub use pack::{PackError, PackedBatch, pack, pack_unshared};
+pub use settings::{ActivationCheckpointing, TrainSettings};

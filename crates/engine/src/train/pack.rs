@@ -1,50 +1,84 @@
+//! Packing of trajectories into micro-batches without padding.
+
 use std::ops::Range;
 
-use rloom_core::{Author, SampleKey, Trajectory};
+use rloom_core::{Attachment, Author, SampleKey, Trajectory, TrajectoryError};
+use serde::{Deserialize, Serialize};
 
+use super::candidates::{CandidateError, CandidateIds};
 use super::even::even_ranges;
-use crate::TrainError;
+use crate::inverse_temperature;
 
-/// A micro-batch: whole sequences side by side, without padding.
+/// A trajectory that cannot be trained on.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// A trajectory that contradicts itself.
+    #[error(transparent)]
+    Trajectory(#[from] TrajectoryError),
+    /// A sequence without a policy token.
+    #[error("sample {key} has no policy token, so there is nothing to train on")]
+    NothingToScore {
+        /// The sample.
+        key: SampleKey,
+    },
+}
+
+/// A micro-batch: whole sequences, concatenated without padding.
 ///
-/// Sequences are held in segments. One alone is a segment; neighbours of one ticket whose prompts are equal are a family:
-/// the prompt is a segment, of which nothing is scored, and its children are what follows it in each of them. So a prompt
-/// is computed once, to the same bits as in each sequence by itself.
+/// Sequences are stored in segments. A sequence on its own is one segment. Neighbours of one ticket with equal prompts
+/// are a family: the prompt is a segment without scored tokens, and its children are the remainders of the sequences. A
+/// shared prompt is thus computed once, with bitwise the same results as for each sequence alone.
 ///
-/// Scores and coefficients are flat over its scored tokens (the policy's), in packed order.
-#[derive(Debug, Clone, PartialEq, Default)]
+/// Scores and coefficients are flat over the scored tokens (those of the policy), in packed order.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PackedBatch {
-    /// Token ids of all segments, one after the other: `[T]`.
+    /// Token ids of all segments, concatenated: `[T]`.
     pub tokens: Vec<u32>,
-    /// Where each segment starts, and `T` at the end: `[segments + 1]`.
+    /// Start of each segment, and `T` at the end: `[segments + 1]`.
     pub seq_starts: Vec<usize>,
-    /// The segment with the prompt that each segment goes on from; `None` where it begins by itself: `[segments]`.
+    /// Segment with the prompt that each segment continues; `None` if it starts at position 0: `[segments]`.
     pub parents: Vec<Option<u32>>,
-    /// The segment in which each sequence ends.
+    /// Last segment of each sequence.
     pub segments: Vec<usize>,
-    /// Packed index of each scored token.
+    /// Packed index of each scored token: `[S]`.
     pub rows: Vec<u32>,
-    /// One over the temperature at which each scored token was sampled.
+    /// Inverse temperature at which each scored token was sampled: `[S]`.
     pub inv_temperature: Vec<f32>,
-    /// Each sequence's range in `rows`.
+    /// Range of each sequence in `rows`.
     pub sequences: Vec<Range<usize>>,
-    /// Each sequence's name.
+    /// Key of each sequence.
     pub keys: Vec<SampleKey>,
     /// Log-probability of each scored token when it was sampled; empty for demonstrations.
     pub behavior_logprob: Vec<f32>,
+    /// Attachments of each sequence; empty if no sequence has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Vec<Attachment>>,
+    /// Token ids whose log-probabilities are requested at each scored position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidates: Option<CandidateIds>,
 }
 
 impl PackedBatch {
-    /// Tokens of all sequences, each with its prompt: what the batch would hold if nothing were shared.
+    /// The same batch with candidates for its scored positions.
+    pub fn with_candidates(self, candidates: CandidateIds) -> Result<Self, CandidateError> {
+        let (positions, rows) = (candidates.positions(), self.rows.len());
+        if positions != rows {
+            return Err(CandidateError::Positions { positions, rows });
+        }
+        Ok(Self { candidates: Some(candidates), ..self })
+    }
+
+    /// Tokens of all sequences, each with its prompt: the size of the batch without sharing.
     pub fn sequence_tokens(&self) -> usize {
         self.segments.iter().map(|&segment| self.own(segment).len() + self.prompt(segment).len()).sum()
     }
 
-    /// The sequences for which `keep` holds, in their order; prompts go with what is left of their families.
+    /// A batch of the sequences for which `keep` returns true, in the same order, with the prompts that they share.
     #[must_use]
     pub fn only(&self, keep: impl Fn(usize) -> bool) -> Self {
         let mut out = Self::default();
         let mut prompt: Option<(u32, u32)> = None;
+        let mut kept_rows = Vec::new();
         for (sequence, &segment) in self.segments.iter().enumerate().filter(|&(sequence, _)| keep(sequence)) {
             let parent = self.parents[segment];
             if parent != prompt.map(|(from, _)| from) {
@@ -57,18 +91,23 @@ impl PackedBatch {
             let moved = |&row: &u32| (row as usize - self.seq_starts[segment] + base) as u32;
             out.rows.extend(self.rows[rows.clone()].iter().map(moved));
             out.inv_temperature.extend_from_slice(&self.inv_temperature[rows.clone()]);
-            out.behavior_logprob.extend_from_slice(self.behavior_logprob.get(rows).unwrap_or_default());
+            out.behavior_logprob
+                .extend_from_slice(self.behavior_logprob.get(rows.clone()).unwrap_or_default());
+            kept_rows.extend(rows);
             out.push_sequence(own, first_row, self.keys[sequence]);
+            out.attachments.extend(self.attachments.get(sequence).cloned());
         }
+        out.candidates =
+            self.candidates.as_ref().map(|candidates| candidates.of_positions(kept_rows.into_iter()));
         out
     }
 
-    /// A segment's tokens.
+    /// Tokens of a segment.
     fn own(&self, segment: usize) -> &[u32] {
         &self.tokens[self.seq_starts[segment]..self.seq_starts[segment + 1]]
     }
 
-    /// The tokens of the prompt that a segment goes on from.
+    /// Tokens of the prompt that a segment continues.
     fn prompt(&self, segment: usize) -> &[u32] {
         self.parents[segment].map_or(&[], |parent| self.own(parent as usize))
     }
@@ -89,7 +128,7 @@ impl PackedBatch {
         self.keys.push(key);
     }
 
-    /// A family whose first `prompt` tokens are held once, or a sequence alone.
+    /// Adds a family whose first `prompt` tokens are stored once, or a single sequence.
     fn push_family(&mut self, family: &[&Trajectory], prompt: usize) {
         let parent = (family.len() > 1).then(|| self.push_segment(&family[0].tokens[..prompt], None));
         let shared = if parent.is_some() { prompt } else { 0 };
@@ -97,29 +136,31 @@ impl PackedBatch {
             let (base, first_row) = (self.tokens.len(), self.rows.len());
             for span in trajectory.spans.iter().filter(|span| span.author == Author::Policy) {
                 self.rows.extend(span.range.clone().map(|i| (base + i - shared) as u32));
-                self.inv_temperature.resize(self.rows.len(), 1.0 / span.temperature);
+                self.inv_temperature.resize(self.rows.len(), inverse_temperature(span.temperature));
             }
             let own = self.push_segment(&trajectory.tokens[shared..], parent);
             self.behavior_logprob.extend_from_slice(&trajectory.logprobs);
             self.push_sequence(own, first_row, trajectory.key);
+            self.attachments.push(trajectory.attachments.clone());
         }
     }
 }
 
-/// Packs trajectories in their order into micro-batches of at most `budget` tokens each, with shared prompts.
+/// Packs trajectories in order into micro-batches of at most `budget` tokens each, with shared prompts.
 ///
 /// Neighbours of one ticket share the prompt that they begin with, if it is the same, and the budget counts it once. A
-/// family stays together unless it exceeds the budget by itself: then it is cut into as few as can be, each with the
-/// prompt. There are as few micro-batches as the budget allows, as even as their number allows; a sequence longer than
-/// the budget is one of its own. All of it is a function of the trajectories and the budget alone.
+/// family stays together unless it exceeds the budget by itself: then it is divided into as few parts as possible, each
+/// with the prompt. The number of micro-batches is the smallest that the budget allows, and their sizes are as equal as
+/// that number allows; a sequence longer than the budget is a micro-batch of its own. The result is a function of the
+/// trajectories and the budget alone, so that the bytes of a gradient do not depend on the machine.
 ///
 /// # Errors
 ///
-/// A trajectory that contradicts itself, or has no policy token.
+/// A trajectory that contradicts itself or has no policy token.
 pub fn pack<'a>(
     trajectories: impl IntoIterator<Item = &'a Trajectory>,
     budget: usize,
-) -> Result<Vec<PackedBatch>, TrainError> {
+) -> Result<Vec<PackedBatch>, PackError> {
     let all = checked(trajectories)?;
     let mut families = Vec::new();
     for family in all.chunk_by(|a, b| share_prompt(a, b)) {
@@ -136,21 +177,21 @@ pub fn pack<'a>(
     Ok(fill(&families, budget))
 }
 
-/// As [`pack`], with every sequence by itself.
+/// Packs as [`pack`] does, without sharing prompts.
 ///
 /// # Errors
 ///
-/// As of `pack`.
+/// As for `pack`.
 pub fn pack_unshared<'a>(
     trajectories: impl IntoIterator<Item = &'a Trajectory>,
     budget: usize,
-) -> Result<Vec<PackedBatch>, TrainError> {
+) -> Result<Vec<PackedBatch>, PackError> {
     let all = checked(trajectories)?;
     let alone: Vec<Family<'_>> = all.chunks(1).map(|members| Family { members, prompt: 0 }).collect();
     Ok(fill(&alone, budget))
 }
 
-/// Neighbours that begin with the same `prompt` tokens, or one sequence.
+/// Neighbours that begin with the same `prompt` tokens, or a single sequence.
 #[derive(Clone, Copy)]
 struct Family<'a> {
     members: &'a [&'a Trajectory],
@@ -158,7 +199,7 @@ struct Family<'a> {
 }
 
 impl Family<'_> {
-    /// Tokens that it takes up.
+    /// Packed size in tokens.
     fn tokens(&self) -> usize {
         let all: usize = self.members.iter().map(|t| t.tokens.len()).sum();
         all - self.prompt * (self.members.len() - 1)
@@ -167,27 +208,34 @@ impl Family<'_> {
 
 fn checked<'a>(
     trajectories: impl IntoIterator<Item = &'a Trajectory>,
-) -> Result<Vec<&'a Trajectory>, TrainError> {
+) -> Result<Vec<&'a Trajectory>, PackError> {
     let mut all = Vec::new();
     for trajectory in trajectories {
         trajectory.validate()?;
         if trajectory.policy_tokens() == 0 {
-            return Err(TrainError::NothingToScore { key: trajectory.key });
+            return Err(PackError::NothingToScore { key: trajectory.key });
         }
         all.push(trajectory);
     }
     Ok(all)
 }
 
-/// What the task gave before anybody else wrote a token.
+/// Tokens of the task before the first of another author.
 fn leading_prompt(trajectory: &Trajectory) -> &[u32] {
     let first = trajectory.spans.first().filter(|span| span.author == Author::Prompt);
     first.and_then(|span| trajectory.tokens.get(span.range.clone())).unwrap_or_default()
 }
 
+/// True if both begin with the same prompt of the same ticket: the same tokens with the same attachments.
 fn share_prompt(a: &Trajectory, b: &Trajectory) -> bool {
     let prompt = leading_prompt(a);
-    a.key.ticket == b.key.ticket && !prompt.is_empty() && prompt == leading_prompt(b)
+    let attached = |t: &Trajectory| -> Vec<Attachment> {
+        t.attachments.iter().filter(|attachment| attachment.position < prompt.len()).cloned().collect()
+    };
+    a.key.ticket == b.key.ticket
+        && !prompt.is_empty()
+        && prompt == leading_prompt(b)
+        && attached(a) == attached(b)
 }
 
 fn fill(families: &[Family<'_>], budget: usize) -> Vec<PackedBatch> {
@@ -196,6 +244,9 @@ fn fill(families: &[Family<'_>], budget: usize) -> Vec<PackedBatch> {
         let mut batch = PackedBatch::default();
         for family in &families[range] {
             batch.push_family(family.members, family.prompt);
+        }
+        if batch.attachments.iter().all(Vec::is_empty) {
+            batch.attachments.clear();
         }
         batch
     };
@@ -387,10 +438,40 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_trained_is_refused() {
+    fn attachments_stay_with_their_sequences_and_divide_families() {
+        let image = |position: usize| Attachment {
+            media_type: "image/png".to_owned(),
+            position,
+            data: [1, 2].as_slice().into(),
+        };
+        let (plain, mut other) = (trajectory(1, 3, 2, 1.0), trajectory(1, 3, 4, 1.0));
+        assert!(pack([&plain, &other], 100).unwrap()[0].attachments.is_empty());
+        other.attachments = vec![image(1)];
+        let packed = pack([&plain, &other], 100).unwrap().remove(0);
+        assert_eq!(packed.attachments, [vec![], vec![image(1)]]);
+        assert_eq!(packed.tokens.len(), 5 + 7, "a prompt with another image is another prompt");
+        assert_eq!(packed.only(|sequence| sequence == 1).attachments, [vec![image(1)]]);
+        assert_eq!(pack([&other, &other], 100).unwrap()[0].tokens.len(), 3 + 4 + 4);
+    }
+
+    #[test]
+    fn candidates_belong_to_scored_positions() {
+        let packed = pack([&trajectory(1, 2, 2, 1.0), &trajectory(2, 2, 1, 1.0)], 100).unwrap().remove(0);
+        let short = CandidateIds::new(2, vec![0; 4]).unwrap();
+        let error = packed.clone().with_candidates(short).unwrap_err();
+        assert_eq!(error, CandidateError::Positions { positions: 2, rows: 3 });
+        let packed = packed.with_candidates(CandidateIds::new(2, (0..6).collect()).unwrap()).unwrap();
+        let second = packed.only(|sequence| sequence == 1).candidates.unwrap();
+        assert_eq!(second.ids(), [4, 5]);
+        let text = serde_json::to_string(&packed).unwrap();
+        assert_eq!(serde_json::from_str::<PackedBatch>(&text).unwrap(), packed);
+    }
+
+    #[test]
+    fn trajectories_without_policy_tokens_or_with_gaps_are_refused() {
         let mut broken = trajectory(0, 2, 2, 1.0);
         broken.logprobs.pop();
-        assert!(matches!(pack([&broken], 10), Err(TrainError::Trajectory(_))));
-        assert!(matches!(pack([&trajectory(0, 2, 0, 1.0)], 10), Err(TrainError::NothingToScore { .. })));
+        assert!(matches!(pack([&broken], 10), Err(PackError::Trajectory(_))));
+        assert!(matches!(pack([&trajectory(0, 2, 0, 1.0)], 10), Err(PackError::NothingToScore { .. })));
     }
 }

@@ -1,26 +1,44 @@
-use rloom_model::Recompute;
 use serde::{Deserialize, Serialize};
 
-/// How the embedded engine divides its work: a recipe's `[stage.trainer]`.
+/// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
+/// compute for memory. Scores and gradients are bitwise identical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationCheckpointing {
+    /// Keeps all activations that are expensive to compute.
+    #[default]
+    None,
+    /// Recomputes attention.
+    Attention,
+    /// Keeps only each layer's input.
+    Block,
+}
+
+/// Settings of the embedded training engine, `[stage.trainer]` in a recipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSettings {
-    /// Tokens (prompt and completion; a shared prompt once) that one forward and backward pass holds at most; a longer
-    /// sequence is a micro-batch of its own. It bounds the memory of activations and changes results by rounding alone.
+    /// Maximum number of tokens (prompt and completion; a shared prompt counts once) per forward and backward pass. A
+    /// longer sequence is a micro-batch of its own. Bounds the memory of activations; results change by rounding only.
     pub micro_batch_tokens: usize,
-    /// Computes the prompt that a group's completions begin with once for all of them. The scores are the same bits, and
-    /// gradients differ by rounding alone.
+    /// Computes a group's common prompt once for all of its completions. Scores are bitwise identical; gradients change
+    /// by rounding only.
     pub share_prompts: bool,
-    /// What the backward pass computes again instead of keeping it from the forward pass: nothing, attention, or all of a
-    /// layer but its input. Less memory for more time, and the same bits.
-    pub recompute: Recompute,
-    /// Threads that train; 0 takes all of the run's, also where rollouts work at the same time on as many. No result
-    /// depends on it.
+    /// Activations to recompute in the backward pass: none, attention, or all of a layer but its input. Trades compute
+    /// for memory; results are bitwise identical.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. Does not affect
+    /// results.
     pub threads: usize,
 }
 
 impl Default for TrainSettings {
     fn default() -> Self {
-        Self { micro_batch_tokens: 4096, share_prompts: true, recompute: Recompute::None, threads: 0 }
+        Self {
+            micro_batch_tokens: 4096,
+            share_prompts: true,
+            activation_checkpointing: ActivationCheckpointing::None,
+            threads: 0,
+        }
     }
 }

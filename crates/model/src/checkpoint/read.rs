@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
-use rloom_ops::MappedFile;
+use rloom_ops::{self as ops, MappedFile};
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -74,9 +73,9 @@ impl TensorFile {
         }
         let bytes = &self.map.as_bytes()[self.data + info.data_offsets.0..self.data + info.data_offsets.1];
         match info.dtype {
-            Dtype::F32 => widen(bytes, to, f32::from_le_bytes),
-            Dtype::F16 => widen(bytes, to, |b| f16::from_le_bytes(b).to_f32()),
-            Dtype::BF16 => widen(bytes, to, |b| bf16::from_le_bytes(b).to_f32()),
+            Dtype::F32 => ops::f32_from_f32_bytes(to, bytes),
+            Dtype::F16 => ops::f32_from_f16_bytes(to, bytes),
+            Dtype::BF16 => ops::f32_from_bf16_bytes(to, bytes),
             dtype => {
                 return Err(CheckpointError::Dtype {
                     path: self.path.clone(),
@@ -86,13 +85,6 @@ impl TensorFile {
             }
         }
         Ok(())
-    }
-}
-
-fn widen<const N: usize>(bytes: &[u8], to: &mut [f32], number: impl Fn([u8; N]) -> f32) {
-    let (numbers, _) = bytes.as_chunks::<N>();
-    for (to, &bytes) in to.iter_mut().zip(numbers) {
-        *to = number(bytes);
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn write_tensors(
         for tensor in &tensors {
             for values in tensor.values.chunks(1 << 14) {
                 bytes.clear();
-                bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+                rloom_ops::append_f32_bytes(&mut bytes, values);
                 file.write_all(&bytes)?;
             }
         }

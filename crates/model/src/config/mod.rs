@@ -151,7 +151,7 @@ impl ModelConfig {
         let attention = (2 * he + 2 * ge) * narrow + self.heads * wide;
         let mlp = d * wide + 2 * f * narrow;
         let input = d * wide;
-        let (saved, again) = match checkpointing {
+        let (saved, recomputed) = match checkpointing {
             ActivationCheckpointing::None => (input + attention + mlp, 0),
             ActivationCheckpointing::Attention => (input + mlp, attention),
             ActivationCheckpointing::Block => (input, attention + mlp),
@@ -161,8 +161,8 @@ impl ModelConfig {
         // normalised input and its derivative.
         let norm = d * (wide + narrow);
         let heads = (2 * he + 2 * ge) * wide + (he + 2 * ge) * narrow;
-        let beside = d * wide + norm + heads.max(f * narrow);
-        (self.layers * saved + again + beside) as u64
+        let temporary = d * wide + norm + heads.max(f * narrow);
+        (self.layers * saved + recomputed + temporary) as u64
     }
 
     /// Scaled rotary frequencies, `[E/2]`, in radians per position.

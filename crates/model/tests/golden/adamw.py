@@ -1,10 +1,10 @@
-"""A trajectory of torch.optim.AdamW: writes adamw.safetensors beside this file.
+"""A trajectory of torch.optim.AdamW: writes adamw.safetensors next to this file.
 
     python adamw.py
 
-Trains tiny-qwen2 (f32) for eight steps on one batch: mean negative log-likelihood, weight decay on matrices alone,
+Trains tiny-qwen2 (f32) for eight steps on one batch: mean negative log-likelihood, weight decay on matrices only,
 gradients clipped to norm 2 (some steps are clipped, some not), two steps of warm-up, then half a cosine down to a
-tenth. Stored are the losses, gradient norms and learning rates of all steps and the weights after the last.
+tenth. Stores the losses, gradient norms and learning rates of all steps and the final weights.
 """
 
 import math

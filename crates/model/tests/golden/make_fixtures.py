@@ -1,10 +1,10 @@
-"""Makes the tiny checkpoints in ../fixtures that the tests of `model` and `rollout` open.
+"""Generates the tiny checkpoints in ../fixtures that the tests of `model` and of the rollout engine load.
 
     python make_fixtures.py
 
-Between them the three policies they have every feature of the three families: untied and tied embeddings, biases, norms per head, an
+Together, the three policies have every feature of the three families: untied and tied embeddings, biases, QK-norm, an
 explicit head size, llama3 and linear rotary scaling, f32, f16 and bf16 weights, one file and several shards, and both
-spellings of the rotary settings. The two critics are token classifiers with one label. Made with torch 2.x and transformers 5.x; the weights are a function of the seed.
+spellings of the rotary settings. The two critics are token classifiers with one label. Generated with torch 2.x and transformers 5.x; the weights are determined by the seed.
 """
 
 import json
@@ -41,7 +41,7 @@ SHAPE = {
 
 
 def randomise(model, seed):
-    """Weights large enough that the next token is a clear choice and every term of the gradient counts."""
+    """Weights large enough for a peaked next-token distribution and for every term of the gradient to matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -51,7 +51,7 @@ def randomise(model, seed):
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
             elif "embed_tokens" in name:
-                # Small beside what the layers add, so that a tied model does not just repeat its input.
+                # Small compared to the layers' output, so that a tied model does not just repeat its input.
                 parameter.copy_(0.25 * noise)
             else:
                 parameter.copy_(noise * (2.0 / parameter.shape[-1] ** 0.5))
@@ -88,7 +88,7 @@ def main():
         LlamaConfig(**SHAPE, num_labels=1, rms_norm_eps=1e-5, rope_parameters=rope)
     )
     write("tiny-llama-critic", llama_critic, 4, torch.float32)
-    # The spelling of transformers 4, which most folders in the world have.
+    # The spelling of transformers 4, which most existing folders use.
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")

@@ -1,9 +1,9 @@
-"""Opens what RLoom writes in transformers, unchanged, and compares logits, or the values of critics.
+"""Opens folders written by RLoom in transformers, unchanged, and compares logits, or the values of critics.
 
     python open_in_transformers.py            (builds the `resave` example with cargo)
 
-Both the fixtures, written anew, and new random models of each family. Any missing or unexpected tensor is an error, and
-so is a logit or value that differs by more than 1e-4. Ends with a line for each model.
+Covers the fixtures, saved again, and new random models of each family. Any missing or unexpected tensor is an error, and
+so is a logit or value that differs by more than 1e-4. Prints one line per model.
 """
 
 import json

@@ -1,15 +1,15 @@
-"""What transformers and PyTorch make of the tiny checkpoints: writes one NAME.safetensors beside this file for each.
+"""Reference results of transformers and PyTorch for the tiny checkpoints: writes one NAME.safetensors per checkpoint next to this file.
 
     python reference.py
 
 Each holds a packed batch, the logits of `transformers` in f32 (one sequence at a time, so that no padding is involved)
-and, in f64, the scores and the gradient of  Σ d_logprob · logprob + d_entropy · entropy  by every weight, at a
-temperature of its own for each scored token. RMSNorm is patched to compute in f64: `transformers` has it in f32.
+and, in f64, the scores and the gradient of  Σ d_logprob · logprob + d_entropy · entropy  with respect to every weight,
+with a separate temperature for each scored token. RMSNorm is patched to compute in f64: `transformers` computes it in f32.
 
-The files `*-bf16.safetensors` hold more batches, of the same lengths, and `autocast_error`, how far the gradients that
-PyTorch computes under bf16 autocast are from the f64 ones: the relative L2 error of a tensor, as root mean square and as
-median over the tensors, both as means over the batches. It is the yardstick for bf16 here. One batch is not enough: from
-one to the next these errors vary by a third.
+The files `*-bf16.safetensors` hold more batches of the same lengths, and `autocast_error`, the error of PyTorch's bf16
+autocast gradients relative to f64: the relative L2 error of a tensor, as root mean square and as median over the
+tensors, both averaged over the batches. RLoom's bf16 is compared with it. A single batch is not enough: these errors vary
+by a third between batches.
 """
 
 import pathlib
@@ -38,7 +38,7 @@ def scores(logits, data):
 
 
 def gradients(model, sequences, data):
-    """By every parameter."""
+    """Gradients with respect to every parameter."""
     model.zero_grad()
     logits = torch.cat([model(sequence[None]).logits[0] for sequence in sequences])
     logprob, entropy = scores(logits.double(), data)
@@ -55,7 +55,7 @@ def in_f64(model):
 
 
 def autocast_errors(name, data):
-    """Batches with the rows and temperatures of `data`, and what autocast makes of them."""
+    """Batches with the rows and temperatures of `data`, and the error of autocast on them."""
     load = lambda: AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32).eval()
     single, double = load(), in_f64(load())
     generator = torch.Generator().manual_seed(12)
@@ -90,7 +90,7 @@ def main():
         starts = [0]
         for length in LENGTHS:
             starts.append(starts[-1] + length)
-        # Every second token of the third sequence, all that can be scored of the others.
+        # Every second token of the third sequence, all scorable tokens of the others.
         rows = [
             start + i
             for index, (start, length) in enumerate(zip(starts, LENGTHS))

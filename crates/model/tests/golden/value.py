@@ -1,12 +1,12 @@
-"""What transformers and PyTorch make of value heads: writes one NAME-value.safetensors beside this file for each model.
+"""Reference results of transformers and PyTorch for value heads: writes one NAME-value.safetensors per model next to this file.
 
     python value.py
 
-For a critic (a token classifier with one label) there are its values and the gradient of  Σ ½(value − target)²  by every
-weight; for a policy, a random value head over its final-normed stream and the gradient of
-Σ d_logprob · logprob + d_entropy · entropy + d_value · value.  All of it in f64, with RMSNorm patched as in reference.py;
-a critic's values are also those of the unpatched f32 model, to 2e-5. The value of a scored token is read at the row
-before it, a sequence's last value at its last token.
+For a critic (a token classifier with one label): its values and the gradient of  Σ ½(value − target)²  with respect to
+every weight. For a policy: a random value head over its final-normed hidden states and the gradient of
+Σ d_logprob · logprob + d_entropy · entropy + d_value · value.  All in f64, with RMSNorm patched as in reference.py;
+a critic's values agree with those of the unpatched f32 model to 2e-5. The value of a scored token is computed at the
+previous row, a sequence's last value at its last token.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def batch():
-    """Sequences one behind the other; of the third only every second token is scored."""
+    """Concatenated sequences; of the third only every second token is scored."""
     sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
     starts = [0]
     for length in LENGTHS:
@@ -36,7 +36,7 @@ def batch():
 
 def in_f64(model):
     model = model.double()
-    # `transformers` gives the padding token's embedding no gradient; here nothing is padded, and it is a token as others.
+    # `transformers` gives the padding token's embedding no gradient; without padding it is an ordinary token.
     model.get_input_embeddings().padding_idx = None
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):

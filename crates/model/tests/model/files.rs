@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rloom_model::{CheckpointError, GenerationConfig, LoadError, Model, NewModel};
+use rloom_model::{CheckpointError, ConfigError, GenerationConfig, LoadError, Model, NewModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -127,7 +127,7 @@ fn a_configuration_of_another_model_is_rejected() {
     edit_config(folder.path(), "intermediate_size", json!(48));
     let text = failure(folder.path()).to_string();
     assert!(
-        text.contains("mlp.gate_proj.weight has shape [56, 32], the configuration makes it [48, 32]"),
+        text.contains("mlp.gate_proj.weight has shape [56, 32], the configuration requires [48, 32]"),
         "{text}"
     );
 
@@ -217,7 +217,16 @@ fn folders_without_weights_report_other_formats() {
     assert!(text.ends_with("no model.safetensors and no model.safetensors.index.json"), "{text}");
     fs::write(folder.path().join("pytorch_model.bin"), b"").unwrap();
     assert!(failure(folder.path()).to_string().contains("hint: it has weights in another format"));
-    assert!(matches!(Model::load(&folder.path().join("nowhere")), Err(LoadError::Config(_))));
+    assert!(!Model::load(folder.path()).unwrap_err().is_wrong_path());
+    let path = folder.path().join("config.json");
+    for wrong in [folder.path().join("nowhere"), path.clone()] {
+        let error = Model::load(&wrong).unwrap_err();
+        assert!(matches!(&error, LoadError::Config(ConfigError::NotFound { .. })), "{error}");
+        assert!(
+            error.is_wrong_path() && error.to_string().contains("config.json: no such file\nhint: "),
+            "{error}"
+        );
+    }
 }
 
 #[test]

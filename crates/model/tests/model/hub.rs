@@ -260,8 +260,8 @@ fn hints_without_a_reachable_hub() {
     let options = HubOptions::new(cache.path().to_owned());
     let error = resolve("org/name", &options).unwrap_err().to_string();
     assert!(error.contains("set HF_ENDPOINT"), "{error}");
-    let error = resolve("no such folder", &options).unwrap_err().to_string();
-    assert!(error.contains("no such folder"), "{error}");
+    let error = resolve("no-model", &options).unwrap_err();
+    assert!(error.is_wrong_name() && error.to_string().contains("no-model: no such folder"), "{error}");
     let file = cache.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(resolve(file.to_str().unwrap(), &options), Err(HubError::NotAFolder { .. })));

@@ -173,10 +173,10 @@ fn largest(pieces: &[Piece]) -> usize {
 /// Pieces of the forward pass.
 pub(super) fn forward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Vec<Piece> {
     let families = families(segments);
-    let together = pieces(families.iter().map(|f| chunked(f)).collect(), kv_heads, threads);
-    let total: usize = together.iter().map(Piece::cost).sum();
-    if 2 * largest(&together) * threads <= total || threads == 1 {
-        return together;
+    let whole = pieces(families.iter().map(|f| chunked(f)).collect(), kv_heads, threads);
+    let total: usize = whole.iter().map(Piece::cost).sum();
+    if 2 * largest(&whole) * threads <= total || threads == 1 {
+        return whole;
     }
     pieces(families.iter().flat_map(|f| by_query(f)).collect(), kv_heads, threads)
 }
@@ -198,11 +198,11 @@ pub(super) enum Backward {
 /// take seven, but offers only families × heads to the threads. Both give the same bits.
 pub(super) fn backward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Backward {
     let families = families(segments);
-    let together = pieces(families.iter().map(|f| whole(f)).collect(), kv_heads, threads);
-    let total: usize = together.iter().map(Piece::cost).sum();
+    let whole = pieces(families.iter().map(|f| whole(f)).collect(), kv_heads, threads);
+    let total: usize = whole.iter().map(Piece::cost).sum();
     let share = total.div_ceil(threads);
-    if 5 * share.max(largest(&together)) <= 7 * share {
-        return Backward::Whole(together);
+    if 5 * share.max(largest(&whole)) <= 7 * share {
+        return Backward::Whole(whole);
     }
     Backward::Parts {
         by_query: pieces(families.iter().flat_map(|f| by_query(f)).collect(), kv_heads, threads),

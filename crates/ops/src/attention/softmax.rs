@@ -75,8 +75,9 @@ pub(super) fn derivatives_across(group: usize, stride: usize) -> usize {
 
 products! {
     /// Computes the probabilities `p = exp(score − lse)` and the derivatives `ds = p · (product − delta)` from a row's
-    /// scores and the products of its output's gradient with the values. Both are 0 from key `visible` on. They are stored
-    /// as words: `ds` paired along the keys, in place, and both paired along the queries, at [`derivatives_across`].
+    /// scores and the products of its output's gradient with the values. Both are 0 from key `visible` on. They are
+    /// stored as words: `ds` paired along the keys, in place, and both paired along the queries, at
+    /// [`derivatives_across`].
     ///
     /// # Safety
     ///

@@ -1,15 +1,15 @@
-//! Sets of instants, as intervals of seconds.
+//! Sets of time intervals.
 
-/// From when to when.
+/// Start and end in seconds.
 pub(super) type Interval = (f64, f64);
 
-/// Disjoint intervals in order.
+/// Disjoint intervals in ascending order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Intervals(Vec<Interval>);
 
 impl Intervals {
-    /// All instants that lie in any of the intervals.
-    pub(super) fn of(intervals: impl IntoIterator<Item = Interval>) -> Self {
+    /// Returns the union of the intervals.
+    pub(super) fn union(intervals: impl IntoIterator<Item = Interval>) -> Self {
         let mut all: Vec<Interval> = intervals.into_iter().filter(|(start, end)| end > start).collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut disjoint: Vec<Interval> = Vec::new();
@@ -22,12 +22,12 @@ impl Intervals {
         Self(disjoint)
     }
 
-    /// Seconds in all.
+    /// Returns the total duration in seconds.
     pub(super) fn total(&self) -> f64 {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The instants that are in neither of `other`'s intervals.
+    /// Returns the set difference.
     pub(super) fn without(&self, other: &Self) -> Self {
         let mut left = Vec::new();
         let mut first = 0;
@@ -35,11 +35,11 @@ impl Intervals {
             while other.0.get(first).is_some_and(|o| o.1 <= start) {
                 first += 1;
             }
-            for &(taken, until) in other.0[first..].iter().take_while(|o| o.0 < end) {
-                if taken > start {
-                    left.push((start, taken));
+            for &(other_start, other_end) in other.0[first..].iter().take_while(|o| o.0 < end) {
+                if other_start > start {
+                    left.push((start, other_start));
                 }
-                start = start.max(until);
+                start = start.max(other_end);
             }
             if end > start {
                 left.push((start, end));
@@ -48,22 +48,22 @@ impl Intervals {
         Self(left)
     }
 
-    /// Seconds that both have.
-    pub(super) fn common(&self, other: &Self) -> f64 {
+    /// Returns the duration of the intersection in seconds.
+    pub(super) fn overlap(&self, other: &Self) -> f64 {
         self.total() - self.without(other).total()
     }
 
-    /// The share of each of `count` slices of `slice` seconds from 0 on.
-    pub(super) fn in_slices(&self, count: usize, slice: f64) -> Vec<f64> {
+    /// Returns the covered fraction of each of `count` slices of `slice` seconds, starting at 0.
+    pub(super) fn coverage(&self, count: usize, slice: f64) -> Vec<f64> {
         let mut shares = vec![0.0; count];
-        for (i, share) in self.touched(count, slice) {
+        for (i, share) in self.slices(count, slice) {
             shares[i] += share;
         }
         shares
     }
 
-    /// The slices that it has instants of, with what it takes of them; a slice may come several times.
-    pub(super) fn touched(&self, count: usize, slice: f64) -> impl Iterator<Item = (usize, f64)> + '_ {
+    /// Yields the index of each slice that an interval overlaps, and the covered fraction. An index may repeat.
+    pub(super) fn slices(&self, count: usize, slice: f64) -> impl Iterator<Item = (usize, f64)> + '_ {
         self.0.iter().flat_map(move |&(start, end)| {
             let first = (start / slice) as usize;
             let last = ((end / slice) as usize).min(count.saturating_sub(1));
@@ -80,20 +80,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_are_sets() {
-        let a = Intervals::of([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (4.0, 4.0)]);
+    fn set_operations() {
+        let a = Intervals::union([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (4.0, 4.0)]);
         assert_eq!(a, Intervals(vec![(0.0, 3.0), (5.0, 6.0)]));
         assert_eq!(a.total(), 4.0);
-        let b = Intervals::of([(0.5, 1.0), (2.0, 5.5)]);
+        let b = Intervals::union([(0.5, 1.0), (2.0, 5.5)]);
         assert_eq!(a.without(&b), Intervals(vec![(0.0, 0.5), (1.0, 2.0), (5.5, 6.0)]));
         assert_eq!(b.without(&a), Intervals(vec![(3.0, 5.0)]));
-        assert_eq!((a.common(&b), b.common(&a)), (2.0, 2.0));
+        assert_eq!((a.overlap(&b), b.overlap(&a)), (2.0, 2.0));
     }
 
     #[test]
-    fn slices_share_what_lies_in_them() {
-        let a = Intervals::of([(0.5, 2.0), (2.5, 3.0)]);
-        assert_eq!(a.in_slices(3, 1.0), [0.5, 1.0, 0.5]);
-        assert_eq!(a.in_slices(2, 1.0), [0.5, 1.0], "what lies beyond is left out");
+    fn coverage_of_slices() {
+        let a = Intervals::union([(0.5, 2.0), (2.5, 3.0)]);
+        assert_eq!(a.coverage(3, 1.0), [0.5, 1.0, 0.5]);
+        assert_eq!(a.coverage(2, 1.0), [0.5, 1.0], "times after the last slice are ignored");
     }
 }

@@ -1,4 +1,4 @@
-//! `report.html`: one self-contained file made from the event stream.
+//! `report.html`: a self-contained report, generated from the event stream.
 
 mod intervals;
 mod timeline;
@@ -10,15 +10,15 @@ use rloom_core::metric;
 use serde::Serialize;
 
 use crate::TelemetryError;
-use crate::events::{Event, EventLine, Sample};
+use crate::event::{Event, EventLine, Sample};
 use crate::history::{read_events, surviving};
 use rloom_store::disk::write_atomically;
-use timeline::StageTime;
+use timeline::StageTimeline;
 
 const TEMPLATE: &str = include_str!("template.html");
 const TIMELINE_SCRIPT: &str = include_str!("timeline.js");
 
-/// Metrics by name: each with the steps over the whole run.
+/// Values of each metric, as (step over all stages, value).
 type Curves = BTreeMap<String, Vec<(u64, f64)>>;
 
 #[derive(Debug, Serialize)]
@@ -30,8 +30,8 @@ struct Page {
     stages: Vec<StageBand>,
     charts: Vec<Chart>,
     curves: Curves,
-    timeline: Vec<StageTime>,
-    /// Mean share of the trained tokens by age in versions, in steps that tell of it.
+    timeline: Vec<StageTimeline>,
+    /// Mean fraction of trained tokens by age in policy versions, over the steps that report it.
     ages: Vec<(u64, f64)>,
     samples: Vec<Row>,
     config: String,
@@ -66,11 +66,10 @@ struct Row {
     sample: Sample,
 }
 
-/// Charts in which a line of zeros says nothing: they are left out of runs that train on fresh tokens alone.
-const ONLY_OFF_POLICY: [&str; 4] =
-    ["Age of the tokens", "Sampled by the newest version", "Overlap", "Queues"];
+/// Titles of the charts that are omitted if all trained tokens are fresh.
+const ONLY_OFF_POLICY: [&str; 4] = ["Token age", "Fresh tokens", "Overlap", "Queues"];
 
-const MISMATCH: &str = "Largest |sampling − training| log-probability";
+const MISMATCH: &str = "Largest |sampling − training| log-probability difference";
 
 fn charts() -> Vec<Chart> {
     let one =
@@ -111,19 +110,19 @@ fn charts() -> Vec<Chart> {
                 Series { label: "no outcome", names: vec!["filtered/no_outcome"] },
             ],
         },
-        one("Variance explained by the value", "", metric::VALUE_EXPLAINED_VARIANCE),
-        one("Loss of the value", "", metric::VALUE_LOSS),
-        one("Loss of the process-reward model", "", metric::PRM_LOSS),
+        one("Explained variance of the value", "", metric::VALUE_EXPLAINED_VARIANCE),
+        one("Value loss", "", metric::VALUE_LOSS),
+        one("Process-reward model loss", "", metric::PRM_LOSS),
         one("Effective sample size", "%", metric::CORRECTION_ESS),
         one(MISMATCH, "", metric::MISMATCH_MAX_ABS),
         two(
-            "Waits",
+            "Waiting time",
             "s",
-            ("for a batch", metric::TIME_WAIT_FOR_BATCH),
-            ("for a policy", metric::TIME_WAIT_FOR_POLICY),
+            ("for batch", metric::TIME_WAIT_FOR_BATCH),
+            ("for policy", metric::TIME_WAIT_FOR_POLICY),
         ),
-        two("Age of the tokens", "", ("mean", metric::STALENESS_MEAN), ("largest", metric::STALENESS_MAX)),
-        one("Sampled by the newest version", "%", metric::FRESH_TOKENS),
+        two("Token age", "versions", ("mean", metric::STALENESS_MEAN), ("largest", metric::STALENESS_MAX)),
+        one("Fresh tokens", "%", metric::FRESH_TOKENS),
         one("Overlap", "%", metric::OVERLAP),
         two("Queues", "groups", ("ready", metric::QUEUE_READY), ("running", metric::QUEUE_RUNNING)),
     ]
@@ -187,11 +186,12 @@ fn page(lines: &[EventLine], config: &str) -> Page {
     }
     page.warnings.dedup();
     page.ages = take_ages(&mut page.curves);
-    let stale = page.curves.get(metric::STALENESS_MAX).is_some_and(|curve| curve.iter().any(|p| p.1 > 0.0));
-    page.charts.retain(|chart| stale || !ONLY_OFF_POLICY.contains(&chart.title));
-    if stale && let Some(chart) = page.charts.iter_mut().find(|chart| chart.title == MISMATCH) {
-        // Then most of it is what training did between the two versions.
-        chart.title = "Largest |sampled − trained| log-probability, over versions";
+    let is_stale =
+        page.curves.get(metric::STALENESS_MAX).is_some_and(|curve| curve.iter().any(|p| p.1 > 0.0));
+    page.charts.retain(|chart| is_stale || !ONLY_OFF_POLICY.contains(&chart.title));
+    if is_stale && let Some(chart) = page.charts.iter_mut().find(|chart| chart.title == MISMATCH) {
+        // The tokens come from older versions, so the difference also contains the training since then.
+        chart.title = "Largest |sampling − training| log-probability difference, across versions";
     }
     if let Some((stage, last)) = accuracy.last() {
         if let Some((_, first)) = accuracy.iter().find(|(s, _)| s == stage) {
@@ -200,25 +200,25 @@ fn page(lines: &[EventLine], config: &str) -> Page {
         page.cards.push((percent(*last), "held-out accuracy at the end".into()));
     }
     let total: f64 = seconds.values().sum();
-    page.cards.push((format!("{:.1} min", total / 60.0), "wall-clock".into()));
-    page.cards.extend(if stale { age_card(&page.curves) } else { mismatch_card(&page.curves) });
+    page.cards.push((format!("{:.1} min", total / 60.0), "wall-clock time".into()));
+    page.cards.extend(if is_stale { age_card(&page.curves) } else { mismatch_card(&page.curves) });
     page
 }
 
 fn mismatch_card(curves: &Curves) -> Option<(String, String)> {
     let largest = curves.get(metric::MISMATCH_MAX_ABS)?.iter().map(|p| p.1).fold(0.0, f64::max);
-    // An exact zero is told apart from a small number.
+    // Distinguishes an exact zero from a small number.
     let text = if largest == 0.0 { "0.0".to_owned() } else { format!("{largest:.1e}") };
-    Some((text, "largest sampling − training difference".into()))
+    Some((text, "largest |sampling − training| difference".into()))
 }
 
 fn age_card(curves: &Curves) -> Option<(String, String)> {
     let ages = curves.get(metric::STALENESS_MEAN)?;
     let mean = ages.iter().map(|p| p.1).sum::<f64>() / ages.len().max(1) as f64;
-    Some((format!("{mean:.2}"), "mean age of the trained tokens, in versions".into()))
+    Some((format!("{mean:.2}"), "mean age of trained tokens, in policy versions".into()))
 }
 
-/// Takes the shares by age out of the curves, where nobody draws them one by one.
+/// Removes the fractions by age from the curves and returns their means. They have their own chart.
 fn take_ages(curves: &mut Curves) -> Vec<(u64, f64)> {
     let steps = curves.get(metric::FRESH_TOKENS).map_or(0, Vec::len).max(1) as f64;
     let mut ages = Vec::new();
@@ -241,7 +241,7 @@ fn row(line: &EventLine, kind: &'static str, sample: &Sample) -> Row {
 
 /// Renders the report of a run from its event stream and configuration.
 pub fn render(lines: &[EventLine], config: &str) -> Result<String, serde_json::Error> {
-    // `<` never appears as itself, so no text of a completion can close the script element.
+    // Escapes `<`, so that no text of a completion can close the script element.
     let data = serde_json::to_string(&page(lines, config))?.replace('<', "\\u003c");
     Ok(TEMPLATE.replacen("@TIMELINE@", TIMELINE_SCRIPT, 1).replacen("@DATA@", &data, 1))
 }
@@ -261,10 +261,10 @@ pub fn write(directory: &Path) -> Result<(), TelemetryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::{Course, run};
+    use crate::synthetic::{SyntheticRun, run};
 
     #[test]
-    fn text_of_completions_cannot_leave_its_place() {
+    fn completions_cannot_close_the_script_element() {
         let sample = Sample {
             ticket: 1,
             sample: 0,
@@ -294,27 +294,25 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_a_long_run_stays_small() {
-        let lines = run(Course { max_staleness: 2, steps: 1000, groups: 32 });
+    fn the_report_of_a_long_run_is_small() {
+        let lines = run(SyntheticRun { max_staleness: 2, steps: 1000, groups: 32 });
         let html = render(&lines, "").unwrap();
         assert!(html.len() < 1_000_000, "{} bytes", html.len());
         assert!(html.contains("drawTimeline") && !html.contains("@TIMELINE@"));
     }
 
     #[test]
-    fn ages_are_a_histogram_and_only_stale_runs_have_charts_of_them() {
-        let stale = page(&run(Course { max_staleness: 2, steps: 40, groups: 8 }), "");
+    fn only_stale_runs_have_charts_of_ages() {
+        let stale = page(&run(SyntheticRun { max_staleness: 2, steps: 40, groups: 8 }), "");
         let sum: f64 = stale.ages.iter().map(|(_, share)| share).sum();
         assert!((sum - 1.0).abs() < 1e-9, "{:?}", stale.ages);
         assert_eq!(stale.ages.iter().map(|(age, _)| *age).collect::<Vec<_>>(), [0, 1, 2]);
         assert!(stale.curves.keys().all(|name| !name.starts_with(metric::STALENESS_SHARE_PREFIX)));
-        let fresh = page(&run(Course { max_staleness: 0, steps: 40, groups: 8 }), "");
+        let fresh = page(&run(SyntheticRun { max_staleness: 0, steps: 40, groups: 8 }), "");
         assert_eq!(fresh.ages, [(0, 1.0)]);
         let card = |page: &Page| page.cards.last().map(|(_, label)| label.clone()).unwrap();
         assert!(card(&stale).starts_with("mean age") && card(&fresh) != card(&stale));
         let titles = |page: &Page| page.charts.iter().map(|c| c.title).collect::<Vec<_>>();
-        assert!(
-            titles(&stale).contains(&"Age of the tokens") && !titles(&fresh).contains(&"Age of the tokens")
-        );
+        assert!(titles(&stale).contains(&"Token age") && !titles(&fresh).contains(&"Token age"));
     }
 }

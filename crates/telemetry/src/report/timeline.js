@@ -1,5 +1,5 @@
-// Lanes of rollout and training. Colour is never alone: waits are hatched, every activity has a place of its own in the
-// legend, wide bars carry their name and every bar a tooltip.
+// Timeline of rollout and training. Colour is never the only carrier of meaning: waits are hatched, every activity has an
+// entry in the legend, wide bars are labelled and every bar has a tooltip.
 const activities = {
   generate: { label: "generate", colour: "var(--a)" },
   load_weights: { label: "load weights", colour: "var(--d)", dots: true },
@@ -7,8 +7,8 @@ const activities = {
   publish: { label: "publish", colour: "var(--d)" },
   evaluate: { label: "evaluate", colour: "var(--c)" },
   checkpoint: { label: "checkpoint", colour: "var(--e)" },
-  wait_for_policy: { label: "wait for a policy", colour: "var(--soft)", hatched: true },
-  wait_for_batch: { label: "wait for a batch", colour: "var(--soft)", hatched: true },
+  wait_for_policy: { label: "wait for policy", colour: "var(--soft)", hatched: true },
+  wait_for_batch: { label: "wait for batch", colour: "var(--soft)", hatched: true },
 };
 const laneOf = { generate: "rollout", load_weights: "rollout", wait_for_policy: "rollout", train: "train", publish: "train", evaluate: "train", checkpoint: "train", wait_for_batch: "train" };
 const fillOf = name => activities[name].hatched ? "url(#hatch)" : activities[name].dots ? "url(#dots)" : activities[name].colour;
@@ -39,7 +39,7 @@ function legend(names) {
 const frame = { W: 1120, L: 78, R: 46, lane: 34, gap: 10, top: 22, groups: 54 };
 const laneTop = lane => frame.top + (lane === "train" ? frame.lane + frame.gap : 0);
 
-// The axis, the lanes' names and the places where an attempt begins. Returns the picture and the scale.
+// The axis, the names of the lanes and the start of each attempt. Returns the image and the scale.
 function stageFrame(title, from, to, attempts, withGroups) {
   const { W, L, R, lane, gap, top, groups } = frame, bottom = top + 2 * lane + gap, H = bottom + (withGroups ? gap + groups : 0) + 24;
   const s = svg("svg", { viewBox: `0 0 ${W} ${H}`, class: "lanes", role: "img", "aria-label": title }), X = t => L + (t - from) / (to - from) * (W - L - R);
@@ -58,33 +58,33 @@ function drawGroups(s, X, base, points, to) {
   let path = "", before = base;
   for (const [at, n] of points) { path += `${path ? "L" : "M"}${X(at).toFixed(1)},${before.toFixed(1)}L${X(at).toFixed(1)},${Y(n).toFixed(1)}`; before = Y(n); }
   path += `L${X(to).toFixed(1)},${before.toFixed(1)}L${X(to).toFixed(1)},${base}Z`;
-  s.append(titled(svg("path", { d: path, fill: "var(--a)", "fill-opacity": .25, stroke: "var(--a)", "stroke-width": 1 }), "groups under way"));
+  s.append(titled(svg("path", { d: path, fill: "var(--a)", "fill-opacity": .25, stroke: "var(--a)", "stroke-width": 1 }), "groups in flight"));
   text(s, frame.L - 8, base - frame.groups / 2 + 10, "groups", { "text-anchor": "end" }); text(s, frame.W - frame.R + 5, Y(most) + 4, short(most >= 10 ? Math.round(most) : most)); text(s, frame.W - frame.R + 5, base, "0");
 }
 
-function wholeStage(stage) {
-  const fig = el("figure", undefined, "wide"), cap = el("figcaption"), count = Math.max(0, ...Object.values(stage.whole).map(v => v.length));
-  cap.append(el("span", "The whole stage"), el("output", `each column is ${seconds(stage.slice)}: what its time went to`)); fig.append(cap);
-  const { s, X, base } = stageFrame("share of time by activity over the whole stage", 0, stage.seconds, stage.attempts, stage.groups.length);
+function stageOverview(stage) {
+  const fig = el("figure", undefined, "wide"), cap = el("figcaption"), count = Math.max(0, ...Object.values(stage.overview).map(v => v.length));
+  cap.append(el("span", "Overview"), el("output", `share of time by activity, per ${seconds(stage.slice_seconds)}`)); fig.append(cap);
+  const { s, X, base } = stageFrame("share of time by activity over the stage", 0, stage.seconds, stage.attempts, stage.groups.length);
   const width = (X(stage.seconds) - X(0)) / count + .15;
   for (const lane of ["rollout", "train"]) {
-    const names = Object.keys(activities).filter(n => stage.whole[n] && laneOf[n] === lane);
+    const names = Object.keys(activities).filter(n => stage.overview[n] && laneOf[n] === lane);
     for (let i = 0; i < count; i++) {
       let y = laneTop(lane) + frame.lane, words = [];
-      for (const name of names) { const part = Math.min(stage.whole[name][i] / 100 * frame.lane, y - laneTop(lane)); if (part <= 0) continue; y -= part; words.push(`${activities[name].label} ${stage.whole[name][i]} %`); s.append(svg("rect", { x: X(i * stage.slice).toFixed(2), y: y.toFixed(1), width: width.toFixed(2), height: part.toFixed(1), fill: fillOf(name) })); }
-      if (words.length) s.append(titled(svg("rect", { x: X(i * stage.slice), y: laneTop(lane), width, height: frame.lane, fill: "transparent" }), `${seconds(i * stage.slice)}: ${words.join(", ")}`));
+      for (const name of names) { const part = Math.min(stage.overview[name][i] / 100 * frame.lane, y - laneTop(lane)); if (part <= 0) continue; y -= part; words.push(`${activities[name].label} ${stage.overview[name][i]} %`); s.append(svg("rect", { x: X(i * stage.slice_seconds).toFixed(2), y: y.toFixed(1), width: width.toFixed(2), height: part.toFixed(1), fill: fillOf(name) })); }
+      if (words.length) s.append(titled(svg("rect", { x: X(i * stage.slice_seconds), y: laneTop(lane), width, height: frame.lane, fill: "transparent" }), `${seconds(i * stage.slice_seconds)}: ${words.join(", ")}`));
     }
   }
-  if (stage.groups.length) drawGroups(s, X, base, stage.groups.map((n, i) => [i * stage.slice, n]), stage.seconds);
+  if (stage.groups.length) drawGroups(s, X, base, stage.groups.map((n, i) => [i * stage.slice_seconds, n]), stage.seconds);
   fig.append(s); return fig;
 }
 
 function stageWindow(stage, part, title) {
   const fig = el("figure", undefined, "wide"), cap = el("figcaption");
-  cap.append(el("span", title), el("output", "numbers: the batch that is trained, the version that is handed over")); fig.append(cap);
-  const { s, X, base } = stageFrame(title, part.from, part.to, stage.attempts, part.groups.length);
+  cap.append(el("span", title), el("output", "numbers: batch for train, policy version otherwise")); fig.append(cap);
+  const { s, X, base } = stageFrame(title, part.start, part.end, stage.attempts, part.groups.length);
   const work = frame.lane * .7, labels = [];
-  // What is short is drawn last, so that nothing hides it.
+  // Short bars are drawn last, so that long ones do not hide them.
   for (const b of [...part.spans].sort((a, b) => (b.end - b.start) - (a.end - a.start))) {
     const kind = activities[b.activity], wait = kind.hatched, y = laneTop(b.lane) + (wait ? work : 0), width = Math.max(X(b.end) - X(b.start), 1.2), height = wait ? frame.lane - work : work;
     s.append(titled(svg("rect", { x: X(b.start).toFixed(1), y: y.toFixed(1), width: width.toFixed(1), height: height.toFixed(1), fill: fillOf(b.activity), stroke: "var(--card)", "stroke-width": width > 4 ? .8 : 0 }), `${b.lane}: ${kind.label} ${b.version}, ${seconds(b.end - b.start)} from ${seconds(b.start)}`));
@@ -92,20 +92,20 @@ function stageWindow(stage, part, title) {
     if (!wait && words) labels.push(() => text(s, X(b.start) + width / 2, y + height / 2 + 3.5, words, { "text-anchor": "middle", class: "in" }));
   }
   labels.forEach(label => label());
-  if (part.groups.length) drawGroups(s, X, base, part.groups, part.to);
+  if (part.groups.length) drawGroups(s, X, base, part.groups, part.end);
   fig.append(s); return fig;
 }
 
-// How the time was spent, as numbers.
+// Table of the time of each lane.
 function times(stage) {
   const table = el("table", undefined, "times"), head = el("tr"), body = el("tbody");
-  for (const h of ["lane", "works", "only waits", "neither", "of it, one beside another"]) head.append(el("th", h));
+  for (const h of ["lane", "working", "waiting", "idle", "breakdown"]) head.append(el("th", h));
   for (const lane of stage.lanes) {
     const tr = el("tr");
-    tr.append(el("td", lane.lane), el("td", `${share(lane.works, stage.seconds)} · ${seconds(lane.works)}`, "num"), el("td", `${share(lane.waits, stage.seconds)} · ${seconds(lane.waits)}`, "num"), el("td", share(lane.idle, stage.seconds), "num"), el("td", lane.activities.map(([name, s]) => `${activities[name].label} ${share(s, stage.seconds)}`).join(", ")));
+    tr.append(el("td", lane.lane), el("td", `${share(lane.working, stage.seconds)} · ${seconds(lane.working)}`, "num"), el("td", `${share(lane.waiting, stage.seconds)} · ${seconds(lane.waiting)}`, "num"), el("td", share(lane.idle, stage.seconds), "num"), el("td", lane.activities.map(([name, s]) => `${activities[name].label} ${share(s, stage.seconds)}`).join(", ")));
     body.append(tr);
   }
-  const both = el("tr"); both.append(el("td", "both"), el("td", `${share(stage.both, stage.seconds)} · ${seconds(stage.both)}`, "num")); body.append(both);
+  const both = el("tr"); both.append(el("td", "overlap"), el("td", `${share(stage.overlap, stage.seconds)} · ${seconds(stage.overlap)}`, "num")); body.append(both);
   const top = el("thead"); top.append(head); table.append(top, body); return table;
 }
 
@@ -114,19 +114,19 @@ function drawTimeline() {
   place.append(el("h2", "Rollout and training over time"), patterns());
   for (const stage of data.timeline) {
     const box = el("div", undefined, "scroll"); box.append(times(stage));
-    place.append(el("p", `Stage ${stage.name}: ${seconds(stage.seconds)}` + (stage.attempts.length ? ` in ${stage.attempts.length + 1} attempts` : ""), "soft"), box, legend(new Set(Object.keys(stage.whole))));
-    if (stage.windows.length > 1) place.append(wholeStage(stage));
-    const names = stage.windows.length === 1 ? ["Every interval"] : stage.windows.length === 2 ? ["The beginning", "The end"] : ["The beginning", "The middle", "The end"];
+    place.append(el("p", `Stage ${stage.name}: ${seconds(stage.seconds)}` + (stage.attempts.length ? ` in ${stage.attempts.length + 1} attempts` : ""), "soft"), box, legend(new Set(Object.keys(stage.overview))));
+    if (stage.windows.length > 1) place.append(stageOverview(stage));
+    const names = stage.windows.length === 1 ? ["All activities"] : stage.windows.length === 2 ? ["Beginning", "End"] : ["Beginning", "Middle", "End"];
     stage.windows.forEach((part, i) => place.append(stageWindow(stage, part, names[i])));
   }
 }
 
-// How old the trained tokens were, over the whole run.
+// Age of the trained tokens over the run.
 function drawAges() {
   if (!data.ages.some(a => a[0] > 0)) return;
   const fig = el("figure"), cap = el("figcaption"), W = 360, H = 190, L = 58, R = 64, row = Math.min(30, 140 / data.ages.length);
-  cap.append(el("span", "Trained tokens by age"), el("output", "versions")); const s = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "share of the trained tokens by age in versions" });
-  data.ages.forEach(([age, part], i) => { const y = 18 + i * row; s.append(svg("rect", { x: L, y, width: Math.max(part * (W - L - R), 1), height: row * .7, fill: "var(--a)" })); text(s, L - 6, y + row * .5, age === 0 ? "fresh" : `${age} old`, { "text-anchor": "end" }); text(s, L + part * (W - L - R) + 5, y + row * .5, (100 * part).toFixed(1) + " %"); });
+  cap.append(el("span", "Trained tokens by age"), el("output", "age in policy versions")); const s = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "share of trained tokens by age in policy versions" });
+  data.ages.forEach(([age, part], i) => { const y = 18 + i * row; s.append(svg("rect", { x: L, y, width: Math.max(part * (W - L - R), 1), height: row * .7, fill: "var(--a)" })); text(s, L - 6, y + row * .5, `${age}`, { "text-anchor": "end" }); text(s, L + part * (W - L - R) + 5, y + row * .5, (100 * part).toFixed(1) + " %"); });
   fig.append(cap, s); $("charts").append(fig);
 }
 drawAges(); drawTimeline();

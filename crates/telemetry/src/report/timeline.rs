@@ -1,67 +1,67 @@
-//! Who was busy when: lanes of rollout and training, as numbers that a page of bounded size can draw.
+//! Timeline of rollout and training, in a form whose size does not grow with the run.
 //!
-//! A run of a thousand steps has tens of thousands of intervals. The page gets the whole of a stage as shares of equal
-//! slices of time, and single intervals only for a few short windows.
+//! A run of a thousand steps has tens of thousands of activities. The page contains an overview of each stage as
+//! fractions of equal time slices, and single activities only in a few short windows.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::intervals::{Interval, Intervals};
-use crate::events::{Activity, Event, EventLine, Lane};
+use crate::event::{Activity, Event, EventLine, Lane};
 
-/// Slices into which the whole of a stage is divided: at least and at most.
+/// Smallest and largest number of time slices in the overview of a stage.
 const SLICES: (u64, u64) = (20, 280);
-/// Steps that a slice holds, so that it shows what they have in common and not where they happen to begin.
+/// Steps per slice. A slice averages over a few steps, so that it does not depend on where a step starts in it.
 const SLICE_STEPS: u64 = 3;
-/// Steps that a window shows.
+/// Steps per window.
 const WINDOW_STEPS: f64 = 8.0;
-/// Intervals that a window shows at most; a busier one is made shorter.
-const WINDOW_INTERVALS: usize = 600;
+/// Largest number of activities in a window; windows with more are shortened.
+const WINDOW_ACTIVITIES: usize = 600;
 
-/// One stage. Its attempts follow each other on one axis of seconds.
+/// Timeline of a stage. Attempts are concatenated on one axis of seconds.
 #[derive(Debug, Serialize)]
-pub(super) struct StageTime {
+pub(super) struct StageTimeline {
     name: String,
     seconds: f64,
-    /// Where each attempt after the first begins.
+    /// Start of each attempt after the first.
     attempts: Vec<f64>,
-    lanes: Vec<LaneTime>,
-    /// Seconds in which both lanes work.
-    both: f64,
-    /// Seconds of one slice.
-    slice: f64,
-    /// Share of each slice that an activity takes, in percent.
-    whole: BTreeMap<Activity, Vec<u8>>,
-    /// Mean number of groups under way in each slice.
+    lanes: Vec<LaneTimes>,
+    /// Time during which both lanes work, in seconds.
+    overlap: f64,
+    /// Duration of a slice in seconds.
+    slice_seconds: f64,
+    /// Percentage of each slice spent in each activity.
+    overview: BTreeMap<Activity, Vec<u8>>,
+    /// Mean number of groups in flight in each slice.
     groups: Vec<f64>,
     windows: Vec<Window>,
 }
 
-/// How a lane spent its time, in seconds.
+/// Time of a lane by use, in seconds.
 #[derive(Debug, Serialize)]
-struct LaneTime {
+struct LaneTimes {
     lane: Lane,
-    works: f64,
-    /// Waits and does nothing else.
-    waits: f64,
-    /// Neither: nothing was told of the time.
+    working: f64,
+    /// Waiting, without concurrent work.
+    waiting: f64,
+    /// Neither working nor waiting.
     idle: f64,
     activities: Vec<(Activity, f64)>,
 }
 
-/// A part of the stage in which every interval is shown.
+/// A part of the stage in which every activity is shown.
 #[derive(Debug, Serialize)]
 struct Window {
-    from: f64,
-    to: f64,
-    spans: Vec<Shown>,
-    /// Groups under way: from when, how many.
+    start: f64,
+    end: f64,
+    spans: Vec<Span>,
+    /// Number of groups in flight, as (time, number) at each change.
     groups: Vec<(f64, u32)>,
 }
 
 #[derive(Debug, Clone, Serialize)]
-struct Shown {
+struct Span {
     lane: Lane,
     activity: Activity,
     start: f64,
@@ -69,61 +69,62 @@ struct Shown {
     version: u64,
 }
 
-/// The stages that rolled out, in the order in which they ran: where all learn from demonstrations there is one lane.
-pub(super) fn stages(lines: &[EventLine]) -> Vec<StageTime> {
-    let mut stages: Vec<Told> = Vec::new();
+/// Returns the timelines of the stages that generate, in the order in which they ran. Stages that train on
+/// demonstrations use a single lane and have none.
+pub(super) fn stages(lines: &[EventLine]) -> Vec<StageTimeline> {
+    let mut stages: Vec<StageRecord> = Vec::new();
     for line in lines.iter().filter(|line| !line.stage.is_empty()) {
         let place = stages.iter().position(|s| s.name == line.stage).unwrap_or_else(|| {
-            stages.push(Told { name: line.stage.clone(), ..Told::default() });
+            stages.push(StageRecord { name: line.stage.clone(), ..StageRecord::default() });
             stages.len() - 1
         });
-        stages[place].take(line);
+        stages[place].add(line);
     }
-    let rolls_out = |stage: &&Told| stage.shown.iter().any(|shown| shown.lane == Lane::Rollout);
-    stages.iter().filter(rolls_out).map(Told::summary).collect()
+    let generates = |stage: &&StageRecord| stage.spans.iter().any(|span| span.lane == Lane::Rollout);
+    stages.iter().filter(generates).map(StageRecord::timeline).collect()
 }
 
-/// What was told of a stage, on its axis.
+/// The activities of a stage, on its time axis.
 #[derive(Debug, Default)]
-struct Told {
+struct StageRecord {
     name: String,
-    attempts: Vec<Stretch>,
-    shown: Vec<Shown>,
+    attempts: Vec<AttemptRange>,
+    spans: Vec<Span>,
     groups: Vec<Interval>,
     steps: u64,
 }
 
 /// The part of the axis that belongs to an attempt.
 #[derive(Debug)]
-struct Stretch {
+struct AttemptRange {
     attempt: u32,
-    /// Where it begins on the axis.
-    axis: f64,
-    /// Where it begins in the attempt's own time.
+    /// Start on the axis.
+    axis_start: f64,
+    /// Start and end in seconds since the attempt's process started.
     start: f64,
     end: f64,
 }
 
-impl Told {
-    fn take(&mut self, line: &EventLine) {
-        let axis_end = self.attempts.last().map_or(0.0, |last| last.axis + last.end - last.start);
+impl StageRecord {
+    fn add(&mut self, line: &EventLine) {
+        let axis_end = self.attempts.last().map_or(0.0, |last| last.axis_start + last.end - last.start);
         if self.attempts.last().is_none_or(|last| last.attempt != line.attempt) {
             let (attempt, start) = (line.attempt, line.elapsed);
-            self.attempts.push(Stretch { attempt, axis: axis_end, start, end: start });
+            self.attempts.push(AttemptRange { attempt, axis_start: axis_end, start, end: start });
         }
-        let Some(stretch) = self.attempts.last_mut() else {
+        let Some(range) = self.attempts.last_mut() else {
             return;
         };
-        stretch.end = stretch.end.max(line.elapsed);
+        range.end = range.end.max(line.elapsed);
         match line.event {
             Event::Activity { lane, activity, start, end, version, .. } if end >= start => {
-                stretch.end = stretch.end.max(end);
-                let moved = |at: f64| stretch.axis + (at - stretch.start).max(0.0);
-                let (start, end) = (moved(start), moved(end));
+                range.end = range.end.max(end);
+                let on_axis = |seconds: f64| range.axis_start + (seconds - range.start).max(0.0);
+                let (start, end) = (on_axis(start), on_axis(end));
                 if activity == Activity::Group {
                     self.groups.push((start, end));
                 } else {
-                    self.shown.push(Shown { lane, activity, start, end, version });
+                    self.spans.push(Span { lane, activity, start, end, version });
                 }
             }
             Event::Step { .. } => self.steps += 1,
@@ -135,65 +136,67 @@ impl Told {
         self.attempts.iter().map(|s| s.end - s.start).sum()
     }
 
-    fn of(&self, wanted: impl Fn(Lane, Activity) -> bool) -> Intervals {
-        Intervals::of(self.shown.iter().filter(|s| wanted(s.lane, s.activity)).map(|s| (s.start, s.end)))
+    fn intervals(&self, filter: impl Fn(Lane, Activity) -> bool) -> Intervals {
+        Intervals::union(self.spans.iter().filter(|s| filter(s.lane, s.activity)).map(|s| (s.start, s.end)))
     }
 
-    fn summary(&self) -> StageTime {
+    fn timeline(&self) -> StageTimeline {
         let seconds = self.seconds();
         let slices = (self.steps / SLICE_STEPS).clamp(SLICES.0, SLICES.1) as usize;
-        let slice = seconds / slices as f64;
-        let works = Lane::ALL.map(|lane| self.of(|l, a| l == lane && !a.is_wait()));
-        let mut activities: Vec<(Lane, Activity)> = self.shown.iter().map(|s| (s.lane, s.activity)).collect();
+        let slice_seconds = seconds / slices as f64;
+        let work = Lane::ALL.map(|lane| self.intervals(|l, a| l == lane && !a.is_wait()));
+        let mut activities: Vec<(Lane, Activity)> = self.spans.iter().map(|s| (s.lane, s.activity)).collect();
         activities.sort_unstable();
         activities.dedup();
-        let mut whole = BTreeMap::new();
+        let mut overview = BTreeMap::new();
         for &(lane, activity) in &activities {
-            let mut own = self.of(|l, a| (l, a) == (lane, activity));
+            let mut time = self.intervals(|l, a| (l, a) == (lane, activity));
             if activity.is_wait() {
-                own = own.without(&works[lane as usize]);
+                time = time.without(&work[lane as usize]);
             }
-            let percent = own.in_slices(slices, slice).into_iter().map(|share| (share * 100.0).round() as u8);
-            whole.insert(activity, percent.collect());
+            let coverage = time.coverage(slices, slice_seconds).into_iter();
+            overview.insert(activity, coverage.map(|part| (part * 100.0).round() as u8).collect());
         }
-        StageTime {
+        StageTimeline {
             name: self.name.clone(),
             seconds: milli(seconds),
-            attempts: self.attempts.iter().skip(1).map(|s| milli(s.axis)).collect(),
-            lanes: Lane::ALL.map(|lane| self.lane(lane, &works[lane as usize], &activities)).into(),
-            both: milli(works[0].common(&works[1])),
-            slice: milli(slice),
-            whole,
-            groups: self.groups_in_slices(slices, slice),
+            attempts: self.attempts.iter().skip(1).map(|s| milli(s.axis_start)).collect(),
+            lanes: Lane::ALL.map(|lane| self.lane(lane, &work[lane as usize], &activities)).into(),
+            overlap: milli(work[0].overlap(&work[1])),
+            slice_seconds: milli(slice_seconds),
+            overview,
+            groups: self.mean_groups(slices, slice_seconds),
             windows: self.windows(),
         }
     }
 
-    fn lane(&self, lane: Lane, work: &Intervals, activities: &[(Lane, Activity)]) -> LaneTime {
-        let waits = self.of(|l, a| l == lane && a.is_wait()).without(work).total();
+    fn lane(&self, lane: Lane, work: &Intervals, activities: &[(Lane, Activity)]) -> LaneTimes {
+        let waiting = self.intervals(|l, a| l == lane && a.is_wait()).without(work).total();
         let own = activities.iter().filter(|(l, _)| *l == lane);
-        LaneTime {
+        LaneTimes {
             lane,
-            works: milli(work.total()),
-            waits: milli(waits),
-            idle: milli((self.seconds() - work.total() - waits).max(0.0)),
+            working: milli(work.total()),
+            waiting: milli(waiting),
+            idle: milli((self.seconds() - work.total() - waiting).max(0.0)),
             activities: own
-                .map(|&(_, activity)| (activity, milli(self.of(|l, a| (l, a) == (lane, activity)).total())))
+                .map(|&(_, activity)| {
+                    (activity, milli(self.intervals(|l, a| (l, a) == (lane, activity)).total()))
+                })
                 .collect(),
         }
     }
 
-    fn groups_in_slices(&self, slices: usize, slice: f64) -> Vec<f64> {
+    fn mean_groups(&self, slices: usize, slice_seconds: f64) -> Vec<f64> {
         let mut mean = vec![0.0; if self.groups.is_empty() { 0 } else { slices }];
         for &group in &self.groups {
-            for (i, share) in Intervals::of([group]).touched(slices, slice) {
-                mean[i] += share;
+            for (i, part) in Intervals::union([group]).slices(slices, slice_seconds) {
+                mean[i] += part;
             }
         }
         mean.into_iter().map(|groups| (groups * 100.0).round() / 100.0).collect()
     }
 
-    /// The beginning, the middle and the end; of a short stage all of it.
+    /// Windows at the beginning, in the middle and at the end; a single one for a short stage.
     fn windows(&self) -> Vec<Window> {
         let seconds = self.seconds();
         let mut length = (seconds / self.steps.max(1) as f64 * WINDOW_STEPS).min(seconds);
@@ -201,32 +204,32 @@ impl Told {
             length = seconds;
         }
         loop {
-            // Nobody has hundreds of intervals within a thousandth of a stage; if somebody does, they are drawn.
-            let last = length < seconds / 1e3;
-            let mut begins = vec![0.0, (seconds - length) / 2.0, seconds - length];
-            begins.dedup_by(|a, b| *a - *b < length / 2.0);
+            // Stops at a thousandth of the stage, however many activities there are.
+            let is_shortest = length < seconds / 1e3;
+            let mut starts = vec![0.0, (seconds - length) / 2.0, seconds - length];
+            starts.dedup_by(|a, b| *a - *b < length / 2.0);
             let windows: Vec<Window> =
-                begins.into_iter().map(|from| self.window(from, from + length)).collect();
+                starts.into_iter().map(|start| self.window(start, start + length)).collect();
             let busiest = windows.iter().map(|w| w.spans.len() + w.groups.len() / 2).max().unwrap_or(0);
-            if busiest <= WINDOW_INTERVALS || last {
+            if busiest <= WINDOW_ACTIVITIES || is_shortest {
                 return windows;
             }
             length /= 2.0;
         }
     }
 
-    fn window(&self, from: f64, to: f64) -> Window {
-        let inside = |start: f64, end: f64| start < to && end > from;
-        let spans = self.shown.iter().filter(|s| inside(s.start, s.end)).map(|s| Shown {
-            start: milli(s.start.max(from)),
-            end: milli(s.end.min(to)),
+    fn window(&self, start: f64, end: f64) -> Window {
+        let inside = |from: f64, to: f64| from < end && to > start;
+        let spans = self.spans.iter().filter(|s| inside(s.start, s.end)).map(|s| Span {
+            start: milli(s.start.max(start)),
+            end: milli(s.end.min(end)),
             ..s.clone()
         });
         let mut changes: Vec<(f64, i32)> = Vec::new();
-        for &(start, end) in self.groups.iter().filter(|g| inside(g.0, g.1)) {
-            changes.push((start.max(from), 1));
-            if end < to {
-                changes.push((end, -1));
+        for &(from, to) in self.groups.iter().filter(|g| inside(g.0, g.1)) {
+            changes.push((from.max(start), 1));
+            if to < end {
+                changes.push((to, -1));
             }
         }
         changes.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -234,17 +237,17 @@ impl Told {
         for (at, change) in changes {
             running += change;
             let point = (milli(at), running.max(0).unsigned_abs());
-            // What happens at once is one change.
+            // Simultaneous changes are merged.
             match groups.last_mut() {
                 Some(last @ &mut (before, _)) if before == point.0 => *last = point,
                 _ => groups.push(point),
             }
         }
-        Window { from: milli(from), to: milli(to), spans: spans.collect(), groups }
+        Window { start: milli(start), end: milli(end), spans: spans.collect(), groups }
     }
 }
 
-/// Seconds to the millisecond: more would only make the page longer.
+/// Rounds to milliseconds, to keep the page small.
 fn milli(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
@@ -252,27 +255,29 @@ fn milli(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::{Course, resumed, run};
+    use crate::synthetic::{SyntheticRun, resumed, run};
 
-    const COURSE: Course = Course { max_staleness: 0, steps: 150, groups: 32 };
+    const RUN: SyntheticRun = SyntheticRun { max_staleness: 0, steps: 150, groups: 32 };
 
-    fn only(lines: &[EventLine]) -> StageTime {
+    fn single(lines: &[EventLine]) -> StageTimeline {
         let mut stages = stages(lines);
         assert_eq!(stages.len(), 1);
         stages.remove(0)
     }
 
     #[test]
-    fn lanes_take_turns_at_staleness_0_and_overlap_above() {
-        let turns = only(&run(COURSE));
-        // Weights are loaded while the trainer already goes on; nothing else happens at the same time.
-        assert!(turns.both < 0.02 * turns.seconds, "{} of {}", turns.both, turns.seconds);
-        let beside = only(&run(Course { max_staleness: 2, ..COURSE }));
-        assert!(beside.both > 0.5 * beside.seconds, "{} of {}", beside.both, beside.seconds);
-        assert!(beside.seconds < turns.seconds);
-        for stage in [&turns, &beside] {
+    fn lanes_alternate_at_staleness_0_and_overlap_above() {
+        let alternating = single(&run(RUN));
+        // Only loading of weights overlaps with the trainer.
+        let (overlap, seconds) = (alternating.overlap, alternating.seconds);
+        assert!(overlap < 0.02 * seconds, "{overlap} of {seconds}");
+        let overlapping = single(&run(SyntheticRun { max_staleness: 2, ..RUN }));
+        let (overlap, seconds) = (overlapping.overlap, overlapping.seconds);
+        assert!(overlap > 0.5 * seconds, "{overlap} of {seconds}");
+        assert!(overlapping.seconds < alternating.seconds);
+        for stage in [&alternating, &overlapping] {
             for lane in &stage.lanes {
-                let sum = lane.works + lane.waits + lane.idle;
+                let sum = lane.working + lane.waiting + lane.idle;
                 assert!((sum - stage.seconds).abs() < 0.01, "{lane:?} of {}", stage.seconds);
             }
             let train = stage.lanes[1].activities.iter().find(|(a, _)| *a == Activity::Train).unwrap();
@@ -282,19 +287,19 @@ mod tests {
     }
 
     #[test]
-    fn attempts_follow_each_other_and_repeated_work_is_time_too() {
-        let course = Course { steps: 60, ..COURSE };
-        let (whole, parts) = (only(&run(course)), only(&resumed(course)));
-        assert_eq!((whole.attempts.len(), parts.attempts.len()), (0, 1));
-        assert!(parts.seconds > whole.seconds);
-        let train = |stage: &StageTime| stage.lanes[1].activities.iter().map(|a| a.1).sum::<f64>();
-        assert!(train(&parts) > train(&whole) + 4.0, "{} and {}", train(&parts), train(&whole));
+    fn attempts_are_concatenated_and_repeated_work_counts() {
+        let short = SyntheticRun { steps: 60, ..RUN };
+        let (whole, resumed) = (single(&run(short)), single(&resumed(short)));
+        assert_eq!((whole.attempts.len(), resumed.attempts.len()), (0, 1));
+        assert!(resumed.seconds > whole.seconds);
+        let train = |stage: &StageTimeline| stage.lanes[1].activities.iter().map(|a| a.1).sum::<f64>();
+        assert!(train(&resumed) > train(&whole) + 4.0, "{} and {}", train(&resumed), train(&whole));
     }
 
     #[test]
-    fn a_long_run_is_no_larger_than_a_short_one() {
+    fn the_size_does_not_grow_with_the_run() {
         let size = |steps| {
-            let lines = run(Course { max_staleness: 1, steps, groups: 32 });
+            let lines = run(SyntheticRun { max_staleness: 1, steps, groups: 32 });
             serde_json::to_string(&stages(&lines)).unwrap().len()
         };
         let (short, long) = (size(50), size(1000));
@@ -302,23 +307,23 @@ mod tests {
     }
 
     #[test]
-    fn windows_show_what_is_in_them_and_no_more() {
-        let stage = only(&run(COURSE));
+    fn windows_contain_only_activities_within_them() {
+        let stage = single(&run(RUN));
         assert_eq!(stage.windows.len(), 3);
-        assert_eq!(stage.windows[0].from, 0.0);
-        assert!((stage.windows[2].to - stage.seconds).abs() < 0.002);
+        assert_eq!(stage.windows[0].start, 0.0);
+        assert!((stage.windows[2].end - stage.seconds).abs() < 0.002);
         for window in &stage.windows {
-            assert!(window.spans.iter().all(|s| s.start >= window.from && s.end <= window.to));
-            assert!(window.spans.len() + window.groups.len() / 2 <= WINDOW_INTERVALS);
+            assert!(window.spans.iter().all(|s| s.start >= window.start && s.end <= window.end));
+            assert!(window.spans.len() + window.groups.len() / 2 <= WINDOW_ACTIVITIES);
             assert!(window.spans.iter().any(|s| s.activity == Activity::Train));
             assert!(window.groups.iter().any(|g| g.1 > 10));
         }
     }
 
     #[test]
-    fn a_stage_without_activities_has_no_lanes() {
-        let told = |l: &EventLine| !matches!(l.event, Event::Activity { .. });
-        let lines: Vec<EventLine> = run(COURSE).into_iter().filter(told).collect();
+    fn a_stage_without_activities_has_no_timeline() {
+        let other = |l: &EventLine| !matches!(l.event, Event::Activity { .. });
+        let lines: Vec<EventLine> = run(RUN).into_iter().filter(other).collect();
         assert!(stages(&lines).is_empty());
     }
 }

@@ -7,7 +7,7 @@
 //! is not counted: what is computed again (scores and logits in the backward pass, activations that were not kept),
 //! elementwise operations, the optimiser.
 
-use rloom_model::{Compute, ModelConfig};
+use rloom_model::{Dtype, ModelConfig};
 
 use super::shape::{DecodeBatch, GrpoBatch, TrainBatch};
 
@@ -85,7 +85,7 @@ impl Operations {
 /// prompts, and each sequence's keys and values once for each of its tokens but the first.
 pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch) -> u64 {
     let DecodeBatch { sequences, prompt, new } = batch;
-    let weights = (layer_weights(config) + head_weights(config)) * config.compute.bytes() as u64;
+    let weights = (layer_weights(config) + head_weights(config)) * config.dtype.bytes() as u64;
     let seen: usize = (1..new).map(|token| prompt + token).sum();
     new as u64 * weights + (sequences * seen) as u64 * config.kv_bytes_per_token()
 }
@@ -116,7 +116,7 @@ pub(super) fn triangle(n: usize) -> usize {
 /// Bytes that training holds whatever the batch: master weights, gradients, two moments, and the form that products
 /// read.
 pub(super) fn training_bytes(config: &ModelConfig) -> u64 {
-    let each = 4 * size_of::<f32>() + if config.compute == Compute::F32 { 4 } else { 2 };
+    let each = 4 * size_of::<f32>() + if config.dtype == Dtype::F32 { 4 } else { 2 };
     config.parameter_count() * each as u64
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn s() -> Shape {
-        Shape::named("S", Compute::F32).unwrap()
+        Shape::named("S", Dtype::F32).unwrap()
     }
 
     /// By hand: a layer has 512·256 + 256·256 + 1408·256 + 256·704 = 737,280 weights, the head 512·256 = 131,072.
@@ -152,7 +152,7 @@ mod tests {
         let seen: u64 = (17..=79).sum();
         let bytes = decode_bytes(&s.config, s.decode);
         assert_eq!(bytes, 64 * 4 * (4 * 737_280 + 131_072) + 64 * seen * 4096);
-        let bf16 = Shape::named("S", Compute::Bf16).unwrap();
+        let bf16 = Shape::named("S", Dtype::Bf16).unwrap();
         assert_eq!(decode_bytes(&bf16.config, bf16.decode) * 2, bytes);
     }
 

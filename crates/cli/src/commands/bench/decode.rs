@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_embedded::EmbeddedEngine;
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{
-    GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
+    GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
 };
-use rloom_model::{Model, Weights};
+use rloom_model::Model;
 use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 /// Generates, and says how many seconds that took.
 struct Clocked<'a> {
     bench: &'a Bench<'a>,
-    engine: EmbeddedEngine,
+    engine: EmbeddedRolloutEngine,
     runtime: Runtime,
 }
 
@@ -46,12 +46,12 @@ impl Clocked<'_> {
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
     let DecodeBatch { sequences, prompt, new } = bench.shape.decode;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
-    let engine =
-        EmbeddedEngine::new(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
-    let weights = Weights { version: PolicyVersion(0), model: Arc::new(Model::init(config, 0)) };
+    let engine = EmbeddedRolloutEngine::new(config, ctx, &RolloutSettings::default(), None)
+        .map_err(Failure::failed)?;
+    let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &Arc::new(Model::init(config, 0)));
     let clocked = Clocked { bench, engine, runtime: runtime()? };
     let start = Instant::now();
-    clocked.runtime.block_on(clocked.engine.load(&weights, InFlight::Finish)).map_err(Failure::failed)?;
+    clocked.runtime.block_on(clocked.engine.load(&weights, OnUpdate::Finish)).map_err(Failure::failed)?;
     // The first token with new weights waits until they are laid out for the kernels, the second one does not.
     clocked.generate(1, 1)?;
     let first = start.elapsed().as_secs_f64();

@@ -7,19 +7,18 @@
 use std::sync::Arc;
 
 use rloom_algo::{
-    AdvantageSpec, AlgoError, Algorithm, AlgorithmState, EpisodeRewards, GlobalCounts, GroupRewards,
-    LossBatch, LossGrad, Method, PolicyLoss, Scope, TokenScores, advantages, policy_loss, step_loss,
+    AdvantageSpec, Algorithm, AlgorithmState, EpisodeRewards, GlobalCounts, GroupRewards, LossInputs,
+    LossStep, Method, Objective, PolicyObjective, advantages,
 };
 use rloom_core::{
     Author, PolicyVersion, Purpose, RandomKey, Role, SampleKey, Span, Ticket, Trajectory, VersionSpan,
 };
-use rloom_embedded::EmbeddedEngine;
-use rloom_embedded::EmbeddedTrainEngine;
+use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
 use rloom_engine::{
-    GenerateRequest, Generation, InFlight, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
+    Form, GenerateRequest, Generation, OnUpdate, OptimStep, PackedBatch, RolloutEngine, RolloutSettings,
+    SamplingSettings, TrainEngine, TrainSettings, generate_all, pack,
 };
-use rloom_engine::{LossFn, OptimStep, PackedBatch, TrainEngine, TrainSettings, pack};
-use rloom_model::{GenerationConfig, Model, OptimizerSettings, Weights};
+use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use tokio::runtime::Runtime;
 
 use super::count::Operations;
@@ -49,7 +48,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
 
 struct Step {
     runtime: Runtime,
-    rollout: EmbeddedEngine,
+    rollout: EmbeddedRolloutEngine,
     trainer: EmbeddedTrainEngine,
     algorithm: Algorithm,
     batch: GrpoBatch,
@@ -60,8 +59,8 @@ struct Step {
 impl Step {
     fn new(bench: &Bench<'_>) -> Result<Self, Failure> {
         let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
-        let rollout =
-            EmbeddedEngine::new(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+        let rollout = EmbeddedRolloutEngine::new(config, ctx, &RolloutSettings::default(), None)
+            .map_err(Failure::failed)?;
         let trainer = EmbeddedTrainEngine::new(
             ctx.clone(),
             Arc::new(Model::init(config, 0)),
@@ -89,13 +88,14 @@ impl Step {
         let packed =
             pack(&trajectories, TrainSettings::default().micro_batch_tokens).map_err(Failure::failed)?;
         let lengths = trajectories.iter().map(Trajectory::policy_tokens);
-        let objective = Objective {
-            loss: &self.algorithm.loss,
-            advantage: flat(&packed, &advantages),
-            packed: &packed,
-            counts: GlobalCounts::of_lengths(lengths, self.batch.new as u64),
-        };
-        self.trainer.accumulate(&packed, &objective).map_err(Failure::failed)?;
+        let objective = Objective::Policy(PolicyObjective {
+            loss: self.algorithm.loss,
+            draws: RandomKey::new(self.version, 0, Purpose::Algorithm, 0),
+        });
+        let counts = GlobalCounts::of_lengths(lengths, self.batch.new as u64);
+        let inputs = inputs(&packed, &advantages);
+        let loss = LossStep::new(objective, counts, &inputs);
+        self.trainer.accumulate(&packed, &loss).map_err(Failure::failed)?;
         laps.lap("forward_backward");
         self.trainer.step(&OptimStep { learning_rate: LEARNING_RATE }).map_err(Failure::failed)?;
         laps.lap("optimizer");
@@ -180,56 +180,26 @@ impl Step {
 
     fn publish(&mut self) -> Result<(), Failure> {
         self.version += 1;
-        self.trainer.set_version(PolicyVersion(self.version));
-        let weights: Weights = self.trainer.publish().map_err(Failure::failed)?;
-        self.runtime.block_on(self.rollout.load(&weights, InFlight::Finish)).map_err(Failure::failed)
+        let published =
+            self.trainer.publish(PolicyVersion(self.version), Form::Memory).map_err(Failure::failed)?;
+        self.runtime.block_on(self.rollout.load(&published, OnUpdate::Finish)).map_err(Failure::failed)
     }
 }
 
-/// Each micro-batch's advantages by token, of trajectories that were packed in their order.
-fn flat(packed: &[PackedBatch], advantages: &[f32]) -> Vec<Vec<f32>> {
+/// Inputs of the loss for micro-batches that hold the trajectories of `advantages` in order.
+fn inputs(packed: &[PackedBatch], advantages: &[f32]) -> Vec<LossInputs> {
     let mut of_trajectory = advantages.iter();
     packed
         .iter()
         .map(|batch| {
             let rows = batch.sequences.iter().zip(&mut of_trajectory);
-            rows.flat_map(|(rows, &advantage)| std::iter::repeat_n(advantage, rows.len())).collect()
+            let advantage = rows.flat_map(|(rows, &advantage)| std::iter::repeat_n(advantage, rows.len()));
+            LossInputs {
+                rows: batch.sequences.clone(),
+                advantage: Some(advantage.collect()),
+                behavior: Some(batch.behavior_logprob.clone()),
+                ..LossInputs::default()
+            }
         })
         .collect()
-}
-
-/// GRPO's loss over the micro-batches of the step.
-struct Objective<'a> {
-    loss: &'a PolicyLoss,
-    packed: &'a [PackedBatch],
-    advantage: Vec<Vec<f32>>,
-    counts: GlobalCounts,
-}
-
-impl Objective<'_> {
-    fn batch(&self, micro_batch: usize) -> LossBatch<'_> {
-        let packed = &self.packed[micro_batch];
-        LossBatch {
-            rows: &packed.sequences,
-            advantage: Some(&self.advantage[micro_batch]),
-            old_logprob: Some(&packed.behavior_logprob),
-            behavior_logprob: Some(&packed.behavior_logprob),
-            ..LossBatch::default()
-        }
-    }
-}
-
-impl LossFn for Objective<'_> {
-    fn scope(&self) -> Scope {
-        self.loss.scope()
-    }
-
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
-        policy_loss(self.loss, &self.batch(micro_batch), scores, &self.counts)
-    }
-
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-        let batches: Vec<_> = (0..self.packed.len()).map(|i| self.batch(i)).collect();
-        step_loss(self.loss, &batches, scores, &self.counts, &|_| 0)
-    }
 }

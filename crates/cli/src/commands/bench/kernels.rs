@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use rloom_model::{Compute, ModelConfig};
+use rloom_model::{Dtype, ModelConfig};
 use rloom_ops::{
     AttentionShape, Bf16, Buf, Ctx, Element, HeadScores, Packed, Segments, attention, attention_backward,
     head_backward, head_forward, linear, linear_backward_input, linear_backward_weight, pack,
@@ -126,9 +126,9 @@ impl Stand<'_> {
 pub(super) fn measure(bench: &Bench<'_>, ceiling: f64) -> Vec<Kernel> {
     let config = &bench.shape.config;
     let mut stand = Stand { ctx: &bench.ctx, rounds: bench.rounds, ceiling, kernels: Vec::new() };
-    match config.compute {
-        Compute::F32 => stand.all::<f32>(config, bench.shape.train),
-        Compute::Bf16 => stand.all::<Bf16>(config, bench.shape.train),
+    match config.dtype {
+        Dtype::F32 => stand.all::<f32>(config, bench.shape.train),
+        Dtype::Bf16 => stand.all::<Bf16>(config, bench.shape.train),
     }
     stand.kernels
 }

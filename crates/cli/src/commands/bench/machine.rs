@@ -24,7 +24,7 @@ impl Machine {
             cores: cores(),
             memory_mib: meminfo("MemTotal:").map(|bytes| bytes >> 20),
             isa: ctx.isa().name(),
-            products: ctx.products(),
+            products: ctx.bf16_products(),
             version: env!("CARGO_PKG_VERSION"),
         }
     }

@@ -90,10 +90,10 @@ impl Work {
 
 impl Ceilings {
     /// GFLOP/s of products in a format.
-    pub(super) fn gemm(&self, compute: rloom_model::Compute) -> f64 {
+    pub(super) fn gemm(&self, compute: rloom_model::Dtype) -> f64 {
         match compute {
-            rloom_model::Compute::F32 => self.gemm_f32_gflops,
-            rloom_model::Compute::Bf16 => self.gemm_bf16_gflops,
+            rloom_model::Dtype::F32 => self.gemm_f32_gflops,
+            rloom_model::Dtype::Bf16 => self.gemm_bf16_gflops,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rloom_model::{Compute, Family, ModelConfig, NewModel};
+use rloom_model::{Dtype, Family, ModelConfig, NewModel};
 
 use crate::failure::Failure;
 
@@ -52,13 +52,13 @@ pub(super) struct GrpoBatch {
 
 impl Shape {
     /// `S`, `M`, or the shape of a model's folder.
-    pub(super) fn named(name: &str, compute: Compute) -> Result<Self, Failure> {
+    pub(super) fn named(name: &str, compute: Dtype) -> Result<Self, Failure> {
         let mut config = match name {
             "S" => made(4, 256, (8, 4), 704, 512)?,
             "M" => made(24, 896, (14, 2), 4864, 32_000)?,
             folder => read(folder)?,
         };
-        config.compute = compute;
+        config.dtype = compute;
         Ok(Self::of(name, config))
     }
 
@@ -130,12 +130,12 @@ mod tests {
 
     #[test]
     fn batches_fit_the_size_and_the_context() {
-        let s = Shape::named("S", Compute::F32).unwrap();
+        let s = Shape::named("S", Dtype::F32).unwrap();
         assert_eq!(s.train, TrainBatch { sequences: 32, length: 128 });
         assert_eq!(s.decode, DecodeBatch { sequences: 64, prompt: 16, new: 64 });
         assert_eq!(s.grpo, GrpoBatch { prompts: 16, samples: 8, prompt: 16, new: 64 });
-        let m = Shape::named("M", Compute::Bf16).unwrap();
-        assert_eq!((m.config.compute, m.config.head_dim), (Compute::Bf16, 64));
+        let m = Shape::named("M", Dtype::Bf16).unwrap();
+        assert_eq!((m.config.dtype, m.config.head_dim), (Dtype::Bf16, 64));
         assert_eq!(m.train, TrainBatch { sequences: 2, length: 128 });
         assert_eq!(m.decode, DecodeBatch { sequences: 8, prompt: 16, new: 16 });
         let mut config = s.config;

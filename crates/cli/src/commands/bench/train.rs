@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
 use rloom_model::{
-    Gradients, Model, Optimizer, OptimizerSettings, PackedTokens, Recompute, ScoreGrads, ScoreRows,
+    ActivationCheckpointing, Gradients, Model, Optimizer, OptimizerSettings, PackedTokens, ScoreGrads,
+    ScoreRows,
 };
 
 use super::count::Operations;
@@ -38,7 +39,8 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
 
     let measured = rounds(bench.rounds, &|text| bench.tell("train", text), || {
         let mut laps = Laps::start();
-        let forward = model.forward(ctx, &batch, &rows, Recompute::None).map_err(Failure::failed)?;
+        let forward =
+            model.forward(ctx, &batch, &rows, ActivationCheckpointing::None).map_err(Failure::failed)?;
         laps.lap("forward");
         let s = forward.scores();
         let scores =

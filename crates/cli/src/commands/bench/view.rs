@@ -40,7 +40,7 @@ fn head(report: &Report, bench: &Bench<'_>) -> Vec<String> {
             "measured    shape {} ({} parameters), {}, {} threads, medians of {} rounds",
             bench.shape.name,
             count(config.parameter_count()),
-            config.compute.name(),
+            config.dtype.name(),
             bench.ctx.threads(),
             bench.rounds
         ),

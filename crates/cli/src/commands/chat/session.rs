@@ -1,10 +1,10 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_embedded::{Given, SampleScratch, Sampler};
+use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::SamplingSettings;
-use rloom_model::{KvCache, Model, StepError, StepRow, StepScratch, Wanted};
-use rloom_ops::{Ctx, HeadAsk, HeadOutput, KV_BLOCK};
+use rloom_model::{KvCache, Model, RowRequest, StepError, StepRow, StepScratch};
+use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK};
 use rloom_run::Policy;
 
 /// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.
@@ -109,7 +109,7 @@ impl<'p> Session<'p> {
         }
         let uniform = self.stream.uniform(length as u64);
         self.compute(self.sampler.ask(self.policy.model.config().vocab_size, &[], uniform))?;
-        let given = Given::of(&self.answers, 0);
+        let given = Prediction::of(&self.answers, 0);
         let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;
         self.pending.push(token);
@@ -122,7 +122,7 @@ impl<'p> Session<'p> {
     }
 
     /// Puts the pending tokens into the cache; what is asked of the last of them is left in `answers`.
-    fn compute(&mut self, ask: HeadAsk) -> Result<(), StepError> {
+    fn compute(&mut self, ask: HeadRequest) -> Result<(), StepError> {
         let pending = std::mem::take(&mut self.pending);
         let chunks = pending.chunks(CHUNK).count();
         for (i, chunk) in pending.chunks(CHUNK).enumerate() {
@@ -132,8 +132,8 @@ impl<'p> Session<'p> {
                 blocks: &self.blocks,
             };
             let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
-            let last = [Wanted { row: chunk.len() as u32 - 1, ask }];
-            let wanted: &[Wanted] = if i + 1 == chunks { &last } else { &[] };
+            let last = [RowRequest { row: chunk.len() as u32 - 1, request: ask }];
+            let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
             let model = &self.policy.model;
             model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.answers)?;
             self.cached += chunk.len();

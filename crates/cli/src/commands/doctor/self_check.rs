@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_embedded::EmbeddedEngine;
-use rloom_engine::{GenerateRequest, InFlight, RolloutEngine, RolloutSettings, SamplingSettings};
-use rloom_model::{Compute, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
+use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_engine::{GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
+use rloom_model::{Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::{Ctx, Isa};
 
 use super::Finding;
@@ -17,12 +17,12 @@ const PROMPT: [u32; 5] = [1, 2, 3, 5, 8];
 #[derive(Clone, Copy)]
 struct Way {
     isa: Isa,
-    compute: Compute,
+    compute: Dtype,
 }
 
 impl Way {
     fn all() -> impl Iterator<Item = Self> {
-        [Compute::F32, Compute::Bf16]
+        [Dtype::F32, Dtype::Bf16]
             .into_iter()
             .flat_map(|compute| Isa::available().into_iter().map(move |isa| Self { isa, compute }))
     }
@@ -33,7 +33,7 @@ impl Way {
 
     /// Whether the two must give the same bits: in one format all do, but for bf16 products by tiles.
     fn agrees_with(self, other: Self) -> bool {
-        let tiles = |way: Self| way.compute == Compute::Bf16 && way.isa == Isa::Amx;
+        let tiles = |way: Self| way.compute == Dtype::Bf16 && way.isa == Isa::Amx;
         self.compute == other.compute && tiles(self) == tiles(other)
     }
 }
@@ -75,7 +75,7 @@ fn portability(results: &[(Way, Bits)], hint: &str) -> Finding {
     };
     match results.iter().rev().find(differs) {
         None => {
-            let sets = results.iter().filter(|(way, _)| way.compute == Compute::F32).count();
+            let sets = results.iter().filter(|(way, _)| way.compute == Dtype::F32).count();
             Finding::ok("portability", format!("{sets} instruction sets give the same bits"))
         }
         Some((way, _)) => {
@@ -90,19 +90,18 @@ fn sample_and_score(way: Way) -> Result<Bits, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let ctx = Ctx::with_isa(2, way.isa).map_err(|e| text(&e))?;
     let mut config = tiny().map_err(|e| text(&e))?;
-    config.compute = way.compute;
+    config.dtype = way.compute;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
-    let engine = EmbeddedEngine::new(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
+    let engine = EmbeddedRolloutEngine::new(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(|e| text(&e))?;
     let sampling = SamplingSettings { max_new_tokens: 24, ..SamplingSettings::default() };
     let key = RandomKey::new(7, 0, Purpose::Interactive, 0);
     let generation = runtime
         .block_on(async {
-            engine
-                .load(&Weights { version: PolicyVersion(0), model: Arc::clone(&model) }, InFlight::Finish)
-                .await?;
+            let published = publish_model(PolicyId::MAIN, PolicyVersion(0), &model);
+            engine.load(&published, OnUpdate::Finish).await?;
             engine.generate(GenerateRequest::new(key, PROMPT, sampling)).await
         })
         .map_err(|e| text(&e))?;

@@ -1,4 +1,4 @@
-//! What a run's files show of the machine: events and rollouts.
+//! Reads the measurements for a calibration from the files of a run: events and rollouts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,13 +6,14 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use rloom_core::{Author, Trajectory, metric};
-use rloom_sim::{Observed, ObservedStep, group_correlation};
+use rloom_sim::{ObservedRun, ObservedStep, group_correlation};
 use rloom_telemetry::{Event, EventLine, read_events, surviving};
 use serde::Deserialize;
 
+use super::error::PlanError;
 use crate::failure::Failure;
 
-/// The first step of a process pays for what is made once; it is left out where there are others.
+/// Leading steps left out if there are others: the first step of a process includes one-time initialisation.
 const COLD_STEPS: usize = 1;
 
 #[derive(Debug, Deserialize)]
@@ -21,9 +22,9 @@ struct Line {
     trajectory: Trajectory,
 }
 
-/// Something that a lane did, of an event line: only what is needed, so that lines of other versions can be read.
+/// An `activity` event. Has only the fields needed here, so that event files of other versions can be read.
 #[derive(Debug, Deserialize)]
-struct Doing {
+struct ActivityLine {
     event: String,
     #[serde(default)]
     activity: String,
@@ -33,7 +34,7 @@ struct Doing {
     end: f64,
 }
 
-/// What the rollouts of a step were.
+/// Sums over the rollouts of a step.
 #[derive(Debug, Default)]
 struct Rollouts {
     generated: f64,
@@ -41,8 +42,8 @@ struct Rollouts {
     samples: f64,
 }
 
-/// Looks at a stage of a run: `name`, or the last one whose steps sampled.
-pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Failure> {
+/// Reads the measurements of stage `name`, by default of the last one whose steps sampled.
+pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<ObservedRun, Failure> {
     let path = directory.join("events.jsonl");
     let lines = read_events(&path).map_err(Failure::failed)?;
     let kept = surviving(&lines);
@@ -55,12 +56,12 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Fail
         Event::RunStarted { threads, .. } => Some(*threads as u32),
         _ => None,
     });
-    let mut observed = Observed {
+    let mut observed = ObservedRun {
         about: format!("fitted to stage `{stage}` of {}", directory.display()),
         devices: devices.unwrap_or(1),
-        ..Observed::default()
+        ..ObservedRun::default()
     };
-    lanes(&path, &mut observed)?;
+    read_durations(&path, &mut observed)?;
     let steps: Vec<&&EventLine> = kept.iter().filter(sampled).filter(|line| line.stage == stage).collect();
     let warm = if steps.len() > COLD_STEPS { &steps[COLD_STEPS..] } else { &steps[..] };
     let (mut rewards, mut samples, mut filtered, mut trained_groups) = (0.0, 0.0, 0.0, 0.0);
@@ -70,7 +71,7 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Fail
         let get = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
         let file = directory.join("rollouts").join(format!("{stage}-step-{:06}.jsonl.zst", line.step));
         let before = groups.len();
-        let Ok(rollouts) = rollouts(&file, &mut observed, &mut groups) else { continue };
+        let Ok(rollouts) = read_rollouts(&file, &mut observed, &mut groups) else { continue };
         trained_groups += (groups.len() - before) as f64;
         rewards += get(metric::TIME_REWARD);
         samples += rollouts.samples;
@@ -84,7 +85,7 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Fail
         }
         observed.steps.push(ObservedStep {
             rollout_seconds: get(metric::TIME_ROLLOUT),
-            // The log has what was trained on; the rate counts what was replaced, too.
+            // The rollout log contains only trained groups; the rate also counts replaced ones.
             generated: (get(metric::ROLLOUT_TOKENS_PER_SECOND) * get(metric::TIME_ROLLOUT))
                 .max(rollouts.generated),
             longest: rollouts.longest,
@@ -99,17 +100,16 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Fail
     Ok(observed)
 }
 
-/// How long publications, loads, evaluations and checkpoints took, where the events say so.
-fn lanes(path: &Path, observed: &mut Observed) -> Result<(), Failure> {
-    let file =
-        File::open(path).map_err(|e| Failure::failed(format!("cannot open {}: {e}", path.display())))?;
+/// Reads the durations of publications, loads, evaluations and checkpoints, where recorded.
+fn read_durations(path: &Path, observed: &mut ObservedRun) -> Result<(), PlanError> {
+    let file = File::open(path).map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
     for line in BufReader::new(file).lines().map_while(Result::ok) {
-        let Ok(doing) = serde_json::from_str::<Doing>(&line) else { continue };
-        if doing.event != "activity" {
+        let Ok(activity) = serde_json::from_str::<ActivityLine>(&line) else { continue };
+        if activity.event != "activity" {
             continue;
         }
-        let seconds = doing.end - doing.start;
-        match doing.activity.as_str() {
+        let seconds = activity.end - activity.start;
+        match activity.activity.as_str() {
             "publish" => observed.publish.push(seconds),
             "load_weights" => observed.load.push(seconds),
             "evaluate" => observed.evaluate.push(seconds),
@@ -120,33 +120,33 @@ fn lanes(path: &Path, observed: &mut Observed) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the rollouts of a step: lengths go to `observed`, lengths by ticket to `groups`.
-fn rollouts(
+/// Reads the rollouts of a step: lengths are added to `observed`, and by ticket to `groups`.
+fn read_rollouts(
     path: &Path,
-    observed: &mut Observed,
+    observed: &mut ObservedRun,
     groups: &mut BTreeMap<u64, Vec<f64>>,
 ) -> std::io::Result<Rollouts> {
     let mut sums = Rollouts::default();
     for line in BufReader::new(zstd::Decoder::new(File::open(path)?)?).lines() {
         let Ok(Line { trajectory }) = serde_json::from_str(&line?) else { continue };
-        let (mut turns, mut own) = (0.0, 0.0);
+        let (mut turns, mut generated) = (0.0, 0.0);
         for span in &trajectory.spans {
             let tokens = span.range.len() as f64;
             match span.author {
                 Author::Policy => {
                     observed.turn_tokens.push(tokens);
                     turns += 1.0;
-                    own += tokens;
+                    generated += tokens;
                 }
                 Author::Prompt => observed.prompt_tokens.push(tokens),
                 Author::Environment => observed.observation_tokens.push(tokens),
             }
         }
         observed.turns.push(turns);
-        sums.generated += own;
-        sums.longest = sums.longest.max(own);
+        sums.generated += generated;
+        sums.longest = sums.longest.max(generated);
         sums.samples += 1.0;
-        groups.entry(trajectory.key.ticket.0).or_default().push(own);
+        groups.entry(trajectory.key.ticket.0).or_default().push(generated);
     }
     Ok(sums)
 }

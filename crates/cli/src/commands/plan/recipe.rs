@@ -1,25 +1,27 @@
-//! What of a recipe is simulated: a stage's scheduling, its work, and what its speed depends on.
+//! Extracts from a recipe the stage to simulate: its schedule, its workload, and the properties that determine its speed.
 
 use rloom_config::{Config, Stage};
-use rloom_engine::InFlight;
 use rloom_model::ModelConfig;
-use rloom_sched::SchedulerSettings;
-use rloom_sim::{Demand, Distribution, ModelShape, OnUpdate, Priority, Profile, Scenario, Split, Workload};
+use rloom_sched::{ScheduleSettings, SchedulerSettings};
+use rloom_sim::{Demand, Distribution, ModelShape, Profile, Scenario, Split, Workload};
 
+use super::error::PlanError;
 use crate::arguments::Plan;
 use crate::failure::Failure;
 
-/// A world in which nothing is ever trained is given up after so many events.
-const MOST_EVENTS: u64 = 500_000_000;
+/// Event limit of a simulation, for recipes whose filters or failures leave nothing to train on.
+const MAX_EVENTS: u64 = 500_000_000;
 
-/// One stage, ready to be put on any hardware.
+/// One stage, independent of the hardware.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) stage: String,
     pub(crate) method: String,
-    pub(crate) scheduler: SchedulerSettings,
-    pub(crate) on_update: OnUpdate,
-    pub(crate) priority: Priority,
+    pub(crate) schedule: ScheduleSettings,
+    pub(crate) groups_per_batch: u64,
+    pub(crate) steps: u64,
+    evaluate_every: u64,
+    checkpoint_every: u64,
     pub(crate) workload: Workload,
     pub(crate) demand: Demand,
     seed: u64,
@@ -28,45 +30,25 @@ pub(crate) struct Recipe {
 impl Recipe {
     pub(crate) fn new(config: &Config, arguments: &Plan, profile: &Profile) -> Result<Self, Failure> {
         let stage = stage(config, arguments.stage.as_deref())?;
-        let rollout = stage.rollout.as_ref().ok_or_else(|| {
-            Failure::usage(format!("stage `{}` does not sample: there is nothing to schedule", stage.name))
-        })?;
-        let schedule = &rollout.schedule;
-        let scheduler = SchedulerSettings {
-            batch_groups: stage.batch,
-            batches: stage.steps,
-            max_staleness: schedule.max_staleness,
-            pin_version: schedule.pin_version,
-            oversample: schedule.oversample,
-            cut_order: schedule.cut_order,
-            stragglers: schedule.stragglers,
-            evaluate_every: stage.eval_every,
-            checkpoint_every: stage.checkpoint_every,
-        };
+        let rollout = stage.rollout.as_ref().ok_or_else(|| PlanError::NotSampling(stage.name.clone()))?;
         let model = crate::plan::shape(config)?;
         let workload = workload(stage, profile, rollout.sampling.max_new_tokens as f64, arguments)?;
-        let answer =
+        let completion =
             workload.turns.mean() * (workload.turn_tokens.mean() + workload.observation_tokens.mean());
         let demand = Demand {
             model: model.as_ref().map(model_shape),
             scoring_passes: u32::from(stage.algorithm.needs_reference()),
-            context_tokens: workload.prompt_tokens.mean() + 0.5 * answer,
+            context_tokens: workload.prompt_tokens.mean() + 0.5 * completion,
             max_batch: rollout.engine.max_batch as u32,
         };
         Ok(Self {
             stage: stage.name.clone(),
             method: stage.algorithm.method.name().to_owned(),
-            scheduler,
-            on_update: match schedule.on_update {
-                InFlight::Finish => OnUpdate::Finish,
-                InFlight::Keep => OnUpdate::Keep,
-                InFlight::Recompute => OnUpdate::Recompute,
-                InFlight::Abort => OnUpdate::Abort,
-            },
-            priority: match schedule.priority {
-                rloom_config::Priority::Oldest => Priority::Oldest,
-                rloom_config::Priority::Arrival => Priority::Arrival,
-            },
+            schedule: rollout.schedule,
+            groups_per_batch: stage.batch,
+            steps: stage.steps,
+            evaluate_every: stage.eval_every,
+            checkpoint_every: stage.checkpoint_every,
             workload,
             demand,
             seed: config.run.seed,
@@ -74,21 +56,32 @@ impl Recipe {
     }
 
     pub(crate) fn samples_per_step(&self) -> u64 {
-        (self.scheduler.batch_groups * u64::from(self.workload.group_size)).max(1)
+        (self.groups_per_batch * u64::from(self.workload.group_size)).max(1)
     }
 
-    /// Stale samples are scored once more, by the policy as it is when their batch begins.
+    /// Adds the extra scoring pass over stale samples, by the policy at the start of their batch.
     fn demand(&self, max_staleness: u64) -> Demand {
-        let again = u32::from(max_staleness > 0);
-        Demand { scoring_passes: self.demand.scoring_passes + again, ..self.demand }
+        let extra = u32::from(max_staleness > 0);
+        Demand { scoring_passes: self.demand.scoring_passes + extra, ..self.demand }
     }
 
-    /// Whether the other settings of the scheduler go with a bound on staleness.
+    fn scheduler(&self, max_staleness: u64, steps: u64) -> SchedulerSettings {
+        let schedule = ScheduleSettings { max_staleness, ..self.schedule };
+        SchedulerSettings::new(
+            &schedule,
+            self.groups_per_batch,
+            steps,
+            self.evaluate_every,
+            self.checkpoint_every,
+        )
+    }
+
+    /// True if the other settings of the schedule allow this staleness bound.
     pub(crate) fn allows(&self, max_staleness: u64) -> bool {
-        SchedulerSettings { max_staleness, ..self.scheduler }.validate().is_ok()
+        self.scheduler(max_staleness, self.steps).validate().is_ok()
     }
 
-    /// The stage on a profile's devices.
+    /// The stage on a split of a profile's devices.
     pub(crate) fn scenario(
         &self,
         profile: &Profile,
@@ -97,35 +90,25 @@ impl Recipe {
         steps: u64,
     ) -> Scenario {
         Scenario {
-            scheduler: SchedulerSettings { batches: steps, max_staleness, ..self.scheduler },
-            on_update: self.on_update,
-            priority: self.priority,
+            scheduler: self.scheduler(max_staleness, steps),
+            on_update: self.schedule.on_update,
+            priority: self.schedule.priority,
             workload: self.workload.clone(),
             hardware: profile.hardware(split, &self.demand(max_staleness)),
             failures: profile.failures.clone(),
             seed: self.seed,
-            most_events: MOST_EVENTS,
+            max_events: MAX_EVENTS,
         }
     }
 }
 
-fn stage<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Stage, Failure> {
-    let found = match name {
-        Some(name) => config.stages.iter().find(|s| s.name == name),
-        None => config.stages.iter().rev().find(|s| s.rollout.is_some()),
-    };
-    found.ok_or_else(|| {
-        let sampling: Vec<&str> =
-            config.stages.iter().filter(|s| s.rollout.is_some()).map(|s| s.name.as_str()).collect();
-        let hint = if sampling.is_empty() {
-            "supervised stages have no rollouts to schedule".to_owned()
-        } else {
-            format!("stages that sample: {}", sampling.join(", "))
-        };
-        let what = name.map_or("the recipe has no stage that samples".to_owned(), |name| {
-            format!("the recipe has no stage `{name}`")
-        });
-        Failure::usage(format!("{what}\nhint: {hint}"))
+/// The stage of this name, by default the last one that samples.
+fn stage<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Stage, PlanError> {
+    let sampling = || config.stages.iter().filter(|s| s.rollout.is_some());
+    let Some(name) = name else { return sampling().next_back().ok_or(PlanError::NoSamplingStage) };
+    config.stages.iter().find(|s| s.name == name).ok_or_else(|| PlanError::UnknownStage {
+        name: name.to_owned(),
+        sampling: sampling().map(|s| s.name.clone()).collect(),
     })
 }
 
@@ -136,23 +119,28 @@ fn model_shape(model: &ModelConfig) -> ModelShape {
     }
 }
 
-fn workload(stage: &Stage, profile: &Profile, most: f64, arguments: &Plan) -> Result<Workload, Failure> {
+fn workload(
+    stage: &Stage,
+    profile: &Profile,
+    max_new_tokens: f64,
+    arguments: &Plan,
+) -> Result<Workload, PlanError> {
     let shape = &profile.workload;
     let turn_tokens = match (&arguments.lengths, &shape.turn_tokens, &shape.turn_share) {
-        (Some(text), _, _) => lengths(text, most)?,
-        (None, Some(tokens), _) => tokens.clone().at_most(most),
-        (None, None, Some(share)) => share.clone().times(most),
-        (None, None, None) => Distribution::Constant { value: most },
+        (Some(text), _, _) => lengths(text, max_new_tokens)?,
+        (None, Some(tokens), _) => tokens.clone().clamped(max_new_tokens),
+        (None, None, Some(share)) => share.clone().scaled(max_new_tokens),
+        (None, None, None) => Distribution::Constant { value: max_new_tokens },
     };
-    let most_turns = stage.environment.max_turns() as f64;
-    let turns = shape.turns.clone().unwrap_or(Distribution::Constant { value: most_turns });
+    let max_turns = stage.environment.max_turns() as f64;
+    let turns = shape.turns.clone().unwrap_or(Distribution::Constant { value: max_turns });
     let episodes = stage.algorithm.group_size + u32::from(stage.algorithm.needs_baseline_episode());
     Ok(Workload {
         group_size: episodes.max(1),
         prompt_tokens: shape.prompt_tokens.clone(),
         turn_tokens,
         group_correlation: shape.group_correlation,
-        turns: turns.at_most(most_turns),
+        turns: turns.clamped(max_turns),
         observation_tokens: shape.observation_tokens.clone(),
         environment_seconds: shape.environment_seconds.clone(),
         reward_seconds: shape.reward_seconds.clone(),
@@ -161,20 +149,18 @@ fn workload(stage: &Stage, profile: &Profile, most: f64, arguments: &Plan) -> Re
     })
 }
 
-/// `constant`, `lognormal:SIGMA` or `tail:SHARE`, as shares of the longest turn that the recipe allows.
-fn lengths(text: &str, most: f64) -> Result<Distribution, Failure> {
+/// Parses `constant`, `lognormal:SIGMA` or `tail:SHARE` into a distribution of lengths up to `max`.
+fn lengths(text: &str, max: f64) -> Result<Distribution, PlanError> {
     let (kind, number) = text.split_once(':').unwrap_or((text, ""));
     let number: Option<f64> = number.parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0);
     match (kind, number) {
-        ("constant", None) => Ok(Distribution::Constant { value: 0.25 * most }),
-        ("lognormal", Some(sigma)) => Ok(Distribution::Lognormal { median: 0.25 * most, sigma, most }),
+        ("constant", None) => Ok(Distribution::Constant { value: 0.25 * max }),
+        ("lognormal", Some(sigma)) => Ok(Distribution::Lognormal { median: 0.25 * max, sigma, max }),
         ("tail", Some(share)) if share < 1.0 => Ok(Distribution::Tail {
-            body: Box::new(Distribution::Lognormal { median: 0.15 * most, sigma: 0.4, most }),
-            tail: Box::new(Distribution::Constant { value: most }),
+            body: Box::new(Distribution::Lognormal { median: 0.15 * max, sigma: 0.4, max }),
+            tail: Box::new(Distribution::Constant { value: max }),
             share,
         }),
-        _ => Err(Failure::usage(format!(
-            "--lengths: `{text}` is no shape of lengths\nhint: constant, lognormal:0.8 or tail:0.05"
-        ))),
+        _ => Err(PlanError::Lengths(text.to_owned())),
     }
 }

@@ -1,8 +1,8 @@
-//! The frontier as a picture: steps an hour over the rollout's devices, one line for each bound on staleness.
+//! Draws the frontier: steps per hour over the number of rollout devices, one line per staleness bound.
 
 use std::fmt::Write as _;
 
-use rloom_sim::{Choice, Split};
+use rloom_sim::{Candidate, Split};
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;
@@ -10,14 +10,14 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 130.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 50.0;
-/// Colours that differ in lightness, too, from the freshest to the stalest.
+/// Line colours from the smallest to the largest bound; they also differ in lightness.
 const COLOURS: [&str; 6] = ["#08306b", "#2171b5", "#41ab5d", "#a6761d", "#e6550d", "#7a0177"];
 
-/// Draws the choices; the one at `chosen` has a ring.
-pub(super) fn draw(choices: &[Choice], chosen: Option<usize>) -> String {
-    let speed = |c: &Choice| c.report.steps_per_hour;
-    let most = choices.iter().map(speed).fold(f64::MIN_POSITIVE, f64::max);
-    let devices = choices
+/// Draws the candidates, with a ring around the one at index `recommended`.
+pub(super) fn draw(candidates: &[Candidate], recommended: Option<usize>) -> String {
+    let speed = |c: &Candidate| c.report.steps_per_hour;
+    let fastest = candidates.iter().map(speed).fold(f64::MIN_POSITIVE, f64::max);
+    let devices = candidates
         .iter()
         .map(|c| match c.split {
             Split::Shared { devices } => devices,
@@ -26,18 +26,18 @@ pub(super) fn draw(choices: &[Choice], chosen: Option<usize>) -> String {
         .max()
         .unwrap_or(1);
     let x = |rollout: f64| LEFT + (WIDTH - LEFT - RIGHT) * rollout / f64::from(devices.max(1));
-    let y = |speed: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * speed / (most * 1.05);
+    let y = |speed: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * speed / (fastest * 1.05);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
     );
-    axes(&mut out, devices, most, &x, &y);
-    let mut bounds: Vec<u64> = choices.iter().map(|c| c.max_staleness).collect();
+    axes(&mut out, devices, fastest, &x, &y);
+    let mut bounds: Vec<u64> = candidates.iter().map(|c| c.max_staleness).collect();
     bounds.sort_unstable();
     bounds.dedup();
     for (i, &eta) in bounds.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
-        let points: Vec<(f64, f64)> = choices
+        let points: Vec<(f64, f64)> = candidates
             .iter()
             .filter(|c| c.max_staleness == eta)
             .filter_map(|c| match c.split {
@@ -61,21 +61,21 @@ pub(super) fn draw(choices: &[Choice], chosen: Option<usize>) -> String {
             WIDTH - RIGHT + 12.0
         );
     }
-    for choice in choices.iter().filter(|c| matches!(c.split, Split::Shared { .. })) {
-        let y = y(speed(choice));
+    for candidate in candidates.iter().filter(|c| matches!(c.split, Split::Shared { .. })) {
+        let y = y(speed(candidate));
         let _ = writeln!(
             out,
             "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{}\" y2=\"{y:.1}\" stroke=\"#555\" stroke-dasharray=\"5 4\"/>\n\
-             <text x=\"{}\" y=\"{:.1}\" fill=\"#555\">taking turns</text>",
+             <text x=\"{}\" y=\"{:.1}\" fill=\"#555\">alternating</text>",
             WIDTH - RIGHT,
             WIDTH - RIGHT + 12.0,
             y + 4.0
         );
     }
-    if let Some(choice) = chosen.and_then(|i| choices.get(i))
-        && let Split::Separate { rollout, .. } = choice.split
+    if let Some(candidate) = recommended.and_then(|i| candidates.get(i))
+        && let Split::Separate { rollout, .. } = candidate.split
     {
-        let (x, y) = (x(f64::from(rollout)), y(speed(choice)));
+        let (x, y) = (x(f64::from(rollout)), y(speed(candidate)));
         let _ = writeln!(
             out,
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"8\" fill=\"none\" stroke=\"black\" stroke-width=\"1.5\"/>"
@@ -85,13 +85,13 @@ pub(super) fn draw(choices: &[Choice], chosen: Option<usize>) -> String {
     out
 }
 
-fn axes(out: &mut String, devices: u32, most: f64, x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
+fn axes(out: &mut String, devices: u32, fastest: f64, x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let _ = writeln!(
         out,
         "<path d=\"M{LEFT} {TOP} V{bottom} H{right}\" fill=\"none\" stroke=\"black\"/>\n\
-         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">devices that generate, of {devices}</text>\n\
-         <text x=\"16\" y=\"{}\" text-anchor=\"middle\" transform=\"rotate(-90 16 {})\">steps an hour</text>",
+         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">rollout devices, of {devices}</text>\n\
+         <text x=\"16\" y=\"{}\" text-anchor=\"middle\" transform=\"rotate(-90 16 {})\">steps per hour</text>",
         LEFT.midpoint(right),
         HEIGHT - 12.0,
         TOP.midpoint(bottom),
@@ -99,7 +99,7 @@ fn axes(out: &mut String, devices: u32, most: f64, x: &dyn Fn(f64) -> f64, y: &d
     );
     for i in 0..=4 {
         let share = f64::from(i) / 4.0;
-        let (rollout, speed) = ((f64::from(devices) * share).round(), most * share);
+        let (rollout, speed) = ((f64::from(devices) * share).round(), fastest * share);
         let _ = writeln!(
             out,
             "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{rollout}</text>\n\
@@ -108,7 +108,7 @@ fn axes(out: &mut String, devices: u32, most: f64, x: &dyn Fn(f64) -> f64, y: &d
             bottom + 18.0,
             LEFT - 6.0,
             y(speed) + 4.0,
-            if most < 10.0 { format!("{speed:.2}") } else { format!("{speed:.0}") }
+            if fastest < 10.0 { format!("{speed:.2}") } else { format!("{speed:.0}") }
         );
     }
 }

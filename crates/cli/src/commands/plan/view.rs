@@ -1,51 +1,50 @@
-//! The findings as people read them.
+//! Formats the findings as text.
 
 use std::fmt::Write as _;
 
-use rloom_sim::{Choice, Report, Speeds, Split, Why};
+use rloom_sim::{Candidate, Reason, Report, Speeds, Split};
 
 use super::recipe::Recipe;
-use super::{Fitted, Found, Recommended};
+use super::{Findings, FitQuality, Recommended};
 use crate::output::{BOLD, FAINT, GREEN, Output};
 use crate::progress::numbers::{bar, count, duration, percent, thousands};
 
-/// Seconds of a step, also of a very short one.
+/// Formats the duration of a step with enough digits for very short ones.
 fn step_time(seconds: f64) -> String {
     if seconds < 0.1 { format!("{:.3} ms", seconds * 1e3) } else { duration(seconds) }
 }
 
-/// Tokens of a turn, also of a very short one.
+/// Formats the tokens of a turn with enough digits for very short ones.
 fn tokens(number: f64) -> String {
     if number < 100.0 { format!("{number:.1}") } else { count(number as u64) }
 }
 
-/// All of it.
-pub(super) fn text(found: &Found<'_>, recipe: &Recipe, devices: u32, output: Output) -> String {
-    let mut lines = head(found, recipe, devices);
+/// Formats all findings.
+pub(super) fn text(findings: &Findings<'_>, recipe: &Recipe, devices: u32, output: Output) -> String {
+    let mut lines = head(findings, recipe, devices);
     lines.push(String::new());
-    let configured = found.configured;
-    lines.push(output.paint(BOLD, &format!("as configured: {}", place(configured))));
+    let configured = findings.configured;
+    lines.push(output.paint(BOLD, &format!("as configured: {}", describe(configured))));
     lines.extend(details(&configured.report));
-    if !found.frontier.is_empty() {
+    if !findings.frontier.is_empty() {
         lines.push(String::new());
-        lines.extend(table(found, output));
+        lines.extend(table(findings, output));
     }
-    if let Some(recommended) = &found.recommended {
+    if let Some(recommended) = &findings.recommended {
         lines.push(String::new());
-        lines.push(output.paint(GREEN, &format!("recommended: {}", place(recommended.choice))));
-        lines.push(reason(found, recommended));
+        lines.push(output.paint(GREEN, &format!("recommended: {}", describe(recommended.point))));
+        lines.push(reason(findings, recommended));
     }
     lines.join("\n")
 }
 
-fn head(found: &Found<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
-    let s = &recipe.scheduler;
-    let model = match (recipe.demand.model, &found.profile.speeds) {
+fn head(findings: &Findings<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
+    let model = match (recipe.demand.model, &findings.profile.speeds) {
         (Some(model), _) => format!("{} parameters", count(model.parameters as u64)),
         (None, Speeds::Roofline(r)) => {
-            format!("not on this machine: assumed to have {} parameters", count(r.model.parameters as u64))
+            format!("not available locally; {} parameters assumed", count(r.model.parameters as u64))
         }
-        (None, Speeds::Measured(_)) => "the one that was measured".to_owned(),
+        (None, Speeds::Measured(_)) => "as measured".to_owned(),
     };
     let work = &recipe.workload;
     let turns = work.turns.mean();
@@ -53,23 +52,23 @@ fn head(found: &Found<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
     let mut lines = vec![
         format!(
             "stage       {}: {}, {} steps of {} groups of {}",
-            found.stage,
-            found.method,
-            thousands(s.batches),
-            thousands(s.batch_groups),
+            findings.stage,
+            findings.method,
+            thousands(recipe.steps),
+            thousands(recipe.groups_per_batch),
             work.group_size
         ),
         format!("model       {model}"),
-        format!("hardware    {}: {devices} devices", found.profile.about),
+        format!("hardware    {}: {devices} devices", findings.profile.about),
         format!(
-            "lengths     {} tokens a turn on average, one in a hundred has {}{turns}",
+            "lengths     {} tokens per turn on average, 99th percentile {}{turns}",
             tokens(work.turn_tokens.mean()),
             tokens(work.turn_tokens.quantile(0.99))
         ),
     ];
-    if let Some(Fitted { steps, rollout_error, train_error }) = found.calibration {
+    if let Some(FitQuality { steps, rollout_error, train_error }) = findings.calibration {
         lines.push(format!(
-            "fitted to   {steps} steps; off by {} of the rollout's time and {} of training's on average",
+            "fitted to   {steps} steps; mean error {} of the rollout time and {} of the training time",
             percent(rollout_error),
             percent(train_error)
         ));
@@ -77,15 +76,15 @@ fn head(found: &Found<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
     lines
 }
 
-/// Split and bound in words.
-fn place(choice: &Choice) -> String {
-    let split = match choice.split {
-        Split::Shared { devices } => format!("rollout and training take turns on {}", plural(devices)),
+/// Describes split and staleness bound.
+fn describe(candidate: &Candidate) -> String {
+    let split = match candidate.split {
+        Split::Shared { devices } => format!("rollout and training alternate on {}", plural(devices)),
         Split::Separate { rollout, train } => {
             format!("{} for rollout, {} for training", plural(rollout), plural(train))
         }
     };
-    format!("max_staleness = {}, {split}", choice.max_staleness)
+    format!("max_staleness = {}, {split}", candidate.max_staleness)
 }
 
 fn plural(devices: u32) -> String {
@@ -97,7 +96,7 @@ fn details(report: &Report) -> Vec<String> {
     let t = &report.train;
     let q = &report.queues;
     let mut lines = vec![format!(
-        "  step      {}: {} steps an hour, {} samples/s, {} tokens/s generated and {} learned from",
+        "  step      {}: {} steps/h, {} samples/s, {} tokens/s generated, {} tokens/s trained on",
         step_time(report.seconds_per_step),
         hourly(report.steps_per_hour),
         hourly(report.samples_per_second),
@@ -110,8 +109,8 @@ fn details(report: &Report) -> Vec<String> {
             ("generate", r.generate),
             ("prefill", r.prefill),
             ("load weights", r.load),
-            ("devices train", r.shared),
-            ("broken down", r.down),
+            ("training", r.shared),
+            ("failed", r.down),
             ("idle", r.idle),
         ],
     ));
@@ -135,8 +134,8 @@ fn details(report: &Report) -> Vec<String> {
     let ages: Vec<(&str, f64)> = ages.iter().map(|(name, share)| (name.as_str(), *share)).collect();
     lines.extend(shares("staleness", &ages));
     lines.push(format!(
-        "  queues    samples: {:.0} waiting (at most {:.0}), {:.0} decoding, {:.0} with environment or reward; {:.1} groups ready (at most {:.0})",
-        q.waiting.mean, q.waiting.most, q.running.mean, q.away.mean, q.ready.mean, q.ready.most
+        "  queues    samples: {:.0} waiting (max {:.0}), {:.0} decoding, {:.0} in environment or reward; groups: {:.1} ready (max {:.0})",
+        q.waiting.mean, q.waiting.max, q.running.mean, q.external.mean, q.ready.mean, q.ready.max
     ));
     let e = &report.ends;
     let mut ends = format!("  groups    {} trained", thousands(e.trained));
@@ -145,8 +144,8 @@ fn details(report: &Report) -> Vec<String> {
         (e.stale, "stale"),
         (e.failed, "failed"),
         (e.surplus, "surplus"),
-        (report.put_off, "times put off"),
-        (report.replica_failures, "times a replica broke down"),
+        (report.deferred, "deferrals"),
+        (report.replica_failures, "replica failures"),
     ] {
         if n > 0 {
             let _ = write!(ends, ", {} {what}", thousands(n));
@@ -167,7 +166,7 @@ fn hourly(steps: f64) -> String {
     if steps < 100.0 { format!("{steps:.1}") } else { thousands(steps.round() as u64) }
 }
 
-/// Lines of shares with bars; those that round to nothing are left out.
+/// Lines of shares with bars. Shares that round to 0 are left out.
 fn shares(title: &str, parts: &[(&str, f64)]) -> Vec<String> {
     let shown = parts.iter().filter(|(_, share)| *share >= 0.0005);
     shown
@@ -179,28 +178,27 @@ fn shares(title: &str, parts: &[(&str, f64)]) -> Vec<String> {
         .collect()
 }
 
-/// The frontier, fastest steps first within each split.
-fn table(found: &Found<'_>, output: Output) -> Vec<String> {
-    let fastest = found.frontier.iter().map(|c| c.report.steps_per_hour).fold(0.0, f64::max);
+/// Table of all simulated candidates.
+fn table(findings: &Findings<'_>, output: Output) -> Vec<String> {
+    let fastest = findings.frontier.iter().map(|c| c.report.steps_per_hour).fold(0.0, f64::max);
     let heading = format!(
         "{:>9} {:>6} {:>9} {:>9} {:>10} {:>8} {:>8} {:>6}",
-        "rollout", "train", "staleness", "a step", "steps/h", "rollout", "trainer", "mean"
+        "rollout", "train", "staleness", "step", "steps/h", "rollout", "trainer", "mean"
     );
     let second = format!(
         "{:>9} {:>6} {:>9} {:>9} {:>10} {:>8} {:>8} {:>6}",
         "devices", "", "bound", "", "", "idle", "idle", "age"
     );
     let mut lines = vec![output.paint(FAINT, &heading), output.paint(FAINT, &second)];
-    for choice in found.frontier {
-        let (rollout, train) = match choice.split {
+    for candidate in findings.frontier {
+        let (rollout, train) = match candidate.split {
             Split::Shared { devices } => ("shared".to_owned(), devices),
             Split::Separate { rollout, train } => (rollout.to_string(), train),
         };
-        let r = &choice.report;
-        // Devices that are training are not idle.
+        let r = &candidate.report;
         let line = format!(
             "{rollout:>9} {train:>6} {:>9} {:>9} {:>10} {:>8} {:>8} {:>6.2}  {}",
-            choice.max_staleness,
+            candidate.max_staleness,
             step_time(r.seconds_per_step),
             hourly(r.steps_per_hour),
             percent(r.rollout.idle),
@@ -208,25 +206,25 @@ fn table(found: &Found<'_>, output: Output) -> Vec<String> {
             r.staleness.mean(),
             bar(r.steps_per_hour / fastest)
         );
-        let chosen = found.recommended.as_ref().is_some_and(|chosen| chosen.choice == choice);
-        lines.push(if chosen { output.paint(GREEN, &format!("{line} ◀")) } else { line });
+        let recommended = findings.recommended.as_ref().is_some_and(|r| r.point == candidate);
+        lines.push(if recommended { output.paint(GREEN, &format!("{line} ◀")) } else { line });
     }
     lines
 }
 
-fn reason(found: &Found<'_>, recommended: &Recommended<'_>) -> String {
-    let gain = recommended.choice.report.steps_per_hour / found.configured.report.steps_per_hour;
-    let speed = format!(
-        "  {} a step, {gain:.2} × the recipe as configured",
-        step_time(recommended.choice.report.seconds_per_step)
-    );
-    let why = match recommended.why.why {
-        Why::Fastest => "nothing is faster".to_owned(),
-        Why::FreshestWithinTolerance => format!(
-            "the smallest bound on staleness within {} of the fastest",
-            percent(recommended.why.tolerance)
+fn reason(findings: &Findings<'_>, recommended: &Recommended<'_>) -> String {
+    let report = &recommended.point.report;
+    let recommendation = recommended.recommendation;
+    let gain = report.steps_per_hour / findings.configured.report.steps_per_hour;
+    let speed =
+        format!("  {} per step, {gain:.2} × the configured speed", step_time(report.seconds_per_step));
+    let limit = recommendation.staleness_limit;
+    let reason = match recommendation.reason {
+        Reason::Fastest => format!("the fastest with max_staleness <= {limit}"),
+        Reason::FreshestWithinTolerance => format!(
+            "the smallest max_staleness <= {limit} within {} of the fastest",
+            percent(recommendation.tolerance)
         ),
     };
-    let why = format!("{why} among bounds of at most {}", recommended.why.most_staleness);
-    format!("{speed}; {why}")
+    format!("{speed}; {reason}")
 }

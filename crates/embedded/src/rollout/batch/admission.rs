@@ -4,13 +4,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rloom_core::PolicyVersion;
-
 use super::{Batch, Chunk, Prompt, blocks_for};
 use crate::rollout::decoder::Decoder;
 use crate::rollout::sequence::{Rank, Sequence};
-use rloom_engine::RequestName;
-use rloom_engine::RolloutError;
+use rloom_engine::{InvalidReason, PolicyLabel, RequestName, RolloutError};
 
 /// How a sequence stands to its group's prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +77,7 @@ impl Batch {
             if self.pool.free() >= needed + headroom {
                 return Some(share);
             }
-            if !(self.running.is_empty() && self.forget_a_prompt(true)) {
+            if !(self.running.is_empty() && self.drop_a_prompt(true)) {
                 return None;
             }
         }
@@ -166,7 +163,7 @@ impl Batch {
             while self.running.get(i).is_some_and(|s| s.rank == rank && s.blocks.len() < blocks_for(to)) {
                 match self.pool.take() {
                     Some(block) => self.running[i].blocks.push(block),
-                    None => self.relieve(),
+                    None => self.preempt(),
                 }
             }
             // The last in line may have been this one.
@@ -210,14 +207,14 @@ impl Batch {
     }
 
     /// Frees at least one block, unless a single sequence holds all of them, which then fails.
-    fn relieve(&mut self) {
-        if self.forget_a_prompt(false) {
+    fn preempt(&mut self) {
+        if self.drop_a_prompt(false) {
             return;
         }
         match self.running.pop() {
             Some(sequence) if !self.running.is_empty() => {
-                self.statistics.put_back += 1;
-                self.put_back(sequence);
+                self.statistics.preempted += 1;
+                self.requeue(sequence);
             }
             Some(sequence) if self.prompts.is_empty() => {
                 let error = self.never_fits(&sequence);
@@ -225,31 +222,31 @@ impl Batch {
             }
             Some(sequence) => {
                 self.running.push(sequence);
-                self.forget_prompts();
+                self.drop_prompts();
             }
             None => {}
         }
     }
 
     /// Forgets one group's finished prompt: one that no running sequence shares, unless `any` will do.
-    fn forget_a_prompt(&mut self, any: bool) -> bool {
+    fn drop_a_prompt(&mut self, any: bool) -> bool {
         let unused = self.prompts.iter().find_map(|(&group, prompt)| {
             let used = || self.running.iter().any(|s| s.group == Some(group));
             (prompt.leader.is_none() && (any || !used())).then_some(group)
         });
         let Some(group) = unused else { return false };
-        self.forget_prompt(group);
+        self.drop_prompt(group);
         true
     }
 
-    fn forget_prompt(&mut self, group: u64) {
+    fn drop_prompt(&mut self, group: u64) {
         if let Some(mut prompt) = self.prompts.remove(&group) {
             self.pool.give_back_all(&mut prompt.blocks);
         }
     }
 
     /// Forgets all prompts, also those that are being computed.
-    pub(crate) fn forget_prompts(&mut self) {
+    pub(crate) fn drop_prompts(&mut self) {
         for mut prompt in std::mem::take(&mut self.prompts).into_values() {
             self.pool.give_back_all(&mut prompt.blocks);
         }
@@ -259,39 +256,39 @@ impl Batch {
     }
 
     /// Takes a sequence's blocks and lets it wait for its next turn.
-    fn put_back(&mut self, mut sequence: Sequence) {
-        self.let_go(&mut sequence);
+    fn requeue(&mut self, mut sequence: Sequence) {
+        self.release_cache(&mut sequence);
         self.waiting.insert(sequence.rank, sequence);
     }
 
     /// Puts back everything that runs: what is in the cache is not to be used again.
-    pub(crate) fn put_back_all(&mut self) {
+    pub(crate) fn requeue_all(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
-            self.put_back(sequence);
+            self.requeue(sequence);
         }
-        self.forget_prompts();
+        self.drop_prompts();
     }
 
     /// Puts back what has not chosen a token yet, and forgets the prompts: with other weights from now on, everything
     /// that starts to choose tokens does so on their keys and values alone.
-    pub(crate) fn put_back_unbegun(&mut self) {
+    pub(crate) fn requeue_without_tokens(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
-            if sequence.has_chosen() {
+            if sequence.has_sampled() {
                 self.running.push(sequence);
             } else {
-                self.put_back(sequence);
+                self.requeue(sequence);
             }
         }
-        self.forget_prompts();
+        self.drop_prompts();
     }
 
     /// Takes half of the sequences out of the batch, those with the least in the cache, for another lane that has these
     /// weights. Their keys and values go with them, if the decoder can copy them; what other weights have had a part in
     /// stays.
-    pub(crate) fn part_with_half(&mut self, decoder: &impl Decoder, version: PolicyVersion) -> Vec<Sequence> {
+    pub(crate) fn split_off_half(&mut self, decoder: &impl Decoder, label: PolicyLabel) -> Vec<Sequence> {
         let all = self.running.iter().chain(self.waiting.values());
         let mut ranks: Vec<(usize, Reverse<Rank>)> =
-            all.filter(|s| !s.leads && s.is_of(version)).map(|s| (s.cached, Reverse(s.rank))).collect();
+            all.filter(|s| !s.leads && s.is_of(label)).map(|s| (s.cached, Reverse(s.rank))).collect();
         ranks.sort_unstable();
         let all = self.running.len() + self.waiting.len();
         ranks.truncate(all / 2);
@@ -305,12 +302,12 @@ impl Batch {
                 decoder.copy_out(held).map(|copy| (copy, sequence.cached.min(sequence.tokens.len() - 1)));
         }
         leaving.extend(chosen.iter().filter_map(|rank| self.waiting.remove(rank)));
-        self.statistics.handed_over += leaving.len() as u64;
-        leaving.into_iter().map(|sequence| self.sign_out(sequence)).collect()
+        self.statistics.migrated += leaving.len() as u64;
+        leaving.into_iter().map(|sequence| self.deregister(sequence)).collect()
     }
 
     /// Forgets the keys and values that waiting sequences have brought from other lanes: the weights change.
-    pub(crate) fn forget_carried(&mut self) {
+    pub(crate) fn drop_carried_caches(&mut self) {
         for sequence in self.waiting.values_mut() {
             sequence.carried = None;
         }
@@ -319,24 +316,24 @@ impl Batch {
     /// Takes a sequence that is neither waiting nor running any more out of the books.
     pub(super) fn detach(&mut self, sequence: Sequence) -> Sequence {
         self.left.push(sequence.group);
-        self.sign_out(sequence)
+        self.deregister(sequence)
     }
 
-    fn sign_out(&mut self, mut sequence: Sequence) -> Sequence {
-        self.let_go(&mut sequence);
+    fn deregister(&mut self, mut sequence: Sequence) -> Sequence {
+        self.release_cache(&mut sequence);
         if let Some(group) = sequence.group {
             let members = self.members.entry(group).or_default();
             *members -= 1;
             if *members == 0 {
                 self.members.remove(&group);
-                self.forget_prompt(group);
+                self.drop_prompt(group);
             }
         }
         sequence
     }
 
     /// Gives back what a sequence holds in the cache.
-    fn let_go(&mut self, sequence: &mut Sequence) {
+    fn release_cache(&mut self, sequence: &mut Sequence) {
         self.pool.give_back_all(&mut sequence.blocks);
         sequence.cached = 0;
         sequence.lookup.expect_nothing();
@@ -344,17 +341,19 @@ impl Batch {
         if std::mem::take(&mut sequence.leads)
             && let Some(group) = sequence.group
         {
-            self.forget_prompt(group);
+            self.drop_prompt(group);
         }
     }
 
     fn never_fits(&self, sequence: &Sequence) -> RolloutError {
-        RolloutError::NeverFits {
+        RolloutError::InvalidRequest {
             request: RequestName(sequence.key),
-            tokens: sequence.tokens.len(),
-            needed: blocks_for(sequence.tokens.len()),
-            block: rloom_ops::KV_BLOCK,
-            blocks: self.pool.total(),
+            reason: InvalidReason::ExceedsCache {
+                tokens: sequence.tokens.len(),
+                needed: blocks_for(sequence.tokens.len()),
+                block: rloom_ops::KV_BLOCK,
+                blocks: self.pool.total(),
+            },
         }
     }
 }

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use rloom_core::{PolicyVersion, StopReason};
+use rloom_core::StopReason;
 use rloom_ops::Pick;
 
 use super::Batch;
 use crate::rollout::decoder::Decoder;
-use crate::rollout::sampling::{Given, SampleScratch};
+use crate::rollout::sampling::{Prediction, SampleScratch};
 use crate::rollout::sequence::{Rank, Sequence};
-use rloom_engine::RequestName;
-use rloom_engine::RolloutError;
+use rloom_engine::{PolicyLabel, RequestName, RolloutError};
 
 /// What a running sequence's next tokens are chosen by.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +52,9 @@ impl Batch {
     pub(super) fn choose(&self, decoder: &impl Decoder) {
         let Choice { next, workers } = &self.choice;
         let by_logits = |&(_, source): &(usize, Source)| match source {
-            Source::Rows(first) => matches!(Given::of(&self.answers, first), Some(Given::Logits(_))),
+            Source::Rows(first) => {
+                matches!(Prediction::of(&self.answers, first), Some(Prediction::Logits(_)))
+            }
             Source::Prompt(_) => true,
         };
         // What the head has drawn need only be taken.
@@ -66,11 +67,12 @@ impl Batch {
                 let sequence = &self.running[index];
                 match source {
                     Source::Rows(first) => {
-                        let rows = (first..).map_while(|answer| Given::of(&self.answers, answer));
+                        let rows = (first..).map_while(|answer| Prediction::of(&self.answers, answer));
                         picks.extend(verify(sequence, rows, scratch).map(|pick| (i, pick)));
                     }
                     Source::Prompt(group) => {
-                        let prompt = self.prompts.get(&group).map(|prompt| Given::Logits(&prompt.logits_v));
+                        let prompt =
+                            self.prompts.get(&group).map(|prompt| Prediction::Logits(&prompt.logits_v));
                         picks.extend(verify(sequence, prompt.into_iter(), scratch).map(|pick| (i, pick)));
                     }
                 }
@@ -79,7 +81,7 @@ impl Batch {
     }
 
     /// Gives the chosen tokens to their sequences and answers those that are finished.
-    pub(super) fn apply(&mut self, version: PolicyVersion) {
+    pub(super) fn apply(&mut self, label: PolicyLabel) {
         let mut ended: BTreeMap<Rank, Result<StopReason, RolloutError>> = BTreeMap::new();
         for worker in &mut self.choice.workers {
             let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -99,16 +101,18 @@ impl Batch {
                         if let Some(drafter) = &mut self.drafter
                             && drafter.compare(&mut sequence.lookup, nth, pick.token)
                         {
-                            self.statistics.accepted_tokens += 1;
+                            if let Some(drafts) = &mut self.statistics.drafts {
+                                drafts.accepted_tokens += 1;
+                            }
                             // Its keys and values are there already.
                             sequence.cached += 1;
                         }
-                        sequence.push(pick, version)
+                        sequence.push(pick, label)
                     }
                     None => Err(RolloutError::NotFinite {
                         request: RequestName(sequence.key),
                         position: sequence.tokens.len(),
-                        version,
+                        version: label.version,
                     }),
                 };
                 if let Some(end) = outcome.transpose() {
@@ -134,7 +138,7 @@ impl Batch {
 /// logits too: everything before it is.
 fn verify<'a>(
     sequence: &'a Sequence,
-    mut rows: impl Iterator<Item = Given<'a>>,
+    mut rows: impl Iterator<Item = Prediction<'a>>,
     scratch: &'a mut SampleScratch,
 ) -> impl Iterator<Item = Option<Pick>> {
     let mut drafted = sequence.lookup.draft().iter();

@@ -4,17 +4,21 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{KvCache, StepRow, Wanted, Weights};
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, StopReason};
+use rloom_model::{KvCache, RowRequest, StepRow};
 use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
-use super::{Batch, Limits, Statistics, blocks_for};
-use crate::rollout::decoder::{Decoder, answer_by};
+use super::{Batch, Limits, blocks_for};
+use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
 use crate::rollout::sampling::{SampleScratch, Sampler};
 use crate::rollout::sequence::{Rank, Sequence};
-use rloom_engine::{Abort, GenerateRequest, Generation, RolloutError, SamplingSettings, Speculation};
+use crate::rollout::weights::LoadedWeights;
+use rloom_engine::{
+    Abort, GenerateRequest, Generation, PolicyLabel, RolloutError, SamplingSettings, Speculation,
+};
 
+const LABEL: PolicyLabel = PolicyLabel { policy: PolicyId::MAIN, version: PolicyVersion(3), digest: 0 };
 const VOCABULARY: usize = 7;
 const STOP: u32 = 6;
 
@@ -76,7 +80,7 @@ impl Decoder for Recorder {
         VOCABULARY
     }
 
-    fn load(&mut self, _: Option<&Weights>) {}
+    fn load(&mut self, _: Option<&LoadedWeights>) {}
 
     fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
         None
@@ -92,9 +96,9 @@ impl Decoder for Recorder {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String> {
+    ) -> Result<(), DecodeError> {
         self.steps.push(rows.len());
         let mut written = Vec::new();
         for row in rows {
@@ -107,7 +111,7 @@ impl Decoder for Recorder {
             let row = &rows[row];
             let context: Option<Vec<u32>> =
                 (0..=row.position as usize).map(|p| self.cells[slot(row.blocks, p)]).collect();
-            let context = context.ok_or("a slot was read before it was written")?;
+            let context = context.ok_or(DecodeError::Injected("a slot was read before it was written"))?;
             logits.copy_from_slice(&(self.rule)(&context));
             Ok(())
         })
@@ -176,8 +180,8 @@ impl World {
     }
 
     fn step(&mut self) {
-        self.batch.muster(&mut self.decoder, false);
-        self.batch.step(&mut self.decoder, PolicyVersion(3)).unwrap();
+        self.batch.admit_ready(&mut self.decoder, false);
+        self.batch.step(&mut self.decoder, LABEL).unwrap();
     }
 
     fn run(&mut self) {
@@ -230,7 +234,7 @@ fn the_last_in_line_is_put_back_and_the_first_never() {
         .map(|sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) })
         .collect();
     let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
-    while world.batch.statistics().put_back == 0 {
+    while world.batch.statistics().preempted == 0 {
         world.step();
     }
     assert_eq!(world.batch.running.len(), 1);
@@ -272,7 +276,7 @@ fn who_is_first_in_line_runs_first_and_is_put_back_last() {
     answers.push(world.submit(long(1, 1)));
     world.step();
     assert_eq!(running(&world), [1, 0], "in order of priority, and nothing is put back for a newcomer");
-    while world.batch.statistics().put_back == 0 {
+    while world.batch.statistics().preempted == 0 {
         world.step();
     }
     assert_eq!(running(&world), [1]);
@@ -353,7 +357,7 @@ fn nobody_computes_for_a_caller_that_has_gone() {
     drop(answer);
     world.step();
     assert!(world.batch.is_empty());
-    assert_eq!(world.batch.take_left(), [None]);
+    assert_eq!(world.batch.take_departed(), [None]);
     assert_eq!(world.batch.statistics().steps, 1);
 }
 
@@ -449,8 +453,10 @@ proptest! {
                 check_by(rule, request, answer);
             }
         }
-        let Statistics { drafted_tokens, accepted_tokens, .. } = world.batch.statistics();
-        prop_assert!(accepted_tokens <= drafted_tokens && (drafts || drafted_tokens == 0));
+        match world.batch.statistics().drafts {
+            Some(counted) => prop_assert!(drafts && counted.accepted_tokens <= counted.drafted_tokens),
+            None => prop_assert!(!drafts),
+        }
     }
 }
 
@@ -475,7 +481,8 @@ fn text_that_repeats_itself_takes_fewer_steps() {
         }
         let statistics = world.batch.statistics();
         assert_eq!(statistics.sampled_tokens, 480);
-        let (drafted, accepted) = (statistics.drafted_tokens, statistics.accepted_tokens);
+        let counted = statistics.drafts.unwrap_or_default();
+        let (drafted, accepted) = (counted.drafted_tokens, counted.accepted_tokens);
         assert!(!drafts || (drafted > 300 && accepted * 2 > drafted), "{statistics:?}");
         // Every row either gave a token or was a wrong draft; the prompt of the group was computed once.
         let prompts = 3 * 5;
@@ -492,7 +499,7 @@ fn text_that_repeats_itself_takes_fewer_steps() {
 fn drafts_put_nothing_back() {
     let long =
         |sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) };
-    let put_back = [false, true].map(|drafts| {
+    let preempted = [false, true].map(|drafts| {
         let mut world = World::by(logits_in_a_loop, 6, 4, 64);
         if drafts {
             world.batch.draft_always();
@@ -502,7 +509,7 @@ fn drafts_put_nothing_back() {
         for (sample, answer) in answers.iter_mut().enumerate() {
             check_by(logits_in_a_loop, &long(sample as u32), answer);
         }
-        world.batch.statistics().put_back
+        world.batch.statistics().preempted
     });
-    assert_eq!(put_back, [0, 0]);
+    assert_eq!(preempted, [0, 0]);
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rloom_core::StopReason;
-use rloom_model::{Family, ModelConfig, NewModel, Weights};
+use rloom_core::{PolicyId, PolicyVersion, StopReason};
+use rloom_model::{Family, ModelConfig, NewModel};
 use tokio::sync::oneshot;
 
 use super::{Lane, Next};
@@ -11,7 +11,13 @@ use crate::rollout::batch::{Batch, Limits};
 use crate::rollout::decoder::Decoder;
 use crate::rollout::dispatch::{Command, Shared};
 use crate::rollout::sequence::Sequence;
-use rloom_engine::{Abort, GenerateRequest, Generation, InFlight, RolloutError};
+use crate::rollout::weights::LoadedWeights;
+use rloom_engine::{Abort, GenerateRequest, Generation, OnUpdate, PolicyLabel, RolloutError};
+
+/// Label of a version of the main policy.
+pub(super) fn label(version: u64) -> PolicyLabel {
+    PolicyLabel { policy: PolicyId::MAIN, version: PolicyVersion(version), digest: version }
+}
 
 pub(super) type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
 
@@ -51,30 +57,34 @@ impl<D: Decoder> Bench<D> {
     pub(super) fn submit(&self, request: GenerateRequest) -> Answer {
         let (reply, answer) = oneshot::channel();
         let mut sequence = Sequence::new(request, None, reply);
-        match sequence.review_prefix().unwrap() {
+        match sequence.check_prefix().unwrap() {
             Some(stop) => sequence.finish(stop),
-            None => self.shared.board().submit(sequence),
+            None => self.shared.dispatcher().submit(sequence),
         }
         answer
     }
 
     fn command<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<oneshot::Receiver<T>> {
-        let mut board = self.shared.board();
-        let desks = board.desks.iter_mut();
-        let told = desks.map(|desk| {
+        let mut dispatcher = self.shared.dispatcher();
+        let lanes = dispatcher.lanes.iter_mut();
+        let told = lanes.map(|lane| {
             let (done, told) = oneshot::channel();
-            desk.commands.push_back(command(done));
+            lane.commands.push_back(command(done));
             told
         });
         told.collect()
     }
 
-    pub(super) fn load(&self, weights: Option<&Weights>, in_flight: InFlight) -> Vec<oneshot::Receiver<()>> {
-        self.command(|done| Command::Load(weights.cloned(), in_flight, done))
+    pub(super) fn load(
+        &self,
+        weights: Option<&LoadedWeights>,
+        on_update: OnUpdate,
+    ) -> Vec<oneshot::Receiver<()>> {
+        self.command(|done| Command::Load(weights.cloned(), on_update, done))
     }
 
     pub(super) fn abort(&self, which: Abort) -> Vec<oneshot::Receiver<()>> {
-        for sequence in self.shared.board().withdraw(|s| which.concerns(s.group, s.key)) {
+        for sequence in self.shared.dispatcher().withdraw(|s| which.selects(s.group, s.key)) {
             sequence.finish(StopReason::Aborted);
         }
         self.command(|done| Command::Abort(which, done))
@@ -84,9 +94,9 @@ impl<D: Decoder> Bench<D> {
     pub(super) fn step(&mut self, lane: usize) -> bool {
         let lane = &mut self.lanes[lane];
         loop {
-            let next = lane.attend(&mut Arc::clone(&self.shared).board());
+            let next = lane.poll(&mut Arc::clone(&self.shared).dispatcher());
             match next {
-                Next::ChangeOver => lane.change_over(),
+                Next::LoadWeights => lane.load_weights(),
                 Next::Sleep | Next::End => return false,
                 Next::Compute => {
                     lane.compute().unwrap();

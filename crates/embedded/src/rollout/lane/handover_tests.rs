@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_core::{Purpose, RandomKey};
+use rloom_model::{KvCache, Model, RowRequest, StepRow};
 use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
 use tokio::sync::oneshot;
 
 use super::Lane;
-use super::bench::{Answer, config};
+use super::bench::{Answer, config, label};
 use crate::rollout::batch::Limits;
-use crate::rollout::decoder::{Decoder, answer_by};
-use rloom_engine::{GenerateRequest, InFlight, SamplingSettings, Speculation};
+use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
+use crate::rollout::weights::LoadedWeights;
+use rloom_engine::{GenerateRequest, OnUpdate, SamplingSettings, Speculation};
 
 const VOCABULARY: usize = 32;
 
@@ -44,8 +45,8 @@ impl Decoder for Witness {
         VOCABULARY
     }
 
-    fn load(&mut self, weights: Option<&Weights>) {
-        self.version = weights.map_or(0, |weights| weights.version.0);
+    fn load(&mut self, weights: Option<&LoadedWeights>) {
+        self.version = weights.map_or(0, |weights| weights.label.version.0);
     }
 
     fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
@@ -62,9 +63,9 @@ impl Decoder for Witness {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String> {
+    ) -> Result<(), DecodeError> {
         let slot = |row: &StepRow<'_>, p: usize| row.blocks[p / KV_BLOCK] as usize * KV_BLOCK + p % KV_BLOCK;
         for row in rows {
             self.cells[slot(row, row.position as usize)] = (row.token, self.version);
@@ -96,7 +97,7 @@ impl Bench {
         let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks, speculation: Speculation::Off };
         let bench = super::bench::Bench::new(vec![witness], limits);
         let bench = Self { bench, model: Arc::new(Model::init(&config(VOCABULARY, 64), 1)) };
-        drop(bench.load(1, InFlight::Finish));
+        drop(bench.load(1, OnUpdate::Finish));
         bench
     }
 
@@ -106,9 +107,9 @@ impl Bench {
         self.bench.submit(GenerateRequest { group, ..GenerateRequest::new(key, prompt, sampling) })
     }
 
-    fn load(&self, version: u64, in_flight: InFlight) -> oneshot::Receiver<()> {
-        let weights = Weights { version: PolicyVersion(version), model: Arc::clone(&self.model) };
-        self.bench.load(Some(&weights), in_flight).remove(0)
+    fn load(&self, version: u64, on_update: OnUpdate) -> oneshot::Receiver<()> {
+        let weights = LoadedWeights { label: label(version), model: Arc::clone(&self.model) };
+        self.bench.load(Some(&weights), on_update).remove(0)
     }
 
     fn lane(&mut self) -> &mut Lane<Witness> {
@@ -143,7 +144,7 @@ fn what_waits_for_blocks_starts_with_the_new_weights() {
     let mut short = bench.submit(&prompt(2), None, 3);
     let mut third = bench.submit(&prompt(3), None, 5);
     bench.step();
-    let mut told = bench.load(2, InFlight::Finish);
+    let mut told = bench.load(2, OnUpdate::Finish);
     assert_eq!((bench.lane().batch.running(), bench.lane().batch.waiting()), (2, 1));
     assert_eq!(bench.steps_until(&mut short), [1]);
     bench.step();
@@ -163,7 +164,7 @@ fn a_kept_prompt_is_not_for_sequences_that_start_later() {
     let mut old = bench.submit(&prompt, Some(1), 10);
     bench.step();
     bench.step();
-    drop(bench.load(2, InFlight::Keep));
+    drop(bench.load(2, OnUpdate::Keep));
     let mut mixed = old;
     bench.step();
     assert_eq!(bench.versions_behind(3), [1, 2], "it goes on with the old keys and values");
@@ -185,7 +186,7 @@ fn recomputed_sequences_share_the_prompt_anew() {
     bench.step();
     bench.step();
     bench.lane().decoder.seen.clear();
-    drop(bench.load(2, InFlight::Recompute));
+    drop(bench.load(2, OnUpdate::Recompute));
     for answer in &mut answers {
         assert_eq!(bench.steps_until(answer), [1, 2]);
     }
@@ -198,7 +199,7 @@ fn a_newer_load_overtakes_one_that_waits() {
     let mut bench = Bench::new(50);
     let mut running = bench.submit(&[1, 2], None, 10);
     bench.step();
-    let mut told = [bench.load(2, InFlight::Finish), bench.load(3, InFlight::Finish)];
+    let mut told = [bench.load(2, OnUpdate::Finish), bench.load(3, OnUpdate::Finish)];
     assert_eq!(bench.steps_until(&mut running), [1]);
     let mut next = bench.submit(&[5, 2], None, 10);
     assert_eq!(bench.steps_until(&mut next), [3]);
@@ -212,7 +213,7 @@ fn what_has_chosen_nothing_yet_begins_again_with_the_new_weights() {
     let mut leader = bench.submit(&[5; 100], Some(1), 10);
     let mut follower = bench.submit(&[5; 100], Some(1), 10);
     bench.step();
-    drop(bench.load(2, InFlight::Keep));
+    drop(bench.load(2, OnUpdate::Keep));
     assert_eq!(bench.steps_until(&mut leader), [2]);
     assert_eq!(bench.steps_until(&mut follower), [2]);
     assert_eq!(bench.versions_behind(5), [2]);
@@ -221,11 +222,11 @@ fn what_has_chosen_nothing_yet_begins_again_with_the_new_weights() {
 
 #[test]
 fn weights_of_the_same_version_again_change_nothing() {
-    for in_flight in [InFlight::Keep, InFlight::Recompute, InFlight::Finish] {
+    for on_update in [OnUpdate::Keep, OnUpdate::Recompute, OnUpdate::Finish] {
         let mut bench = Bench::new(50);
         let mut running = bench.submit(&[1, 2], None, 10);
         bench.step();
-        let mut told = bench.load(1, in_flight);
+        let mut told = bench.load(1, on_update);
         assert_eq!(bench.steps_until(&mut running), [1], "one span");
         assert!(!bench.bench.step(0));
         assert!(told.try_recv().is_ok());
@@ -237,11 +238,11 @@ fn a_load_overtakes_a_release_that_waits() {
     let mut bench = Bench::new(50);
     let mut running = bench.submit(&[1, 2], None, 10);
     bench.step();
-    let mut released = bench.bench.load(None, InFlight::Finish).remove(0);
+    let mut released = bench.bench.load(None, OnUpdate::Finish).remove(0);
     let mut next = bench.submit(&[5, 2], None, 10);
     bench.step();
     assert!(released.try_recv().is_err());
-    let mut told = bench.load(2, InFlight::Recompute);
+    let mut told = bench.load(2, OnUpdate::Recompute);
     assert_eq!(bench.steps_until(&mut running), [1, 2]);
     assert_eq!(bench.steps_until(&mut next), [2]);
     assert!(released.try_recv().is_ok() && told.try_recv().is_ok());

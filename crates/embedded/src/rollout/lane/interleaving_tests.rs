@@ -4,15 +4,16 @@
 use std::sync::{Arc, LazyLock};
 
 use proptest::prelude::*;
-use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows, Weights};
+use rloom_core::{Purpose, RandomKey, StopReason};
+use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 
-use super::bench::{Answer, Bench};
+use super::bench::{Answer, Bench, label};
 use crate::rollout::batch::{Limits, blocks_for};
 use crate::rollout::decoder::ModelDecoder;
+use crate::rollout::weights::LoadedWeights;
 use rloom_engine::{
-    Abort, GenerateRequest, Generation, InFlight, RolloutError, SamplingSettings, Speculation,
+    Abort, GenerateRequest, Generation, OnUpdate, RolloutError, SamplingSettings, Speculation, WorkerFailure,
     inverse_temperature,
 };
 
@@ -41,8 +42,8 @@ fn config() -> ModelConfig {
 static MODELS: LazyLock<Vec<Arc<Model>>> =
     LazyLock::new(|| (0..VERSIONS).map(|seed| Arc::new(Model::init(&config(), seed))).collect());
 
-fn weights(version: u64) -> Weights {
-    Weights { version: PolicyVersion(version), model: Arc::clone(&MODELS[version as usize]) }
+fn weights(version: u64) -> LoadedWeights {
+    LoadedWeights { label: label(version), model: Arc::clone(&MODELS[version as usize]) }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +62,7 @@ enum Move {
     /// Weights so many versions newer; 0 brings the same again.
     Load {
         newer: u64,
-        in_flight: InFlight,
+        on_update: OnUpdate,
     },
     Release,
     Abort(Abort),
@@ -75,7 +76,7 @@ enum Move {
     },
 }
 
-fn moves(in_flight: &'static [InFlight]) -> impl Strategy<Value = Vec<Move>> {
+fn moves(on_update: &'static [OnUpdate]) -> impl Strategy<Value = Vec<Move>> {
     let submit = (proptest::option::of(0..3u64), 1..40usize, 1..50usize, 0..20usize, 0..3u64).prop_map(
         |(group, length, max_new_tokens, min, priority)| Move::Submit {
             // A group's prompt is one.
@@ -94,8 +95,8 @@ fn moves(in_flight: &'static [InFlight]) -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         6 => submit,
         8 => (0..2usize, 1..12usize).prop_map(|(lane, steps)| Move::Steps { lane, steps }),
-        3 => (0..3u64, proptest::sample::select(in_flight))
-            .prop_map(|(newer, in_flight)| Move::Load { newer, in_flight }),
+        3 => (0..3u64, proptest::sample::select(on_update))
+            .prop_map(|(newer, on_update)| Move::Load { newer, on_update }),
         1 => Just(Move::Release),
         1 => abort.prop_map(Move::Abort),
         1 => (0..8usize).prop_map(|request| Move::Leave { request }),
@@ -147,10 +148,10 @@ impl World {
         self.callers.push(Caller { request, answer, so_far: None, is_over: false, left: false });
     }
 
-    fn load(&mut self, newer: u64, in_flight: InFlight) {
+    fn load(&mut self, newer: u64, on_update: OnUpdate) {
         self.version = (self.version + newer).min(VERSIONS - 1);
         self.has_weights = true;
-        drop(self.bench.load(Some(&weights(self.version)), in_flight));
+        drop(self.bench.load(Some(&weights(self.version)), on_update));
     }
 
     fn play(&mut self, one: Move) {
@@ -177,10 +178,10 @@ impl World {
                     self.bench.step(lane);
                 }
             }
-            Move::Load { newer, in_flight } => self.load(newer, in_flight),
+            Move::Load { newer, on_update } => self.load(newer, on_update),
             Move::Release => {
                 self.has_weights = false;
-                drop(self.bench.load(None, InFlight::Finish));
+                drop(self.bench.load(None, OnUpdate::Finish));
             }
             Move::Abort(which) => drop(self.bench.abort(which)),
             Move::Leave { request } => {
@@ -189,7 +190,7 @@ impl World {
                     (caller.left, caller.is_over) = (true, true);
                 }
             }
-            Move::Fail { lane } => self.bench.lanes[lane].start_again("as told"),
+            Move::Fail { lane } => self.bench.lanes[lane].restart(&WorkerFailure::Unknown),
         }
         self.listen();
     }
@@ -210,7 +211,7 @@ impl World {
                 }
                 Err(error) => {
                     assert!(
-                        error.is_retryable() && matches!(error, RolloutError::LaneRestarted { .. }),
+                        error.is_retryable() && matches!(error, RolloutError::WorkerRestarted { .. }),
                         "{error}"
                     );
                 }
@@ -224,7 +225,7 @@ impl World {
     /// Lets everything come to its end.
     fn finish(&mut self) {
         if !self.has_weights {
-            self.load(0, InFlight::Finish);
+            self.load(0, OnUpdate::Finish);
         }
         for _ in 0..100_000 {
             let worked = [0, 1].map(|lane| self.bench.step(lane));
@@ -237,11 +238,11 @@ impl World {
     }
 
     fn check_books(&self) {
-        let board = self.bench.shared.board();
-        assert!(board.is_settled(), "{board:?}");
+        let dispatcher = self.bench.shared.dispatcher();
+        assert!(dispatcher.is_idle(), "{dispatcher:?}");
         for lane in &self.bench.lanes {
             assert!(lane.batch.is_empty() && lane.batch.used_blocks() == 0, "blocks were lost");
-            assert_eq!(lane.version(), Some(PolicyVersion(self.version)));
+            assert_eq!(lane.loaded(), Some(label(self.version)));
         }
     }
 
@@ -303,7 +304,7 @@ proptest! {
 
     #[test]
     fn every_log_probability_is_that_of_the_version_it_names(
-        moves in moves(&[InFlight::Finish, InFlight::Recompute, InFlight::Abort]),
+        moves in moves(&[OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Abort]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
         World::new(blocks, max_batch, chunk, false).drafting(drafts).run(moves);
@@ -312,7 +313,7 @@ proptest! {
     /// A part that began with some weights has no keys of older ones, until newer ones come in its middle.
     #[test]
     fn with_keep_what_begins_with_some_weights_is_exact_until_the_next(
-        moves in moves(&[InFlight::Keep, InFlight::Keep, InFlight::Finish, InFlight::Abort]),
+        moves in moves(&[OnUpdate::Keep, OnUpdate::Keep, OnUpdate::Finish, OnUpdate::Abort]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
         World::new(blocks, max_batch, chunk, true).drafting(drafts).run(moves);
@@ -321,12 +322,12 @@ proptest! {
     /// Neither priorities nor aborts, failures or steps leave a trace in a completion while the weights stay.
     #[test]
     fn while_weights_stay_a_completion_is_the_request_s_alone(
-        moves in moves(&[InFlight::Recompute]),
+        moves in moves(&[OnUpdate::Recompute]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
         let mut world = World::new(blocks, max_batch, chunk, false).drafting(drafts);
         let still = moves.into_iter().filter(|m| !matches!(m, Move::Load { .. }));
-        world.run([Move::Load { newer: 0, in_flight: InFlight::Finish }].into_iter().chain(still).collect());
+        world.run([Move::Load { newer: 0, on_update: OnUpdate::Finish }].into_iter().chain(still).collect());
         for caller in world.callers.iter().filter(|c| !c.left) {
             let mut alone = World::new(40, 1, 64, false);
             let request = GenerateRequest { prefix: Vec::new(), group: None, ..caller.request.clone() };

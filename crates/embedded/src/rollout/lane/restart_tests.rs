@@ -5,17 +5,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, StepRow, Wanted, Weights};
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
+use rloom_model::{KvCache, Model, RowRequest, StepRow};
 use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
 use super::bench::config;
-use crate::rollout::decoder::{Decoder, answer_by};
-use crate::{Doing, EmbeddedEngine};
+use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
+use crate::rollout::weights::LoadedWeights;
+use crate::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{
-    Abort, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings,
-    SamplingSettings,
+    Abort, GenerateRequest, Generation, OnUpdate, PublishedPolicy, RolloutEngine, RolloutError,
+    RolloutSettings, SamplingSettings, WorkerActivity,
 };
 
 const VOCABULARY: usize = 16;
@@ -82,7 +83,7 @@ impl Decoder for Moody {
         VOCABULARY
     }
 
-    fn load(&mut self, weights: Option<&Weights>) {
+    fn load(&mut self, weights: Option<&LoadedWeights>) {
         assert!(!take_one(&self.gate.bad_loads), "cannot load");
         self.loaded = weights.is_some();
     }
@@ -100,14 +101,14 @@ impl Decoder for Moody {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String> {
+    ) -> Result<(), DecodeError> {
         assert!(self.loaded, "the weights are gone");
         for row in rows {
             match row.token {
                 PANICS => panic!("bad luck"),
-                FAILS => return Err("no luck".to_owned()),
+                FAILS => return Err(DecodeError::Injected("no luck")),
                 HANGS => self.gate.wait(),
                 HANGS_AND_PANICS => {
                     self.gate.wait();
@@ -124,13 +125,13 @@ impl Decoder for Moody {
 }
 
 struct World {
-    engine: EmbeddedEngine,
+    engine: EmbeddedRolloutEngine,
     gate: Arc<Gate>,
     /// Says nothing, until all decoders are gone.
     decoders: Receiver<()>,
 }
 
-fn world(lanes: usize, restarts: u32, deadline_seconds: f64) -> World {
+fn world(lanes: usize, restarts: u32, timeout_seconds: f64) -> World {
     let gate = Arc::new(Gate::default());
     let (alive, decoders) = channel();
     let moody = (0..lanes).map(|_| Moody {
@@ -139,14 +140,15 @@ fn world(lanes: usize, restarts: u32, deadline_seconds: f64) -> World {
         loaded: false,
         alive: alive.clone(),
     });
-    let settings = RolloutSettings { max_batch: 4, restarts, deadline_seconds, ..RolloutSettings::default() };
+    let settings = RolloutSettings { max_batch: 4, restarts, timeout_seconds, ..RolloutSettings::default() };
     let config = config(VOCABULARY, 4096);
-    let engine = EmbeddedEngine::with_decoders(&config, &settings, None, 1000, moody.collect()).unwrap();
+    let engine =
+        EmbeddedRolloutEngine::with_decoders(&config, &settings, None, 1000, moody.collect()).unwrap();
     World { engine, gate, decoders }
 }
 
-fn weights(version: u64) -> Weights {
-    Weights { version: PolicyVersion(version), model: Arc::clone(&MODEL) }
+fn weights(version: u64) -> PublishedPolicy {
+    publish_model(PolicyId::MAIN, PolicyVersion(version), &MODEL)
 }
 
 fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
@@ -164,25 +166,25 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 fn restarted(result: &Result<Generation, RolloutError>, cause: &str) {
     let error = result.as_ref().map(drop).unwrap_err();
     assert!(error.is_retryable(), "{error}");
-    assert!(error.to_string().ends_with(&format!(" failed and was started again: {cause}")), "{error}");
+    assert!(error.to_string().ends_with(&format!(" failed and was restarted: {cause}")), "{error}");
 }
 
 /// Waits until a lane is in the step of its only request.
-fn until_in_step(engine: &EmbeddedEngine, lane: usize) {
-    while engine.lanes()[lane].doing != Doing::Step {
+fn until_in_step(engine: &EmbeddedRolloutEngine, lane: usize) {
+    while engine.workers()[lane].activity != WorkerActivity::Step {
         std::thread::yield_now();
     }
 }
 
-fn is_settled(engine: &EmbeddedEngine) -> bool {
-    engine.shared().board().is_settled()
+fn is_idle(engine: &EmbeddedRolloutEngine) -> bool {
+    engine.shared().dispatcher().is_idle()
 }
 
 #[test]
 fn requests_of_a_failed_lane_may_be_made_again() {
     let World { engine, gate: _, decoders: _ } = world(1, 2, 20.0);
     run(async {
-        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         let expected = engine.generate(request(1, &[1, 2], 50)).await.unwrap();
         for (round, (token, cause)) in [(PANICS, "panicked: bad luck"), (FAILS, "no luck")].iter().enumerate()
         {
@@ -195,16 +197,16 @@ fn requests_of_a_failed_lane_may_be_made_again() {
                 Ok(fine) => assert_eq!(fine, expected),
             }
             assert_eq!(engine.generate(request(1, &[1, 2], 50)).await.unwrap(), expected);
-            assert_eq!(engine.lanes()[0].restarts, round as u32 + 1);
+            assert_eq!(engine.workers()[0].restarts, round as u32 + 1);
         }
         let health = engine.health(Duration::from_secs(5)).await.unwrap();
-        assert_eq!((health.version, health.used_blocks), (Some(PolicyVersion(1)), 0));
-        assert!(is_settled(&engine));
+        assert_eq!((health.version(PolicyId::MAIN), health.used_blocks), (Some(PolicyVersion(1)), 0));
+        assert!(is_idle(&engine));
         // The third failure is one too many.
         let queued: Vec<_> = (2..9).map(|sample| engine.generate(request(sample, &[PANICS], 4))).collect();
         for future in queued {
             let error = future.await.map(drop).unwrap_err();
-            assert_eq!(error.to_string(), "the rollout engine died: lane 0: panicked: bad luck");
+            assert_eq!(error.to_string(), "the rollout engine failed: lane 0: panicked: bad luck");
             assert!(!error.is_retryable());
         }
     });
@@ -214,21 +216,21 @@ fn requests_of_a_failed_lane_may_be_made_again() {
 fn other_lanes_go_on() {
     let World { engine, gate, decoders: _ } = world(2, 1, 20.0);
     run(async {
-        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         // Each in a lane of its own: the lane with the fewest requests gets the next.
         let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
-        while engine.lanes().iter().all(|lane| lane.doing != Doing::Step) {
+        while engine.workers().iter().all(|lane| lane.activity != WorkerActivity::Step) {
             std::thread::yield_now();
         }
         let fine = engine.generate(request(1, &[1], 1000));
         gate.open();
         restarted(&bad.await, "panicked: bad luck after all");
         assert_eq!(fine.await.unwrap().tokens.len(), 1000);
-        let mut restarts: Vec<u32> = engine.lanes().iter().map(|lane| lane.restarts).collect();
+        let mut restarts: Vec<u32> = engine.workers().iter().map(|lane| lane.restarts).collect();
         restarts.sort_unstable();
         assert_eq!(restarts, [0, 1]);
         engine.release().await.unwrap();
-        assert!(is_settled(&engine));
+        assert!(is_idle(&engine));
     });
 }
 
@@ -237,17 +239,17 @@ fn commands_that_wait_for_a_lane_are_answered_when_it_fails() {
     for restarts in [0, 1] {
         let World { engine, gate, decoders: _ } = world(1, restarts, 20.0);
         run(async {
-            engine.load(&weights(1), InFlight::Finish).await.unwrap();
+            engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
             let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
             until_in_step(&engine, 0);
             let waiting = engine.generate(request(1, &[1], 4));
             let newer = weights(2);
-            let loaded = engine.load(&newer, InFlight::Finish);
+            let loaded = engine.load(&newer, OnUpdate::Finish);
             let aborted = engine.abort(Abort::Request(request(9, &[1], 4).key));
             gate.open();
             if restarts == 0 {
                 for result in [bad.await.map(drop), loaded.await, aborted.await, waiting.await.map(drop)] {
-                    assert!(matches!(result, Err(RolloutError::EngineDied { .. })), "{result:?}");
+                    assert!(matches!(result, Err(RolloutError::EngineFailed { .. })), "{result:?}");
                 }
                 return;
             }
@@ -265,8 +267,8 @@ fn a_load_that_panics_is_made_up_for() {
     let World { engine, gate, decoders: _ } = world(1, 2, 20.0);
     run(async {
         *gate.bad_loads.lock().unwrap() = 2;
-        engine.load(&weights(3), InFlight::Finish).await.unwrap();
-        assert_eq!(engine.lanes()[0].restarts, 2);
+        engine.load(&weights(3), OnUpdate::Finish).await.unwrap();
+        assert_eq!(engine.workers()[0].restarts, 2);
         let generation = engine.generate(request(0, &[1], 4)).await.unwrap();
         assert_eq!(generation.versions[0].version, PolicyVersion(3));
     });
@@ -281,13 +283,13 @@ fn a_request_that_is_lost_in_the_failure_is_answered_too() {
         let of_group = |sample| GenerateRequest { group: Some(1), ..request(sample, &[1; 20], 2000) };
         // Both wait for weights, so that the lane takes them together.
         let futures = [0, 1].map(|sample| engine.generate(of_group(sample)));
-        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         for future in futures {
             let error = future.await.map(drop).unwrap_err();
             assert!(error.is_retryable(), "{error}");
         }
         engine.release().await.unwrap();
-        assert!(is_settled(&engine));
+        assert!(is_idle(&engine));
     });
 }
 
@@ -295,35 +297,32 @@ fn a_request_that_is_lost_in_the_failure_is_answered_too() {
 fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
     let World { engine, gate, decoders } = world(2, 0, 1.5);
     run(async {
-        engine.load(&weights(1), InFlight::Finish).await.unwrap();
+        engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         let stuck = engine.generate(request(0, &[HANGS], 4));
-        while engine.lanes().iter().all(|lane| lane.doing != Doing::Step) {
+        while engine.workers().iter().all(|lane| lane.activity != WorkerActivity::Step) {
             std::thread::yield_now();
         }
-        let lane = engine.lanes().iter().position(|lane| lane.doing == Doing::Step).unwrap();
+        let lane = engine.workers().iter().position(|lane| lane.activity == WorkerActivity::Step).unwrap();
         let fine = engine.generate(request(1, &[1], 40)).await.unwrap();
         assert_eq!(fine.tokens.len(), 40, "the other lane goes on");
         let newer = weights(2);
-        let (loaded, aborted) = (engine.load(&newer, InFlight::Abort), engine.abort(Abort::All));
+        let (loaded, aborted) = (engine.load(&newer, OnUpdate::Abort), engine.abort(Abort::All));
         let (released, asked) = (engine.release(), engine.health(Duration::from_millis(20)));
         let late = [
             (stuck.await.map(drop), format!("0 of at most 4 tokens (rollout lane {lane}: in a step for ")),
-            (
-                loaded.await,
-                format!("rollout lane {lane} to take new weights (rollout lane {lane}: in a step"),
-            ),
+            (loaded.await, format!("rollout lane {lane} to load weights (rollout lane {lane}: in a step")),
             (aborted.await, format!("rollout lane {lane} to abort requests")),
-            (released.await, format!("rollout lane {lane} to let go of the weights")),
-            (asked.await.map(drop), format!("rollout lane {lane} to report")),
+            (released.await, format!("rollout lane {lane} to release its weights")),
+            (asked.await.map(drop), format!("rollout lane {lane} to report its load")),
         ];
         for (result, expected) in late {
             let error = result.unwrap_err();
-            assert!(matches!(error, RolloutError::Deadline { .. }), "{error}");
+            assert!(matches!(error, RolloutError::Timeout { .. }), "{error}");
             assert!(error.to_string().contains(&expected), "{error}");
         }
-        let report = engine.lanes().remove(lane);
-        assert_eq!((report.doing, report.running, report.restarts), (Doing::Step, 1, 0));
-        assert_eq!(report.version, Some(PolicyVersion(1)));
+        let report = engine.workers().remove(lane);
+        assert_eq!((report.activity, report.running, report.restarts), (WorkerActivity::Step, 1, 0));
+        assert_eq!(report.loaded, [weights(1).label()]);
         assert!(report.busy >= report.since && report.since >= Duration::from_secs(1), "{report}");
     });
     drop(engine);
@@ -338,21 +337,22 @@ fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
 fn lanes_report_what_they_have_done() {
     let World { engine, gate: _, decoders: _ } = world(2, 0, 20.0);
     run(async {
-        let before = engine.lanes();
-        assert!(before.iter().all(|lane| lane.doing == Doing::Nothing && lane.version.is_none()));
+        let before = engine.workers();
+        assert!(before.iter().all(|lane| lane.activity == WorkerActivity::Idle && lane.loaded.is_empty()));
         assert!(before.iter().all(|lane| lane.busy.is_zero()));
-        engine.load(&weights(4), InFlight::Finish).await.unwrap();
+        engine.load(&weights(4), OnUpdate::Finish).await.unwrap();
         let both = [0, 1].map(|sample| engine.generate(request(sample, &[1], 400)));
         for future in both {
             assert_eq!(future.await.unwrap().tokens.len(), 400);
         }
-        engine.load(&weights(5), InFlight::Finish).await.unwrap();
-        let lanes = engine.lanes();
-        assert_eq!(lanes.iter().map(|lane| lane.tokens_sampled).sum::<u64>(), 800);
+        engine.load(&weights(5), OnUpdate::Finish).await.unwrap();
+        let lanes = engine.workers();
+        assert_eq!(lanes.iter().map(|lane| lane.sampled_tokens).sum::<u64>(), 800);
         assert!(lanes.iter().any(|lane| !lane.busy.is_zero()));
         for (index, report) in lanes.iter().enumerate() {
-            assert_eq!((report.lane, report.running, report.waiting, report.queued), (index, 0, 0, 0));
-            assert_eq!(report.version, Some(PolicyVersion(5)));
+            assert_eq!((report.running, report.waiting, report.queued), (0, 0, 0));
+            assert_eq!(report.worker, format!("lane {index}"));
+            assert_eq!(report.loaded, [weights(5).label()]);
         }
     });
 }

@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{Model, Weights};
+use rloom_core::{Purpose, RandomKey};
+use rloom_model::Model;
 use rloom_ops::Ctx;
 
-use super::bench::{Answer, Bench, config};
+use super::bench::{Answer, Bench, config, label};
 use crate::rollout::batch::Limits;
 use crate::rollout::decoder::ModelDecoder;
-use rloom_engine::{Abort, GenerateRequest, Generation, InFlight, SamplingSettings, Speculation};
+use crate::rollout::weights::LoadedWeights;
+use rloom_engine::{Abort, GenerateRequest, Generation, OnUpdate, SamplingSettings, Speculation};
 
 const LONG: usize = 100;
 
@@ -19,13 +20,13 @@ fn bench(lanes: usize) -> Bench<ModelDecoder> {
     let decoders = (0..lanes).map(|_| ModelDecoder::new(Ctx::serial(), config.clone(), 100, true)).collect();
     let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks: 100, speculation: Speculation::Off };
     let mut bench = Bench::new(decoders, limits);
-    drop(bench.load(Some(&weights(1)), InFlight::Finish));
+    drop(bench.load(Some(&weights(1)), OnUpdate::Finish));
     (0..lanes).for_each(|lane| assert!(!bench.step(lane)));
     bench
 }
 
-fn weights(version: u64) -> Weights {
-    Weights { version: PolicyVersion(version), model: Arc::new(Model::init(&config(23, 128), version)) }
+fn weights(version: u64) -> LoadedWeights {
+    LoadedWeights { label: label(version), model: Arc::new(Model::init(&config(23, 128), version)) }
 }
 
 /// Eight requests; every other one, which are those of the second lane, is short.
@@ -50,18 +51,18 @@ fn steps(bench: &mut Bench<ModelDecoder>, times: usize, lanes: Range<usize>) {
 
 fn finish(bench: &mut Bench<ModelDecoder>, answers: &mut [Answer]) -> Vec<Generation> {
     steps(bench, 10 * LONG, 0..bench.lanes.len());
-    assert!(bench.shared.board().is_settled());
+    assert!(bench.shared.dispatcher().is_idle());
     answers.iter_mut().map(|answer| answer.try_recv().unwrap().unwrap()).collect()
 }
 
 /// Steps until the second lane has nothing left and the first has handed it two of four.
-fn hand_over(bench: &mut Bench<ModelDecoder>) -> Vec<Answer> {
+fn migrate(bench: &mut Bench<ModelDecoder>) -> Vec<Answer> {
     let answers: Vec<_> = requests().into_iter().map(|request| bench.submit(request)).collect();
     steps(bench, 3, 0..2);
-    assert_eq!(bench.lanes[0].batch.statistics().handed_over, 0, "the second lane has not noticed yet");
+    assert_eq!(bench.lanes[0].batch.statistics().migrated, 0, "the second lane has not noticed yet");
     assert!(!bench.step(1));
     assert!(bench.step(0));
-    assert_eq!(bench.lanes[0].batch.statistics().handed_over, 2);
+    assert_eq!(bench.lanes[0].batch.statistics().migrated, 2);
     assert_eq!(bench.lanes[0].batch.running(), 2);
     answers
 }
@@ -75,7 +76,7 @@ fn alone() -> Vec<Generation> {
 #[test]
 fn a_lane_that_has_run_dry_gets_half_of_the_others() {
     let mut bench = bench(2);
-    let mut answers = hand_over(&mut bench);
+    let mut answers = migrate(&mut bench);
     assert_eq!(finish(&mut bench, &mut answers), alone());
     // Nothing was computed twice.
     let computed = bench.lanes.iter().map(|lane| lane.batch.statistics().computed_tokens).sum::<u64>();
@@ -88,17 +89,17 @@ fn a_lane_that_has_run_dry_gets_half_of_the_others() {
 #[test]
 fn what_is_on_its_way_keeps_its_weights() {
     let mut bench = bench(2);
-    let mut answers = hand_over(&mut bench);
-    drop(bench.load(Some(&weights(2)), InFlight::Finish));
+    let mut answers = migrate(&mut bench);
+    drop(bench.load(Some(&weights(2)), OnUpdate::Finish));
     let generations = finish(&mut bench, &mut answers);
     assert_eq!(generations, alone());
-    assert!(bench.lanes.iter().all(|lane| lane.version() == Some(PolicyVersion(2))));
+    assert!(bench.lanes.iter().all(|lane| lane.loaded() == Some(label(2))));
 }
 
 #[test]
 fn what_is_on_its_way_can_be_aborted() {
     let mut bench = bench(2);
-    let mut answers = hand_over(&mut bench);
+    let mut answers = migrate(&mut bench);
     drop(bench.abort(Abort::All));
     let generations = finish(&mut bench, &mut answers);
     assert!(generations.iter().all(|g| g.tokens.len() < 8));
@@ -108,11 +109,11 @@ fn what_is_on_its_way_can_be_aborted() {
 #[test]
 fn what_is_on_its_way_is_computed_again_by_new_weights() {
     let mut bench = bench(2);
-    let mut answers = hand_over(&mut bench);
-    drop(bench.load(Some(&weights(2)), InFlight::Recompute));
+    let mut answers = migrate(&mut bench);
+    drop(bench.load(Some(&weights(2)), OnUpdate::Recompute));
     let generations = finish(&mut bench, &mut answers);
     let mut fresh = self::bench(1);
-    drop(fresh.load(Some(&weights(2)), InFlight::Finish));
+    drop(fresh.load(Some(&weights(2)), OnUpdate::Finish));
     for (request, whole) in requests().into_iter().zip(generations).step_by(2) {
         let old = whole.versions[0].range.end;
         let prefix = whole.tokens[..old].to_vec();

@@ -4,15 +4,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, ModelConfig, StepRow, Wanted, Weights};
+use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
+use rloom_model::{KvCache, Model, ModelConfig, RowRequest, StepRow};
 use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
-use crate::EmbeddedEngine;
-use crate::rollout::decoder::{Decoder, answer_by};
+use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
+use crate::rollout::weights::LoadedWeights;
+use crate::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{
-    Abort, GenerateRequest, InFlight, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+    Abort, GenerateRequest, OnUpdate, PublishedPolicy, RolloutEngine, RolloutError, RolloutSettings,
+    SamplingSettings, WaitedFor,
 };
 
 const VOCABULARY: usize = 16;
@@ -45,7 +47,7 @@ impl Decoder for Faulty {
         VOCABULARY
     }
 
-    fn load(&mut self, _: Option<&Weights>) {}
+    fn load(&mut self, _: Option<&LoadedWeights>) {}
 
     fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
         None
@@ -58,16 +60,16 @@ impl Decoder for Faulty {
     fn step(
         &mut self,
         rows: &[StepRow<'_>],
-        wanted: &[Wanted],
+        wanted: &[RowRequest],
         answers: &mut HeadOutput,
-    ) -> Result<(), String> {
+    ) -> Result<(), DecodeError> {
         std::thread::sleep(Duration::from_micros(200));
         answer_by(answers, wanted, VOCABULARY, |row, logits| {
             logits[DISLIKED as usize] = f32::NEG_INFINITY;
             if rows[row].token == DISLIKED {
                 match self.fault {
                     Fault::Panic => panic!("token {DISLIKED} is bad luck"),
-                    Fault::Error => return Err("no luck".to_owned()),
+                    Fault::Error => return Err(DecodeError::Injected("no luck")),
                     Fault::NotANumber => logits[3] = f32::NAN,
                 }
             }
@@ -80,19 +82,19 @@ fn config() -> ModelConfig {
     super::bench::config(VOCABULARY, 4096)
 }
 
-fn engine(lanes: usize, fault: Fault) -> EmbeddedEngine {
+fn engine(lanes: usize, fault: Fault) -> EmbeddedRolloutEngine {
     let decoders = (0..lanes).map(|_| Faulty { ctx: Ctx::serial(), fault }).collect();
     let settings = RolloutSettings {
         max_batch: 2,
         prefill_chunk: 8,
-        deadline_seconds: 5.0,
+        timeout_seconds: 5.0,
         ..RolloutSettings::default()
     };
-    EmbeddedEngine::with_decoders(&config(), &settings, None, 1000, decoders).unwrap()
+    EmbeddedRolloutEngine::with_decoders(&config(), &settings, None, 1000, decoders).unwrap()
 }
 
-fn weights() -> Weights {
-    Weights { version: PolicyVersion(1), model: Arc::new(Model::init(&config(), 1)) }
+fn weights() -> PublishedPolicy {
+    publish_model(PolicyId::MAIN, PolicyVersion(1), &Arc::new(Model::init(&config(), 1)))
 }
 
 fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
@@ -111,7 +113,7 @@ fn within_ten_seconds<T>(future: impl Future<Output = T>) -> T {
 fn a_panic_in_a_lane_is_an_error_for_every_request() {
     let engine = engine(2, Fault::Panic);
     within_ten_seconds(async {
-        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         // The first brings the panic, at the end of its prompt; the others run beside it, run in the other lane, or
         // wait in line.
         let bad: Vec<u32> = (0..400).map(|i| if i == 399 { DISLIKED } else { 1 }).collect();
@@ -119,18 +121,18 @@ fn a_panic_in_a_lane_is_an_error_for_every_request() {
         futures.extend((1..9).map(|sample| engine.generate(request(sample, &[1, 2], 4000))));
         for future in futures {
             let error = future.await.unwrap_err();
-            let RolloutError::EngineDied { cause, .. } = &error else { panic!("{error}") };
-            assert_eq!(cause, "panicked: token 13 is bad luck");
+            let RolloutError::EngineFailed { cause, .. } = &error else { panic!("{error}") };
+            assert_eq!(cause.to_string(), "panicked: token 13 is bad luck");
         }
         let late = [
             engine.generate(request(9, &[1], 1)).await.map(drop),
-            engine.load(&weights(), InFlight::Keep).await,
+            engine.load(&weights(), OnUpdate::Keep).await,
             engine.release().await,
             engine.abort(Abort::All).await,
             engine.health(Duration::from_secs(1)).await.map(drop),
         ];
         for result in late {
-            assert!(matches!(result, Err(RolloutError::EngineDied { .. })), "{result:?}");
+            assert!(matches!(result, Err(RolloutError::EngineFailed { .. })), "{result:?}");
         }
     });
 }
@@ -139,9 +141,9 @@ fn a_panic_in_a_lane_is_an_error_for_every_request() {
 fn a_model_error_ends_the_engine_with_its_message() {
     let engine = engine(1, Fault::Error);
     within_ten_seconds(async {
-        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         let error = engine.generate(request(0, &[DISLIKED], 4)).await.unwrap_err();
-        assert_eq!(error.to_string(), "the rollout engine died: lane 0: no luck");
+        assert_eq!(error.to_string(), "the rollout engine failed: lane 0: no luck");
     });
 }
 
@@ -149,35 +151,33 @@ fn a_model_error_ends_the_engine_with_its_message() {
 fn logits_that_are_not_finite_fail_their_own_request_alone() {
     let engine = engine(1, Fault::NotANumber);
     within_ten_seconds(async {
-        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         let fine = engine.generate(request(0, &[1, 2], 50));
         let error = engine.generate(request(1, &[1, 2, DISLIKED], 4)).await.unwrap_err();
         let message = error.to_string();
-        assert!(
-            message.starts_with("Rollout request 5, sample 1: the logits of token 3 are not"),
-            "{message}"
-        );
+        assert!(message.starts_with("rollout request 5/1: the logits of token 3 are not"), "{message}");
         assert!(message.contains("policy version 1") && message.contains("hint:"), "{message}");
         assert_eq!(fine.await.unwrap().tokens.len(), 50);
     });
 }
 
 #[test]
-fn a_deadline_says_who_was_waited_for_and_for_what() {
+fn a_timeout_names_the_worker_and_the_request() {
     let engine = engine(1, Fault::Error);
     within_ten_seconds(async {
         let soon = Some(Duration::from_millis(100));
-        let impatient = |sample| GenerateRequest { deadline: soon, ..request(sample, &[1], 4000) };
+        let impatient = |sample| GenerateRequest { timeout: soon, ..request(sample, &[1], 4000) };
         let error = engine.generate(impatient(0)).await.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no answer within 0.1 s: waited for Rollout request 5, sample 0 to be started: no weights are loaded"
+            "no answer within 0.1 s: waited for rollout request 5/0 to be started: no weights are loaded"
         );
-        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         let error = engine.generate(impatient(1)).await.unwrap_err();
-        let RolloutError::Deadline { waited_for, .. } = &error else { panic!("{error}") };
+        let RolloutError::Timeout { waited_for, .. } = &error else { panic!("{error}") };
+        assert!(matches!(waited_for, WaitedFor::Completion { limit: 4000, .. }), "{error}");
         assert!(
-            waited_for.contains("of at most 4000 tokens (rollout lane 0: in a step for "),
+            waited_for.to_string().contains("of at most 4000 tokens (rollout lane 0: in a step for "),
             "{waited_for}"
         );
         // The batch is full: the third is not started.
@@ -192,7 +192,7 @@ fn a_deadline_says_who_was_waited_for_and_for_what() {
 fn dropping_the_engine_joins_its_lanes_in_the_middle_of_their_work() {
     let engine = engine(2, Fault::Error);
     within_ten_seconds(async {
-        engine.load(&weights(), InFlight::Finish).await.unwrap();
+        engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         for sample in 0..6 {
             drop(engine.generate(request(sample, &[1], 4000)));
         }

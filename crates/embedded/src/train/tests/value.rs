@@ -2,14 +2,16 @@
 
 use std::fs;
 
+use super::super::loss::StepLoss;
+use crate::EmbeddedTrainEngine;
+use crate::model_of;
 use rloom_algo::{Aggregation, AlgoError, LossGrad, Scope, TokenScores};
-use rloom_core::Trajectory;
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{LossFn, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
+use rloom_core::{PolicyVersion, Trajectory};
+use rloom_engine::{Form, OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack};
 use rloom_model::{BatchError, GenerationConfig, Model, OutputHeads};
 use rloom_ops::Ctx;
 
-use crate::support::{Loss, model, settings, spec, trajectory, weights};
+use super::support::{Loss, model, settings, spec, trajectory, weights};
 
 /// Σ ½(value − target)² over the step, divided by its tokens; for a policy with a value head beside the policy loss.
 /// The target is a function of the ticket.
@@ -44,23 +46,23 @@ impl Squared {
     }
 }
 
-impl LossFn for Squared {
+impl StepLoss for Squared {
     fn scope(&self) -> Scope {
         Scope::Token
     }
 
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+    fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         let targets = Self::targets(&self.policy.batches[micro_batch]);
         let n = self.policy.counts.tokens as f32;
         let d_value = scores.value.iter().zip(targets).map(|(value, target)| (value - target) / n).collect();
         Ok(match self.heads {
             OutputHeads::Value => LossGrad { d_value, ..LossGrad::default() },
-            _ => LossGrad { d_value, ..self.policy.loss(micro_batch, scores)? },
+            _ => LossGrad { d_value, ..self.policy.evaluate(micro_batch, scores)? },
         })
     }
 
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-        scores.iter().enumerate().map(|(micro_batch, scores)| self.loss(micro_batch, scores)).collect()
+    fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        scores.iter().enumerate().map(|(micro_batch, scores)| self.evaluate(micro_batch, scores)).collect()
     }
 }
 
@@ -79,7 +81,7 @@ fn train(engine: &mut EmbeddedTrainEngine, steps: std::ops::Range<u64>) {
     for step in steps {
         let trajectories: Vec<Trajectory> = (step * 4..step * 4 + 4).map(trajectory).collect();
         let loss = Squared::new(&trajectories, 30, heads);
-        engine.accumulate(&loss.policy.batches, &loss).unwrap();
+        engine.accumulate_loss(&loss.policy.batches, &loss).unwrap();
         engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap();
     }
 }
@@ -101,7 +103,7 @@ fn values_begin_at_zero_and_learn() {
         }
         let before = loss.error(&scores);
         for _ in 0..20 {
-            engine.accumulate(&loss.policy.batches, &loss).unwrap();
+            engine.accumulate_loss(&loss.policy.batches, &loss).unwrap();
             engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap();
         }
         let after = loss.error(&engine.score(Which::Policy, &loss.policy.batches).unwrap());
@@ -113,16 +115,16 @@ fn values_begin_at_zero_and_learn() {
 #[test]
 fn scores_without_a_gradient_are_those_with_one() {
     struct Seen(std::sync::Mutex<Vec<TokenScores>>, Squared);
-    impl LossFn for Seen {
+    impl StepLoss for Seen {
         fn scope(&self) -> Scope {
             self.1.scope()
         }
-        fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
             self.0.lock().unwrap().push(scores.clone());
-            self.1.loss(micro_batch, scores)
+            self.1.evaluate(micro_batch, scores)
         }
-        fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-            self.1.step_loss(scores)
+        fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+            self.1.evaluate_step(scores)
         }
     }
     for heads in BOTH {
@@ -131,7 +133,7 @@ fn scores_without_a_gradient_are_those_with_one() {
         let trajectories: Vec<Trajectory> = (0..5).map(trajectory).collect();
         let seen = Seen(std::sync::Mutex::default(), Squared::new(&trajectories, 25, heads));
         let scores = engine.score(Which::Policy, &seen.1.policy.batches).unwrap();
-        engine.accumulate(&seen.1.policy.batches, &seen).unwrap();
+        engine.accumulate_loss(&seen.1.policy.batches, &seen).unwrap();
         assert_eq!(scores, *seen.0.lock().unwrap());
         let last: Vec<f32> = scores.iter().flat_map(|s| s.last_value.iter().copied()).collect();
         assert_eq!(last.len(), 5);
@@ -200,23 +202,24 @@ fn a_value_head_begins_anew_and_a_critic_is_not_published() {
         .flat_map(|(_, values)| values.to_vec())
         .collect();
     assert_eq!(head, vec![0.0; 33]);
-    assert_eq!(trained.publish().unwrap().model.config().output_heads, OutputHeads::LanguageAndValue);
-    let error = engine(OutputHeads::Value, 1).publish().unwrap_err();
+    let published = trained.publish(PolicyVersion(0), Form::Memory).unwrap();
+    assert_eq!(model_of(&published).unwrap().config().output_heads, OutputHeads::LanguageAndValue);
+    let error = engine(OutputHeads::Value, 1).publish(PolicyVersion(0), Form::Memory).unwrap_err();
     assert!(matches!(error, TrainError::CriticPublished));
 }
 
 /// A loss that answers with lists of fixed lengths.
 struct Lengths([usize; 3]);
 
-impl LossFn for Lengths {
+impl StepLoss for Lengths {
     fn scope(&self) -> Scope {
         Scope::Token
     }
-    fn loss(&self, _: usize, _: &TokenScores) -> Result<LossGrad, AlgoError> {
+    fn evaluate(&self, _: usize, _: &TokenScores) -> Result<LossGrad, AlgoError> {
         let [d_logprob, d_entropy, d_value] = self.0.map(|n| vec![0.1; n]);
         Ok(LossGrad { d_logprob, d_entropy, d_value, ..LossGrad::default() })
     }
-    fn step_loss(&self, _: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+    fn evaluate_step(&self, _: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
         Ok(Vec::new())
     }
 }
@@ -225,18 +228,18 @@ impl LossFn for Lengths {
 fn coefficients_of_another_head_are_errors() {
     let batches = pack(&[trajectory(0)], 100).unwrap();
     let n = batches[0].rows.len();
-    let failure = |heads, lengths| engine(heads, 1).accumulate(&batches, &Lengths(lengths)).unwrap_err();
+    let failure = |heads, lengths| engine(heads, 1).accumulate_loss(&batches, &Lengths(lengths)).unwrap_err();
     for (heads, lengths, expected) in [
         (OutputHeads::Value, [n, n, n], BatchError::NoHead { what: "d_logprob" }),
         (OutputHeads::Value, [0, 0, 0], BatchError::Count { what: "d_value", len: 0, rows: n }),
         (OutputHeads::LanguageAndValue, [n, n, 0], BatchError::Count { what: "d_value", len: 0, rows: n }),
     ] {
         match failure(heads, lengths) {
-            TrainError::Batch(error) => assert_eq!(error, expected),
+            TrainError::Batch(error) => assert_eq!(error.downcast_ref(), Some(&expected)),
             other => panic!("{other}"),
         }
     }
-    engine(OutputHeads::Value, 1).accumulate(&batches, &Lengths([0, 0, n])).unwrap();
+    engine(OutputHeads::Value, 1).accumulate_loss(&batches, &Lengths([0, 0, n])).unwrap();
 }
 
 #[test]
@@ -265,7 +268,7 @@ fn a_value_that_is_not_finite_names_the_samples() {
         let batches = &loss.policy.batches;
         let messages = [
             engine.score(Which::Policy, batches).unwrap_err().to_string(),
-            engine.accumulate(batches, &loss).unwrap_err().to_string(),
+            engine.accumulate_loss(batches, &loss).unwrap_err().to_string(),
         ];
         assert_eq!(messages, ["the value is not finite (samples 3/0)"; 2]);
     }

@@ -3,12 +3,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::super::loss::StepLoss;
+use crate::EmbeddedTrainEngine;
 use rloom_algo::{Aggregation, AlgoError, LossGrad, Scope, TokenScores};
 use rloom_core::Trajectory;
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{LossFn, TrainEngine, TrainError, Which};
+use rloom_engine::{TrainEngine, TrainError, Which};
 
-use crate::support::{Loss, engine, spec, trajectory};
+use super::support::{Loss, engine, spec, trajectory};
 
 /// A loss of each token that is asked as one of the step, and remembers how it was asked.
 struct OfStep {
@@ -25,17 +26,17 @@ impl OfStep {
     }
 }
 
-impl LossFn for OfStep {
+impl StepLoss for OfStep {
     fn scope(&self) -> Scope {
         Scope::Step
     }
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+    fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         self.singly.fetch_add(1, Ordering::Relaxed);
-        self.loss.loss(micro_batch, scores)
+        self.loss.evaluate(micro_batch, scores)
     }
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+    fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
         self.seen.lock().unwrap().push(scores.to_vec());
-        let mut grads = self.loss.step_loss(scores)?;
+        let mut grads = self.loss.evaluate_step(scores)?;
         grads.truncate(grads.len() - self.forgets);
         Ok(grads)
     }
@@ -55,8 +56,10 @@ fn a_loss_of_the_step_that_is_one_of_tokens_gives_the_same_gradient() {
     assert!(batches.len() > 2);
     let (mut by_step, mut by_token) = (engine(2), engine(2));
     let expected = by_token.score(Which::Policy, batches).unwrap();
-    let reports =
-        [by_step.accumulate(batches, &whole).unwrap(), by_token.accumulate(batches, &whole.loss).unwrap()];
+    let reports = [
+        by_step.accumulate_loss(batches, &whole).unwrap(),
+        by_token.accumulate_loss(batches, &whole.loss).unwrap(),
+    ];
     assert_eq!(*whole.seen.lock().unwrap(), [expected]);
     assert_eq!(whole.singly.load(Ordering::Relaxed), 0, "it is not asked for single micro-batches");
     assert_eq!(gradient(&by_step), gradient(&by_token));
@@ -69,16 +72,16 @@ fn a_loss_of_the_step_that_is_one_of_tokens_gives_the_same_gradient() {
 #[test]
 fn coefficients_may_depend_on_all_micro_batches() {
     struct Coupled(Loss);
-    impl LossFn for Coupled {
+    impl StepLoss for Coupled {
         fn scope(&self) -> Scope {
             Scope::Step
         }
-        fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
-            self.0.loss(micro_batch, scores)
+        fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+            self.0.evaluate(micro_batch, scores)
         }
-        fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
             let total: f32 = scores.iter().flat_map(|s| &s.logprob).sum();
-            let mut grads = self.0.step_loss(scores)?;
+            let mut grads = self.0.evaluate_step(scores)?;
             grads.iter_mut().flat_map(|grad| &mut grad.d_logprob).for_each(|d| *d = 1.0 / total);
             grads.iter_mut().flat_map(|grad| &mut grad.d_entropy).for_each(|d| *d = 0.0);
             Ok(grads)
@@ -88,7 +91,7 @@ fn coefficients_may_depend_on_all_micro_batches() {
     let gradients = [10_000, 20].map(|budget| {
         let loss = Coupled(Loss::new(spec(Aggregation::TokenMean), &trajectories, budget));
         let mut engine = engine(1);
-        engine.accumulate(&loss.0.batches, &loss).unwrap();
+        engine.accumulate_loss(&loss.0.batches, &loss).unwrap();
         let values: Vec<f32> =
             engine.gradients().named().flat_map(|(_, values)| values.iter().copied()).collect();
         values
@@ -107,6 +110,6 @@ fn an_answer_for_every_micro_batch_is_asked_for() {
     let mut loss = OfStep::new(&trajectories);
     loss.forgets = 1;
     let n = loss.loss.batches.len();
-    let error = engine(1).accumulate(&loss.loss.batches, &loss).unwrap_err();
+    let error = engine(1).accumulate_loss(&loss.loss.batches, &loss).unwrap_err();
     assert!(matches!(error, TrainError::StepLoss { got, expected } if got == n - 1 && expected == n));
 }

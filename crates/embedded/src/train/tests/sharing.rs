@@ -1,14 +1,14 @@
 //! A prompt computed once for its group: the same scores, and the same gradient but for the order of sums.
 
+use crate::EmbeddedTrainEngine;
 use rloom_algo::{PolicyLoss, TokenScores};
 use rloom_core::{SampleKey, Trajectory};
-use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, Which, pack, pack_unshared};
 use rloom_model::GenerationConfig;
 use rloom_ops::Ctx;
 
-use crate::groups::{GroupLoss, bits, contrast, distance, gradient_of, groups, losses};
-use crate::support::{engine, model, settings};
+use super::groups::{GroupLoss, bits, contrast, distance, gradient_of, groups, losses};
+use super::support::{engine, model, settings};
 
 fn with_values(threads: usize) -> EmbeddedTrainEngine {
     let ctx = Ctx::new(threads).unwrap();
@@ -40,7 +40,7 @@ fn with_learnt_values() -> EmbeddedTrainEngine {
     let all = groups();
     let batches = pack(&all, 10_000).unwrap();
     let (_, spec) = losses().pop().unwrap();
-    engine.accumulate(&batches, &GroupLoss::new(spec, &all, &batches, contrast)).unwrap();
+    engine.accumulate_loss(&batches, &GroupLoss::new(spec, &all, &batches, contrast)).unwrap();
     engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap();
     engine
 }
@@ -91,7 +91,7 @@ fn shared_tokens_are_counted_once() {
     let spec = losses()[0].1;
     let batches = pack(&all, 10_000).unwrap();
     let loss = GroupLoss::new(spec, &all, &batches, contrast);
-    let report = engine(1).accumulate(&batches, &loss).unwrap();
+    let report = engine(1).accumulate_loss(&batches, &loss).unwrap();
     let prompts: usize = all[..20].chunks(5).map(|group| 4 * group[0].prompt_tokens()).sum();
     let tokens: usize = all.iter().map(|t| t.tokens.len()).sum();
     assert_eq!((report.shared, report.skipped), (prompts as u64, 0));

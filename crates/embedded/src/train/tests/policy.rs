@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use super::super::loss::StepLoss;
+use crate::EmbeddedTrainEngine;
+use crate::model_of;
 use rloom_algo::{Aggregation, AlgoError, LossGrad, Scope, TokenScores};
 use rloom_core::{PolicyVersion, Trajectory};
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{LossFn, OptimStep, TrainEngine, TrainError, Which};
+use rloom_engine::{Form, OptimStep, TrainEngine, TrainError, Which};
 
-use crate::support::{Loss, engine, spec, train, trajectory, weights};
+use super::support::{Loss, engine, spec, train, trajectory, weights};
 
 /// The accumulated gradient itself is compared, tensor by tensor: AdamW's first step would hide its scale.
 #[test]
@@ -17,7 +19,7 @@ fn gradients_do_not_depend_on_the_split() {
         let gradients = |budget: usize| {
             let loss = Loss::new(spec(aggregation), &trajectories, budget);
             let mut engine = engine(2);
-            let report = engine.accumulate(&loss.batches, &loss).unwrap();
+            let report = engine.accumulate_loss(&loss.batches, &loss).unwrap();
             let named: Vec<(String, Vec<f32>)> =
                 engine.gradients().named().map(|(s, v)| (s.name.clone(), v.to_vec())).collect();
             (loss.batches.len(), report.terms.loss(), named)
@@ -59,18 +61,17 @@ fn bytes_do_not_depend_on_threads_or_on_a_restart() {
 #[test]
 fn what_is_published_never_changes_and_is_not_copied_while_nobody_holds_it() {
     let mut engine = engine(1);
-    engine.set_version(PolicyVersion(3));
-    let published = engine.publish().unwrap();
+    let published = engine.publish(PolicyVersion(3), Form::Memory).unwrap();
     assert_eq!(published.version, PolicyVersion(3));
-    assert!(Arc::ptr_eq(&published.model, engine.policy()), "publishing copies nothing");
+    let held = model_of(&published).unwrap();
+    assert!(Arc::ptr_eq(&held, engine.policy()), "publishing copies nothing");
     let before = weights(&engine);
     train(&mut engine, 0..1);
-    let kept: Vec<u32> =
-        published.model.named_tensors().flat_map(|(_, v)| v.iter().map(|x| x.to_bits())).collect();
+    let kept: Vec<u32> = held.named_tensors().flat_map(|(_, v)| v.iter().map(|x| x.to_bits())).collect();
     assert_eq!(kept, before, "a held version stays as it was");
     assert_ne!(weights(&engine), before);
 
-    drop(published);
+    drop((published, held));
     let place = Arc::as_ptr(engine.policy());
     train(&mut engine, 1..2);
     assert_eq!(place, Arc::as_ptr(engine.policy()), "nobody sampled: the step wrote in place");
@@ -83,7 +84,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_samples() {
     let trajectories: Vec<Trajectory> = (0..2).map(trajectory).collect();
     let mut loss = Loss::new(spec(Aggregation::TokenMean), &trajectories, 100);
     loss.spoil = true;
-    engine.accumulate(&loss.batches, &loss).unwrap();
+    engine.accumulate_loss(&loss.batches, &loss).unwrap();
     let error = engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap_err();
     assert_eq!(error.to_string(), "the gradient is not finite (samples 0/0, 1/0)");
     assert_eq!(before, weights(&engine));
@@ -94,28 +95,28 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_samples() {
 #[test]
 fn scores_without_a_gradient_are_those_with_one() {
     struct Seen(std::sync::Mutex<Vec<f32>>, Loss);
-    impl LossFn for Seen {
+    impl StepLoss for Seen {
         fn scope(&self) -> Scope {
             self.1.scope()
         }
-        fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-            self.1.step_loss(scores)
+        fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+            self.1.evaluate_step(scores)
         }
-        fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
             self.0.lock().unwrap().extend(&scores.logprob);
-            self.1.loss(micro_batch, scores)
+            self.1.evaluate(micro_batch, scores)
         }
     }
     let trajectories: Vec<Trajectory> = (0..5).map(trajectory).collect();
     let seen = Seen(std::sync::Mutex::default(), Loss::new(spec(Aggregation::TokenMean), &trajectories, 25));
     let mut engine = engine(2);
     let scores = engine.score(Which::Policy, &seen.1.batches).unwrap();
-    engine.accumulate(&seen.1.batches, &seen).unwrap();
+    engine.accumulate_loss(&seen.1.batches, &seen).unwrap();
     let flat: Vec<f32> = scores.iter().flat_map(|s| s.logprob.iter().copied()).collect();
     assert_eq!(flat, *seen.0.lock().unwrap());
     assert!(matches!(engine.score(Which::Reference, &seen.1.batches), Err(TrainError::NoReference)));
     assert!(matches!(
-        EmbeddedTrainEngine::step(&mut crate::support::engine(1), &OptimStep { learning_rate: 0.1 }),
+        EmbeddedTrainEngine::step(&mut super::support::engine(1), &OptimStep { learning_rate: 0.1 }),
         Err(TrainError::NothingAccumulated)
     ));
 }

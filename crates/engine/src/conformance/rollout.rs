@@ -1,15 +1,15 @@
 //! What every engine must do, in one suite that is run over each of them: the promises of [`RolloutEngine`], and what
-//! its methods say of themselves, as far as the engine's [`Capabilities`] go.
+//! its methods say of themselves, as far as the engine's [`RolloutCapabilities`] go.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_embedded::EmbeddedEngine;
+use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    Abort, Capabilities, GenerateRequest, Generation, InFlight, RolloutEngine, RolloutError, RolloutSettings,
-    SamplingSettings, generate_all,
+    Abort, GenerateRequest, Generation, OnUpdate, RolloutCapabilities, RolloutEngine, RolloutError,
+    RolloutSettings, SamplingSettings, generate_all,
 };
 use rloom_model::{Model, Weights};
 use rloom_ops::Ctx;
@@ -22,7 +22,7 @@ type Verdict = Result<(), String>;
 /// An engine under examination.
 pub(crate) struct Suite<'a, E> {
     engine: &'a E,
-    capabilities: Capabilities,
+    capabilities: RolloutCapabilities,
     models: [Arc<Model>; 2],
     tolerance: f32,
     ctx: Ctx,
@@ -49,7 +49,7 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
         self.dropped_futures_cancel().await?;
         self.deadlines_hold().await?;
         self.aborted_requests_go_on_without_a_seam().await?;
-        for &mode in self.capabilities.in_flight {
+        for &mode in self.capabilities.on_update {
             self.updates_in_flight(mode).await.map_err(|e| format!("{mode:?}: {e}"))?;
         }
         self.released_weights_are_free().await
@@ -60,9 +60,9 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
         weights(version, &self.models[version as usize % 2])
     }
 
-    async fn load(&self, version: u64, in_flight: InFlight) -> Verdict {
+    async fn load(&self, version: u64, on_update: OnUpdate) -> Verdict {
         let weights = self.weights(version);
-        self.soon("a load", self.engine.load(&weights, in_flight)).await?.map_err(text)?;
+        self.soon("a load", self.engine.load(&weights, on_update)).await?.map_err(text)?;
         let health = self.health().await?;
         need(health.version == Some(PolicyVersion(version)), || {
             format!("after version {version} was loaded, {:?} is in use", health.version)
@@ -130,12 +130,12 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
         need(self.health().await?.version.is_none(), || "has weights before the first load".to_owned())?;
         let early = self.engine.generate(request(0, 0, 6));
         drop(self.engine.generate(request(0, 1, 6)));
-        let soon_over = GenerateRequest { deadline: Some(Duration::from_millis(20)), ..request(0, 2, 6) };
+        let soon_over = GenerateRequest { timeout: Some(Duration::from_millis(20)), ..request(0, 2, 6) };
         let late = self.soon("a request with a deadline", self.engine.generate(soon_over)).await?;
-        need(matches!(late, Err(RolloutError::Deadline { .. })), || format!("past its deadline: {late:?}"))?;
+        need(matches!(late, Err(RolloutError::Timeout { .. })), || format!("past its deadline: {late:?}"))?;
         let waiting = self.health().await?.waiting;
         need(waiting == 1, || format!("what nobody waits for goes on: {waiting} instead of 1 wait"))?;
-        self.load(2, InFlight::Finish).await?;
+        self.load(2, OnUpdate::Finish).await?;
         let early = self.soon("a request from before the load", early).await?.map_err(text)?;
         self.check_whole(&request(0, 0, 6), &early, 2)
     }
@@ -228,11 +228,10 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
     /// Promise 1, when time is short: an answer or the right error, and nothing goes on behind it.
     async fn deadlines_hold(&self) -> Verdict {
         for micros in [0, 300, 3000] {
-            let hurried =
-                GenerateRequest { deadline: Some(Duration::from_micros(micros)), ..self.long(5, 0) };
+            let hurried = GenerateRequest { timeout: Some(Duration::from_micros(micros)), ..self.long(5, 0) };
             match self.soon("a request with a deadline", self.engine.generate(hurried.clone())).await? {
                 Ok(made) => self.check_whole(&hurried, &made, 2)?,
-                Err(RolloutError::Deadline { .. }) => {}
+                Err(RolloutError::Timeout { .. }) => {}
                 Err(other) => return Err(format!("past its deadline: {other}")),
             }
         }
@@ -280,14 +279,14 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
     }
 
     /// Weights that come under completions, several times.
-    async fn updates_in_flight(&self, mode: InFlight) -> Verdict {
-        let mut interrupted = mode == InFlight::Finish;
+    async fn updates_in_flight(&self, mode: OnUpdate) -> Verdict {
+        let mut interrupted = mode == OnUpdate::Finish;
         for round in 0..30u64 {
             if round >= 6 && interrupted {
                 break;
             }
             let (old, new) = (10 + 2 * round, 11 + 2 * round);
-            self.load(old, InFlight::Finish).await?;
+            self.load(old, OnUpdate::Finish).await?;
             let requests: Vec<_> = (0..4).map(|sample| self.long(200 + round, sample)).collect();
             let futures: Vec<_> = requests.iter().map(|r| self.engine.generate(r.clone())).collect();
             if round % 2 == 0 {
@@ -301,12 +300,12 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
             need(version == Some(PolicyVersion(new)), || format!("{version:?} is in use after the load"))?;
             for (request, future) in requests.iter().zip(futures) {
                 let made = self.soon("a completion under way", future).await?.map_err(text)?;
-                self.check(request, &made, mode == InFlight::Keep)?;
+                self.check(request, &made, mode == OnUpdate::Keep)?;
                 let is_cut_off = made.stop == StopReason::Aborted;
                 interrupted |= is_cut_off || made.versions.len() > 1;
-                need(!is_cut_off || mode == InFlight::Abort, || "it was aborted".to_owned())?;
+                need(!is_cut_off || mode == OnUpdate::Abort, || "it was aborted".to_owned())?;
                 let has_one = made.versions.len() <= 1;
-                need(has_one || matches!(mode, InFlight::Keep | InFlight::Recompute), || {
+                need(has_one || matches!(mode, OnUpdate::Keep | OnUpdate::Recompute), || {
                     format!("{:?}", made.versions)
                 })?;
             }
@@ -317,11 +316,11 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
         // Two loads at once: both are answered, the last one stays.
         let (one, two) = (self.weights(80), self.weights(81));
         let running = self.engine.generate(self.long(9, 0));
-        let (first, second) = (self.engine.load(&one, InFlight::Finish), self.engine.load(&two, mode));
+        let (first, second) = (self.engine.load(&one, OnUpdate::Finish), self.engine.load(&two, mode));
         self.soon("a load", second).await?.map_err(text)?;
         self.soon("a load that was overtaken", first).await?.map_err(text)?;
         let running = self.soon("a completion under way", running).await?.map_err(text)?;
-        self.check(&self.long(9, 0), &running, mode == InFlight::Keep)?;
+        self.check(&self.long(9, 0), &running, mode == OnUpdate::Keep)?;
         need(self.health().await?.version == Some(PolicyVersion(81)), || {
             "the last load did not stay".to_owned()
         })
@@ -330,20 +329,18 @@ impl<'a, E: RolloutEngine> Suite<'a, E> {
     async fn released_weights_are_free(&self) -> Verdict {
         let newest = self.weights(90);
         let holders = Arc::strong_count(&newest.model);
-        self.soon("a load", self.engine.load(&newest, InFlight::Finish)).await?.map_err(text)?;
+        self.soon("a load", self.engine.load(&newest, OnUpdate::Finish)).await?.map_err(text)?;
         let running = self.engine.generate(self.long(10, 0));
         self.begun().await?;
         self.soon("a release", self.engine.release()).await?.map_err(text)?;
         let held = Arc::strong_count(&newest.model) - holders;
         need(held == 0, || format!("{held} hold released weights"))?;
         need(self.health().await?.version.is_none(), || "a release left weights".to_owned())?;
-        let impatient = GenerateRequest { deadline: Some(Duration::from_millis(20)), ..request(11, 0, 2) };
+        let impatient = GenerateRequest { timeout: Some(Duration::from_millis(20)), ..request(11, 0, 2) };
         let answer = self.soon("a request without weights", self.engine.generate(impatient)).await?;
-        need(matches!(answer, Err(RolloutError::Deadline { .. })), || {
-            format!("without weights: {answer:?}")
-        })?;
+        need(matches!(answer, Err(RolloutError::Timeout { .. })), || format!("without weights: {answer:?}"))?;
         // What had been started has ended; what had not waits for the next weights.
-        self.load(92, InFlight::Finish).await?;
+        self.load(92, OnUpdate::Finish).await?;
         let running = self.soon("a completion under way", running).await?.map_err(text)?;
         let version = running.versions.first().map_or(0, |span| span.version.0);
         self.check_whole(&self.long(10, 0), &running, version)?;
@@ -396,7 +393,7 @@ fn the_embedded_engine_conforms() {
     ] {
         let config = config_of(1024);
         let models = [1, 2].map(|seed| Arc::new(Model::init(&config, seed)));
-        let engine = EmbeddedEngine::new(&config, &Ctx::new(2).unwrap(), &settings, None).unwrap();
+        let engine = EmbeddedRolloutEngine::new(&config, &Ctx::new(2).unwrap(), &settings, None).unwrap();
         assert_eq!(run(Suite::new(&engine, models, 0.0).run()), Ok(()), "{settings:?}");
     }
 }

@@ -1,11 +1,12 @@
 //! Sequences without coefficients: scored, counted, and not back-propagated.
 
+use super::super::loss::StepLoss;
 use rloom_algo::{AlgoError, LossGrad, Method, PolicyLoss, Scope, TokenScores};
 use rloom_core::SampleKey;
-use rloom_engine::{LossFn, OptimStep, TrainEngine, TrainError, pack, pack_unshared};
+use rloom_engine::{OptimStep, TrainEngine, TrainError, pack, pack_unshared};
 
-use crate::groups::{GroupLoss, bits, distance, gradient, groups, losses, zero_for_odd};
-use crate::support::{engine, settings, weights};
+use super::groups::{GroupLoss, bits, distance, gradient, groups, losses, zero_for_odd};
+use super::support::{engine, settings, weights};
 
 fn of_method(method: Method) -> PolicyLoss {
     losses().into_iter().find(|(name, _)| name == method.name()).unwrap().1
@@ -23,11 +24,11 @@ fn groups_without_an_advantage_change_nothing_but_the_work() {
             let batches = pack_unshared(&all, budget).unwrap();
             let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
             let mut skipping = engine(2);
-            let report = skipping.accumulate(&batches, &loss).unwrap();
+            let report = skipping.accumulate_loss(&batches, &loss).unwrap();
             let blind =
                 GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
             let mut thorough = engine(2);
-            let whole = thorough.accumulate(&batches, &blind).unwrap();
+            let whole = thorough.accumulate_loss(&batches, &blind).unwrap();
             let far = distance(&gradient(&thorough), &gradient(&skipping));
             assert!(far <= 1e-5, "{method}, {budget}: {far:e}");
             assert_eq!(format!("{:?}", report.terms), format!("{:?}", whole.terms), "{method}");
@@ -40,13 +41,13 @@ fn groups_without_an_advantage_change_nothing_but_the_work() {
         let batches = pack(&all, 60).unwrap();
         let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
         let (mut skipping, mut again) = (engine(2), engine(3));
-        let report = skipping.accumulate(&batches, &loss).unwrap();
-        again.accumulate(&batches, &loss).unwrap();
+        let report = skipping.accumulate_loss(&batches, &loss).unwrap();
+        again.accumulate_loss(&batches, &loss).unwrap();
         assert_eq!(bits(&gradient(&skipping)), bits(&gradient(&again)), "{method}");
         assert_eq!(report.tokens + report.skipped + report.shared, tokens, "{method}");
         let blind = GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
         let mut thorough = engine(2);
-        thorough.accumulate(&batches, &blind).unwrap();
+        thorough.accumulate_loss(&batches, &blind).unwrap();
         assert!(distance(&gradient(&thorough), &gradient(&skipping)) <= 1e-5, "{method}");
     }
 }
@@ -60,10 +61,10 @@ fn a_step_without_any_coefficient_is_a_step() {
     let ends = [true, false].map(|names_inert| {
         let mut engine = engine(2);
         let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
-        engine.accumulate(&batches, &loss).unwrap();
+        engine.accumulate_loss(&batches, &loss).unwrap();
         engine.step(&OptimStep { learning_rate: settings().learning_rate }).unwrap();
         let none = GroupLoss { names_inert, ..GroupLoss::new(spec, &all, &batches, |_| 0.0) };
-        let report = engine.accumulate(&batches, &none).unwrap();
+        let report = engine.accumulate_loss(&batches, &none).unwrap();
         assert_eq!(report.tokens == 0, names_inert);
         assert!(gradient(&engine).iter().all(|&x| x == 0.0));
         let before = weights(&engine);
@@ -78,15 +79,15 @@ fn a_step_without_any_coefficient_is_a_step() {
 /// A loss that names a sequence which it trains.
 struct Lying<'a>(GroupLoss<'a>);
 
-impl LossFn for Lying<'_> {
+impl StepLoss for Lying<'_> {
     fn scope(&self) -> Scope {
         self.0.scope()
     }
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
-        self.0.loss(micro_batch, scores)
+    fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+        self.0.evaluate(micro_batch, scores)
     }
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-        self.0.step_loss(scores)
+    fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        self.0.evaluate_step(scores)
     }
     fn inert(&self, _: usize) -> Vec<bool> {
         vec![false, true]
@@ -98,7 +99,7 @@ fn a_coefficient_of_what_was_not_back_propagated_is_an_error() {
     let all = groups();
     let batches = pack(&all, 10_000).unwrap();
     let loss = Lying(GroupLoss::new(of_method(Method::Grpo), &all, &batches, |_| 1.0));
-    let error = engine(1).accumulate(&batches, &loss).unwrap_err();
+    let error = engine(1).accumulate_loss(&batches, &loss).unwrap_err();
     assert!(matches!(error, TrainError::NotInert { key: SampleKey { sample: 1, .. } }), "{error}");
     assert!(error.to_string().contains("hint:"), "{error}");
 }

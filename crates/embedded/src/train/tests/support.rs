@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use super::super::loss::StepLoss;
+use crate::EmbeddedTrainEngine;
 use rloom_algo::{
     Aggregation, AlgoError, Algorithm, GlobalCounts, LossBatch, LossGrad, Method, PolicyLoss, Scope,
     TokenScores, policy_loss,
 };
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{LossFn, OptimStep, PackedBatch, TrainEngine, pack};
+use rloom_engine::{OptimStep, PackedBatch, TrainEngine, pack};
 use rloom_model::{Family, GenerationConfig, Model, NewModel, OptimizerSettings};
 use rloom_ops::Ctx;
 
-pub(crate) const VOCAB: u64 = 40;
+pub(super) const VOCAB: u64 = 40;
 
-pub(crate) fn model() -> Arc<Model> {
+pub(super) fn model() -> Arc<Model> {
     let shape = NewModel {
         family: Family::Qwen3,
         layers: 2,
@@ -32,7 +33,7 @@ pub(crate) fn model() -> Arc<Model> {
     Arc::new(Model::init(&shape.config(VOCAB as usize).unwrap(), 7))
 }
 
-pub(crate) fn trajectory(ticket: u64) -> Trajectory {
+pub(super) fn trajectory(ticket: u64) -> Trajectory {
     let stream = RandomKey::new(5, 0, Purpose::Generator, ticket).stream();
     let prompt = 1 + stream.below(1000, 6) as usize;
     let n = prompt + 1 + stream.below(1001, 12) as usize;
@@ -48,27 +49,27 @@ pub(crate) fn trajectory(ticket: u64) -> Trajectory {
 }
 
 /// A policy loss whose advantages are a function of the ticket.
-pub(crate) struct Loss {
-    pub(crate) spec: PolicyLoss,
-    pub(crate) batches: Vec<PackedBatch>,
-    pub(crate) counts: GlobalCounts,
-    pub(crate) spoil: bool,
+pub(super) struct Loss {
+    pub(super) spec: PolicyLoss,
+    pub(super) batches: Vec<PackedBatch>,
+    pub(super) counts: GlobalCounts,
+    pub(super) spoil: bool,
 }
 
 impl Loss {
-    pub(crate) fn new(spec: PolicyLoss, trajectories: &[Trajectory], budget: usize) -> Self {
+    pub(super) fn new(spec: PolicyLoss, trajectories: &[Trajectory], budget: usize) -> Self {
         let lengths = trajectories.iter().map(Trajectory::policy_tokens);
         let counts = GlobalCounts::of_lengths(lengths, 16);
         Self { spec, batches: pack(trajectories, budget).unwrap(), counts, spoil: false }
     }
 }
 
-impl LossFn for Loss {
+impl StepLoss for Loss {
     fn scope(&self) -> Scope {
         self.spec.scope()
     }
 
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+    fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         let packed = &self.batches[micro_batch];
         let mut advantage = vec![0.0; scores.logprob.len()];
         for (key, rows) in packed.keys.iter().zip(&packed.sequences) {
@@ -88,16 +89,16 @@ impl LossFn for Loss {
         Ok(grad)
     }
 
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
-        scores.iter().enumerate().map(|(micro_batch, scores)| self.loss(micro_batch, scores)).collect()
+    fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+        scores.iter().enumerate().map(|(micro_batch, scores)| self.evaluate(micro_batch, scores)).collect()
     }
 }
 
-pub(crate) fn settings() -> OptimizerSettings {
+pub(super) fn settings() -> OptimizerSettings {
     OptimizerSettings { learning_rate: 1e-2, ..OptimizerSettings::default() }
 }
 
-pub(crate) fn engine(threads: usize) -> EmbeddedTrainEngine {
+pub(super) fn engine(threads: usize) -> EmbeddedTrainEngine {
     EmbeddedTrainEngine::new(
         Ctx::new(threads).unwrap(),
         model(),
@@ -107,22 +108,22 @@ pub(crate) fn engine(threads: usize) -> EmbeddedTrainEngine {
     )
 }
 
-pub(crate) fn spec(aggregation: Aggregation) -> PolicyLoss {
+pub(super) fn spec(aggregation: Aggregation) -> PolicyLoss {
     let mut loss = Algorithm::preset(Method::Grpo).unwrap().loss;
     loss.aggregation = aggregation;
     loss.entropy_coef = 0.02;
     loss
 }
 
-pub(crate) fn weights(engine: &EmbeddedTrainEngine) -> Vec<u32> {
+pub(super) fn weights(engine: &EmbeddedTrainEngine) -> Vec<u32> {
     engine.policy().named_tensors().flat_map(|(_, v)| v.iter().map(|x| x.to_bits())).collect()
 }
 
-pub(crate) fn train(engine: &mut EmbeddedTrainEngine, steps: std::ops::Range<u64>) {
+pub(super) fn train(engine: &mut EmbeddedTrainEngine, steps: std::ops::Range<u64>) {
     for step in steps {
         let trajectories: Vec<Trajectory> = (step * 4..step * 4 + 4).map(trajectory).collect();
         let loss = Loss::new(spec(Aggregation::TokenMean), &trajectories, 30);
-        engine.accumulate(&loss.batches, &loss).unwrap();
+        engine.accumulate_loss(&loss.batches, &loss).unwrap();
         engine.step(&OptimStep { learning_rate: 1e-2 }).unwrap();
     }
 }

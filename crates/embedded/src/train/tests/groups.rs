@@ -1,17 +1,18 @@
 //! Groups of samples with a prompt in common, and what a method makes of them.
 
+use super::super::loss::StepLoss;
+use crate::EmbeddedTrainEngine;
 use rloom_algo::{
     AlgoError, Algorithm, GlobalCounts, LossBatch, LossGrad, Method, PolicyLoss, Scope, TokenScores,
     ValueLoss, policy_loss, step_loss,
 };
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
-use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{LossFn, PackedBatch, TrainEngine};
+use rloom_engine::PackedBatch;
 
-use crate::support::VOCAB;
+use super::support::VOCAB;
 
 /// Samples of one task, by one prompt: mostly of one turn, now and then with an observation in between.
-pub(crate) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
+pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
     let of_prompt = RandomKey::new(9, 0, Purpose::Generator, ticket).stream();
     let prompt: Vec<u32> =
         (0..2 + of_prompt.below(500, 9)).map(|i| of_prompt.below(i, VOCAB) as u32).collect();
@@ -45,29 +46,29 @@ pub(crate) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
 }
 
 /// Four groups of five, and a sample alone.
-pub(crate) fn groups() -> Vec<Trajectory> {
+pub(super) fn groups() -> Vec<Trajectory> {
     let mut all: Vec<Trajectory> = (0..4).flat_map(|ticket| group(ticket, 5)).collect();
     all.extend(group(4, 1));
     all
 }
 
 /// A method's loss over packed groups: an advantage for each sample, the other numbers by token.
-pub(crate) struct GroupLoss<'a> {
-    pub(crate) spec: PolicyLoss,
-    pub(crate) batches: &'a [PackedBatch],
-    pub(crate) counts: GlobalCounts,
-    pub(crate) advantage: fn(SampleKey) -> f32,
+pub(super) struct GroupLoss<'a> {
+    pub(super) spec: PolicyLoss,
+    pub(super) batches: &'a [PackedBatch],
+    pub(super) counts: GlobalCounts,
+    pub(super) advantage: fn(SampleKey) -> f32,
     /// Whether sequences without coefficients are named.
-    pub(crate) names_inert: bool,
+    pub(super) names_inert: bool,
 }
 
 /// Some above 0, some below it.
-pub(crate) fn contrast(key: SampleKey) -> f32 {
+pub(super) fn contrast(key: SampleKey) -> f32 {
     0.7 * ((key.ticket.0 as f32 * 1.3 + key.sample as f32) % 3.0) - 0.8
 }
 
 /// Nothing for every other group.
-pub(crate) fn zero_for_odd(key: SampleKey) -> f32 {
+pub(super) fn zero_for_odd(key: SampleKey) -> f32 {
     if key.ticket.0 % 2 == 1 { 0.0 } else { contrast(key) }
 }
 
@@ -80,7 +81,7 @@ struct Numbers {
 }
 
 impl<'a> GroupLoss<'a> {
-    pub(crate) fn new(
+    pub(super) fn new(
         spec: PolicyLoss,
         trajectories: &[Trajectory],
         batches: &'a [PackedBatch],
@@ -122,17 +123,17 @@ impl<'a> GroupLoss<'a> {
     }
 }
 
-impl LossFn for GroupLoss<'_> {
+impl StepLoss for GroupLoss<'_> {
     fn scope(&self) -> Scope {
         self.spec.scope()
     }
 
-    fn loss(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
+    fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         let numbers = self.numbers(micro_batch);
         policy_loss(&self.spec, &self.batch(micro_batch, &numbers), scores, &self.counts)
     }
 
-    fn step_loss(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
+    fn evaluate_step(&self, scores: &[TokenScores]) -> Result<Vec<LossGrad>, AlgoError> {
         let numbers: Vec<Numbers> = (0..self.batches.len()).map(|i| self.numbers(i)).collect();
         let batches: Vec<_> = numbers.iter().enumerate().map(|(i, n)| self.batch(i, n)).collect();
         let draws = RandomKey::new(1, 0, Purpose::Algorithm, 0).stream();
@@ -147,7 +148,7 @@ impl LossFn for GroupLoss<'_> {
 }
 
 /// Every method that learns from groups, as its preset has it, and PPO's loss with the values of a shared backbone.
-pub(crate) fn losses() -> Vec<(String, PolicyLoss)> {
+pub(super) fn losses() -> Vec<(String, PolicyLoss)> {
     let sampled = Method::ALL.iter().filter(|m| !m.is_supervised());
     let mut losses: Vec<_> =
         sampled.map(|&m| (m.name().to_owned(), Algorithm::preset(m).unwrap().loss)).collect();
@@ -157,18 +158,18 @@ pub(crate) fn losses() -> Vec<(String, PolicyLoss)> {
 }
 
 /// The gradient of all weights, in order.
-pub(crate) fn gradient(engine: &EmbeddedTrainEngine) -> Vec<f32> {
+pub(super) fn gradient(engine: &EmbeddedTrainEngine) -> Vec<f32> {
     engine.gradients().named().flat_map(|(_, values)| values.iter().copied()).collect()
 }
 
 /// The gradient of one accumulation.
-pub(crate) fn gradient_of(mut engine: EmbeddedTrainEngine, loss: &GroupLoss<'_>) -> Vec<f32> {
-    engine.accumulate(loss.batches, loss).unwrap();
+pub(super) fn gradient_of(mut engine: EmbeddedTrainEngine, loss: &GroupLoss<'_>) -> Vec<f32> {
+    engine.accumulate_loss(loss.batches, loss).unwrap();
     gradient(&engine)
 }
 
 /// The distance of two gradients as a share of the first one's length.
-pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm =
         |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let size = norm(&mut a.iter().copied());
@@ -176,6 +177,6 @@ pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / size
 }
 
-pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }

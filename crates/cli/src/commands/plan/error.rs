@@ -1,0 +1,106 @@
+use std::io;
+use std::path::PathBuf;
+
+use rloom_sim::{Profile, ProfileError, SimError};
+
+use crate::failure::Failure;
+
+/// Errors of `rloom plan`.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    /// The recipe has no stage that samples.
+    #[error("the recipe has no stage that samples\nhint: supervised stages have no rollouts to schedule")]
+    NoSamplingStage,
+    /// The recipe has no stage of this name.
+    #[error("the recipe has no stage `{name}`\nhint: {}", stages_hint(.sampling))]
+    UnknownStage {
+        /// Name given on the command line.
+        name: String,
+        /// Names of the stages that sample.
+        sampling: Vec<String>,
+    },
+    /// The stage is supervised.
+    #[error("stage `{0}` does not sample, so there is nothing to schedule")]
+    NotSampling(String),
+    /// The profile is neither built in nor a readable file.
+    #[error(
+        "cannot read hardware profile `{name}`: {error}\nhint: use one of {}, or the path of a TOML file",
+        built_in_profiles()
+    )]
+    UnknownProfile {
+        /// Name given on the command line.
+        name: String,
+        /// Why it cannot be read as a file.
+        error: io::Error,
+    },
+    /// The profile file is invalid.
+    #[error("invalid hardware profile `{name}`: {error}")]
+    Profile {
+        /// Name given on the command line.
+        name: String,
+        /// What is wrong with it.
+        error: ProfileError,
+    },
+    /// A split that leaves no device for training, or too few for a replica.
+    #[error(
+        "{rollout} of {devices} devices cannot be used for rollout\n\
+         hint: a replica needs {per_replica}, and at least one device must remain for training"
+    )]
+    RolloutDevices {
+        /// Devices for rollout.
+        rollout: u32,
+        /// Total number of devices.
+        devices: u32,
+        /// Devices per replica.
+        per_replica: u32,
+    },
+    /// An unknown shape of lengths.
+    #[error("invalid value `{0}` for --lengths\nhint: use `constant`, `lognormal:0.8` or `tail:0.05`")]
+    Lengths(String),
+    /// A file of the run cannot be read.
+    #[error("cannot read {}: {error}", .path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        error: io::Error,
+    },
+    /// An output file cannot be written.
+    #[error("cannot write {}: {error}", .path.display())]
+    Write {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        error: io::Error,
+    },
+    /// The fitted profile cannot be serialized.
+    #[error("cannot serialize the fitted profile: {0}")]
+    Serialize(ProfileError),
+    /// The simulation or the calibration failed.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Read { .. }
+            | PlanError::Write { .. }
+            | PlanError::Serialize(_)
+            | PlanError::Sim(_) => Self::failed(error),
+            _ => Self::usage(error),
+        }
+    }
+}
+
+fn stages_hint(sampling: &[String]) -> String {
+    if sampling.is_empty() {
+        "supervised stages have no rollouts to schedule".to_owned()
+    } else {
+        format!("stages that sample: {}", sampling.join(", "))
+    }
+}
+
+fn built_in_profiles() -> String {
+    Profile::names().collect::<Vec<_>>().join(", ")
+}

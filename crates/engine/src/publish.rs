@@ -1,0 +1,238 @@
+//! Published weights: the hand-over from a training engine to rollout engines.
+
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rloom_core::{PolicyId, PolicyVersion};
+use serde::{Deserialize, Serialize};
+
+/// One version of a policy's weights, ready to be loaded by a rollout engine.
+#[derive(Debug, Clone)]
+pub struct PublishedPolicy {
+    /// The policy.
+    pub policy: PolicyId,
+    /// Version of its weights.
+    pub version: PolicyVersion,
+    /// Digest of the parameters: equal weights have equal digests.
+    pub digest: u64,
+    /// The weights, or the place to read them from.
+    pub weights: PublishedWeights,
+}
+
+impl PublishedPolicy {
+    /// Way in which the weights are handed over.
+    pub fn form(&self) -> Form {
+        match self.weights {
+            PublishedWeights::Memory(_) => Form::Memory,
+            PublishedWeights::Folder(_) => Form::Folder,
+            PublishedWeights::Collective(_) => Form::Collective,
+            PublishedWeights::Adapter(_) => Form::Adapter,
+        }
+    }
+
+    /// Name of exactly these weights. An engine that reports another label has not loaded them.
+    pub fn label(&self) -> PolicyLabel {
+        PolicyLabel { policy: self.policy, version: self.version, digest: self.digest }
+    }
+}
+
+/// Name of one version of a policy's weights; displayed as `policy/version/digest`, such as `0/12/0000000089abcdef`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PolicyLabel {
+    /// The policy.
+    pub policy: PolicyId,
+    /// Version of its weights.
+    pub version: PolicyVersion,
+    /// Digest of the parameters.
+    pub digest: u64,
+}
+
+impl fmt::Display for PolicyLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{:016x}", self.policy, self.version.0, self.digest)
+    }
+}
+
+/// Weights of a publication, in one of the forms.
+#[derive(Debug, Clone)]
+pub enum PublishedWeights {
+    /// Shared memory of this process.
+    Memory(InProcessWeights),
+    /// A Hugging Face model folder.
+    Folder(Arc<WeightFolder>),
+    /// A group of processes in which the trainer broadcasts the weights.
+    Collective(CollectiveGroup),
+    /// A LoRA adapter on a base that the receiver already has.
+    Adapter(Arc<AdapterFolder>),
+}
+
+/// A way of handing weights over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// A handle within the process; nothing is copied.
+    Memory,
+    /// A Hugging Face model folder.
+    Folder,
+    /// A broadcast between processes.
+    Collective,
+    /// A LoRA adapter folder.
+    Adapter,
+}
+
+impl Form {
+    /// Name of the form in configuration files and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Folder => "folder",
+            Self::Collective => "collective",
+            Self::Adapter => "adapter",
+        }
+    }
+
+    /// The receiver's best form that the sender can produce; `None` if they have none in common.
+    pub fn in_common(accepted: &[Self], produced: &[Self]) -> Option<Self> {
+        accepted.iter().copied().find(|form| produced.contains(form))
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A shared handle on weights of this process. The engines that exchange it agree on the type behind it.
+#[derive(Clone)]
+pub struct InProcessWeights(Arc<dyn Any + Send + Sync>);
+
+impl InProcessWeights {
+    /// Wraps a shared handle.
+    pub fn new<T: Any + Send + Sync>(weights: Arc<T>) -> Self {
+        Self(weights)
+    }
+
+    /// Another handle on the same weights; `None` if they are of another type.
+    pub fn downcast<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        Arc::clone(&self.0).downcast().ok()
+    }
+
+    /// Number of handles on the weights, this one included. With a single one the owner may write in place.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+}
+
+impl fmt::Debug for InProcessWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcessWeights").field("handles", &self.handles()).finish_non_exhaustive()
+    }
+}
+
+/// A complete Hugging Face model folder.
+#[derive(Debug, PartialEq, Eq)]
+pub struct WeightFolder {
+    path: PathBuf,
+    is_temporary: bool,
+}
+
+impl WeightFolder {
+    /// A folder that stays, such as a checkpoint.
+    pub fn kept(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), is_temporary: false }
+    }
+
+    /// A folder that is removed with the last handle on it.
+    pub fn temporary(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), is_temporary: true }
+    }
+
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for WeightFolder {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            // A folder that cannot be removed costs space and nothing else; there is no caller to report to.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Address of a process group in which the trainer broadcasts its weights, and how a receiver joins it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectiveGroup {
+    /// Communication library, such as `nccl`.
+    pub backend: String,
+    /// Rendezvous address, `host:port`.
+    pub address: String,
+    /// Number of processes in the group, senders included.
+    pub ranks: usize,
+    /// Rank of the first receiver; the lower ranks send.
+    pub first_receiver: usize,
+}
+
+/// A LoRA adapter and the base that it belongs to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct AdapterFolder {
+    /// The adapter's folder.
+    pub folder: WeightFolder,
+    /// Weights that the adapter is applied to.
+    pub base: PolicyLabel,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(weights: PublishedWeights) -> PublishedPolicy {
+        PublishedPolicy { policy: PolicyId(1), version: PolicyVersion(12), digest: 0x89ab_cdef, weights }
+    }
+
+    #[test]
+    fn a_label_names_policy_version_and_digest() {
+        let memory = published(PublishedWeights::Memory(InProcessWeights::new(Arc::new(7u8))));
+        assert_eq!(
+            (memory.form(), memory.label().to_string()),
+            (Form::Memory, "1/12/0000000089abcdef".into())
+        );
+        assert_eq!(serde_json::to_value(Form::Folder).unwrap(), Form::Folder.name());
+    }
+
+    #[test]
+    fn weights_in_memory_are_shared_and_typed() {
+        let owner = Arc::new(String::from("weights"));
+        let held = InProcessWeights::new(Arc::clone(&owner));
+        assert!(held.downcast::<u8>().is_none());
+        assert!(Arc::ptr_eq(&held.downcast::<String>().unwrap(), &owner));
+        assert_eq!(held.handles(), 2);
+    }
+
+    #[test]
+    fn a_temporary_folder_goes_with_its_last_handle() {
+        let parent = tempfile::tempdir().unwrap();
+        let [temporary, kept] = ["temporary", "kept"].map(|name| parent.path().join(name));
+        for path in [&temporary, &kept] {
+            std::fs::create_dir(path).unwrap();
+        }
+        let handle = published(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(&temporary))));
+        let other = handle.clone();
+        drop((handle, WeightFolder::kept(&kept)));
+        assert!(temporary.exists() && kept.exists());
+        drop(other);
+        assert!(!temporary.exists() && kept.exists());
+    }
+
+    #[test]
+    fn the_receiver_chooses_the_form() {
+        let accepted = [Form::Collective, Form::Folder];
+        assert_eq!(Form::in_common(&accepted, &[Form::Memory, Form::Folder]), Some(Form::Folder));
+        assert_eq!(Form::in_common(&accepted, &[Form::Memory]), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Sizes that an engine derives from its settings: the number of lanes and the blocks of each.
+
+use crate::{RolloutError, RolloutSettings};
+
+/// Parameters of more bytes than this (in f32) do not stay in the processor's caches, so that a step is bound by reading
+/// them: all threads then share the reading, in one lane. For smaller models one lane per thread was measured to be
+/// faster: each has its share of the sequences and waits for no other thread within a step.
+const LARGE_MODEL_BYTES: u64 = 256 << 20;
+
+/// Upper limit of the automatic cache size.
+const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
+
+/// Block numbers are 32 bits wide, and so are token positions within the cache.
+const MOST_CACHED_TOKENS: usize = u32::MAX as usize;
+
+/// True if a model is large enough for a single lane. `parameter_bytes` is its size in f32.
+pub fn is_large(parameter_bytes: u64) -> bool {
+    parameter_bytes > LARGE_MODEL_BYTES
+}
+
+/// Number of lanes of an engine with `threads` threads.
+pub fn lanes(parameter_bytes: u64, threads: usize, settings: &RolloutSettings) -> usize {
+    match settings.lanes {
+        0 if is_large(parameter_bytes) => 1,
+        0 => threads,
+        lanes => lanes,
+    }
+}
+
+/// Layout of a key-value cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Bytes of one token's keys and values in all layers.
+    pub token_bytes: u64,
+    /// Tokens per block.
+    pub block_tokens: usize,
+    /// Longest sequence of the model in tokens.
+    pub context: usize,
+}
+
+impl CacheShape {
+    /// Blocks that hold this number of tokens.
+    pub fn blocks(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_tokens)
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.token_bytes * self.block_tokens as u64
+    }
+
+    /// Blocks of each of `lanes` lanes.
+    ///
+    /// # Errors
+    ///
+    /// [`RolloutError::CacheTooSmall`] if the configured memory does not hold one block per lane.
+    pub fn lane_blocks(&self, lanes: usize, settings: &RolloutSettings) -> Result<usize, RolloutError> {
+        let affordable = |bytes: u64| (bytes / lanes as u64 / self.block_bytes()) as usize;
+        if settings.kv_memory_mib == 0 {
+            let longest = self.blocks(self.context);
+            let useful = settings.max_batch.saturating_mul(longest);
+            return Ok(useful.min(affordable(AUTOMATIC_KV_BYTES)).max(longest));
+        }
+        match affordable((settings.kv_memory_mib as u64) << 20) {
+            0 => Err(RolloutError::CacheTooSmall {
+                kv_memory_mib: settings.kv_memory_mib,
+                lanes,
+                needed_mib: (self.block_bytes() * lanes as u64).div_ceil(1 << 20) as usize,
+            }),
+            blocks => Ok(blocks.min(MOST_CACHED_TOKENS / self.block_tokens)),
+        }
+    }
+
+    /// Bytes of the caches of all lanes when they are full.
+    ///
+    /// # Errors
+    ///
+    /// As for [`lane_blocks`](Self::lane_blocks).
+    pub fn bytes(&self, lanes: usize, settings: &RolloutSettings) -> Result<u64, RolloutError> {
+        Ok(self.lane_blocks(lanes, settings)? as u64 * lanes as u64 * self.block_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: CacheShape = CacheShape { token_bytes: 1024, block_tokens: 16, context: 100 };
+
+    #[test]
+    fn small_models_get_a_lane_per_thread() {
+        let automatic = RolloutSettings::default();
+        assert_eq!(lanes(LARGE_MODEL_BYTES, 8, &automatic), 8);
+        assert_eq!(lanes(LARGE_MODEL_BYTES + 1, 8, &automatic), 1);
+        let fixed = RolloutSettings { lanes: 3, ..automatic };
+        assert_eq!(lanes(u64::MAX, 8, &fixed), 3);
+    }
+
+    #[test]
+    fn the_cache_holds_what_is_useful_and_affordable() {
+        let automatic = RolloutSettings { max_batch: 4, ..RolloutSettings::default() };
+        assert_eq!(SHAPE.lane_blocks(2, &automatic).unwrap(), 4 * 7);
+        assert_eq!(SHAPE.bytes(2, &automatic).unwrap(), 2 * 28 * 16 * 1024);
+        let wide = CacheShape { token_bytes: 1 << 30, ..SHAPE };
+        assert_eq!(wide.lane_blocks(2, &automatic).unwrap(), 7, "one sequence of full context always fits");
+        let fixed = RolloutSettings { kv_memory_mib: 1, ..automatic };
+        assert_eq!(SHAPE.lane_blocks(2, &fixed).unwrap(), 32);
+        let error = wide.lane_blocks(2, &fixed).unwrap_err();
+        assert!(matches!(error, RolloutError::CacheTooSmall { needed_mib: 32_768, .. }), "{error}");
+    }
+}

@@ -1,0 +1,275 @@
+//! The events of a run.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Scalar values by metric name, in the order of names. The reference of metrics lists the names.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// Name, method and length of a stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StageOutline {
+    /// Name of the stage.
+    pub name: String,
+    /// Training method, such as `sft` or `grpo`.
+    pub method: String,
+    /// Number of steps.
+    pub steps: u64,
+}
+
+/// The unit of work that a progress event counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Completions generated.
+    Rollout,
+    /// Completions scored.
+    Reward,
+    /// Optimiser steps.
+    Train,
+    /// Held-out completions.
+    Evaluate,
+}
+
+/// One of the two concurrent activities of a run: generation and training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    /// Generates and scores completions.
+    Rollout,
+    /// Trains, publishes, evaluates and saves.
+    Train,
+}
+
+/// The work of a lane, or the reason for which it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// A group, from its start to its last score. Groups overlap, and the engine may pause within one.
+    Group,
+    /// The engine generates.
+    Generate,
+    /// Generation waits for a newer policy: the limit on staleness permits no new groups.
+    WaitForPolicy,
+    /// The engine loads new weights.
+    LoadWeights,
+    /// Training waits for a complete batch.
+    WaitForBatch,
+    /// A batch is trained.
+    Train,
+    /// New weights are published.
+    Publish,
+    /// A version is evaluated.
+    Evaluate,
+    /// A checkpoint is written.
+    Checkpoint,
+}
+
+impl Lane {
+    /// All lanes, in display order.
+    pub const ALL: [Self; 2] = [Self::Rollout, Self::Train];
+
+    /// Returns `rollout` or `train`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rollout => "rollout",
+            Self::Train => "train",
+        }
+    }
+}
+
+impl Activity {
+    /// Returns the display name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Group => "group",
+            Self::Generate => "generate",
+            Self::WaitForPolicy => "wait for policy",
+            Self::LoadWeights => "load weights",
+            Self::WaitForBatch => "wait for batch",
+            Self::Train => "train",
+            Self::Publish => "publish",
+            Self::Evaluate => "evaluate",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+
+    /// True for waiting, false for work.
+    pub fn is_wait(self) -> bool {
+        matches!(self, Self::WaitForPolicy | Self::WaitForBatch)
+    }
+}
+
+/// A completion as text, with its reward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Sample {
+    /// Ticket of the group; in an evaluation, the index of the task.
+    pub ticket: u64,
+    /// Index of the completion in its group.
+    pub sample: u32,
+    /// Index of the task in its dataset.
+    pub task: u64,
+    /// The prompt as text.
+    pub prompt: String,
+    /// Everything after the prompt as text, including the environment's replies.
+    pub completion: String,
+    /// The reference answer.
+    pub answer: String,
+    /// Total reward; null if no component applies.
+    pub reward: Option<f64>,
+    /// Reward components by name; null where a component does not apply.
+    pub components: BTreeMap<String, Option<f64>>,
+    /// Advantage; null in evaluations.
+    pub advantage: Option<f64>,
+    /// True if the task is solved; null if unknown.
+    pub solved: Option<bool>,
+    /// Number of policy tokens.
+    pub tokens: usize,
+    /// Stop reason.
+    pub stop: String,
+}
+
+/// An event of a run. The field `event` contains its kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// A process started or resumed the run.
+    RunStarted {
+        /// Name of the run.
+        name: String,
+        /// Version of rloom.
+        version: String,
+        /// Seed of the run.
+        seed: u64,
+        /// Number of compute threads.
+        threads: usize,
+        /// Numeric path of the kernels (instruction set and dtype).
+        isa: String,
+        /// Number of model parameters.
+        parameters: u64,
+        /// Name of the checkpoint that the run resumed from; null for a new run.
+        resumed_from: Option<String>,
+        /// All stages of the recipe.
+        stages: Vec<StageOutline>,
+    },
+    /// A stage started or resumed.
+    StageStarted {
+        /// The stage.
+        outline: StageOutline,
+        /// Number of steps already trained.
+        from_step: u64,
+    },
+    /// Progress within a step. Shown live and not stored in `events.jsonl`.
+    Progress {
+        /// The unit that is counted.
+        phase: Phase,
+        /// Units completed.
+        done: u64,
+        /// Units in total.
+        total: u64,
+    },
+    /// A batch was trained and its weights published.
+    Step {
+        /// Metrics of the step.
+        metrics: Metrics,
+    },
+    /// A completion of the step's batch.
+    Sample(Sample),
+    /// A version was evaluated on held-out tasks.
+    Evaluation {
+        /// Metrics of the evaluation.
+        metrics: Metrics,
+        /// Number of held-out tasks.
+        tasks: u64,
+        /// True if this is the best version so far.
+        best: bool,
+    },
+    /// A held-out completion.
+    EvaluationSample(Sample),
+    /// A checkpoint is durable.
+    Checkpoint {
+        /// Folder of the checkpoint, relative to the run directory.
+        path: String,
+        /// Total size of its files in bytes.
+        bytes: u64,
+    },
+    /// A lane finished working or waiting.
+    Activity {
+        /// The lane.
+        lane: Lane,
+        /// The work, or the reason for waiting.
+        activity: Activity,
+        /// Start, in seconds since the process started.
+        start: f64,
+        /// End, in seconds since the process started.
+        end: f64,
+        /// For `group`, the oldest version that sampled any of its tokens; for `train`, the number of the batch;
+        /// otherwise the policy version concerned.
+        version: u64,
+        /// Ticket of the group, for activities of a single group.
+        ticket: Option<u64>,
+    },
+    /// A group ended without being trained, or was deferred.
+    GroupEnded {
+        /// Ticket of the group.
+        ticket: u64,
+        /// `filtered`, `stale`, `failed`, `surplus`, or `deferred` (the group will be restarted).
+        end: String,
+        /// Details, if any.
+        reason: Option<String>,
+    },
+    /// A problem that does not stop the run.
+    Warning {
+        /// Description of the problem.
+        message: String,
+    },
+    /// A stage finished.
+    StageFinished {
+        /// Name of the stage.
+        name: String,
+        /// Time spent in the stage by this attempt, in seconds.
+        seconds: f64,
+    },
+    /// The run finished.
+    RunFinished {
+        /// Duration of this attempt in seconds.
+        seconds: f64,
+        /// Folder of the final model, relative to the run directory.
+        model: String,
+        /// Number of telemetry lines that could not be written.
+        lost_lines: u64,
+    },
+    /// The run was interrupted. It can be resumed.
+    RunInterrupted {
+        /// Duration of this attempt in seconds.
+        seconds: f64,
+    },
+    /// The run failed.
+    RunFailed {
+        /// The error message.
+        error: String,
+    },
+}
+
+/// A line of `events.jsonl`: an event and its position in the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EventLine {
+    /// Attempt that recorded the event: 1 for the first process of the run, 2 after the first resume, and so on.
+    pub attempt: u32,
+    /// Unix time in seconds.
+    pub time: f64,
+    /// Seconds since the process started.
+    pub elapsed: f64,
+    /// Name of the stage; empty outside of stages.
+    pub stage: String,
+    /// Step within the stage.
+    pub step: u64,
+    /// Step over all stages.
+    pub global_step: u64,
+    /// The event.
+    #[serde(flatten)]
+    pub event: Event,
+}
