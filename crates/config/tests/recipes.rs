@@ -1,4 +1,4 @@
-//! The recipes of the repository, and what becomes of them.
+//! The recipes of the repository and their resolved configurations.
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
@@ -33,7 +33,7 @@ fn leaves(value: &toml::Value) -> usize {
 }
 
 #[test]
-fn recipes_are_fine_and_read_back() {
+fn recipes_are_valid_and_round_trip() {
     for name in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
         reads_back(&recipe(name));
     }

@@ -17,7 +17,7 @@ pub(super) fn check(
     problems: &mut Vec<Problem>,
 ) {
     if let Err(error) = environment.value.validate() {
-        problems.push(setting(environment, &error));
+        problems.push(setting(environment, error.key, &error.problem));
     }
     let name = environment.value.name();
     let generator = data.value.source.name();

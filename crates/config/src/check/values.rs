@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use rloom_core::SettingError;
 use rloom_data::{DataError, DataSettings};
 use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_model::{OptimizerError, OptimizerSettings, Schedule};
@@ -33,9 +32,9 @@ pub(super) fn invalid<T>(section: &Section<T>, key: &str, message: &str) -> Prob
     hint.into_iter().fold(problem, Problem::hint)
 }
 
-/// An invalid value, by the error of its settings type.
-pub(super) fn setting<T>(section: &Section<T>, error: &SettingError) -> Problem {
-    invalid(section, error.key, &format!("`{}`: {}", section.name(error.key), error.problem))
+/// An invalid value, with the reason for its refusal.
+pub(super) fn setting<T>(section: &Section<T>, key: &str, reason: &dyn fmt::Display) -> Problem {
+    invalid(section, key, &format!("`{}`: {reason}", section.name(key)))
 }
 
 /// Checks a lower bound.
@@ -111,7 +110,7 @@ pub(super) fn trainer(section: &Section<TrainSettings>, problems: &mut Vec<Probl
 pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>) {
     match section.value.validate() {
         Ok(()) => {}
-        Err(DataError::Setting(error)) => problems.push(setting(section, &error)),
+        Err(DataError::Setting { key, problem }) => problems.push(setting(section, key, &problem)),
         Err(other) => problems.push(at_table(section, &other.to_string())),
     }
 }
