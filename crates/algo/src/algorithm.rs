@@ -1,6 +1,6 @@
 use crate::{
-    AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Estimator, Filters, KlControl, Method,
-    Overlong, PolicyLoss, PrmSpec, Proximal, Scope,
+    AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Filters, KlControl, Method, Overlong,
+    PolicyLoss, PrmSpec, Proximal, Scope,
 };
 
 /// A method with all its knobs resolved: what a stage trains with. Made by [`Algorithm::resolve`].
@@ -49,7 +49,7 @@ impl Algorithm {
 
     /// Whether each group has a greedy episode to compare with, which is not trained on.
     pub fn needs_baseline_episode(&self) -> bool {
-        self.advantage.is_some_and(|a| a.estimator == Estimator::Remax)
+        self.advantage.is_some_and(|a| a.estimator.reads_greedy_episode())
     }
 
     /// Whether the trainer scores each batch before its first optimiser step to know `old`.

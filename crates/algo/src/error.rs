@@ -1,5 +1,6 @@
 use std::fmt;
 
+pub(crate) use crate::refusal::{Refusal, UnreadReason};
 use crate::{Level, Method};
 
 /// A per-token or per-episode number, named in errors.
@@ -68,8 +69,8 @@ impl fmt::Display for Score {
 pub struct Unread {
     /// Dotted, below the stage's `[algorithm]`.
     pub key: &'static str,
-    /// Why nothing reads it.
-    pub reason: &'static str,
+    /// The reason.
+    pub reason: UnreadReason,
 }
 
 fn unread_list(keys: &[Unread]) -> String {
@@ -110,10 +111,10 @@ pub enum AlgoError {
     Refused {
         /// The key at fault, dotted, below the stage's `[algorithm]`.
         key: &'static str,
-        /// What is wrong with it.
-        reason: String,
-        /// What to do instead.
-        hint: String,
+        /// The reason.
+        reason: Refusal,
+        /// A way out.
+        hint: &'static str,
     },
     /// Arrays that do not belong together.
     #[error("{what} has {got} entries for {expected} policy tokens")]
@@ -309,6 +310,15 @@ pub enum AlgoError {
 }
 
 impl AlgoError {
+    pub(crate) fn out_of_range(
+        key: &'static str,
+        value: f64,
+        must: &'static str,
+        hint: &'static str,
+    ) -> Self {
+        Self::Refused { key, reason: Refusal::OutOfRange { value, must }, hint }
+    }
+
     /// Keys at fault, dotted, below the stage's `[algorithm]`, so that a reader can point at their lines.
     pub fn keys(&self) -> Vec<&'static str> {
         match self {

@@ -1,7 +1,6 @@
 //! Which groups and episodes are not trained on.
 
 use rloom_core::Role;
-use serde::{Deserialize, Serialize};
 
 use crate::advantage::{kept, no_spread};
 use crate::settings::choices::choices;

@@ -29,17 +29,21 @@ mod kl;
 mod learned;
 mod loss;
 mod method;
+mod methods;
 mod objective;
 mod overlong;
-mod preset;
+mod reference;
+mod refusal;
 mod resolve;
+mod sampler;
 mod settings;
 mod show;
 mod unbounded;
 
+pub use advantage::kinds as estimators;
 pub use advantage::{
-    AdvantageReport, AdvantageSpec, Advantages, EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards,
-    RunningMoments, StepReward, advantages,
+    AdvantageKind, AdvantageReport, AdvantageSettings, AdvantageSpec, Advantages, EpisodeAdvantage,
+    EpisodeRewards, Estimator, GroupRewards, RunningMoments, StepReward, advantages,
 };
 pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;
@@ -49,17 +53,23 @@ pub use exact_sum::ExactSum;
 pub use filter::{FilterReason, Filters, MaskReason};
 pub use kl::{KlEstimator, KlLoss, KlPlacement};
 pub use learned::{CriticSpec, PrmSpec};
+pub use loss::kinds as losses;
+pub use loss::kinds::*;
 pub use loss::{
-    Cispo, ClipCov, Correction, Divergence, Dppo, Gmpo, Gspo, ImplicitReward, ImportanceWeight, KlCov,
-    LossBatch, LossGrad, LossMetrics, LossTerms, Mismatch, PolicyLoss, PpoClip, Reinforce, Rejection, Sapo,
-    Scope, Sft, Surrogate, TokenScores, Topr, ValueLoss, interpolation, policy_loss, step_loss, value_loss,
+    Correction, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings, LossTerms,
+    Mismatch, PolicyLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation, policy_loss,
+    step_loss, value_loss,
 };
-pub use method::Method;
+pub use methods::Method;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
+pub use reference::KeyReference;
+pub use refusal::{Refusal, UnreadReason};
+pub use sampler::Sampler;
 pub use settings::{
-    AdvantageKind, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
-    EntropyControlSettings, FilterSettings, Keep, KlSettings, Level, LossKind, OverlongSettings, PrmSettings,
-    Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction, WeightLevel,
+    AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, EntropyControlSettings,
+    FilterSettings, Keep, KeyInfo, KeyType, Kind, KindSettings, KlSettings, Level, OverlongSettings,
+    PrmSettings, Proximal, RENAMED_KEYS, RatioTo, RejectLevel, StatisticFrom, Value, WeightAction,
+    WeightLevel,
 };
 pub use show::MethodInfo;

@@ -13,49 +13,6 @@ pub struct MethodInfo {
     pub paper: &'static str,
 }
 
-macro_rules! pages {
-    ($($method:ident = $file:literal,)+) => {
-        impl Method {
-            /// Its page: Markdown, as `docs/algorithms` has it.
-            pub fn page(self) -> &'static str {
-                match self {
-                    $(Self::$method => include_str!(concat!("../../../docs/algorithms/", $file)),)+
-                }
-            }
-        }
-    };
-}
-
-pages! {
-    Sft = "sft.md",
-    Grpo = "grpo.md",
-    DrGrpo = "dr_grpo.md",
-    Dapo = "dapo.md",
-    Gspo = "gspo.md",
-    GspoToken = "gspo_token.md",
-    Gmpo = "gmpo.md",
-    Cispo = "cispo.md",
-    Sapo = "sapo.md",
-    ClipCov = "clip_cov.md",
-    KlCov = "kl_cov.md",
-    Gdpo = "gdpo.md",
-    Rloo = "rloo.md",
-    ReinforcePp = "reinforce_pp.md",
-    ReinforcePpBaseline = "reinforce_pp_baseline.md",
-    Opo = "opo.md",
-    Gpg = "gpg.md",
-    Remax = "remax.md",
-    RaftPp = "raft_pp.md",
-    Topr = "topr.md",
-    MaxAtG = "max_at_g.md",
-    Ppo = "ppo.md",
-    DecoupledPpo = "decoupled_ppo.md",
-    DppoTv = "dppo_tv.md",
-    DppoKl = "dppo_kl.md",
-    Prime = "prime.md",
-    Gigpo = "gigpo.md",
-}
-
 /// How the line that names the paper begins.
 const PAPER: &str = "Paper: ";
 /// How the line under the title that says what a method is ends.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
-use rloom_embedded::model_checkpointing;
 use rloom_engine::RolloutSettings;
 use rloom_model::ModelConfig;
+use rloom_run::assembly;
 use rloom_text::Tokenizer;
 use serde::Serialize;
 
@@ -144,18 +144,18 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
         }
         ModelSource::Path(_) => return Ok(None),
     };
-    shape.dtype = config.compute;
+    shape.dtype = config.dtype;
     Ok(Some(shape))
 }
 
 fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePlan {
-    let sequences = stage.batch * u64::from(stage.algorithm.group_size);
+    let sequences = stage.groups_per_batch * u64::from(stage.algorithm.group_size);
     let new_tokens =
         stage.rollout.as_ref().map(|r| (r.sampling.max_new_tokens * stage.environment.max_turns()) as u64);
     let algorithm = &stage.algorithm;
     let episodes = u64::from(algorithm.group_size) + u64::from(algorithm.needs_baseline_episode());
     // Includes groups that are replaced.
-    let sampled = stage.batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
+    let sampled = stage.groups_per_batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
     let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
     StagePlan {
@@ -185,7 +185,7 @@ fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, engine: Option<&R
         )
     });
     let activations =
-        tokens * model.training_bytes_per_token(model_checkpointing(stage.trainer.activation_checkpointing));
+        tokens * assembly::activation_bytes_per_token(model, stage.trainer.activation_checkpointing);
     let algorithm = &stage.algorithm;
     // The process-reward model is compared with its initial weights, which are those of the policy.
     let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());

@@ -8,8 +8,26 @@ use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
 const ORDER: [&str; 20] = [
-    "core", "algo", "ops", "model", "text", "data", "env", "reward", "engine", "embedded", "sched", "sim",
-    "store", "telemetry", "collect", "learn", "config", "run", "serve", "cli",
+    "core",
+    "algo",
+    "ops",
+    "model",
+    "text",
+    "data",
+    "env",
+    "reward",
+    "engine",
+    "embedded",
+    "sched",
+    "sim",
+    "store",
+    "telemetry",
+    "collect",
+    "learn",
+    "config",
+    "run",
+    "serve",
+    "cli",
 ];
 
 /// Longest source file in lines.
@@ -65,7 +83,11 @@ fn embedded_engines_are_named_in_one_place() {
     for name in crates().into_iter().filter(|name| name != "embedded") {
         for (path, text) in sources(&root().join("crates").join(name).join("src")) {
             let assembles = path.ends_with("run/src/assembly.rs");
-            assert!(assembles || !text.contains("rloom_embedded"), "{} names an embedded type", path.display());
+            assert!(
+                assembles || !text.contains("rloom_embedded"),
+                "{} names an embedded type",
+                path.display()
+            );
         }
     }
 }
@@ -97,9 +119,9 @@ fn the_functions_of_one_step_exist() {
         let files = [module.with_extension("rs"), module.join("mod.rs")];
         let text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
         let definition = format!("fn {function}");
-        let is_defined = text.match_indices(&definition).any(|(at, found)| {
-            text[at + found.len()..].starts_with(['(', '<'])
-        });
+        let is_defined = text
+            .match_indices(&definition)
+            .any(|(at, found)| text[at + found.len()..].starts_with(['(', '<']));
         assert!(is_defined, "{path} does not exist");
     }
 }

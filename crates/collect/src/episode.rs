@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
-use rloom_reward::{AtWork, Scorer};
+use rloom_reward::{CurrentComponent, Scorer};
 use rloom_store::journal::PartialEpisode;
 use rloom_text::Tokenizer;
 use tokio::sync::Semaphore;
@@ -230,7 +230,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let mut sampling = episode.sampling.clone();
         sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
         let EpisodeSettings { policy, seed, stage, stop_tokens, .. } = &self.settings;
-        let random = RandomKey::of_sample(*seed, *stage, episode.purpose, episode.key);
+        let random = RandomKey::for_sample(*seed, *stage, episode.purpose, episode.key);
         let mut request = GenerateRequest::new(random, attempt.tokens(), sampling);
         request.policy = *policy;
         request.attachments = attempt.attachments().to_vec();
@@ -282,8 +282,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 WaitTarget::Environment => format!("the `{}` environment", environment.name()),
                 WaitTarget::Engine => "the rollout engine".to_owned(),
                 WaitTarget::RewardSlot => "a free reward slot".to_owned(),
-                WaitTarget::Reward(at_work) => {
-                    format!("reward `{}`", scorer.component_at_work(&at_work).unwrap_or_default())
+                WaitTarget::Reward(current) => {
+                    format!("reward `{}`", scorer.current_component(&current).unwrap_or_default())
                 }
             };
             (key, format!("has waited {:.1} s for {target}", time.as_secs_f64()))
@@ -312,11 +312,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let waiting = self.waits.start(trajectory.key, WaitTarget::RewardSlot);
         let _slot = self.reward_slots.acquire().await.map_err(|_| CollectError::Stopped)?;
         drop(waiting);
-        let at_work = Arc::new(AtWork::default());
-        let _waiting = self.waits.start(trajectory.key, WaitTarget::Reward(Arc::clone(&at_work)));
+        let current = Arc::new(CurrentComponent::default());
+        let _waiting = self.waits.start(trajectory.key, WaitTarget::Reward(Arc::clone(&current)));
         let EpisodeSettings { scorer, tokenizer, reward_timeout, .. } = &self.settings;
         let (judge, tokenizer) = (Arc::clone(scorer), Arc::clone(tokenizer));
-        let (task, own, watch) = (task.clone(), trajectory.clone(), Arc::clone(&at_work));
+        let (task, own, watch) = (task.clone(), trajectory.clone(), Arc::clone(&current));
         let start = Instant::now();
         let judging = tokio::task::spawn_blocking(move || {
             let completion = policy_text(&tokenizer, &own)?;
@@ -325,7 +325,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let rewards = match timeout(*reward_timeout, judging).await {
             Ok(Ok(rewards)) => rewards?,
             Ok(Err(panic)) => return Err(CollectError::RewardPanicked { message: panic.to_string() }),
-            Err(_) => scorer.late(&at_work, trajectory.key, *reward_timeout)?,
+            Err(_) => scorer.timed_out(&current, trajectory.key, *reward_timeout)?,
         };
         Ok(ScoredEpisode { trajectory, rewards, reward_time: start.elapsed() })
     }

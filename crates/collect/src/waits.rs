@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rloom_core::SampleKey;
-use rloom_reward::AtWork;
+use rloom_reward::CurrentComponent;
 
 /// What an episode waits for.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub(crate) enum WaitTarget {
     /// A free reward slot: the number of rewards computed at once is bounded.
     RewardSlot,
     /// The reward component that is running.
-    Reward(Arc<AtWork>),
+    Reward(Arc<CurrentComponent>),
 }
 
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
 //! last stage.
 
+use rloom_algo::{AdvantageKind, Kind, LossKind};
 use rloom_data::DataSettings;
 use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
@@ -29,6 +30,8 @@ pub(crate) const CHOICES: &[Choice] = &[
     Choice { table: "model", keys: &["path", "new"], by_value: &[] },
     Choice { table: "data", keys: &["path", "generator"], by_value: &["generator"] },
     Choice { table: "environment", keys: &["kind"], by_value: &["kind"] },
+    Choice { table: "loss", keys: &["kind"], by_value: &["kind"] },
+    Choice { table: "advantage", keys: &["kind"], by_value: &["kind"] },
 ];
 
 /// Tables at the root that stages share.
@@ -81,7 +84,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 12] = [
+    let sections: [(&str, &[&str]); 14] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -92,6 +95,8 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
+        ("stage.algorithm.advantage", AdvantageKind::all_keys().names()),
+        ("stage.algorithm.loss", LossKind::all_keys().names()),
         ("data", field_names::<DataSettings>()),
         ("environment", field_names::<EnvironmentSettings>()),
     ];

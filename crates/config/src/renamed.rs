@@ -8,6 +8,7 @@ pub(crate) const RENAMED: Renames<'static> = Renames {
         ("model", &[("compute", "dtype")]),
         ("stage", &[("batch", "groups_per_batch")]),
         ("trainer", &[("recompute", "activation_checkpointing")]),
+        ("algorithm", rloom_algo::RENAMED_KEYS),
         ("reward", &[("deadline_seconds", "timeout_seconds")]),
         ("rollout", &[("deadline_seconds", "timeout_seconds")]),
     ],

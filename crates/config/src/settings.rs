@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rloom_algo::Algorithm;
+use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_data::{DataSettings, Order};
 use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
@@ -121,6 +121,9 @@ pub struct Stage {
     pub checkpoint_every: u64,
     /// The method with all of its settings.
     pub algorithm: Algorithm,
+    /// Settings of the algorithm that the recipe sets; [`algorithm`](Self::algorithm) is resolved from them for an exact
+    /// sampler.
+    pub algorithm_settings: AlgorithmSettings,
     /// Optimiser: its part of `[stage.trainer]`.
     pub optimizer: OptimizerSettings,
     /// Training engine: the rest of `[stage.trainer]`.

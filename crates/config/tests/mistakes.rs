@@ -108,6 +108,41 @@ fn keys_and_types() {
 }
 
 #[test]
+fn losses_and_advantages() {
+    const RL: &str = "[[stage]]\nname = \"rl\"\n[stage.algorithm]\n";
+    let cases: [(&str, &[Code]); 7] = [
+        ("clip_low = 0.1\ngamma = 0.9\nprm.beta = 0.1\n", &[Code::RenamedKey, Code::RenamedKey, Code::RenamedKey]),
+        ("loss = \"cipso\"\n", &[Code::UnknownName]),
+        ("loss = { kind = \"cispo\", wieght_cap = 4.0 }\n", &[Code::UnknownKey]),
+        ("loss = { kind = \"cispo\", weight_cap = \"4\" }\n", &[Code::WrongType]),
+        ("loss = { kind = \"gspo\", weight_cap = 4.0 }\n", &[Code::Unread]),
+        ("loss = { epsilon = 0.1 }\n", &[Code::UnknownKey]),
+        ("advantage = { kind = \"raft_pp\", keep = \"worst\" }\n", &[Code::UnknownName]),
+    ];
+    let texts: Vec<String> = cases.iter().map(|(text, _)| format!("{RL}{text}")).collect();
+    let cases: Vec<(&str, &[Code])> =
+        texts.iter().zip(&cases).map(|(text, (_, codes))| (text.as_str(), *codes)).collect();
+    compare("losses_and_advantages", &cases);
+}
+
+/// A later layer sets a setting, chooses another kind, or both.
+#[test]
+fn layers_of_a_loss() {
+    let resolved = |overrides: &[&str]| {
+        let recipe = BASE.replace("loss = \"ppo_clip\"", "");
+        let text = Config::from_text("recipe.toml", &recipe, overrides).unwrap().to_toml();
+        let loss = text.split("[stage.algorithm.loss]\n").nth(1).unwrap();
+        loss.split("\n\n").next().unwrap().to_owned()
+    };
+    let set = |key: &str| format!("stage.rl.algorithm.loss{key}");
+    let ppo = "kind = \"ppo_clip\"\nclip_low = 0.2\nclip_high = 0.28";
+    assert_eq!(resolved(&[&set(".clip_high=0.28")]), ppo);
+    let cispo = "kind = \"cispo\"\nweight_cap = 4.0\nweight_floor = 0.0";
+    assert_eq!(resolved(&[&set("=cispo"), &set(".weight_cap=4.0")]), cispo);
+    assert_eq!(resolved(&[&set(".clip_high=0.28"), &set("={kind='cispo',weight_cap=4.0}")]), cispo);
+}
+
+#[test]
 fn renamed_keys_and_values() {
     let cases: &[(&str, &[Code])] = &[
         ("[model]\ncompute = \"bf16\"\n", &[Code::RenamedKey]),
@@ -152,7 +187,7 @@ fn ranges() {
             ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
             ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n", &[Code::OutOfRange]),
-            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nclip_low = 1.5\n", &[Code::Conflict]),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nloss.clip_low = 1.5\n", &[Code::Conflict]),
             ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
             (
                 "[schedule]\nmax_staleness = 10_001\noversample = 1_000_001\ncut_order = \"completion\"\n",
@@ -284,10 +319,10 @@ fn keys_without_effect() {
         &[
             ("[[stage]]\nname = \"warmup\"\n[stage.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
             (
-                "[[stage]]\nname = \"warmup\"\n[stage.algorithm]\ngroup_size = 4\nclip_low = 0.1\n",
+                "[[stage]]\nname = \"warmup\"\n[stage.algorithm]\ngroup_size = 4\nloss.clip_low = 0.1\n",
                 &[Code::Unread, Code::Unread],
             ),
-            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\ngamma = 0.9\n", &[Code::Unread]),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nadvantage.gamma = 0.9\n", &[Code::Unread]),
             ("[[stage]]\nname = \"rl\"\nallow_truncated_sampling = true\n", &[Code::Unread]),
             ("[trainer]\nmin_lr_ratio = 0.1\n", &[Code::Unread]),
             ("[eval.sampling]\ntop_k = 5\n", &[Code::Unread]),

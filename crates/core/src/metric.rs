@@ -1,153 +1,231 @@
-//! Metric names that users of the field already know. Every reader and writer takes them from here.
+//! Metric names, as users of other trainers know them, with documentation for the generated reference.
+//!
+//! Every name is defined once, in the table below, which defines a constant for each and the list [`ALL`].
 
-/// Mean total reward of the batch.
-pub const REWARD: &str = "reward";
-/// Standard deviation of the total reward over the batch.
-pub const REWARD_STD: &str = "reward_std";
-/// Prefix of the mean of one named reward component.
-pub const REWARD_PREFIX: &str = "reward/";
-/// Prefix of how often a named reward component has failed so far in the stage.
-pub const REWARD_FAILURES_PREFIX: &str = "reward_failures/";
-/// Share of groups whose rewards are all equal: they carry no gradient.
-pub const FRAC_REWARD_ZERO_STD: &str = "frac_reward_zero_std";
-/// Groups of which one episode was left to compare: they carry no gradient.
-pub const GROUPS_OF_ONE: &str = "groups_of_one";
-/// Train episodes without any reward that applies.
-pub const REWARDS_NOT_APPLICABLE: &str = "rewards_not_applicable";
-/// Groups whose greedy baseline episode has no reward that applies.
-pub const BASELINES_MISSING: &str = "baselines_missing";
-/// Groups of which no episode is kept.
-pub const GROUPS_NONE_KEPT: &str = "groups_none_kept";
-/// 1 where no group of the batch has any contrast.
-pub const BATCH_NO_CONTRAST: &str = "batch_no_contrast";
-/// Share of steps that no other step of the group shares its state with.
-pub const FRAC_STATES_SEEN_ONCE: &str = "frac_states_seen_once";
-/// Prefix of how many groups were replaced before training, by reason.
-pub const FILTERED_PREFIX: &str = "filtered/";
-/// Prefix of how many episodes of a batch were not trained on, by reason.
-pub const MASKED_PREFIX: &str = "masked/";
-/// Mean k1 of the KL penalty in the reward (nats per token).
-pub const REWARD_KL_PENALTY: &str = "reward_kl_penalty";
-/// Weight of the KL penalty in the reward.
-pub const REWARD_KL_PENALTY_COEFF: &str = "reward_kl_penalty_coeff";
-/// Weight of the entropy bonus.
-pub const ENTROPY_COEF: &str = "entropy_coef";
-/// Mean of the values that the advantages came from.
-pub const VALUE_MEAN: &str = "value/mean";
-/// Mean number of policy tokens of a completion.
-pub const MEAN_LENGTH: &str = "completions/mean_length";
-/// Shortest completion.
-pub const MIN_LENGTH: &str = "completions/min_length";
-/// Longest completion.
-pub const MAX_LENGTH: &str = "completions/max_length";
-/// Share of completions cut off by the token limit.
-pub const CLIPPED_RATIO: &str = "completions/clipped_ratio";
-/// Mean entropy of the policy over its tokens (nats).
-pub const ENTROPY: &str = "entropy";
-/// Mean divergence from the reference policy (nats per token).
-pub const KL: &str = "kl";
-/// Policy loss of the optimiser step.
-pub const LOSS: &str = "loss";
-/// Share of tokens clipped at the lower bound.
-pub const CLIP_RATIO_LOW: &str = "clip_ratio/low";
-/// Share of tokens clipped at the upper bound.
-pub const CLIP_RATIO_HIGH: &str = "clip_ratio/high";
-/// Share of tokens where the dual clip bound.
-pub const CLIP_RATIO_DUAL: &str = "clip_ratio/dual";
-/// Smallest importance ratio.
-pub const RATIO_MIN: &str = "ratio/min";
-/// Largest importance ratio.
-pub const RATIO_MAX: &str = "ratio/max";
-/// Mean of old − current log-probability: how far the step has moved (nats).
-pub const APPROX_KL: &str = "approx_kl";
-/// Estimated KL between sampler and trainer (nats per token).
-pub const MISMATCH_KL: &str = "mismatch/kl";
-/// Largest |sampling − training| log-probability difference (nats).
-pub const MISMATCH_MAX_ABS: &str = "mismatch/max_abs";
-/// Value loss before its weight.
-pub const VALUE_LOSS: &str = "value/loss";
-/// Share of tokens where the value's clip is active.
-pub const VALUE_CLIP_RATIO: &str = "value/clip_ratio";
-/// Share of the returns' variance that the values explain: 1 for all of it, below 0 for less than their mean would.
-pub const VALUE_EXPLAINED_VARIANCE: &str = "value/explained_variance";
-/// Mean importance weight of a correction.
-pub const CORRECTION_WEIGHT_MEAN: &str = "correction/weight_mean";
-/// Effective sample size of a correction's weights, as a share of the tokens.
-pub const CORRECTION_ESS: &str = "correction/ess";
-/// Share of tokens whose weight lies outside its bounds and is 0.
-pub const CORRECTION_MASKED_RATIO: &str = "correction/masked_ratio";
-/// Share of tokens that are rejected.
-pub const CORRECTION_REJECTED_RATIO: &str = "correction/rejected_ratio";
-/// Share of tokens that are picked by covariance.
-pub const COV_PICKED_RATIO: &str = "cov/picked_ratio";
-/// Mean age of the trained policy tokens in versions: the version trained from less the one that sampled the token.
-pub const STALENESS_MEAN: &str = "off_policy/staleness_mean";
-/// Age of the oldest trained policy token in versions; never above `max_staleness`.
-pub const STALENESS_MAX: &str = "off_policy/staleness_max";
-/// Prefix of the share of the trained policy tokens that are so many versions old; the number follows.
-pub const STALENESS_SHARE_PREFIX: &str = "off_policy/age/";
-/// Share of the trained policy tokens that the version trained from sampled itself.
-pub const FRESH_TOKENS: &str = "off_policy/fresh_tokens";
-/// Mean number of versions that sampled one episode; above 1 where weights arrived in the middle of it.
-pub const VERSIONS_PER_SAMPLE: &str = "off_policy/versions_per_sample";
-/// Norm of the gradient before clipping.
-pub const GRAD_NORM: &str = "grad_norm";
-/// Beginning of the names that tell of the learned value.
+/// Documentation of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetricDoc {
+    /// Name of the metric, or the prefix of the names of several.
+    pub name: &'static str,
+    /// True if the name is a prefix.
+    pub is_prefix: bool,
+    /// Unit of the values; empty for dimensionless values.
+    pub unit: &'static str,
+    /// Description.
+    pub doc: &'static str,
+}
+
+impl MetricDoc {
+    /// True for the metrics that this entry describes.
+    pub fn describes(&self, metric: &str) -> bool {
+        if self.is_prefix {
+            metric.len() > self.name.len() && metric.starts_with(self.name)
+        } else {
+            metric == self.name
+        }
+    }
+}
+
+/// Returns the entry that describes a metric. An exact name takes precedence over a prefix.
+pub fn describe(metric: &str) -> Option<&'static MetricDoc> {
+    let entries = || ALL.iter().filter(|entry| entry.describes(metric));
+    entries().find(|entry| !entry.is_prefix).or_else(|| entries().next())
+}
+
+/// Defines constants and [`ALL`] from entries `NAME = "name", "unit";` and, for prefixes, `NAME = prefix "name/", "unit";`.
+macro_rules! metrics {
+    (@is_prefix prefix) => { true };
+    (@is_prefix) => { false };
+    ($($(#[doc = $doc:literal])+ $constant:ident = $($prefix:ident)? $name:literal, $unit:literal;)+) => {
+        $($(#[doc = $doc])+ pub const $constant: &str = $name;)+
+
+        /// All metrics, in the order of the reference.
+        pub const ALL: &[MetricDoc] = &[$(MetricDoc {
+            name: $name,
+            is_prefix: metrics!(@is_prefix $($prefix)?),
+            unit: $unit,
+            doc: concat!($($doc),+).trim_ascii(),
+        }),+];
+    };
+}
+
+metrics! {
+    /// Mean total reward of the batch.
+    REWARD = "reward", "";
+    /// Standard deviation of the total reward over the batch.
+    REWARD_STD = "reward_std", "";
+    /// Mean of a named reward component. The component's name follows.
+    REWARD_PREFIX = prefix "reward/", "";
+    /// Failures of a named reward component in the stage so far. The component's name follows.
+    REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
+    /// Fraction of groups whose rewards are all equal. They contribute no gradient.
+    FRAC_REWARD_ZERO_STD = "frac_reward_zero_std", "fraction";
+    /// Groups with a single comparable episode. They contribute no gradient.
+    GROUPS_OF_ONE = "groups_of_one", "groups";
+    /// Training episodes to which no reward applies.
+    REWARDS_NOT_APPLICABLE = "rewards_not_applicable", "episodes";
+    /// Groups whose greedy baseline episode has no applicable reward.
+    BASELINES_MISSING = "baselines_missing", "groups";
+    /// Groups from which RAFT++ keeps no episode. They contribute no gradient.
+    GROUPS_NONE_KEPT = "groups_none_kept", "groups";
+    /// 1 if the rewards of every group are equal, so that GPG learns nothing from the batch.
+    BATCH_NO_CONTRAST = "batch_no_contrast", "";
+    /// Fraction of environment steps whose state occurs only once in the group.
+    FRAC_STATES_SEEN_ONCE = "frac_states_seen_once", "fraction";
+    /// Groups replaced before training since the last batch. The reason follows.
+    FILTERED_PREFIX = prefix "filtered/", "groups";
+    /// Episodes of the batch that are not trained. The reason follows.
+    MASKED_PREFIX = prefix "masked/", "episodes";
+    /// Mean KL divergence (k1 estimator) of the penalty in the reward, before its coefficient.
+    REWARD_KL_PENALTY = "reward_kl_penalty", "nats/token";
+    /// Coefficient of the KL penalty in the reward.
+    REWARD_KL_PENALTY_COEFF = "reward_kl_penalty_coeff", "";
+    /// Coefficient of the entropy bonus.
+    ENTROPY_COEF = "entropy_coef", "";
+    /// Mean of the values from which the advantages are computed.
+    VALUE_MEAN = "value/mean", "";
+    /// Mean number of policy tokens per completion.
+    MEAN_LENGTH = "completions/mean_length", "tokens";
+    /// Number of policy tokens of the shortest completion.
+    MIN_LENGTH = "completions/min_length", "tokens";
+    /// Number of policy tokens of the longest completion.
+    MAX_LENGTH = "completions/max_length", "tokens";
+    /// Fraction of completions truncated by the token limit.
+    CLIPPED_RATIO = "completions/clipped_ratio", "fraction";
+    /// Mean entropy of the policy at its tokens.
+    ENTROPY = "entropy", "nats";
+    /// Mean KL divergence from the reference policy.
+    KL = "kl", "nats/token";
+    /// Policy loss of the optimiser step.
+    LOSS = "loss", "";
+    /// Fraction of tokens clipped at the lower bound of the importance ratio.
+    CLIP_RATIO_LOW = "clip_ratio/low", "fraction";
+    /// Fraction of tokens clipped at the upper bound of the importance ratio.
+    CLIP_RATIO_HIGH = "clip_ratio/high", "fraction";
+    /// Fraction of tokens clipped by dual clipping.
+    CLIP_RATIO_DUAL = "clip_ratio/dual", "fraction";
+    /// Smallest importance ratio.
+    RATIO_MIN = "ratio/min", "";
+    /// Largest importance ratio.
+    RATIO_MAX = "ratio/max", "";
+    /// Mean of old minus current log-probability: the movement of the policy within the step.
+    APPROX_KL = "approx_kl", "nats/token";
+    /// Estimated KL divergence between the sampling and the training engine.
+    MISMATCH_KL = "mismatch/kl", "nats/token";
+    /// Largest absolute difference between sampling and training log-probability.
+    MISMATCH_MAX_ABS = "mismatch/max_abs", "nats";
+    /// Value loss before its coefficient.
+    VALUE_LOSS = "value/loss", "";
+    /// Fraction of tokens whose value loss is clipped.
+    VALUE_CLIP_RATIO = "value/clip_ratio", "fraction";
+    /// Explained variance of the returns: 1 if the values predict them exactly, below 0 if worse than their mean.
+    VALUE_EXPLAINED_VARIANCE = "value/explained_variance", "";
+    /// Mean importance weight of the off-policy correction.
+    CORRECTION_WEIGHT_MEAN = "correction/weight_mean", "";
+    /// Effective sample size of the correction's weights, relative to the number of tokens.
+    CORRECTION_ESS = "correction/ess", "fraction";
+    /// Fraction of tokens whose weight is set to 0 because it is out of bounds.
+    CORRECTION_MASKED_RATIO = "correction/masked_ratio", "fraction";
+    /// Fraction of tokens rejected by the correction, individually or with their sequence.
+    CORRECTION_REJECTED_RATIO = "correction/rejected_ratio", "fraction";
+    /// Fraction of tokens selected by covariance.
+    COV_PICKED_RATIO = "cov/picked_ratio", "fraction";
+    /// Mean age of the trained policy tokens: trained version minus sampling version.
+    STALENESS_MEAN = "off_policy/staleness_mean", "versions";
+    /// Age of the oldest trained policy token; at most `max_staleness`.
+    STALENESS_MAX = "off_policy/staleness_max", "versions";
+    /// Fraction of the trained policy tokens of a given age in policy versions. The age follows.
+    STALENESS_SHARE_PREFIX = prefix "off_policy/age/", "fraction";
+    /// Fraction of the trained policy tokens of age 0.
+    FRESH_TOKENS = "off_policy/fresh_tokens", "fraction";
+    /// Mean number of policy versions that sampled an episode; above 1 if weights changed while episodes were in flight.
+    VERSIONS_PER_SAMPLE = "off_policy/versions_per_sample", "versions";
+    /// Gradient norm before clipping.
+    GRAD_NORM = "grad_norm", "";
+    /// Gradient norm of a separate critic before clipping.
+    VALUE_GRAD_NORM = "value/grad_norm", "";
+    /// Cross-entropy between the process-reward model and the outcomes, before its optimiser step.
+    PRM_LOSS = "prm/loss", "nats";
+    /// Tokens of all groups completed in the stage so far, including replaced and waiting groups.
+    NUM_TOKENS = "num_tokens", "tokens";
+    /// Learning rate of the step.
+    LEARNING_RATE = "learning_rate", "";
+    /// Prompt and completion tokens processed forward and backward in the step, over all models and passes.
+    TOKENS_TRAINED = "tokens/trained", "tokens";
+    /// Tokens of sequences whose coefficients are all 0: scored, but not back-propagated.
+    TOKENS_SKIPPED = "tokens/skipped", "tokens";
+    /// Prompt tokens computed once per group instead of once per completion. Trained, skipped and shared tokens add up
+    /// to all tokens of the step's sequences.
+    TOKENS_SHARED = "tokens/shared", "tokens";
+    /// Time spent generating.
+    TIME_ROLLOUT = "time/rollout", "seconds";
+    /// Time spent computing rewards.
+    TIME_REWARD = "time/reward", "seconds";
+    /// Time spent training.
+    TIME_TRAIN = "time/train", "seconds";
+    /// Time spent writing checkpoints.
+    TIME_CHECKPOINT = "time/checkpoint", "seconds";
+    /// Time the trainer waited for a batch.
+    TIME_WAIT_FOR_BATCH = "time/wait_for_batch", "seconds";
+    /// Time generation waited for a newer policy.
+    TIME_WAIT_FOR_POLICY = "time/wait_for_policy", "seconds";
+    /// Time spent publishing weights to the rollout engine.
+    TIME_PUBLISH = "time/publish", "seconds";
+    /// Time spent in the scheduler.
+    TIME_SCHEDULER = "time/scheduler", "seconds";
+    /// Fraction of the time since the last step in which generation and training worked concurrently.
+    OVERLAP = "overlap", "fraction";
+    /// Ready groups when the batch was cut, without those of the batch.
+    QUEUE_READY = "queue/ready", "groups";
+    /// Groups in flight when the batch was cut.
+    QUEUE_RUNNING = "queue/running", "groups";
+    /// Draft tokens verified since the last step, including evaluation. Reported with speculative decoding.
+    ROLLOUT_DRAFTED_TOKENS = "rollout/drafted_tokens", "tokens";
+    /// Draft tokens accepted since the last step. Reported with speculative decoding.
+    ROLLOUT_ACCEPTED_TOKENS = "rollout/accepted_tokens", "tokens";
+    /// Generated tokens per second of generation.
+    ROLLOUT_TOKENS_PER_SECOND = "tokens_per_second/rollout", "tokens/second";
+    /// Trained tokens per second of training.
+    TRAIN_TOKENS_PER_SECOND = "tokens_per_second/train", "tokens/second";
+    /// Fraction of held-out tasks solved with greedy decoding.
+    EVAL_ACCURACY = "eval/accuracy", "fraction";
+    /// Held-out pass@1, from sampled completions if there are any, otherwise from greedy ones.
+    EVAL_PASS_AT_1 = "eval/pass@1", "fraction";
+    /// Held-out pass@k. The number k follows.
+    EVAL_PASS_AT = prefix "eval/pass@", "fraction";
+    /// Fraction of held-out completions from which an answer was extracted.
+    EVAL_PARSED = "eval/parsed", "fraction";
+    /// Mean number of policy tokens per held-out completion.
+    EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
+}
+
+/// Namespace of the metrics of the learned value.
 pub const VALUE_PREFIX: &str = "value/";
-/// Norm of the gradient of a critic of its own, before clipping.
-pub const VALUE_GRAD_NORM: &str = "value/grad_norm";
-/// Cross-entropy of the process-reward model with the outcomes, before its step.
-pub const PRM_LOSS: &str = "prm/loss";
-/// Tokens of the groups that became complete so far in the stage, those of replaced groups and of such that wait to be
-/// trained on included.
-pub const NUM_TOKENS: &str = "num_tokens";
-/// Learning rate of the step.
-pub const LEARNING_RATE: &str = "learning_rate";
-/// Tokens (prompt and completion) that went through forward and backward in the step, of all models and passes.
-pub const TOKENS_TRAINED: &str = "tokens/trained";
-/// Tokens of sequences of which every coefficient is 0: they were scored and not back-propagated.
-pub const TOKENS_SKIPPED: &str = "tokens/skipped";
-/// Prompt tokens that were not computed again for each completion of a group. With the other two, all tokens of the
-/// sequences of the step.
-pub const TOKENS_SHARED: &str = "tokens/shared";
-/// Seconds spent generating.
-pub const TIME_ROLLOUT: &str = "time/rollout";
-/// Seconds spent in rewards.
-pub const TIME_REWARD: &str = "time/reward";
-/// Seconds spent training.
-pub const TIME_TRAIN: &str = "time/train";
-/// Seconds spent writing checkpoints.
-pub const TIME_CHECKPOINT: &str = "time/checkpoint";
-/// Seconds the trainer waited for a batch.
-pub const TIME_WAIT_FOR_BATCH: &str = "time/wait_for_batch";
-/// Seconds rollout waited for a new policy.
-pub const TIME_WAIT_FOR_POLICY: &str = "time/wait_for_policy";
-/// Seconds spent handing new weights over to rollout.
-pub const TIME_PUBLISH: &str = "time/publish";
-/// Seconds in which the scheduler decided what to do next.
-pub const TIME_SCHEDULER: &str = "time/scheduler";
-/// Share of the seconds since the step before in which generation and the trainer worked at the same time.
-pub const OVERLAP: &str = "overlap";
-/// Groups that were finished and waited to be trained on when the batch was cut, its own left out.
-pub const QUEUE_READY: &str = "queue/ready";
-/// Groups that were being generated when the batch was cut.
-pub const QUEUE_RUNNING: &str = "queue/running";
-/// Tokens that the engine computed before they were chosen, since the step before, in evaluation too; told where
-/// rollouts speculate.
-pub const ROLLOUT_DRAFTED_TOKENS: &str = "rollout/drafted_tokens";
-/// Those of the [drafted tokens](ROLLOUT_DRAFTED_TOKENS) that were chosen then.
-pub const ROLLOUT_ACCEPTED_TOKENS: &str = "rollout/accepted_tokens";
-/// Generated tokens per second of rollout.
-pub const ROLLOUT_TOKENS_PER_SECOND: &str = "tokens_per_second/rollout";
-/// Tokens through forward and backward ([`TOKENS_TRAINED`]) per second of training.
-pub const TRAIN_TOKENS_PER_SECOND: &str = "tokens_per_second/train";
-/// Share of held-out tasks that greedy decoding solves.
-pub const EVAL_ACCURACY: &str = "eval/accuracy";
-/// Held-out pass@1: from the sampled completions where there are any, else greedy.
-pub const EVAL_PASS_AT_1: &str = "eval/pass@1";
-/// Prefix of held-out pass@k; the number follows.
-pub const EVAL_PASS_AT: &str = "eval/pass@";
-/// Share of held-out completions from which an answer could be read.
-pub const EVAL_PARSED: &str = "eval/parsed";
-/// Mean completion length in evaluation.
-pub const EVAL_MEAN_LENGTH: &str = "eval/mean_length";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_documented() {
+        let names: BTreeSet<&str> = ALL.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for entry in ALL {
+            assert!(entry.doc.ends_with('.') && !entry.doc.contains("  "), "{entry:?}");
+            assert!(!entry.doc.starts_with(' '), "{entry:?}");
+            assert!(!entry.name.ends_with('/') || entry.is_prefix, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn an_exact_name_takes_precedence_over_a_prefix() {
+        let name = |metric| describe(metric).map(|entry| entry.name);
+        assert_eq!(name("eval/pass@1"), Some(EVAL_PASS_AT_1));
+        assert_eq!(name("eval/pass@8"), Some(EVAL_PASS_AT));
+        assert_eq!(name("reward/exact"), Some(REWARD_PREFIX));
+        assert_eq!(name("reward/"), None);
+        assert_eq!(name("rewards"), None);
+    }
+}

@@ -77,9 +77,9 @@ fn draws_follow_the_distributions_of_transformers() {
     }
 }
 
-/// What the chi-squared test would say of a sampler with another temperature: it must be able to fail.
+/// The chi-squared test can fail: it rejects a sampler with another temperature.
 #[test]
-fn a_slightly_wrong_temperature_is_found() {
+fn a_slightly_wrong_temperature_is_detected() {
     let golden = golden();
     let case = golden.cases.iter().find(|c| c.row == "small" && c.settings.temperature == 1.0).unwrap();
     let wrong = SamplingSettings { temperature: 1.15, ..case.settings.clone() };
@@ -88,7 +88,7 @@ fn a_slightly_wrong_temperature_is_found() {
     assert!(statistic > case.chi_squared_limit, "{statistic}");
 }
 
-/// Stronger than counting: the draw at `u` is the token whose share of the cumulative distribution holds `u`.
+/// Stronger than counts: the draw at `u` is the token whose part of the cumulative distribution contains `u`.
 #[test]
 fn the_draw_is_the_inverse_of_the_cumulative_distribution() {
     let golden = golden();
@@ -98,7 +98,7 @@ fn the_draw_is_the_inverse_of_the_cumulative_distribution() {
         let mut below = 0.0;
         for (&token, &p) in &case.support {
             for share in [0.01f64, 0.5, 0.99] {
-                // Where the share is wider than the rounding of float32 weights.
+                // Only where the part is wider than the rounding of float32 weights.
                 if p * share.min(1.0 - share) > 1e-6 {
                     let u = below + p * share;
                     let pick = sampler.pick(&golden.rows[&case.row], &[], u, &mut scratch).unwrap();

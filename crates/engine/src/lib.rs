@@ -13,7 +13,7 @@
 //! `conformance` provides the test suites that every implementation has to pass.
 
 #[cfg(feature = "conformance")]
-mod conformance;
+pub mod conformance;
 mod publish;
 mod rollout;
 pub mod sizing;

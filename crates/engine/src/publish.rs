@@ -22,7 +22,7 @@ pub struct PublishedPolicy {
 }
 
 impl PublishedPolicy {
-    /// Way in which the weights are handed over.
+    /// Form of the weights.
     pub fn form(&self) -> Form {
         match self.weights {
             PublishedWeights::Memory(_) => Form::Memory,
@@ -68,7 +68,7 @@ pub enum PublishedWeights {
     Adapter(Arc<AdapterFolder>),
 }
 
-/// A way of handing weights over.
+/// A way of transferring weights from trainer to rollout engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {

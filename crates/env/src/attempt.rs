@@ -1,47 +1,49 @@
-use rloom_core::{Author, SampleKey, Span, Step, StopReason, Task, Trajectory, VersionSpan};
+use rloom_core::{
+    Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan,
+};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
-use crate::{Answer, EnvError, Environment, Interaction, Next, Observation};
+use crate::{EnvError, Environment, Interaction, Next, Observation, Response, TurnProblem};
 
-/// What the policy wrote in one go.
+/// One turn of the policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Its tokens; a sampled stop token is the last of them.
+    /// Tokens of the turn; a sampled stop token is the last one.
     pub tokens: Vec<u32>,
-    /// Log-probability of each (nats).
+    /// Log-probability of each token (nats).
     pub logprobs: Vec<f32>,
-    /// The temperature at which those are taken.
+    /// Temperature of the log-probabilities.
     pub temperature: f32,
-    /// Which policy version sampled which range, counted from the turn's first token.
+    /// Policy versions that sampled the tokens; ranges start at the turn's first token.
     pub versions: Vec<VersionSpan>,
-    /// Why it ended.
+    /// Reason for the end of generation.
     pub stop: StopReason,
 }
 
-/// Whether the policy has another turn.
+/// State of an episode after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// Sample on from [`Attempt::tokens`].
+    /// The policy takes another turn, with [`Attempt::tokens`] as its prefix.
     Continue,
     /// The episode is over.
     Done,
 }
 
-/// One attempt at a task: the tokens so far, and the interaction that goes on from them.
+/// A running episode: its tokens and the environment's side.
 #[derive(Debug)]
 pub struct Attempt {
     interaction: Box<dyn Interaction>,
     context: usize,
     turns: usize,
     over: bool,
-    /// The state key of the next turn.
+    /// State key of the next turn.
     state: Option<String>,
     trajectory: Trajectory,
 }
 
 impl Attempt {
-    /// Begins an episode. `context` is the number of tokens that the policy can hold, completion included.
+    /// Starts an episode. `context` is the maximum number of tokens of the trajectory.
     pub async fn start(
         environment: &dyn Environment,
         task: &Task,
@@ -71,44 +73,48 @@ impl Attempt {
                 logprobs: Vec::new(),
                 versions: Vec::new(),
                 stop: StopReason::Aborted,
-                attachments: Vec::new(),
+                attachments: start.attachments,
             },
         })
     }
 
-    /// Everything so far: what the policy's next turn goes on from.
+    /// All tokens so far, which are the prefix of the next turn.
     pub fn tokens(&self) -> &[u32] {
         &self.trajectory.tokens
     }
 
-    /// How many tokens the next turn can have. At least one while the episode is not over.
+    /// Data that belongs to the sequence beyond its tokens.
+    pub fn attachments(&self) -> &[Attachment] {
+        &self.trajectory.attachments
+    }
+
+    /// Maximum number of tokens of the next turn; at least one until the episode is over.
     pub fn room(&self) -> usize {
         self.context - self.trajectory.tokens.len()
     }
 
-    /// Whether the episode is over.
+    /// True if the episode is over.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Whether it is over because an observation left no room for another turn.
+    /// True if the episode is over because an observation left no room for another turn.
     pub(crate) fn is_out_of_room(&self) -> bool {
         self.over && self.trajectory.stop == StopReason::Length
     }
 
-    /// Takes the policy's turn.
+    /// Passes the policy's turn to the environment and appends it with the response.
     ///
-    /// What the environment says of it (the step's reward, the state that it was taken in) stands with its tokens.
-    /// An observation that leaves no room for another turn is not appended: the episode is over, truncated
-    /// ([`StopReason::Length`]).
+    /// The span of the turn records the step reward and the state key. An observation that leaves no room for another turn
+    /// is not appended: the episode ends as truncated ([`StopReason::Length`]).
     pub async fn turn(&mut self, turn: Turn) -> Result<Progress, EnvError> {
         if self.over {
             return Err(EnvError::Over { key: self.trajectory.key });
         }
         self.check(&turn)?;
-        let Answer { next, reward } = self.interaction.step(&turn).await?;
+        let Response { next, reward } = self.interaction.step(&turn).await?;
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
-            return Err(self.refused(format!("the environment's reward for it is {reward}")));
+            return Err(self.refused(TurnProblem::Reward { reward }));
         }
         self.append(&turn, reward);
         self.trajectory.stop = turn.stop;
@@ -116,7 +122,7 @@ impl Attempt {
         match next {
             Next::Observation(_) if turn.stop.is_truncated() => self.over = true,
             Next::Observation(Observation { tokens, .. }) if tokens.is_empty() => {
-                return Err(self.refused("the environment's observation is empty".into()));
+                return Err(self.refused(TurnProblem::EmptyObservation));
             }
             Next::Observation(Observation { tokens, .. }) if tokens.len() >= self.room() => {
                 self.trajectory.stop = StopReason::Length;
@@ -134,7 +140,7 @@ impl Attempt {
         Ok(if self.over { Progress::Done } else { Progress::Continue })
     }
 
-    /// The trajectory, checked. An episode that is not over counts as aborted; it must have had a turn.
+    /// The validated trajectory. An episode that is not over counts as aborted; it must have a turn.
     pub fn finish(self) -> Result<Trajectory, EnvError> {
         let mut trajectory = self.trajectory;
         if self.turns == 0 {
@@ -147,18 +153,20 @@ impl Attempt {
         Ok(trajectory)
     }
 
-    /// A turn without tokens (aborted before the first) leaves no trace: there is nothing to give credit to.
+    /// Appends a turn. A turn without tokens (aborted before the first one) adds nothing: it cannot receive credit.
     fn append(&mut self, turn: &Turn, reward: Option<f64>) {
         let from = self.trajectory.tokens.len();
         let state = self.state.take();
         if turn.tokens.is_empty() {
             return;
         }
-        let step =
-            (reward.is_some() || state.is_some()).then(|| Step { reward: reward.unwrap_or(0.0), state });
+        let step = (reward.is_some() || state.is_some())
+            .then(|| StepReward { reward: reward.unwrap_or(0.0), state });
         self.trajectory.tokens.extend_from_slice(&turn.tokens);
         let range = from..self.trajectory.tokens.len();
-        self.trajectory.spans.push(Span { step, ..Span::new(Author::Policy, range).at(turn.temperature) });
+        self.trajectory
+            .spans
+            .push(Span { step, ..Span::new(Author::Policy, range).with_temperature(turn.temperature) });
         self.trajectory.logprobs.extend_from_slice(&turn.logprobs);
         self.trajectory.versions.extend(
             turn.versions
@@ -167,24 +175,24 @@ impl Attempt {
         );
     }
 
-    /// A turn comes from outside: what contradicts itself would be trained on silently.
+    /// Checks a turn, since inconsistent data would be trained on unnoticed.
     fn check(&self, turn: &Turn) -> Result<(), EnvError> {
         let (tokens, room) = (turn.tokens.len(), self.room());
         if tokens > room {
-            return Err(self.refused(format!("{tokens} tokens, but the context has room for {room}")));
+            return Err(self.refused(TurnProblem::TooLong { tokens, room }));
         }
         if turn.logprobs.len() != tokens {
-            let problem = format!("{} log-probabilities for {tokens} tokens", turn.logprobs.len());
-            return Err(self.refused(problem));
+            let logprobs = turn.logprobs.len();
+            return Err(self.refused(TurnProblem::LogprobCount { logprobs, tokens }));
         }
-        // Rounding may lift the log-probability of a certain token a little above zero.
-        let usable = |p: f32| p.is_finite() && p < 1e-3;
-        if let Some(place) = turn.logprobs.iter().position(|&p| !usable(p)) {
-            let problem = format!("the log-probability of token {place} is {}", turn.logprobs[place]);
-            return Err(self.refused(problem));
+        // Rounding can raise the log-probability of a near-certain token slightly above zero.
+        let is_valid = |p: f32| p.is_finite() && p < 1e-3;
+        if let Some(position) = turn.logprobs.iter().position(|&p| !is_valid(p)) {
+            let logprob = turn.logprobs[position];
+            return Err(self.refused(TurnProblem::Logprob { position, logprob }));
         }
         if !(turn.temperature.is_finite() && turn.temperature > 0.0) {
-            return Err(self.refused(format!("its temperature is {}", turn.temperature)));
+            return Err(self.refused(TurnProblem::Temperature { temperature: turn.temperature }));
         }
         let mut end = 0;
         let in_order = turn.versions.iter().all(|span| {
@@ -193,12 +201,12 @@ impl Attempt {
             follows
         });
         if !in_order || end != tokens {
-            return Err(self.refused(format!("its version spans do not tile its {tokens} tokens")));
+            return Err(self.refused(TurnProblem::Versions { tokens }));
         }
         Ok(())
     }
 
-    fn refused(&self, problem: String) -> EnvError {
+    fn refused(&self, problem: TurnProblem) -> EnvError {
         EnvError::Turn { key: self.trajectory.key, turn: self.turns, problem }
     }
 }

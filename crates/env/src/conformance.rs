@@ -1,150 +1,258 @@
-//! What every environment has to hold to. Call [`check`] from the tests of an implementation, with tasks of
-//! its own.
+//! Conformance suite of environments. Call [`check`] from the tests of an implementation, with its tasks.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use rloom_core::{PolicyId, PolicyVersion, SampleKey, StopReason, Task, Ticket, Trajectory, VersionSpan};
-use rloom_text::Tokenizer;
+use rloom_text::{TextError, Tokenizer};
 
 use crate::{Attempt, EnvError, Environment, Progress, Turn};
 
-/// Turns after which an episode that does not end counts as endless.
-const MOST_TURNS: usize = 1000;
-/// How often a pending future is polled before it counts as stuck.
-const MOST_POLLS: usize = 10_000_000;
+/// Number of turns after which an episode counts as endless.
+const MAX_TURNS: usize = 1000;
+/// Number of polls after which a pending future counts as stuck.
+const MAX_POLLS: usize = 10_000_000;
+/// A context that no episode of the suite fills.
+const LARGE_CONTEXT: usize = 1 << 20;
 
-/// Plays `task` in several ways and says what the environment did wrong. `replies` are what the policy
-/// writes, turn by turn; the last one is repeated.
+/// An environment that violates the contract.
+#[derive(Debug, thiserror::Error)]
+#[error("environment {environment}: {violation}")]
+pub struct ConformanceError {
+    /// Name of the environment.
+    pub environment: String,
+    /// The violated rule.
+    pub violation: Violation,
+}
+
+/// The rules of the contract that an environment can violate.
+#[derive(Debug, thiserror::Error)]
+pub enum Violation {
+    /// A suite without replies.
+    #[error("the suite needs at least one reply")]
+    NoReplies,
+    /// Replies that the tokenizer refuses.
+    #[error("the replies cannot be tokenised: {0}")]
+    Replies(#[source] TextError),
+    /// An episode that cannot start.
+    #[error("the episode cannot start: {0}")]
+    Start(#[source] EnvError),
+    /// A turn that fails.
+    #[error("turn {turn} failed: {source}")]
+    Turn {
+        /// Index of the turn.
+        turn: usize,
+        /// The failure.
+        source: EnvError,
+    },
+    /// A trajectory that is not valid.
+    #[error("the trajectory is not valid: {0}")]
+    Trajectory(#[source] EnvError),
+    /// An episode that does not end.
+    #[error("the episode did not end after {MAX_TURNS} turns")]
+    Endless,
+    /// A future that is not ready after many polls.
+    #[error("a future did not complete")]
+    Stuck,
+    /// A turn that changes earlier tokens.
+    #[error("turn {turn} changed earlier tokens")]
+    ChangedPrefix {
+        /// Index of the turn.
+        turn: usize,
+    },
+    /// Different trajectories for equal replies.
+    #[error("equal replies gave a different trajectory the second time")]
+    NotReproducible,
+    /// Different trajectories for episodes that run at the same time.
+    #[error("concurrent episodes affect each other")]
+    SharedState,
+    /// Step rewards for some of the turns.
+    #[error("{steps} of {turns} turns have a step reward; expected all or none")]
+    SomeStepRewards {
+        /// Turns with a step reward.
+        steps: usize,
+        /// All turns.
+        turns: usize,
+    },
+    /// State keys for some of the turns.
+    #[error("{states} of {turns} turns have a state key; expected all or none")]
+    SomeStateKeys {
+        /// Turns with a state key.
+        states: usize,
+        /// All turns.
+        turns: usize,
+    },
+    /// An episode that continues after a truncated turn.
+    #[error("a truncated turn did not end the episode")]
+    ContinuedAfterTruncation,
+    /// A turn that is accepted after the end.
+    #[error("a turn after the end was accepted")]
+    TurnAfterEnd,
+    /// A truncated episode whose trajectory is not marked as such.
+    #[error("the trajectory of a truncated episode is not marked as truncated")]
+    TruncationNotMarked,
+    /// A prompt without room for a completion that is accepted.
+    #[error("a prompt that fills the context was not refused")]
+    PromptAccepted,
+    /// A prompt without room for a completion whose error is wrong.
+    #[error("a prompt that fills the context was refused with another error: {0}")]
+    PromptRefused(#[source] EnvError),
+    /// A wrong number of remaining tokens.
+    #[error("a context with room for one token reports room for {room}")]
+    Room {
+        /// The reported number.
+        room: usize,
+    },
+}
+
+/// Plays `task` in several ways and checks the contract of environments. `replies` are the texts of the policy's turns;
+/// the last one is repeated.
 ///
-/// Checked are: the prompt is neither empty nor different the next time; an episode ends, and its trajectory
-/// is valid and the same whenever the replies are; episodes that run side by side do not disturb each other;
-/// a turn that was cut off ends the episode; a prompt without room for a completion is an error that names
-/// the task; a turn after the end is an error; either all turns of an episode have a step or none has, and
-/// likewise with state keys.
+/// The suite checks that
+/// - the prompt is not empty and is the same each time;
+/// - episodes end, and their trajectories are valid and equal for equal replies;
+/// - concurrent episodes do not affect each other;
+/// - a truncated turn ends the episode;
+/// - a prompt without room for a completion is an error that names the task;
+/// - a turn after the end is an error;
+/// - either all turns of an episode have a step reward or none has, and likewise for state keys.
 pub fn check(
     environment: &dyn Environment,
     task: &Task,
     tokenizer: &Tokenizer,
     replies: &[&str],
-) -> Result<(), String> {
-    let name = environment.name().to_owned();
-    let failed = |what: &str| format!("{name}: {what}");
-    let turns: Vec<Turn> = replies
-        .iter()
-        .map(|reply| tokenizer.encode(reply, false).map(|tokens| turn(tokens, StopReason::StopToken)))
-        .collect::<Result<_, _>>()
-        .map_err(|e| failed(&format!("the replies cannot be tokenised: {e}")))?;
-    if turns.is_empty() {
-        return Err(failed("the check needs a reply"));
-    }
-    let roomy = 1 << 20;
-    let say = |e: EnvError| failed(&format!("an episode failed: {e}"));
-    let alone = play(environment, task, tokenizer, &turns, roomy)?;
-    let again = play(environment, task, tokenizer, &turns, roomy)?;
-    check_steps(&alone).map_err(|problem| failed(&problem))?;
-    if alone.tokens.is_empty() || alone.tokens != again.tokens || alone.spans != again.spans {
-        return Err(failed("the same replies gave another trajectory the second time"));
+) -> Result<(), ConformanceError> {
+    let suite = Suite { environment, task, tokenizer };
+    suite
+        .run(replies)
+        .map_err(|violation| ConformanceError { environment: environment.name().to_owned(), violation })
+}
+
+struct Suite<'a> {
+    environment: &'a dyn Environment,
+    task: &'a Task,
+    tokenizer: &'a Tokenizer,
+}
+
+impl Suite<'_> {
+    fn run(&self, replies: &[&str]) -> Result<(), Violation> {
+        let encode = |reply: &&str| self.tokenizer.encode(reply, false);
+        let turns: Vec<Turn> = replies
+            .iter()
+            .map(|reply| encode(reply).map(|tokens| turn(tokens, StopReason::StopToken)))
+            .collect::<Result<_, _>>()
+            .map_err(Violation::Replies)?;
+        let Some(first) = turns.first() else { return Err(Violation::NoReplies) };
+        let expected = self.play(&turns)?;
+        let again = self.play(&turns)?;
+        check_steps(&expected)?;
+        if expected.tokens.is_empty() || expected.tokens != again.tokens || expected.spans != again.spans {
+            return Err(Violation::NotReproducible);
+        }
+        self.check_concurrent_episodes(&turns, &expected)?;
+        let prompt = self.check_truncation(first)?;
+        self.check_context(prompt)
     }
 
-    // Side by side, in lockstep.
-    let mut pair = [begin(environment, task, tokenizer, roomy)?, begin(environment, task, tokenizer, roomy)?];
-    for at in 0..MOST_TURNS {
-        for attempt in &mut pair {
-            if !attempt.is_over() {
-                wait(attempt.turn(turns[at.min(turns.len() - 1)].clone()))?.map_err(say)?;
+    fn start(&self, context: usize) -> Result<Attempt, Violation> {
+        let key = SampleKey { ticket: Ticket(7), sample: 3, segment: 0 };
+        wait(Attempt::start(self.environment, self.task, self.tokenizer, context, key))?
+            .map_err(Violation::Start)
+    }
+
+    fn play(&self, turns: &[Turn]) -> Result<Trajectory, Violation> {
+        let mut attempt = self.start(LARGE_CONTEXT)?;
+        let mut taken = 0;
+        while !attempt.is_over() {
+            if taken == MAX_TURNS {
+                return Err(Violation::Endless);
+            }
+            let before = attempt.tokens().to_vec();
+            take_turn(&mut attempt, turns, taken)?;
+            if !attempt.tokens().starts_with(&before) {
+                return Err(Violation::ChangedPrefix { turn: taken });
+            }
+            taken += 1;
+        }
+        attempt.finish().map_err(Violation::Trajectory)
+    }
+
+    /// Plays two episodes in lockstep.
+    fn check_concurrent_episodes(&self, turns: &[Turn], expected: &Trajectory) -> Result<(), Violation> {
+        let mut pair = [self.start(LARGE_CONTEXT)?, self.start(LARGE_CONTEXT)?];
+        for taken in 0..MAX_TURNS {
+            for attempt in &mut pair {
+                if !attempt.is_over() {
+                    take_turn(attempt, turns, taken)?;
+                }
+            }
+            if pair.iter().all(Attempt::is_over) {
+                break;
             }
         }
-        if pair.iter().all(Attempt::is_over) {
-            break;
+        for attempt in pair {
+            let trajectory = attempt.finish().map_err(Violation::Trajectory)?;
+            if trajectory.tokens != expected.tokens || trajectory.spans != expected.spans {
+                return Err(Violation::SharedState);
+            }
         }
-    }
-    for attempt in pair {
-        let trajectory = attempt.finish().map_err(say)?;
-        if trajectory.tokens != alone.tokens || trajectory.spans != alone.spans {
-            return Err(failed("episodes side by side disturb each other"));
-        }
+        Ok(())
     }
 
-    // Cut off.
-    let mut attempt = begin(environment, task, tokenizer, roomy)?;
-    let prompt = attempt.tokens().to_vec();
-    let cut = Turn { stop: StopReason::Length, ..turns[0].clone() };
-    if wait(attempt.turn(cut))?.map_err(say)? != Progress::Done {
-        return Err(failed("a turn that was cut off did not end the episode"));
-    }
-    if !matches!(wait(attempt.turn(turns[0].clone()))?, Err(EnvError::Over { .. })) {
-        return Err(failed("a turn after the end was accepted"));
-    }
-    if !attempt.finish().map_err(say)?.stop.is_truncated() {
-        return Err(failed("a trajectory that was cut off does not say so"));
+    /// Takes a truncated turn and returns the length of the prompt.
+    fn check_truncation(&self, turn: &Turn) -> Result<usize, Violation> {
+        let mut attempt = self.start(LARGE_CONTEXT)?;
+        let prompt = attempt.tokens().len();
+        let truncated = Turn { stop: StopReason::Length, ..turn.clone() };
+        let progress =
+            wait(attempt.turn(truncated))?.map_err(|source| Violation::Turn { turn: 0, source })?;
+        if progress != Progress::Done {
+            return Err(Violation::ContinuedAfterTruncation);
+        }
+        if !matches!(wait(attempt.turn(turn.clone()))?, Err(EnvError::Over { .. })) {
+            return Err(Violation::TurnAfterEnd);
+        }
+        let trajectory = attempt.finish().map_err(Violation::Trajectory)?;
+        if trajectory.stop.is_truncated() { Ok(prompt) } else { Err(Violation::TruncationNotMarked) }
     }
 
-    // No room.
-    for context in [prompt.len(), prompt.len() / 2] {
-        match wait(Attempt::start(environment, task, tokenizer, context, SampleKey::default()))? {
-            Err(EnvError::PromptTooLong { task: index, prompt: length, context: limit })
-                if index == task.index && length == prompt.len() && limit == context => {}
-            other => return Err(failed(&format!("a prompt without room gave {other:?}"))),
+    fn check_context(&self, prompt: usize) -> Result<(), Violation> {
+        for context in [prompt, prompt / 2] {
+            match self.start(context) {
+                Err(Violation::Start(EnvError::PromptTooLong { task, prompt: length, context: limit }))
+                    if task == self.task.index && length == prompt && limit == context => {}
+                Err(Violation::Start(error)) => return Err(Violation::PromptRefused(error)),
+                Err(other) => return Err(other),
+                Ok(_) => return Err(Violation::PromptAccepted),
+            }
+        }
+        match self.start(prompt + 1)?.room() {
+            1 => Ok(()),
+            room => Err(Violation::Room { room }),
         }
     }
-    let tight = begin(environment, task, tokenizer, prompt.len() + 1)?;
-    if tight.room() != 1 {
-        return Err(failed("a context with room for one token does not say so"));
-    }
-    Ok(())
 }
 
-fn begin(
-    environment: &dyn Environment,
-    task: &Task,
-    tokenizer: &Tokenizer,
-    context: usize,
-) -> Result<Attempt, String> {
-    let key = SampleKey { ticket: Ticket(7), sample: 3, segment: 0 };
-    wait(Attempt::start(environment, task, tokenizer, context, key))?
-        .map_err(|e| format!("{}: an episode cannot begin: {e}", environment.name()))
+fn take_turn(attempt: &mut Attempt, turns: &[Turn], index: usize) -> Result<Progress, Violation> {
+    wait(attempt.turn(turns[index.min(turns.len() - 1)].clone()))?
+        .map_err(|source| Violation::Turn { turn: index, source })
 }
 
-fn play(
-    environment: &dyn Environment,
-    task: &Task,
-    tokenizer: &Tokenizer,
-    turns: &[Turn],
-    context: usize,
-) -> Result<Trajectory, String> {
-    let mut attempt = begin(environment, task, tokenizer, context)?;
-    let mut taken = 0;
-    while !attempt.is_over() {
-        if taken == MOST_TURNS {
-            return Err(format!("{}: no end after {MOST_TURNS} turns", environment.name()));
-        }
-        let before = attempt.tokens().to_vec();
-        wait(attempt.turn(turns[taken.min(turns.len() - 1)].clone()))?
-            .map_err(|e| format!("{}: turn {taken} failed: {e}", environment.name()))?;
-        if !attempt.tokens().starts_with(&before) {
-            return Err(format!("{}: turn {taken} changed what was there before it", environment.name()));
-        }
-        taken += 1;
-    }
-    attempt.finish().map_err(|e| format!("{}: the trajectory is not valid: {e}", environment.name()))
-}
-
-/// Credit by steps compares turns with each other, so it takes all of them.
-fn check_steps(trajectory: &Trajectory) -> Result<(), String> {
+/// Step-level credit compares turns with each other and needs all of them.
+fn check_steps(trajectory: &Trajectory) -> Result<(), Violation> {
     let turns = trajectory.policy_ranges().count();
     let steps = trajectory.steps().count();
     if steps != 0 && steps != turns {
-        return Err(format!("{steps} of {turns} turns have a step"));
+        return Err(Violation::SomeStepRewards { steps, turns });
     }
     let states = trajectory.steps().filter(|step| step.state.is_some()).count();
     if states != 0 && states != turns {
-        return Err(format!("{states} of {turns} turns have a state key"));
+        return Err(Violation::SomeStateKeys { states, turns });
     }
     Ok(())
 }
 
-/// A turn with made-up log-probabilities.
+/// A turn with arbitrary log-probabilities.
 fn turn(tokens: Vec<u32>, stop: StopReason) -> Turn {
     let versions = if tokens.is_empty() {
         Vec::new()
@@ -154,16 +262,15 @@ fn turn(tokens: Vec<u32>, stop: StopReason) -> Turn {
     Turn { logprobs: vec![-1.0; tokens.len()], tokens, temperature: 1.0, versions, stop }
 }
 
-/// Runs a future to its end on this thread. Environments that need a runtime are checked inside one: this
-/// only polls.
-fn wait<T>(future: impl Future<Output = T>) -> Result<T, String> {
+/// Polls a future to completion on this thread. Call the suite inside a runtime for environments that need one.
+fn wait<T>(future: impl Future<Output = T>) -> Result<T, Violation> {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..MOST_POLLS {
+    for _ in 0..MAX_POLLS {
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return Ok(value);
         }
         std::thread::yield_now();
     }
-    Err("a future did not come to an end".into())
+    Err(Violation::Stuck)
 }

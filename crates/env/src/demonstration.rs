@@ -5,16 +5,15 @@ use rloom_text::{RenderOptions, TextError, Tokenizer};
 
 use crate::{Attempt, EnvError, Environment, Progress, Turn};
 
-/// Plays a task's worked example, for supervised stages: the environment says what it would say in a rollout, and the
-/// policy's turns are those of the example. `context` is the number of tokens that the policy can hold.
+/// Plays a task's demonstration for a supervised stage: the environment responds as in a rollout, and the policy's turns
+/// are those of the demonstration. `context` is the maximum number of tokens of the trajectory.
 ///
-/// Turns are tokenised apart from what stands before them, as they are when the policy writes them itself, and each
-/// ends with the token that ends a turn. In a conversation, the first turn is what the chat template makes of the
-/// assistant's message after the prompt; where it renders the prompt differently once an answer follows, it is the
-/// message itself and the end-of-text token.
+/// Turns are tokenised separately from their prefix, as in a rollout, and each ends with an end-of-text token. In a
+/// conversation, the first turn is the assistant's message as the chat template renders it after the prompt; if the
+/// template renders the prompt differently when a message follows, it is the message itself and the end-of-text token.
 ///
-/// Turns that are left when the environment ends the episode are not played. Nobody sampled the trajectory: its
-/// log-probabilities are 0, and it has no versions.
+/// Turns after the end of the episode are not played. The trajectory was not sampled: its log-probabilities are 0, and it
+/// has no policy versions.
 pub async fn demonstrate(
     environment: &dyn Environment,
     task: &Task,
@@ -22,28 +21,28 @@ pub async fn demonstrate(
     context: usize,
     key: SampleKey,
 ) -> Result<Trajectory, EnvError> {
-    let Some(example) = &task.demonstration else {
+    let Some(demonstration) = &task.demonstration else {
         return Err(EnvError::NoDemonstration { task: task.index });
     };
-    let broken = |source| EnvError::Text { task: task.index, source };
+    let text_error = |source| EnvError::Text { task: task.index, source };
     let too_long =
         |prompt, completion| EnvError::DemonstrationTooLong { task: task.index, prompt, completion, context };
     let mut attempt = Attempt::start(environment, task, tokenizer, context, key).await?;
-    for (n, text) in example.turns().iter().enumerate() {
+    for (n, text) in demonstration.turns().iter().enumerate() {
         let written = match &task.prompt {
             PromptSource::Messages(messages) if n == 0 => {
-                turn_text(tokenizer, messages, text).map_err(broken)?
+                turn_text(tokenizer, messages, text).map_err(text_error)?
             }
             _ => text.clone(),
         };
-        let tokens = ended(tokenizer.encode(&written, false).map_err(broken)?, tokenizer)?;
+        let tokens = with_end_token(tokenizer.encode(&written, false).map_err(text_error)?, tokenizer)?;
         let (before, length) = (attempt.tokens().len(), tokens.len());
         if length > attempt.room() {
             return Err(too_long(before, length));
         }
         let progress = attempt.turn(unsampled(tokens)).await?;
         if attempt.is_out_of_room() {
-            // The observation does not fit, and at least one more token would have to follow it.
+            // The observation does not fit together with the first token of the next turn.
             return Err(too_long(before + length, 1));
         }
         if progress == Progress::Done {
@@ -68,7 +67,8 @@ fn unsampled(tokens: Vec<u32>) -> Turn {
         stop: StopReason::StopToken,
     }
 }
-/// What the chat template appends to the prompt when the assistant says `text`.
+
+/// The text that the chat template appends to the prompt for the assistant's message `text`.
 fn turn_text(tokenizer: &Tokenizer, messages: &[ChatMessage], text: &str) -> Result<String, TextError> {
     let template = tokenizer.require_chat_template()?;
     let before = template.render(messages, &RenderOptions::prompt())?;
@@ -78,9 +78,9 @@ fn turn_text(tokenizer: &Tokenizer, messages: &[ChatMessage], text: &str) -> Res
     Ok(after.strip_prefix(&before).map_or_else(|| text.to_owned(), str::to_owned))
 }
 
-/// Ends a completion: templates often write more after the token that ends a turn, which the policy never
-/// would.
-fn ended(mut completion: Vec<u32>, tokenizer: &Tokenizer) -> Result<Vec<u32>, EnvError> {
+/// Ends a completion with an end-of-text token. Templates often write more text after it, which the policy would not
+/// sample.
+fn with_end_token(mut completion: Vec<u32>, tokenizer: &Tokenizer) -> Result<Vec<u32>, EnvError> {
     let ends = tokenizer.eos_ids();
     match completion.iter().rposition(|token| ends.contains(token)) {
         Some(last) => completion.truncate(last + 1),

@@ -3,17 +3,16 @@ use rloom_text::{RenderOptions, TextError, Tokenizer};
 
 use crate::Turn;
 
-/// What was said so far, as far as it takes to say what comes next: observations follow a plain prompt as they stand,
-/// and a conversation as messages of the user.
+/// Renders observations: as plain text after a plain prompt, and as user messages in a conversation.
 #[derive(Debug)]
 pub(crate) struct Dialogue {
     tokenizer: Tokenizer,
-    /// `None` for a plain prompt.
+    /// Messages so far; `None` for a plain prompt.
     messages: Option<Vec<ChatMessage>>,
 }
 
 impl Dialogue {
-    /// Begins with a task's prompt.
+    /// Starts with a task's prompt.
     pub(crate) fn new(prompt: &PromptSource, tokenizer: &Tokenizer) -> Self {
         let messages = match prompt {
             PromptSource::Text(_) => None,
@@ -22,13 +21,13 @@ impl Dialogue {
         Self { tokenizer: tokenizer.clone(), messages }
     }
 
-    /// What the policy wrote in a turn, without special tokens.
+    /// Text of a turn, without special tokens.
     pub(crate) fn read(&self, turn: &Turn) -> Result<String, TextError> {
         self.tokenizer.decode(&turn.tokens, true)
     }
 
-    /// The tokens that follow a turn which reads `written`, when the environment answers `observation`.
-    pub(crate) fn answer(
+    /// Tokens of an observation that follows a turn with the text `written`.
+    pub(crate) fn observe(
         &mut self,
         turn: &Turn,
         written: &str,

@@ -1,24 +1,23 @@
 use std::fmt::Debug;
 use std::pin::Pin;
 
-use rloom_core::Task;
+use rloom_core::{Attachment, Task};
 use rloom_text::Tokenizer;
 
 use crate::{EnvError, Turn};
 
-/// A future that may be sent between threads and can be dropped at any await: this is how an environment that
-/// hangs is cancelled.
+/// A future that can be sent between threads and dropped at any await point, which cancels an environment that hangs.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Something that a policy can act in. One value serves any number of episodes at the same time.
+/// An environment. One value serves any number of concurrent episodes.
 pub trait Environment: Debug + Send + Sync {
-    /// Its name in configuration and messages.
+    /// Name in configuration and messages.
     fn name(&self) -> &str;
 
-    /// Begins an episode.
+    /// Starts an episode.
     ///
-    /// The prompt must not be empty and must be the same whenever the same task is begun: the samples of a
-    /// group share it, and an engine computes it once for all of them.
+    /// The prompt must not be empty and must be the same for every episode of a task: the episodes of a group share it,
+    /// and engines compute it once for all of them.
     fn start<'a>(
         &'a self,
         task: &'a Task,
@@ -26,64 +25,65 @@ pub trait Environment: Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<Start, EnvError>>;
 }
 
-/// An episode that has begun.
+/// A started episode.
 #[derive(Debug)]
 pub struct Start {
-    /// What the policy sees first.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// The state key of the first turn, where the environment names states.
+    /// Data that belongs to the prompt beyond its tokens, such as images.
+    pub attachments: Vec<Attachment>,
+    /// State key of the first turn, if the environment names states.
     pub state: Option<String>,
-    /// Who answers it.
+    /// The environment's side of the episode.
     pub interaction: Box<dyn Interaction>,
 }
 
 /// The environment's side of one episode.
 ///
-/// Dropping it ends the episode: whatever it holds (a process, a connection) is released then.
+/// Dropping it ends the episode and releases its resources (processes, connections).
 pub trait Interaction: Debug + Send {
-    /// Takes the policy's turn and says what comes of it.
+    /// Responds to the policy's turn.
     ///
-    /// It is not called again after [`Next::Done`]. It is called for a turn that was cut off
-    /// ([`StopReason::is_truncated`]) too, so that it can judge what is there, but its observation is then
-    /// not used: an unfinished turn ends the episode.
+    /// It is not called again after [`Next::Done`]. It is also called for a truncated turn
+    /// ([`StopReason::is_truncated`]), so that the environment can reward it, but the observation is then ignored: a
+    /// truncated turn ends the episode.
     ///
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>>;
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>>;
 }
 
-/// What comes of a turn.
+/// Response of the environment to a turn.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
-    /// What follows it.
+pub struct Response {
+    /// Continuation of the episode.
     pub next: Next,
-    /// What the turn earned of itself; `None` where the environment rewards no steps. Either all turns of an episode
-    /// have one or none has. An environment that can tell success gives the turn that succeeds 1, and no other turn
-    /// as much.
+    /// Step reward of the turn; `None` if the environment gives none. Either all turns of an episode have one or none has.
+    /// An environment that detects success gives at least 1 to the successful turn and less to all others.
     pub reward: Option<f64>,
 }
 
-impl From<Next> for Answer {
+impl From<Next> for Response {
     fn from(next: Next) -> Self {
         Self { next, reward: None }
     }
 }
 
-/// What follows a turn.
+/// Continuation of an episode after a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// The policy sees this and has another turn.
+    /// An observation; the policy takes another turn.
     Observation(Observation),
     /// The episode is over.
     Done,
 }
 
-/// What the policy is told.
+/// An observation of the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
-    /// Its tokens: never none.
+    /// Tokens of the observation; at least one.
     pub tokens: Vec<u32>,
-    /// The state key of the turn that follows, where the environment names states: the same for turns of a task's
-    /// attempts exactly if the policy knows the same there.
+    /// State key of the next turn, if the environment names states: turns of a task have equal keys if and only if the
+    /// policy has the same information.
     pub state: Option<String>,
 }
 

@@ -1,98 +1,146 @@
 use rloom_core::{SampleKey, TrajectoryError};
 use rloom_text::TextError;
 
-/// An episode that cannot begin, go on or be used.
+/// An episode that cannot start, continue or be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
-    /// No room is left for a completion.
+    /// A prompt that leaves no room for a completion.
     #[error(
-        "the prompt of task {task} has {prompt} tokens, but the context holds {context} and a completion needs one\n\
-         hint: use a model with a longer context, or leave long prompts out of the data"
+        "the prompt of task {task} has {prompt} tokens, but the context is {context} and a completion needs one\n\
+         hint: use a model with a longer context, or remove long prompts from the data"
     )]
     PromptTooLong {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
-        /// Tokens of its prompt.
+        /// Tokens of the prompt.
         prompt: usize,
-        /// Tokens that fit.
+        /// Maximum number of tokens.
         context: usize,
     },
-    /// A worked example that does not fit.
+    /// A demonstration that does not fit.
     #[error(
-        "the demonstration of task {task} has {prompt} + {completion} tokens, but the context holds {context}\n\
-         hint: use a model with a longer context, or leave long examples out of the data"
+        "the demonstration of task {task} has {prompt} + {completion} tokens, but the context is {context}\n\
+         hint: use a model with a longer context, or remove long demonstrations from the data"
     )]
     DemonstrationTooLong {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
-        /// Tokens of its prompt.
+        /// Tokens before the turn.
         prompt: usize,
-        /// Tokens of its completion.
+        /// Tokens of the turn.
         completion: usize,
-        /// Tokens that fit.
+        /// Maximum number of tokens.
         context: usize,
     },
-    /// A supervised stage met a task without a worked example.
-    #[error(
-        "task {task} has no demonstration\nhint: name the field that holds it with `demonstration_field`"
-    )]
+    /// A task without a demonstration in a supervised stage.
+    #[error("task {task} has no demonstration\nhint: name the field with it in `demonstration_field`")]
     NoDemonstration {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
     },
-    /// A tokenizer that cannot say where a completion ends.
+    /// A tokenizer without a token that ends a completion.
     #[error(
-        "the tokenizer has no end-of-text token, so a completion could never end\n\
+        "the tokenizer has no end-of-text token, so completions cannot end\n\
          hint: set `eos_token` in tokenizer_config.json, or `eos_token_id` in generation_config.json"
     )]
     NoEndToken,
-    /// Nothing to begin from.
+    /// A prompt without tokens.
     #[error("the prompt of task {task} is empty: the policy's first token would have no prefix")]
     EmptyPrompt {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
     },
-    /// The text of a task cannot become tokens.
+    /// A text that cannot be tokenised or decoded.
     #[error("task {task}: {source}")]
     Text {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
-        /// Why.
+        /// The tokenizer's error.
         source: TextError,
     },
-    /// A turn that contradicts itself, or does not fit.
-    #[error("sample {key:?}, turn {turn}: {problem}")]
+    /// An invalid turn, or an invalid response of the environment to it.
+    #[error("sample {key}, turn {turn}: {problem}")]
     Turn {
         /// The trajectory.
         key: SampleKey,
-        /// The turn, counted from 0.
+        /// Index of the turn.
         turn: usize,
-        /// What is wrong.
-        problem: String,
+        /// The defect.
+        problem: TurnProblem,
     },
-    /// A turn after the end.
-    #[error("sample {key:?}: a turn was taken after the episode was over")]
+    /// A turn after the end of the episode.
+    #[error("sample {key}: the episode is over and accepts no further turns")]
     Over {
         /// The trajectory.
         key: SampleKey,
     },
-    /// A trajectory that was asked for before the policy had a turn.
-    #[error("sample {key:?}: the episode was finished before the policy had a turn")]
+    /// An episode that was finished without a turn.
+    #[error("sample {key}: the episode was finished before the policy's first turn")]
     NoTurn {
         /// The trajectory.
         key: SampleKey,
     },
-    /// A trajectory whose parts contradict each other.
+    /// An inconsistent trajectory.
     #[error(transparent)]
     Trajectory(#[from] TrajectoryError),
-    /// The environment itself failed.
-    #[error("environment {name}, task {task}: {problem}")]
+    /// A failure of the environment.
+    #[error("environment {name}, task {task}: {source}")]
     Failed {
-        /// Its name.
+        /// Name of the environment.
         name: String,
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
-        /// What happened.
-        problem: String,
+        /// The environment's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// The defects of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum TurnProblem {
+    /// A step reward that is infinite or NaN.
+    #[error("the environment's step reward is {reward}; it must be finite")]
+    Reward {
+        /// The reward.
+        reward: f64,
+    },
+    /// An observation without tokens.
+    #[error("the environment's observation is empty")]
+    EmptyObservation,
+    /// More tokens than the context has room for.
+    #[error("{tokens} tokens, but the context has room for {room}")]
+    TooLong {
+        /// Tokens of the turn.
+        tokens: usize,
+        /// Remaining tokens.
+        room: usize,
+    },
+    /// A number of log-probabilities that differs from the number of tokens.
+    #[error("{logprobs} log-probabilities for {tokens} tokens")]
+    LogprobCount {
+        /// Number of log-probabilities.
+        logprobs: usize,
+        /// Tokens of the turn.
+        tokens: usize,
+    },
+    /// A log-probability that is positive, infinite or NaN.
+    #[error("the log-probability of token {position} is {logprob}")]
+    Logprob {
+        /// Position in the turn.
+        position: usize,
+        /// The log-probability.
+        logprob: f32,
+    },
+    /// A temperature that is not positive and finite.
+    #[error("the temperature is {temperature}; it must be positive and finite")]
+    Temperature {
+        /// The temperature.
+        temperature: f32,
+    },
+    /// Version spans that do not tile the tokens.
+    #[error("the version spans do not tile its {tokens} tokens")]
+    Versions {
+        /// Tokens of the turn.
+        tokens: usize,
     },
 }

@@ -1,46 +1,47 @@
 use std::future::ready;
 use std::ops::RangeInclusive;
 
-use rloom_core::Task;
-use rloom_text::Tokenizer;
+use rloom_core::{SettingError, Task, ValueRange};
+use rloom_text::{TextError, Tokenizer};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dialogue::Dialogue;
 use crate::{
-    Answer, BoxFuture, EnvError, Environment, Interaction, Next, Observation, Start, Turn, render_prompt,
+    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
 };
 
-/// The secret is smaller than the guess.
+/// Observation: the secret is smaller than the guess.
 const SMALLER: &str = "<";
-/// The secret is larger than the guess.
+/// Observation: the secret is larger than the guess.
 const LARGER: &str = ">";
-/// The guess was no number.
-const WHAT: &str = "?";
+/// Observation: the guess is not a number.
+const NOT_A_NUMBER: &str = "?";
 
-/// A game of guessing a whole number by being told to go lower or higher.
+/// A number-guessing game with the hints "smaller" and "larger".
 ///
-/// The task's answer says range and secret: `0 <= 17 <= 31`; its prompt should say the range. In each turn the policy
-/// writes a number in decimal digits and nothing else. The environment answers `<` when the secret is smaller, `>`
-/// when it is larger and `?` when that was no number; a hit, or the last turn, ends the game. The state key is what is
-/// known: the smallest and the largest number that the secret can still be, `12-19`.
+/// The task's answer contains range and secret: `0 <= 17 <= 31`; its prompt should contain the range. In each turn the
+/// policy writes one number in decimal digits. The environment responds with `<` if the secret is smaller, `>` if it is
+/// larger, and `?` if the turn is not a number; a hit or the last turn ends the game. The state key is the range of the
+/// remaining candidates: `12-19`.
 ///
-/// A step earns 1 for the hit, 0 for any other number that the secret could still have been, and −1/(2·`max_turns`)
-/// for anything else: a number that was ruled out, what is no number, a turn that was cut off. So the penalties of a
-/// whole game stay below half a hit, and a game that hits is always worth more than one that does not. Nothing but a
-/// hit earns: the secret stands nowhere in the tokens, and a turn that lists several numbers is no number.
+/// The step reward is 1 for a hit, 0 for another remaining candidate, and −1/(2·`max_turns`) for everything else: an
+/// excluded number, a text that is not a number, a truncated turn. The penalties of a game sum to at most half of a hit,
+/// so a game with a hit is always worth more than one without. The secret does not occur in the tokens, and a turn with
+/// several numbers is not a number, so only a hit is rewarded.
 ///
-/// Halving what is left finds any of 2ⁿ − 1 numbers in n turns; guessing at random within it takes 2(1 + 1/m)·Hₘ − 3
-/// turns on average for m numbers (Hₘ = 1 + 1/2 + … + 1/m): 5.3 for 31.
+/// Binary search finds any of 2ⁿ − 1 numbers in n turns; uniform guesses among m candidates take 2(1 + 1/m)·Hₘ − 3 turns
+/// on average (Hₘ = 1 + 1/2 + … + 1/m): 5.3 for 31.
 #[derive(Debug, Clone, Copy)]
 pub struct Guess {
     max_turns: u32,
 }
 
-/// The settings of [`Guess`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Settings of the number-guessing game.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuessSettings {
-    /// Most turns of a game.
+    /// Maximum number of turns of a game, from 1 to 1000.
     pub max_turns: u32,
 }
 
@@ -51,17 +52,23 @@ impl Default for GuessSettings {
 }
 
 impl GuessSettings {
-    /// Checks each value's range; the error is the key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), (&'static str, String)> {
-        if (1..=1000).contains(&self.max_turns) {
-            Ok(())
-        } else {
-            Err(("max_turns", format!("is {}, it must be from 1 to 1000", self.max_turns)))
-        }
+    /// Checks the settings.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        ValueRange::between(1.0, 1000.0).check("max_turns", self.max_turns.into())
     }
 
-    /// The characters that its observations are made of.
+    /// All characters of the observations.
     pub(crate) const ALPHABET: &str = "<>?";
+}
+
+/// An answer without range and secret.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the answer {answer:?} does not contain range and secret\nhint: write it as `0 <= 17 <= 31`, like the `guess` \
+     generator"
+)]
+struct InvalidAnswer {
+    answer: String,
 }
 
 impl Guess {
@@ -70,29 +77,25 @@ impl Guess {
         Self { max_turns: settings.max_turns }
     }
 
-    fn begin(self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
-        let (known, secret) = read_answer(&task.answer).ok_or_else(|| EnvError::Failed {
+    fn start_game(self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
+        let (candidates, secret) = read_answer(&task.answer).ok_or_else(|| EnvError::Failed {
             name: self.name().to_owned(),
             task: task.index,
-            problem: format!(
-                "the answer {:?} does not say range and secret\nhint: write it like `0 <= 17 <= 31`; the `guess` \
-                 generator does",
-                task.answer
-            ),
+            source: Box::new(InvalidAnswer { answer: task.answer.clone() }),
         })?;
         let prompt = render_prompt(tokenizer, &task.prompt)
             .map_err(|source| EnvError::Text { task: task.index, source })?;
-        let state = Some(key(&known));
+        let state = Some(key(&candidates));
         let dialogue = Dialogue::new(&task.prompt, tokenizer);
         let game = Game {
             task: task.index,
             dialogue,
-            known,
+            candidates,
             secret,
             turns_left: self.max_turns,
             penalty: 0.5 / f64::from(self.max_turns),
         };
-        Ok(Start { prompt, state, interaction: Box::new(game) })
+        Ok(Start { attachments: Vec::new(), prompt, state, interaction: Box::new(game) })
     }
 }
 
@@ -106,7 +109,7 @@ impl Environment for Guess {
         task: &'a Task,
         tokenizer: &'a Tokenizer,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
-        Box::pin(ready(self.begin(task, tokenizer)))
+        Box::pin(ready(self.start_game(task, tokenizer)))
     }
 }
 
@@ -114,62 +117,62 @@ impl Environment for Guess {
 struct Game {
     task: u64,
     dialogue: Dialogue,
-    /// What the secret can be by what was answered so far. It is never empty, since it holds the secret.
-    known: RangeInclusive<u64>,
+    /// Remaining candidates; never empty, since the secret is one of them.
+    candidates: RangeInclusive<u64>,
     secret: u64,
     turns_left: u32,
     penalty: f64,
 }
 
 impl Interaction for Game {
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>> {
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
         let task = self.task;
-        let answer = self.play(turn).map_err(|source| EnvError::Text { task, source });
-        Box::pin(ready(answer))
+        let response = self.play(turn).map_err(|source| EnvError::Text { task, source });
+        Box::pin(ready(response))
     }
 }
 
 impl Game {
-    fn play(&mut self, turn: &Turn) -> Result<Answer, rloom_text::TextError> {
+    fn play(&mut self, turn: &Turn) -> Result<Response, TextError> {
         let written = self.dialogue.read(turn)?;
-        // A number that was cut off may have been the beginning of another.
+        // A truncated number may be a prefix of another one.
         let guess = if turn.stop.is_truncated() { None } else { read_number(&written) };
         self.turns_left = self.turns_left.saturating_sub(1);
         if guess == Some(self.secret) {
-            return Ok(Answer { next: Next::Done, reward: Some(1.0) });
+            return Ok(Response { next: Next::Done, reward: Some(1.0) });
         }
-        let possible = guess.is_some_and(|guess| self.known.contains(&guess));
+        let possible = guess.is_some_and(|guess| self.candidates.contains(&guess));
         let reward = Some(if possible { 0.0 } else { -self.penalty });
         if self.turns_left == 0 {
-            return Ok(Answer { next: Next::Done, reward });
+            return Ok(Response { next: Next::Done, reward });
         }
-        let said = match guess {
-            None => WHAT,
+        let hint = match guess {
+            None => NOT_A_NUMBER,
             Some(guess) if self.secret < guess => SMALLER,
             Some(_) => LARGER,
         };
         if let Some(guess) = guess.filter(|_| possible) {
-            let (low, high) = (*self.known.start(), *self.known.end());
-            self.known = if self.secret < guess { low..=guess - 1 } else { guess + 1..=high };
+            let (low, high) = (*self.candidates.start(), *self.candidates.end());
+            self.candidates = if self.secret < guess { low..=guess - 1 } else { guess + 1..=high };
         }
-        let tokens = self.dialogue.answer(turn, &written, said)?;
-        let next = Next::Observation(Observation { tokens, state: Some(key(&self.known)) });
-        Ok(Answer { next, reward })
+        let tokens = self.dialogue.observe(turn, &written, hint)?;
+        let next = Next::Observation(Observation { tokens, state: Some(key(&self.candidates)) });
+        Ok(Response { next, reward })
     }
 }
 
-/// The state key of what is known.
-fn key(known: &RangeInclusive<u64>) -> String {
-    format!("{}-{}", known.start(), known.end())
+/// The state key of a range of candidates.
+fn key(candidates: &RangeInclusive<u64>) -> String {
+    format!("{}-{}", candidates.start(), candidates.end())
 }
 
-/// A number in decimal digits, with nothing else around it than white space.
+/// Parses decimal digits, surrounded by white space only.
 fn read_number(text: &str) -> Option<u64> {
     let digits = text.trim();
     if digits.bytes().all(|b| b.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// `0 <= 17 <= 31`: the range and the secret in it.
+/// Parses range and secret: `0 <= 17 <= 31`.
 fn read_answer(answer: &str) -> Option<(RangeInclusive<u64>, u64)> {
     let mut numbers = answer.split("<=").map(read_number);
     let (low, secret, high) = (numbers.next()??, numbers.next()??, numbers.next()??);
@@ -181,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_digits_alone() {
+    fn numbers_consist_of_digits() {
         for (text, number) in [("7", Some(7)), (" 07\n", Some(7)), ("0", Some(0))] {
             assert_eq!(read_number(text), number, "{text:?}");
         }
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_say_range_and_secret() {
+    fn answers_contain_range_and_secret() {
         assert_eq!(read_answer("0 <= 17 <= 31"), Some((0..=31, 17)));
         assert_eq!(read_answer("5<=5<=5"), Some((5..=5, 5)));
         for wrong in ["17", "0 <= 17", "0 <= 32 <= 31", "3 <= 2 <= 9", "0 <= 1 <= 2 <= 3", "a <= 1 <= 2", ""]

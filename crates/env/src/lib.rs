@@ -1,22 +1,21 @@
-//! Environments: what a policy acts in.
+//! Environments.
 //!
-//! An [`Environment`] begins an [`Interaction`] with a task: it gives the prompt's tokens, is told what the
-//! policy wrote, and answers with an observation or says that the episode is over. An [`Attempt`] keeps the
-//! tokens of one such interaction and assembles the [`Trajectory`](rloom_core::Trajectory) that training
-//! sees. No engine is known here: a [`Turn`] is plain data, whoever sampled it.
+//! An [`Environment`] starts an [`Interaction`] for a task: it provides the tokens of the prompt, receives the policy's
+//! turns, and responds with an observation or ends the episode. An [`Attempt`] holds the tokens of one episode and
+//! assembles its [`Trajectory`](rloom_core::Trajectory). This crate is independent of engines: a [`Turn`] is plain data.
 //!
 //! ```text
 //! Attempt::start ──► tokens() ──► (an engine samples) ──► turn(Turn) ──┬─ Continue: again from tokens()
 //!                                                                     └─ Done: finish() ──► Trajectory
 //! ```
 //!
-//! An interaction is for one episode and is never reset. What was said stays said: observations are appended
-//! as tokens, and nothing before them is rendered or tokenised anew.
+//! An interaction belongs to one episode and is never reset. Observations are appended as tokens; earlier tokens are
+//! never rendered or tokenised again.
 //!
-//! An environment may also reward single turns and name the state that each was taken in: the attempt writes both
-//! into the trajectory as [`Step`](rloom_core::Step)s, for algorithms that give credit step by step.
+//! An environment can also give step rewards and name the states in which turns are taken: the attempt records both in
+//! the trajectory ([`StepReward`](rloom_core::StepReward)), for algorithms with step-level credit.
 //!
-//! Every environment has to pass [`conformance::check`].
+//! Every environment must pass [`conformance::check`].
 
 mod attempt;
 pub mod conformance;
@@ -31,8 +30,8 @@ mod single_turn;
 
 pub use attempt::{Attempt, Progress, Turn};
 pub use demonstration::demonstrate;
-pub use environment::{Answer, BoxFuture, Environment, Interaction, Next, Observation, Start};
-pub use error::EnvError;
+pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start};
+pub use error::{EnvError, TurnProblem};
 pub use guess::{Guess, GuessSettings};
 pub use render::render_prompt;
 pub use settings::EnvironmentSettings;

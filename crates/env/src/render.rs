@@ -3,9 +3,8 @@ use rloom_text::{RenderOptions, TextError, Tokenizer};
 
 /// The tokens of a prompt.
 ///
-/// Plain text is encoded with what the tokenizer puts around a text of its own accord; a conversation is
-/// rendered by the chat template up to where the assistant's turn begins, and holds its special tokens
-/// already.
+/// Plain text is encoded with the special tokens that the tokenizer adds; a conversation is rendered by the chat template
+/// up to the start of the assistant's turn, special tokens included.
 pub fn render_prompt(tokenizer: &Tokenizer, prompt: &PromptSource) -> Result<Vec<u32>, TextError> {
     match prompt {
         PromptSource::Text(text) => tokenizer.encode(text, true),

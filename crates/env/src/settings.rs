@@ -1,13 +1,15 @@
 use std::sync::Arc;
 
-use serde::de::{DeserializeOwned, Error as _};
+use rloom_core::SettingError;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{Environment, Guess, GuessSettings, SingleTurn};
 
-/// What the policy acts in: in a configuration a flat table of `kind` and the keys of that kind.
+/// The environment: in a configuration a flat table with `kind` and the keys of the kind.
 ///
 /// ```
 /// # use rloom_env::EnvironmentSettings;
@@ -17,15 +19,15 @@ use crate::{Environment, Guess, GuessSettings, SingleTurn};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EnvironmentSettings {
-    /// A prompt, a completion, and that is all.
+    /// One completion per prompt.
     #[default]
     SingleTurn,
-    /// A game of guessing a number.
+    /// The number-guessing game.
     Guess(GuessSettings),
 }
 
 impl EnvironmentSettings {
-    /// Its name in configuration.
+    /// Name in configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Self::SingleTurn => "single_turn",
@@ -33,15 +35,15 @@ impl EnvironmentSettings {
         }
     }
 
-    /// Checks each value's range; the error is the key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), (&'static str, String)> {
+    /// Checks the settings.
+    pub fn validate(&self) -> Result<(), SettingError> {
         match self {
             Self::SingleTurn => Ok(()),
             Self::Guess(settings) => settings.validate(),
         }
     }
 
-    /// Most turns that the policy has in an episode.
+    /// Maximum number of turns in an episode.
     pub fn max_turns(&self) -> usize {
         match self {
             Self::SingleTurn => 1,
@@ -49,7 +51,7 @@ impl EnvironmentSettings {
         }
     }
 
-    /// Whether it rewards single turns, and names the states that they are taken in.
+    /// True if the environment gives step rewards and state keys.
     pub fn has_steps(&self) -> bool {
         match self {
             Self::SingleTurn => false,
@@ -57,7 +59,7 @@ impl EnvironmentSettings {
         }
     }
 
-    /// The characters that its observations are made of: what a tokenizer made from nothing needs.
+    /// All characters of the observations, for the alphabet of a character tokenizer.
     pub fn alphabet(&self) -> &'static str {
         match self {
             Self::SingleTurn => "",
@@ -65,7 +67,7 @@ impl EnvironmentSettings {
         }
     }
 
-    /// The environment.
+    /// Creates the environment.
     pub fn environment(&self) -> Arc<dyn Environment> {
         match self {
             Self::SingleTurn => Arc::new(SingleTurn),
@@ -74,8 +76,8 @@ impl EnvironmentSettings {
     }
 }
 
-/// Every key that some kind reads, with its type. Reading into this first lets the configuration reader point at the
-/// very key that is misspelt or of the wrong type; the chosen kind then refuses the keys that are not its own.
+/// The keys of all kinds, with their types. Deserialising this first reports misspelt keys and wrong types at the right
+/// place in the file; the selected kind then refuses the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -98,27 +100,27 @@ struct NoKeys {}
 
 impl<'de> Deserialize<'de> for EnvironmentSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_keys(&Keys::deserialize(deserializer)?).map_err(D::Error::custom)
+        from_keys(&Keys::deserialize(deserializer)?)
     }
 }
 
-fn from_keys(keys: &Keys) -> Result<EnvironmentSettings, String> {
-    let Ok(Value::Object(mut given)) = serde_json::to_value(keys) else {
-        return Err("the environment is not a table".into());
+fn from_keys<E: Error>(keys: &Keys) -> Result<EnvironmentSettings, E> {
+    let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
+        return Err(E::custom("the environment is not a table"));
     };
     given.retain(|key, value| !value.is_null() && key != "kind");
     match keys.kind.unwrap_or_default() {
         KindName::SingleTurn => {
-            own::<NoKeys>(given, "single_turn").map(|NoKeys {}| EnvironmentSettings::SingleTurn)
+            from_own_keys::<NoKeys, E>(given, "single_turn").map(|NoKeys {}| EnvironmentSettings::SingleTurn)
         }
-        KindName::Guess => own(given, "guess").map(EnvironmentSettings::Guess),
+        KindName::Guess => from_own_keys(given, "guess").map(EnvironmentSettings::Guess),
     }
 }
 
-/// Reads a kind's own keys; any other is one that it does not read.
-fn own<T: DeserializeOwned>(given: Map<String, Value>, kind: &str) -> Result<T, String> {
+/// Deserialises the keys of one kind; keys of other kinds are errors.
+fn from_own_keys<T: DeserializeOwned, E: Error>(given: Map<String, Value>, kind: &str) -> Result<T, E> {
     serde_json::from_value(Value::Object(given))
-        .map_err(|e| format!("{e} (keys of the `{kind}` environment)"))
+        .map_err(|e| E::custom(format_args!("{e} (keys of the `{kind}` environment)")))
 }
 
 impl Serialize for EnvironmentSettings {
@@ -136,4 +138,26 @@ impl Serialize for EnvironmentSettings {
         }
         map.end()
     }
+}
+
+/// The flat table as a schema: one alternative per kind.
+impl JsonSchema for EnvironmentSettings {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "EnvironmentSettings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        KindTable::json_schema(generator)
+    }
+}
+
+/// The environment of a stage.
+#[derive(JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum KindTable {
+    /// One completion per prompt. The default.
+    SingleTurn,
+    /// The number-guessing game.
+    Guess(GuessSettings),
 }

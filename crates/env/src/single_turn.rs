@@ -3,9 +3,9 @@ use std::future::ready;
 use rloom_core::Task;
 use rloom_text::Tokenizer;
 
-use crate::{Answer, BoxFuture, EnvError, Environment, Interaction, Next, Start, Turn, render_prompt};
+use crate::{BoxFuture, EnvError, Environment, Interaction, Next, Response, Start, Turn, render_prompt};
 
-/// A prompt, a completion, and that is all.
+/// One completion per prompt, without observations.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SingleTurn;
 
@@ -20,7 +20,7 @@ impl Environment for SingleTurn {
         tokenizer: &'a Tokenizer,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         let start = render_prompt(tokenizer, &task.prompt)
-            .map(|prompt| Start { prompt, state: None, interaction: Box::new(Once) })
+            .map(|prompt| Start { attachments: Vec::new(), prompt, state: None, interaction: Box::new(Once) })
             .map_err(|source| EnvError::Text { task: task.index, source });
         Box::pin(ready(start))
     }
@@ -30,7 +30,7 @@ impl Environment for SingleTurn {
 struct Once;
 
 impl Interaction for Once {
-    fn step<'a>(&'a mut self, _: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>> {
+    fn step<'a>(&'a mut self, _: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
         Box::pin(ready(Ok(Next::Done.into())))
     }
 }

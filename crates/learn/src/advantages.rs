@@ -156,7 +156,7 @@ fn is_truncated(episode: &Episode) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rloom_core::{Rewards, SampleKey, Span, Step, StopReason, Trajectory};
+    use rloom_core::{Rewards, SampleKey, Span, StepReward, StopReason, Trajectory};
 
     use super::*;
 
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn steps_of_a_multi_turn_episode() {
         let judged = |range, reward, state: &str| Span {
-            step: Some(Step { reward, state: Some(state.into()) }),
+            step: Some(StepReward { reward, state: Some(state.into()) }),
             ..Span::new(Author::Policy, range)
         };
         let spans = vec![

@@ -111,7 +111,7 @@ impl BatchTrainer {
 
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
         let pack = if self.share_prompts { pack } else { pack_unshared };
-        pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)
+        Ok(pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)?)
     }
 
     /// Trains the process-reward model on the batch, then scores the batch with it.

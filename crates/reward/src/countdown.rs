@@ -1,23 +1,24 @@
+use rloom_core::ValueRange;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
 use crate::math;
 use crate::verifier::{Truncated, reference, unreadable};
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, ReferenceForm, Reward, Verdict};
 
-/// An expression that uses given numbers, each exactly once, and gives a target.
+/// Verifies an expression that must use each of the given numbers once and evaluate to the target.
 ///
-/// The reference answer says numbers and target: as an expression that solves the task (`(8-3)*7`), or as `3,
-/// 7, 8 = 35`. Any expression of `+ - * / ( )` is accepted that uses the same numbers and has the same value;
-/// it is computed exactly.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The reference answer defines numbers and target: an expression that solves the task (`(8-3)*7`), or `3, 7, 8 = 35`.
+/// Any expression of `+ - * / ( )` with the same numbers and the same value is accepted; values are computed exactly.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Countdown {
-    /// Where the expression is looked for, in this order ([`Extract`] says which place decides).
+    /// Places to look for the expression, in order of preference.
     pub extract: Vec<Extract>,
-    /// The value of an expression of the right numbers that misses the target.
+    /// Reward of an expression that uses the right numbers and misses the target; at least 0 and below 1.
     pub partial: f64,
-    /// What is made of a completion that was cut off.
+    /// Treatment of truncated completions.
     pub truncated: Truncated,
 }
 
@@ -40,9 +41,9 @@ impl Default for Countdown {
 impl Reward for Countdown {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let answer = reference(completion)?;
-        let problem = "is neither an expression of numbers nor `numbers = target`";
-        let (target, numbers) = task(answer).ok_or_else(|| unreadable(completion, problem))?;
-        let attempt = extract::decide(&self.extract, completion.text, attempt);
+        let (target, numbers) =
+            task(answer).ok_or_else(|| unreadable(completion, ReferenceForm::Countdown))?;
+        let attempt = extract::read_first(&self.extract, completion.text, attempt);
         let verdict = match attempt {
             None => Verdict::outcome(false, false),
             Some((value, mut used)) => {
@@ -62,11 +63,9 @@ impl Reward for Countdown {
         true
     }
 
-    fn validate(&self) -> Result<(), String> {
-        if !(0.0..1.0).contains(&self.partial) {
-            return Err(format!("`partial`: {} is not at least 0 and below 1", self.partial));
-        }
-        extract::validate(&self.extract)
+    fn validate(&self) -> Result<(), ComponentError> {
+        ValueRange::from_below(0.0, 1.0).check("partial", self.partial)?;
+        Ok(extract::validate(&self.extract)?)
     }
 }
 
@@ -85,7 +84,7 @@ fn task(answer: &str) -> Option<(math::Exact, Vec<u64>)> {
     (!numbers.is_empty()).then_some((target, numbers))
 }
 
-/// A policy's expression. What it claims it to be (`= 35`) is not looked at: the value is computed.
+/// The value and the numbers of a policy's expression. A claimed value (`= 35`) is ignored.
 fn attempt(text: &str) -> Option<(Option<math::Exact>, Vec<u64>)> {
     let expression = text.split_once('=').map_or(text, |(left, _)| left);
     math::countdown(expression)

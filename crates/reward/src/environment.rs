@@ -1,19 +1,19 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Completion, JudgeError, Reward, Verdict};
 
-/// What the environment rewarded the episode's turns with, added up.
+/// The sum of the environment's step rewards.
 ///
-/// The episode is solved when its last turn earned 1 or more: environments that can tell success reward it so, and
-/// nothing else as much. An episode that was aborted before its first token earns 0; any other without rewarded turns
-/// is an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The episode is solved if its last step reward is at least 1, which environments give for success only. An episode that
+/// was aborted before its first token has the reward 0; other episodes without step rewards are errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentReward {}
 
 impl Reward for EnvironmentReward {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        // A completion that was aborted before its first token has no turn that could have been rewarded.
+        // A completion that was aborted before its first token has no turn.
         let last = match completion.steps.last() {
             Some(&last) => last,
             None if completion.tokens == 0 => 0.0,

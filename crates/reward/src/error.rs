@@ -1,73 +1,155 @@
-use rloom_core::SampleKey;
+use std::fmt;
+use std::time::Duration;
 
-/// Why a component could not judge a completion.
+use rloom_core::{SampleKey, SettingError};
+
+/// A failure of a component to judge a completion.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JudgeError {
-    /// There is nothing to compare with.
-    #[error("task {task} has no reference answer\nhint: name the field that holds it with `answer_field`")]
+    /// A task without a reference answer.
+    #[error("task {task} has no reference answer\nhint: name the field with the answer in `answer_field`")]
     NoReference {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
     },
-    /// The reference answer is not what this component compares with.
-    #[error("the reference answer {answer:?} of task {task} {problem}")]
+    /// A reference answer in another form than the component requires.
+    #[error("the reference answer {answer:?} of task {task} is not {expected}")]
     Reference {
-        /// The task's index in its dataset.
+        /// Index of the task in its dataset.
         task: u64,
         /// The answer.
         answer: String,
-        /// What is wrong with it, as the rest of the sentence.
-        problem: String,
+        /// The required form.
+        expected: ReferenceForm,
     },
-    /// There are no step rewards.
+    /// An episode without step rewards.
     #[error(
-        "the environment rewarded no turn of the episode\nhint: use an environment that does, such as `guess`"
+        "the environment gave no step rewards\nhint: use an environment with step rewards, such as `guess`"
     )]
     NoSteps,
 }
 
-/// Rewards that cannot be configured or computed.
+/// The form of a reference answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReferenceForm {
+    /// A number.
+    Number,
+    /// An expression of numbers, or numbers and a target.
+    Countdown,
+}
+
+impl fmt::Display for ReferenceForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Number => "a number\nhint: use the `math` or `exact` reward for other answers",
+            Self::Countdown => "an expression of numbers or `numbers = target`",
+        })
+    }
+}
+
+/// A setting of a component with an invalid value.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ComponentError {
+    /// A problem that any settings can have.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A pattern without text between its stars.
+    #[error("`pattern`: {pattern:?} matches every completion")]
+    MatchesEverything {
+        /// The pattern.
+        pattern: String,
+    },
+}
+
+/// A reward that cannot be configured or computed.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardError {
-    /// Settings that do not go together.
-    #[error("{0}")]
-    Settings(String),
-    /// A component failed.
-    #[error("reward `{component}` failed on sample {sample:?}: {source}")]
+    /// Settings without components.
+    #[error("`components`: the list is empty")]
+    NoComponents,
+    /// An invalid name of a component.
+    #[error("`name`: {name:?} is not a valid name\nhint: use letters, digits, `_`, `-` and `.`")]
+    InvalidName {
+        /// The name.
+        name: String,
+    },
+    /// Two components with the same name.
+    #[error(
+        "`components`: the name `{name}` occurs more than once\nhint: give each component a unique `name`"
+    )]
+    RepeatedName {
+        /// The name.
+        name: String,
+    },
+    /// A weight that is infinite or NaN.
+    #[error("`weight` of `{name}`: {weight} is not finite")]
+    Weight {
+        /// Name of the component.
+        name: String,
+        /// The weight.
+        weight: f64,
+    },
+    /// Invalid settings of a component.
+    #[error("component `{name}`: {source}")]
+    Component {
+        /// Name of the component.
+        name: String,
+        /// The defect.
+        source: ComponentError,
+    },
+    /// A setting with an invalid value.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// An outcome that is not the name of a component.
+    #[error("`outcome`: no component is named `{name}`")]
+    UnknownOutcome {
+        /// The name.
+        name: String,
+    },
+    /// An outcome that is not a verifier.
+    #[error("`outcome`: `{name}` is not a verifier")]
+    OutcomeNotVerifier {
+        /// Name of the component.
+        name: String,
+    },
+    /// A component that failed.
+    #[error("reward `{component}` failed on sample {sample}: {source}")]
     Failed {
-        /// The component's name.
+        /// Name of the component.
         component: String,
         /// The completion.
         sample: SampleKey,
-        /// Why.
+        /// The component's error.
         source: JudgeError,
     },
-    /// A component panicked: a defect of it.
-    #[error("reward `{component}` panicked on sample {sample:?}: {message}")]
+    /// A component that panicked, which is a defect of the component.
+    #[error("reward `{component}` panicked on sample {sample}: {message}")]
     Panicked {
-        /// The component's name.
+        /// Name of the component.
         component: String,
         /// The completion.
         sample: SampleKey,
-        /// What the panic said.
+        /// Message of the panic.
         message: String,
     },
-    /// A component did not answer in time.
+    /// A component that exceeded the timeout.
     #[error(
-        "reward `{component}` has not judged sample {sample:?} within {seconds} s\nhint: raise `reward.deadline_seconds` if it is really that slow; `reward.on_error = \"skip\"` goes on without it"
+        "reward `{component}` exceeded the timeout of {} s on sample {sample}\nhint: raise `reward.timeout_seconds` \
+         if the reward is slow; `reward.on_error = \"skip\"` continues without it",
+        timeout.as_secs_f64()
     )]
-    Late {
-        /// The component's name.
+    TimedOut {
+        /// Name of the component.
         component: String,
         /// The completion.
         sample: SampleKey,
-        /// How long was waited.
-        seconds: f64,
+        /// The timeout.
+        timeout: Duration,
     },
-    /// A component gave a value that cannot be trained on.
-    #[error("reward `{component}` gave {value} on sample {sample:?}: a reward must be finite")]
+    /// A component whose value is infinite or NaN.
+    #[error("reward `{component}` returned {value} on sample {sample}: a reward must be finite")]
     NotFinite {
-        /// The component's name.
+        /// Name of the component.
         component: String,
         /// The completion.
         sample: SampleKey,

@@ -1,18 +1,19 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
 use crate::verifier::{Truncated, reference};
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 
-/// The answer, character by character; white space around it does not count.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Verifies that the answer equals the reference answer as text, without surrounding white space.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Exact {
-    /// Where the answer is looked for, in this order ([`Extract`] says which place decides).
+    /// Places to look for the answer, in order of preference.
     pub extract: Vec<Extract>,
-    /// Whether upper and lower case are the same.
+    /// Ignores the difference between upper and lower case.
     pub ignore_case: bool,
-    /// What is made of a completion that was cut off.
+    /// Treatment of truncated completions.
     pub truncated: Truncated,
 }
 
@@ -25,7 +26,7 @@ impl Default for Exact {
 impl Reward for Exact {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let expected = reference(completion)?;
-        let found = extract::decide(&self.extract, completion.text, Some);
+        let found = extract::read_first(&self.extract, completion.text, Some);
         let verdict = match found {
             Some(answer) if self.ignore_case => {
                 Verdict::outcome(answer.to_lowercase() == expected.to_lowercase(), true)
@@ -40,7 +41,7 @@ impl Reward for Exact {
         true
     }
 
-    fn validate(&self) -> Result<(), String> {
-        extract::validate(&self.extract)
+    fn validate(&self) -> Result<(), ComponentError> {
+        Ok(extract::validate(&self.extract)?)
     }
 }

@@ -1,34 +1,47 @@
+use rloom_core::{SettingError, SettingProblem};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A place in a completion where the answer may stand.
+/// A place of the answer in a completion.
 ///
-/// Each is found by a linear scan from the end: when a completion holds several, the last one counts, so that
-/// an answer that the policy takes back is not the one that is judged.
+/// Each is found by a linear scan from the end: of several occurrences the last one counts, so that an answer that the
+/// policy corrects is not judged.
 ///
-/// Of several places, the first one that is there decides, even if nothing can be read from it: what a policy
-/// marks as its answer is its answer. Only [`Extract::AnswerIs`] and [`Extract::LastNumber`], which are
-/// guesses, give way to the next place when what they find cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Of several places, the first one that occurs is judged, even if it cannot be read: the text that a policy marks as its
+/// answer is its answer. Only `answer_is` and `last_number`, which are heuristics, fall back to the next place if the
+/// text cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
     /// The whole completion.
     Whole,
     /// The rest of the line after `####`, as in GSM8K.
     Hashes,
-    /// The argument of `\boxed{…}` or `\fbox{…}`; braces are matched.
+    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces.
     Boxed,
-    /// Between `<answer>` and `</answer>`.
+    /// The text between `<answer>` and `</answer>`.
     AnswerTag,
-    /// After `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
+    /// The text after `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
     AnswerIs,
     /// The last number in the text, with its sign, currency, thousands separators, fraction and percent sign.
-    /// Finds something in almost any text: a policy can be rewarded for a number that it never meant as its
-    /// answer.
+    /// Matches in almost any text: a policy can be rewarded for a number that it did not mean as its answer.
     LastNumber,
 }
 
 impl Extract {
-    /// The text that stands there, without white space around it; `None` if there is none.
+    /// Name in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Hashes => "hashes",
+            Self::Boxed => "boxed",
+            Self::AnswerTag => "answer_tag",
+            Self::AnswerIs => "answer_is",
+            Self::LastNumber => "last_number",
+        }
+    }
+
+    /// The text at this place, without surrounding white space; `None` if there is none.
     pub fn find(self, text: &str) -> Option<&str> {
         let found = match self {
             Self::Whole => text,
@@ -49,8 +62,8 @@ impl Extract {
     }
 }
 
-/// Reads the place that decides.
-pub(crate) fn decide<'a, T>(
+/// Reads the answer at the first place that occurs.
+pub(crate) fn read_first<'a, T>(
     places: &[Extract],
     text: &'a str,
     read: impl Fn(&'a str) -> Option<T>,
@@ -65,16 +78,20 @@ pub(crate) fn decide<'a, T>(
     None
 }
 
-/// At least one place, none twice.
-pub(crate) fn validate(places: &[Extract]) -> Result<(), String> {
+/// Checks that there is at least one place, and none twice.
+pub(crate) fn validate(places: &[Extract]) -> Result<(), SettingError> {
     if places.is_empty() {
-        return Err("`extract`: names no place to look for the answer".into());
+        return Err(SettingProblem::Empty.at("extract"));
     }
-    let twice = places.iter().enumerate().any(|(i, place)| places[..i].contains(place));
-    if twice { Err("`extract`: names a place twice".into()) } else { Ok(()) }
+    match places.iter().enumerate().find(|(i, place)| places[..*i].contains(place)) {
+        Some((_, place)) => {
+            Err(SettingProblem::Repeated { value: format!("`{}`", place.name()) }.at("extract"))
+        }
+        None => Ok(()),
+    }
 }
 
-/// The argument of the last box. One whose braces never close is no answer.
+/// The argument of the last box; `None` if its braces do not close.
 fn boxed(text: &str) -> Option<&str> {
     let start = ["\\boxed", "\\fbox"].iter().filter_map(|name| Some(text.rfind(name)? + name.len())).max()?;
     let inside = text[start..].trim_start().strip_prefix('{')?;
@@ -95,7 +112,7 @@ fn boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// What follows the last announcement of an answer.
+/// The text after the last announcement of an answer.
 fn answer_is(text: &str) -> Option<&str> {
     // ASCII case folding keeps byte positions.
     let lower = text.to_ascii_lowercase();
@@ -117,7 +134,7 @@ fn answer_is(text: &str) -> Option<&str> {
     Some(line[..end.unwrap_or(line.len())].trim_end_matches(['*', '_', ' ']))
 }
 
-/// The last run of characters that can make one number.
+/// The last run of characters that can form a number.
 fn last_number(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
     let mut end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
@@ -125,7 +142,7 @@ fn last_number(text: &str) -> Option<&str> {
     while start > 0 {
         let before = bytes[start - 1];
         let joins = before.is_ascii_digit()
-            // A point, comma or slash belongs to the number when a digit stands before it too.
+            // A point, comma or slash belongs to the number if it also follows a digit.
             || (matches!(before, b'.' | b',' | b'/') && bytes[start].is_ascii_digit()
                 && (start >= 2 && bytes[start - 2].is_ascii_digit()))
             || (before == b'.' && bytes[start].is_ascii_digit());
@@ -139,7 +156,7 @@ fn last_number(text: &str) -> Option<&str> {
         let prefix = text[..start].chars().next_back();
         match prefix {
             Some('$' | '€' | '£' | '¥' | '₹') => start -= prefix.map_or(0, char::len_utf8),
-            // A minus sign is one only where no word or number ends right before it: `10-3` is a difference.
+            // A minus sign after a word or number is not a sign: `10-3` is a difference.
             Some('-' | '−') => {
                 let length = prefix.map_or(0, char::len_utf8);
                 let before = text[..start - length].chars().next_back();
@@ -185,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_box_counts_and_braces_match() {
+    fn the_last_box_counts_with_nested_braces() {
         check(
             Extract::Boxed,
             &[

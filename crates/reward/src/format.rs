@@ -1,30 +1,29 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 
-/// 1 for a completion of a given shape, 0 for any other.
+/// 1 for a completion that matches a pattern, else 0.
 ///
-/// A pattern is text in which `*` stands for any text, also over several lines:
-/// `<think>*</think>*<answer>*</answer>`. `\*` is a star and `\\` a backslash. The whole completion has to
-/// fit; white space around it does not count. Patterns are not regular expressions on purpose: what a policy
-/// is rewarded for should be readable at a glance, and matching takes linear time whatever the completion.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// In a pattern, `*` matches any text, also over several lines: `<think>*</think>*<answer>*</answer>`. `\*` is a star and
+/// `\\` a backslash. The whole completion must match, without surrounding white space. Patterns are deliberately not
+/// regular expressions: they are easy to read, and matching takes linear time for any completion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Format {
-    /// The shape.
+    /// Pattern of the whole completion; `*` matches any text, `\*` is a star and `\\` a backslash.
     pub pattern: String,
-    /// Whether every piece of text between the stars may occur only once. Without it, a policy learns that
-    /// repeating a tag does no harm. On by default.
-    #[serde(default = "yes")]
+    /// Requires that every piece of text between the stars occurs only once. Otherwise policies learn to repeat tags.
+    #[serde(default = "default_once")]
     pub once: bool,
 }
 
-fn yes() -> bool {
+fn default_once() -> bool {
     true
 }
 
 impl Format {
-    /// A shape whose pieces occur once.
+    /// A pattern whose pieces occur once.
     pub fn new(pattern: impl Into<String>) -> Self {
         Self { pattern: pattern.into(), once: true }
     }
@@ -51,15 +50,15 @@ impl Reward for Format {
         Ok(Verdict::value(f64::from(u8::from(self.matches(completion.text)))))
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ComponentError> {
         if pieces(&self.pattern).iter().all(String::is_empty) {
-            return Err(format!("`pattern`: {:?} fits every completion", self.pattern));
+            return Err(ComponentError::MatchesEverything { pattern: self.pattern.clone() });
         }
         Ok(())
     }
 }
 
-/// The texts between the stars.
+/// The pieces of text between the stars.
 fn pieces(pattern: &str) -> Vec<String> {
     let mut pieces = vec![String::new()];
     let mut characters = pattern.trim().chars();
@@ -79,7 +78,7 @@ fn pieces(pattern: &str) -> Vec<String> {
     pieces
 }
 
-/// Whether each piece occurs as often in the text as among the pieces. White space alone may occur anywhere.
+/// True if each piece occurs as often in the text as in the pattern. White space may occur anywhere.
 fn occur_once(text: &str, first: &String, rest: &[String]) -> bool {
     let all = || std::iter::once(first).chain(rest);
     all().filter(|piece| !piece.trim().is_empty()).all(|piece| {
@@ -95,8 +94,8 @@ mod tests {
     const THINK: &str = "<think>*</think>*<answer>*</answer>";
 
     #[test]
-    fn shapes() {
-        for (pattern, text, fits) in [
+    fn patterns() {
+        for (pattern, text, matches) in [
             (THINK, "<think>a\nb</think>\n<answer>5</answer>", true),
             (THINK, "  <think></think><answer></answer>\n", true),
             (THINK, "<think>a</think> <answer>5", false),
@@ -117,19 +116,19 @@ mod tests {
             (r"2\*3", "2*3", true),
             (r"2\*3", "2x3", false),
         ] {
-            assert_eq!(Format::new(pattern).matches(text), fits, "{pattern} on {text}");
+            assert_eq!(Format::new(pattern).matches(text), matches, "{pattern} on {text}");
         }
     }
 
     #[test]
     fn repetition_can_be_allowed() {
-        let often = Format { pattern: THINK.into(), once: false };
-        assert!(often.matches("<think>a</think><think>b</think><answer>5</answer>"));
-        assert!(!often.matches("<think>a</think>"));
+        let repeated = Format { pattern: THINK.into(), once: false };
+        assert!(repeated.matches("<think>a</think><think>b</think><answer>5</answer>"));
+        assert!(!repeated.matches("<think>a</think>"));
     }
 
     #[test]
-    fn a_pattern_of_stars_says_nothing() {
+    fn patterns_of_stars_alone_are_refused() {
         assert!(Format::new("**").validate().is_err());
         assert!(Format::new("*x").validate().is_ok());
     }

@@ -1,12 +1,11 @@
-//! Rewards: verifiers, and their weighted sums.
+//! Rewards: verifiers and their weighted sums.
 //!
-//! A [`Scorer`] is made of named components ([`RewardSettings`]). Each sees a [`Completion`] and gives a
-//! [`Verdict`]: a value, or that it does not apply; verifiers also say whether the task was solved and
-//! whether an answer could be read at all. One verifier, the outcome, decides what evaluation counts,
-//! whatever is added to the value for shaping.
+//! A [`Scorer`] has named components ([`RewardSettings`]). Each judges a [`Completion`] and returns a [`Verdict`]: a
+//! value, or that it does not apply; verifiers also report whether the task is solved and whether an answer could be
+//! read. One verifier, the outcome, decides what evaluation counts; other components only shape the reward.
 //!
-//! Nothing is silent: a component that fails, or gives a number that is not finite, is an error that names
-//! component and sample. By default it ends the run; when it is not to, it is counted.
+//! A component that fails or returns a value that is not finite is an error that names component and sample. By default
+//! it ends the run; with `on_error = "skip"` it is counted.
 
 mod completion;
 mod countdown;
@@ -26,7 +25,7 @@ mod verifier;
 pub use completion::{Completion, Reward, Verdict};
 pub use countdown::Countdown;
 pub use environment::EnvironmentReward;
-pub use error::{JudgeError, RewardError};
+pub use error::{ComponentError, JudgeError, ReferenceForm, RewardError};
 pub use exact::Exact;
 pub use extract::Extract;
 pub use format::Format;
@@ -34,6 +33,6 @@ pub use length::Length;
 pub use math::Math;
 pub use numeric::Numeric;
 pub use random::Random;
-pub use scorer::{AtWork, Scorer};
+pub use scorer::{CurrentComponent, Scorer};
 pub use settings::{ComponentSettings, Kind, OnError, RewardSettings};
 pub use verifier::Truncated;

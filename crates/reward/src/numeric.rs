@@ -1,20 +1,20 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
-use crate::math::{Reference, decide, validate_tolerance, verdict};
+use crate::math::{Reference, judge_first, validate_tolerance, verdict};
 use crate::verifier::{Truncated, reference, unreadable};
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, ReferenceForm, Reward, Verdict};
 
-/// The answer as a number: `18`, `$1,800.00`, `7/2`, `1 1/2`, `-3.5e2`, `18 eggs`. Numbers are compared
-/// exactly.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Verifies a number: `18`, `$1,800.00`, `7/2`, `1 1/2`, `-3.5e2`, `18 eggs`. Numbers are compared exactly.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Numeric {
-    /// Where the number is looked for, in this order ([`Extract`] says which place decides).
+    /// Places to look for the number, in order of preference.
     pub extract: Vec<Extract>,
-    /// The relative difference that the numbers may have. 0 asks for the same number.
+    /// Maximum relative difference of the numbers, at least 0 and below 1. 0: the numbers must be equal.
     pub tolerance: f64,
-    /// What is made of a completion that was cut off.
+    /// Treatment of truncated completions.
     pub truncated: Truncated,
 }
 
@@ -38,13 +38,10 @@ impl Reward for Numeric {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let reference = Reference::read(reference(completion)?);
         if !reference.is_number() {
-            return Err(unreadable(
-                completion,
-                "is not a number\nhint: judge such answers with `math` or `exact`",
-            ));
+            return Err(unreadable(completion, ReferenceForm::Number));
         }
         let judge = |answer: &str| reference.judge_number(answer, self.tolerance);
-        let judgement = decide(&self.extract, completion.text, judge);
+        let judgement = judge_first(&self.extract, completion.text, judge);
         Ok(self.truncated.apply(completion, verdict(judgement)))
     }
 
@@ -52,8 +49,8 @@ impl Reward for Numeric {
         true
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
-        validate_tolerance(self.tolerance)
+        Ok(validate_tolerance(self.tolerance)?)
     }
 }

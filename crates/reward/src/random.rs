@@ -1,15 +1,16 @@
-use rloom_core::{Purpose, RandomKey};
+use rloom_core::{Purpose, RandomKey, ValueRange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 
-/// A coin toss, whatever the completion says: for control runs, in which nothing may be learned.
+/// A random reward, independent of the completion: for control runs, in which nothing can be learned.
 ///
-/// The toss is a function of (seed, stage, ticket, sample, segment), so a control run repeats like any other.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// It is a function of (seed, stage, ticket, sample, segment), so control runs are reproducible.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Random {
-    /// How often it gives 1 rather than 0.
+    /// Probability of the reward 1 instead of 0, between 0 and 1.
     pub probability: f64,
 }
 
@@ -22,15 +23,11 @@ impl Default for Random {
 impl Reward for Random {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let key =
-            RandomKey::of_sample(completion.seed, completion.stage, Purpose::RandomReward, completion.key);
+            RandomKey::for_sample(completion.seed, completion.stage, Purpose::RandomReward, completion.key);
         Ok(Verdict::value(f64::from(u8::from(key.stream().uniform(0) < self.probability))))
     }
 
-    fn validate(&self) -> Result<(), String> {
-        if (0.0..=1.0).contains(&self.probability) {
-            Ok(())
-        } else {
-            Err(format!("`probability`: {} is not between 0 and 1", self.probability))
-        }
+    fn validate(&self) -> Result<(), ComponentError> {
+        Ok(ValueRange::between(0.0, 1.0).check("probability", self.probability)?)
     }
 }

@@ -7,20 +7,20 @@ use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
 use crate::{Completion, OnError, Reward, RewardError, RewardSettings, Verdict};
 
-/// Judges completions by named components and adds them up.
+/// Judges completions with named components and sums their values.
 #[derive(Debug)]
 pub struct Scorer {
     components: Vec<Component>,
-    /// The verifier that says whether a task was solved.
+    /// Index of the outcome verifier.
     outcome: Option<usize>,
     on_error: OnError,
     seed: u64,
     stage: u32,
 }
 
-/// Which component is at work on a completion, for whoever waits for it.
+/// The component that is judging a completion, for timeouts and stall reports.
 #[derive(Debug, Default)]
-pub struct AtWork(AtomicUsize);
+pub struct CurrentComponent(AtomicUsize);
 
 #[derive(Debug)]
 struct Component {
@@ -31,7 +31,7 @@ struct Component {
 }
 
 impl Scorer {
-    /// Makes a scorer for a stage of a run.
+    /// A scorer for a stage of a run.
     pub fn new(settings: &RewardSettings, seed: u64, stage: u32) -> Result<Self, RewardError> {
         settings.validate()?;
         let components = settings
@@ -47,21 +47,21 @@ impl Scorer {
         Ok(Self { components, outcome: settings.outcome_index(), on_error: settings.on_error, seed, stage })
     }
 
-    /// A scorer of components that are given with their names and weights. None of them says whether a task was solved.
-    pub fn of_rewards(rewards: Vec<(String, f64, Box<dyn Reward>)>, on_error: OnError) -> Self {
+    /// A scorer of the given components, with names and weights and without an outcome.
+    pub fn from_rewards(rewards: Vec<(String, f64, Box<dyn Reward>)>, on_error: OnError) -> Self {
         let component =
             |(name, weight, reward)| Component { name, weight, reward, failures: AtomicU64::new(0) };
         let components = rewards.into_iter().map(component).collect();
         Self { components, outcome: None, on_error, seed: 0, stage: 0 }
     }
 
-    /// Judges a trajectory whose policy tokens read `text`. `at_work` says meanwhile which component is at it.
+    /// Judges a trajectory; `text` is the text of its policy tokens. `current` reports the running component meanwhile.
     pub fn score(
         &self,
         task: &Task,
         trajectory: &Trajectory,
         text: &str,
-        at_work: &AtWork,
+        current: &CurrentComponent,
     ) -> Result<Rewards, RewardError> {
         let steps: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
         let completion = Completion {
@@ -74,23 +74,27 @@ impl Scorer {
             seed: self.seed,
             stage: self.stage,
         };
-        self.judge(&completion, at_work)
+        self.judge(&completion, current)
     }
 
-    /// What becomes of a completion that was not judged in time: an error, or, where failures are to be skipped, rewards
-    /// that do not apply.
+    /// The rewards of a completion whose judgement exceeded the timeout: none of the components applies.
     ///
     /// # Errors
     ///
-    /// [`RewardError::Late`], unless failures are to be skipped.
-    pub fn late(&self, at_work: &AtWork, sample: SampleKey, after: Duration) -> Result<Rewards, RewardError> {
-        let component = self.component(at_work);
+    /// [`RewardError::TimedOut`], unless failures are skipped.
+    pub fn timed_out(
+        &self,
+        current: &CurrentComponent,
+        sample: SampleKey,
+        timeout: Duration,
+    ) -> Result<Rewards, RewardError> {
+        let component = self.component(current);
         if let Some(component) = component {
             component.failures.fetch_add(1, Ordering::Relaxed);
         }
         if self.on_error == OnError::Fatal {
             let component = component.map(|c| c.name.clone()).unwrap_or_default();
-            return Err(RewardError::Late { component, sample, seconds: after.as_secs_f64() });
+            return Err(RewardError::TimedOut { component, sample, timeout });
         }
         let none = |c: &Component| RewardComponent { name: c.name.clone(), weight: c.weight, value: None };
         Ok(Rewards { components: self.components.iter().map(none).collect(), ..Rewards::default() })
@@ -100,12 +104,16 @@ impl Scorer {
     ///
     /// # Errors
     ///
-    /// A component that fails or panics, or whose value is not finite, unless failures are to be skipped: then it
-    /// counts as not applicable.
-    pub fn judge(&self, completion: &Completion<'_>, at_work: &AtWork) -> Result<Rewards, RewardError> {
+    /// A component that fails or panics, or whose value is not finite, unless failures are skipped; a skipped component
+    /// does not apply.
+    pub fn judge(
+        &self,
+        completion: &Completion<'_>,
+        current: &CurrentComponent,
+    ) -> Result<Rewards, RewardError> {
         let mut rewards = Rewards::default();
         for (index, component) in self.components.iter().enumerate() {
-            at_work.0.store(index, Ordering::Relaxed);
+            current.0.store(index, Ordering::Relaxed);
             let verdict = match component.judge(completion) {
                 Ok(verdict) => verdict,
                 Err(error) => {
@@ -129,21 +137,21 @@ impl Scorer {
         Ok(rewards)
     }
 
-    /// The component that is at work on a completion.
-    pub fn component_at_work(&self, at_work: &AtWork) -> Option<&str> {
-        self.component(at_work).map(|component| component.name.as_str())
+    /// Name of the component that is judging a completion.
+    pub fn current_component(&self, current: &CurrentComponent) -> Option<&str> {
+        self.component(current).map(|component| component.name.as_str())
     }
 
-    fn component(&self, at_work: &AtWork) -> Option<&Component> {
-        self.components.get(at_work.0.load(Ordering::Relaxed))
+    fn component(&self, current: &CurrentComponent) -> Option<&Component> {
+        self.components.get(current.0.load(Ordering::Relaxed))
     }
 
-    /// The names of its components, in order.
+    /// Names of the components, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.components.iter().map(|c| c.name.as_str())
     }
 
-    /// How often each component failed since the scorer was made.
+    /// Number of failures of each component since the scorer was created.
     pub fn failures(&self) -> impl Iterator<Item = (&str, u64)> {
         self.components.iter().map(|c| (c.name.as_str(), c.failures.load(Ordering::Relaxed)))
     }
@@ -152,7 +160,7 @@ impl Scorer {
 impl Component {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
         let (component, sample) = (self.name.clone(), completion.key);
-        // A component holds no state that a panic could leave half-changed: it judges through a shared reference.
+        // Components are immutable, so a panic cannot leave an inconsistent state.
         match catch_unwind(AssertUnwindSafe(|| self.reward.judge(completion))) {
             Err(panic) => {
                 Err(RewardError::Panicked { component, sample, message: message(panic.as_ref()).to_owned() })
@@ -166,7 +174,7 @@ impl Component {
     }
 }
 
-/// What a panic said.
+/// Message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
@@ -191,7 +199,7 @@ mod tests {
 
     fn scorer(value: f64, on_error: OnError) -> Scorer {
         let reward: Box<dyn Reward> = Box::new(Broken(value));
-        Scorer::of_rewards(vec![("broken".into(), 2.0, reward)], on_error)
+        Scorer::from_rewards(vec![("broken".into(), 2.0, reward)], on_error)
     }
 
     fn judge(scorer: &Scorer) -> Result<Rewards, RewardError> {
@@ -212,11 +220,11 @@ mod tests {
             seed: 0,
             stage: 0,
         };
-        scorer.judge(&completion, &AtWork::default())
+        scorer.judge(&completion, &CurrentComponent::default())
     }
 
     #[test]
-    fn a_panic_is_an_error_like_others() {
+    fn panics_are_errors() {
         let error = judge(&scorer(7.0, OnError::Fatal)).unwrap_err();
         assert!(
             matches!(&error, RewardError::Panicked { component, message, .. }
@@ -229,15 +237,17 @@ mod tests {
     }
 
     #[test]
-    fn a_late_judgement_names_the_component_that_was_at_work() {
+    fn timeouts_name_the_running_component() {
         let sample = SampleKey { ticket: Ticket(4), sample: 2, segment: 0 };
-        let late = |on_error| scorer(3.0, on_error).late(&AtWork::default(), sample, Duration::from_secs(2));
-        let error = late(OnError::Fatal).unwrap_err().to_string();
+        let timed_out = |on_error| {
+            scorer(3.0, on_error).timed_out(&CurrentComponent::default(), sample, Duration::from_secs(2))
+        };
+        let error = timed_out(OnError::Fatal).unwrap_err().to_string();
         assert!(
-            error.starts_with("reward `broken` has not judged") && error.contains("within 2 s"),
+            error.starts_with("reward `broken` exceeded the timeout of 2 s on sample 4/2\nhint: "),
             "{error}"
         );
-        let rewards = late(OnError::Skip).unwrap();
+        let rewards = timed_out(OnError::Skip).unwrap();
         assert_eq!((rewards.components.len(), rewards.total()), (1, None));
     }
 
@@ -247,10 +257,9 @@ mod tests {
             let scorer = scorer(value, OnError::Fatal);
             let error = judge(&scorer).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("reward `broken` gave {value} on sample SampleKey")),
+                error.starts_with(&format!("reward `broken` returned {value} on sample 4/2:")),
                 "{error}"
             );
-            assert!(error.contains("Ticket(4), sample: 2"), "{error}");
             assert_eq!(scorer.failures().collect::<Vec<_>>(), [("broken", 1)]);
         }
     }

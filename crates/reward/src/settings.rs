@@ -1,4 +1,6 @@
-use serde::de::{DeserializeOwned, Error as _};
+use rloom_core::ValueRange;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -8,18 +10,18 @@ use crate::{
     Truncated,
 };
 
-/// What happens when a component fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Reaction to the failure of a component.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// The run stops and says where.
+    /// Stop the run with an error.
     #[default]
     Fatal,
-    /// The component does not apply to that completion; how often is counted.
+    /// Ignore the component for that completion; failures are counted.
     Skip,
 }
 
-/// How completions are rewarded: a weighted sum of named components.
+/// The reward: a weighted sum of named components.
 ///
 /// ```
 /// # use rloom_reward::RewardSettings;
@@ -29,63 +31,61 @@ pub enum OnError {
 /// .unwrap();
 /// assert_eq!(settings.components[1].name, "length");
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardSettings {
-    /// The parts of the sum.
+    /// Components of the sum; at least one.
     pub components: Vec<ComponentSettings>,
-    /// The name of the component that says whether a task was solved: what evaluation counts and what dynamic
-    /// sampling looks at. The first verifier when not set.
+    /// Name of the outcome component: the verifier that evaluation and dynamic sampling use. Default: the first verifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
-    /// What happens when a component fails: gives an error or a value that is not finite, panics, or does not answer
-    /// within the deadline.
+    /// Reaction to the failure of a component: an error, a panic, a value that is not finite, or a timeout.
     #[serde(default)]
     pub on_error: OnError,
-    /// Longest wait for the judgement of one completion (seconds).
-    #[serde(default = "default_deadline")]
-    pub deadline_seconds: f64,
+    /// Timeout for judging one completion, in seconds; above 0 and at most 31536000 (a year).
+    #[serde(default = "default_timeout")]
+    pub timeout_seconds: f64,
 }
 
-fn default_deadline() -> f64 {
+fn default_timeout() -> f64 {
     60.0
 }
 
-/// One part of the sum: in a configuration a flat table of `kind`, `name`, `weight` and the keys of that
+/// One component of the sum. In a configuration it is a flat table with `kind`, `name`, `weight` and the keys of the
 /// kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComponentSettings {
-    /// Its name, as `reward/<name>` shows it; its kind when not set.
+    /// Name, as in the metric `reward/<name>`. Default: the kind.
     pub name: String,
-    /// Its weight in the sum; 1 when not set. 0 shows it without rewarding it.
+    /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
     pub weight: f64,
-    /// What it judges by.
+    /// Kind, with its settings.
     pub kind: Kind,
 }
 
-/// What a component judges by.
+/// Kind of a component, with its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
-    /// The answer, character by character.
+    /// Equality of text.
     Exact(Exact),
-    /// The answer as a number.
+    /// Equality of numbers.
     Numeric(Numeric),
-    /// The answer as a mathematical expression.
+    /// Equality of mathematical expressions.
     Math(Math),
-    /// An expression that uses given numbers to reach a target.
+    /// An expression that reaches a target with the given numbers.
     Countdown(Countdown),
-    /// What the environment rewarded its turns with.
+    /// The sum of the environment's step rewards.
     Environment(EnvironmentReward),
-    /// The shape of the completion.
+    /// A pattern of the completion.
     Format(Format),
-    /// How many tokens it has.
+    /// The length of the completion.
     Length(Length),
-    /// A coin toss.
+    /// A random value.
     Random(Random),
 }
 
 impl Kind {
-    /// Its name in configuration.
+    /// Name in configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Exact(_) => "exact",
@@ -99,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// Whether it can say that a task is solved.
+    /// True if it is a verifier.
     pub fn is_verifier(&self) -> bool {
         self.as_reward().is_verifier()
     }
@@ -139,63 +139,55 @@ impl From<Kind> for ComponentSettings {
 
 impl RewardSettings {
     /// One component with weight 1.
-    pub fn of(kind: Kind) -> Self {
+    pub fn single(kind: Kind) -> Self {
         Self {
             components: vec![kind.into()],
             outcome: None,
             on_error: OnError::Fatal,
-            deadline_seconds: default_deadline(),
+            timeout_seconds: default_timeout(),
         }
     }
 
-    /// Checks the settings against each other; messages name the key.
+    /// Checks the settings.
     pub fn validate(&self) -> Result<(), RewardError> {
-        let refuse = |message: String| Err(RewardError::Settings(message));
         if self.components.is_empty() {
-            return refuse("`components`: there is none, so nothing could be rewarded".into());
+            return Err(RewardError::NoComponents);
         }
         for (i, component) in self.components.iter().enumerate() {
             let name = &component.name;
             if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.')) {
-                return refuse(format!(
-                    "`name`: {name:?} is not a name\nhint: use letters, digits, `_`, `-` and `.`"
-                ));
+                return Err(RewardError::InvalidName { name: name.clone() });
             }
             if self.components[..i].iter().any(|c| c.name == *name) {
-                return refuse(format!(
-                    "`components`: two of them are called `{name}`\nhint: give each a `name` of its own"
-                ));
+                return Err(RewardError::RepeatedName { name: name.clone() });
             }
             if !component.weight.is_finite() {
-                return refuse(format!("`weight` of `{name}`: {} is not finite", component.weight));
+                return Err(RewardError::Weight { name: name.clone(), weight: component.weight });
             }
             component
                 .kind
                 .as_reward()
                 .validate()
-                .map_err(|problem| RewardError::Settings(format!("component `{name}`: {problem}")))?;
+                .map_err(|source| RewardError::Component { name: name.clone(), source })?;
         }
-        // A year: keeps the value inside what clocks can add.
-        if !(self.deadline_seconds > 0.0 && self.deadline_seconds <= 31_536_000.0) {
-            let given = self.deadline_seconds;
-            return refuse(format!("`deadline_seconds`: {given} is not above 0 and at most 31536000"));
-        }
+        // A year, which clocks can add without overflow.
+        ValueRange::above(0.0, 31_536_000.0).check("timeout_seconds", self.timeout_seconds)?;
         let Some(outcome) = &self.outcome else { return Ok(()) };
         match self.components.iter().find(|c| c.name == *outcome) {
-            None => refuse(format!("`outcome`: no component is called `{outcome}`")),
+            None => Err(RewardError::UnknownOutcome { name: outcome.clone() }),
             Some(c) if !c.kind.is_verifier() => {
-                refuse(format!("`outcome`: `{outcome}` does not say whether a task was solved"))
+                Err(RewardError::OutcomeNotVerifier { name: outcome.clone() })
             }
             Some(_) => Ok(()),
         }
     }
 
-    /// Whether one of its components says if a task was solved.
+    /// True if there is an outcome verifier.
     pub fn has_verifier(&self) -> bool {
         self.outcome_index().is_some()
     }
 
-    /// The weight of the environment's step rewards; `None` where no component reads them.
+    /// Weight of the environment's step rewards; `None` if no component uses them.
     pub fn environment_weight(&self) -> Option<f64> {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
     }
@@ -208,9 +200,8 @@ impl RewardSettings {
     }
 }
 
-/// Every key that some kind reads, with its type. Reading into this first lets the configuration reader point
-/// at the very key that is misspelt or of the wrong type; the chosen kind then refuses the keys that are not
-/// its own.
+/// The keys of all kinds, with their types. Deserialising this first reports misspelt keys and wrong types at the right
+/// place in the file; the selected kind then refuses the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -227,8 +218,6 @@ struct Keys {
     min_tokens: Option<usize>,
     max_tokens: Option<usize>,
     fade: Option<usize>,
-    buffer: Option<usize>,
-    factor: Option<f64>,
     probability: Option<f64>,
 }
 
@@ -247,24 +236,24 @@ enum KindName {
 
 impl<'de> Deserialize<'de> for ComponentSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_keys(&Keys::deserialize(deserializer)?).map_err(D::Error::custom)
+        from_keys(&Keys::deserialize(deserializer)?)
     }
 }
 
-fn from_keys(keys: &Keys) -> Result<ComponentSettings, String> {
-    let Ok(Value::Object(mut given)) = serde_json::to_value(keys) else {
-        return Err("the component is not a table".into());
+fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
+    let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
+        return Err(E::custom("the component is not a table"));
     };
     given.retain(|key, value| !value.is_null() && !matches!(key.as_str(), "kind" | "name" | "weight"));
     let kind = match keys.kind {
-        KindName::Exact => Kind::Exact(own(given, "exact")?),
-        KindName::Numeric => Kind::Numeric(own(given, "numeric")?),
-        KindName::Math => Kind::Math(own(given, "math")?),
-        KindName::Countdown => Kind::Countdown(own(given, "countdown")?),
-        KindName::Environment => Kind::Environment(own(given, "environment")?),
-        KindName::Format => Kind::Format(own(given, "format")?),
-        KindName::Length => Kind::Length(own(given, "length")?),
-        KindName::Random => Kind::Random(own(given, "random")?),
+        KindName::Exact => Kind::Exact(from_own_keys(given, "exact")?),
+        KindName::Numeric => Kind::Numeric(from_own_keys(given, "numeric")?),
+        KindName::Math => Kind::Math(from_own_keys(given, "math")?),
+        KindName::Countdown => Kind::Countdown(from_own_keys(given, "countdown")?),
+        KindName::Environment => Kind::Environment(from_own_keys(given, "environment")?),
+        KindName::Format => Kind::Format(from_own_keys(given, "format")?),
+        KindName::Length => Kind::Length(from_own_keys(given, "length")?),
+        KindName::Random => Kind::Random(from_own_keys(given, "random")?),
     };
     Ok(ComponentSettings {
         name: keys.name.clone().unwrap_or_else(|| kind.name().to_owned()),
@@ -273,9 +262,10 @@ fn from_keys(keys: &Keys) -> Result<ComponentSettings, String> {
     })
 }
 
-/// Reads a kind's own keys; any other is one that it does not read.
-fn own<T: DeserializeOwned>(given: Map<String, Value>, kind: &str) -> Result<T, String> {
-    serde_json::from_value(Value::Object(given)).map_err(|e| format!("{e} (keys of the `{kind}` reward)"))
+/// Deserialises the keys of one kind; keys of other kinds are errors.
+fn from_own_keys<T: DeserializeOwned, E: Error>(given: Map<String, Value>, kind: &str) -> Result<T, E> {
+    serde_json::from_value(Value::Object(given))
+        .map_err(|e| E::custom(format_args!("{e} (keys of the `{kind}` reward)")))
 }
 
 impl Serialize for ComponentSettings {
@@ -301,4 +291,41 @@ impl Serialize for ComponentSettings {
         }
         map.end()
     }
+}
+
+/// The flat table as a schema: one alternative per kind.
+impl JsonSchema for ComponentSettings {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ComponentSettings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Table::json_schema(generator)
+    }
+}
+
+/// One component of the reward.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Table {
+    /// Name, as in the metric `reward/<name>`. Default: the kind.
+    name: Option<String>,
+    /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
+    weight: Option<f64>,
+    #[serde(flatten)]
+    kind: KindTable,
+}
+
+#[derive(JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum KindTable {
+    Exact(Exact),
+    Numeric(Numeric),
+    Math(Math),
+    Countdown(Countdown),
+    Environment(EnvironmentReward),
+    Format(Format),
+    Length(Length),
+    Random(Random),
 }

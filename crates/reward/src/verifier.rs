@@ -1,20 +1,21 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, JudgeError, Verdict};
+use crate::{Completion, JudgeError, ReferenceForm, Verdict};
 
-/// What a verifier makes of a completion that was cut off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Treatment of truncated completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncated {
-    /// It is judged by what is there.
+    /// Judge the truncated text.
     #[default]
     Judge,
-    /// It is not solved, whatever it says.
+    /// Count as not solved, whatever the text.
     Fail,
 }
 
 impl Truncated {
-    /// Applies the choice to a verdict.
+    /// Applies the setting to a verdict.
     pub(crate) fn apply(self, completion: &Completion<'_>, verdict: Verdict) -> Verdict {
         match self {
             Self::Fail if completion.stop.is_truncated() => {
@@ -25,17 +26,13 @@ impl Truncated {
     }
 }
 
-/// The reference answer, which verifiers cannot do without.
+/// The reference answer, which verifiers require.
 pub(crate) fn reference<'a>(completion: &Completion<'a>) -> Result<&'a str, JudgeError> {
     let answer = completion.task.answer.trim();
     if answer.is_empty() { Err(JudgeError::NoReference { task: completion.task.index }) } else { Ok(answer) }
 }
 
-/// A reference answer that a verifier cannot read.
-pub(crate) fn unreadable(completion: &Completion<'_>, problem: &str) -> JudgeError {
-    JudgeError::Reference {
-        task: completion.task.index,
-        answer: completion.task.answer.clone(),
-        problem: problem.to_owned(),
-    }
+/// The error for a reference answer that a verifier cannot read.
+pub(crate) fn unreadable(completion: &Completion<'_>, expected: ReferenceForm) -> JudgeError {
+    JudgeError::Reference { task: completion.task.index, answer: completion.task.answer.clone(), expected }
 }

@@ -1,9 +1,9 @@
-//! The table of hand-written verdicts (`tests/golden/answers.txt`, checked with sympy by `check_answers.py`).
+//! The table of expected verdicts (`tests/golden/answers.txt`, checked with sympy by `check_answers.py`).
 
 use rloom_reward::math::{Judgement, Reference};
 
 #[test]
-fn every_verdict_of_the_table() {
+fn verdicts_match_the_table() {
     let table = include_str!("golden/answers.txt");
     let mut wrong = Vec::new();
     let mut cases = 0;
@@ -19,7 +19,7 @@ fn every_verdict_of_the_table() {
             "same" => Judgement::Same,
             "different" => Judgement::Different,
             "unreadable" => Judgement::Unreadable,
-            other => panic!("{line}: no verdict is called {other}"),
+            other => panic!("{line}: unknown verdict {other}"),
         };
         cases += 1;
         let found = Reference::read(reference).judge(candidate, 0.0);
@@ -27,6 +27,6 @@ fn every_verdict_of_the_table() {
             wrong.push(format!("{reference}  vs  {candidate}: {found:?}, expected {expected:?}"));
         }
     }
-    assert!(cases >= 150, "only {cases} cases were read");
+    assert!(cases >= 150, "only {cases} cases");
     assert!(wrong.is_empty(), "{} of {cases} verdicts:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,10 +1,10 @@
-//! Whatever a policy writes, the verifiers answer, soon, and are not taken in.
+//! Verifiers return correct verdicts in bounded time for any text.
 
 use proptest::prelude::*;
 use rloom_reward::Extract;
 use rloom_reward::math::{Judgement, Reference};
 
-/// Texts that have made verifiers hang or fall over.
+/// Texts that have made verifiers hang or crash.
 fn hostile() -> Vec<String> {
     let many = |part: &str, times: usize| part.repeat(times);
     let mut texts = vec![
@@ -87,14 +87,14 @@ fn hostile() -> Vec<String> {
 }
 
 #[test]
-fn hostile_texts_come_to_an_end_and_are_not_18() {
+fn hostile_texts_are_judged_in_bounded_time_and_never_equal() {
     let references = ["18", "x+1", "\\{1, 2\\}", "\\sqrt{2}", "x = 5", "\\text{yes}"].map(Reference::read);
     for text in hostile() {
         for reference in &references {
             assert_ne!(reference.judge(&text, 0.0), Judgement::Same, "{text}");
             reference.judge_number(&text, 0.0);
         }
-        // As a reference too: a dataset may hold anything.
+        // As a reference, too: a dataset may contain any text.
         let own = Reference::read(&text);
         own.judge("18", 0.0);
         own.judge(&text, 0.0);
@@ -133,7 +133,7 @@ fn long_completions_are_searched_in_linear_time() {
     }
 }
 
-/// Expressions that are well formed, with the characters that policies use.
+/// Well-formed expressions.
 fn expression() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         (0u32..100_000).prop_map(|n| n.to_string()),
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn any_soup_of_signs_is_judged(
+    fn any_sequence_of_symbols_is_judged(
         signs in prop::collection::vec(
             prop::sample::select(vec![
                 "1", "23", "0.5", "x", "e", "i", "+", "-", "*", "/", "^", "_", "(", ")", "[", "]", "{", "}", "\\{", "\\}", ",", " ", "=",
@@ -182,17 +182,17 @@ proptest! {
     }
 
     #[test]
-    fn an_expression_is_itself_and_no_other(text in expression()) {
+    fn expressions_equal_themselves_and_no_others(text in expression()) {
         let reference = Reference::read(&text);
         prop_assert_eq!(reference.judge(&text, 0.0), Judgement::Same, "{}", text);
         prop_assert_eq!(reference.judge(&format!("${text}$"), 0.0), Judgement::Same, "{}", text);
-        // Another number, by more than a double can lose, whatever the first is.
+        // A number that differs by more than the rounding error, for any first number.
         let other = format!("{text} + |{text}| + 1");
         prop_assert_ne!(reference.judge(&other, 0.0), Judgement::Same, "{}", text);
     }
 
     #[test]
-    fn numbers_are_themselves_and_no_others(a in -2_000_000i64..2_000_000, b in -2_000_000i64..2_000_000, d in 1i64..50) {
+    fn numbers_equal_themselves_and_no_others(a in -2_000_000i64..2_000_000, b in -2_000_000i64..2_000_000, d in 1i64..50) {
         let same = Judgement::Same;
         prop_assert_eq!(Reference::read(&a.to_string()).judge(&b.to_string(), 0.0) == same, a == b);
         let (left, right) = (format!("{a}/{d}"), format!("\\frac{{{}}}{{{}}}", b * 3, d * 3));

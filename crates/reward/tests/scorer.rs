@@ -1,12 +1,12 @@
-//! Components as settings make them, and what they say about completions.
+//! Components and their verdicts.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use rloom_core::{
-    Author, PromptSource, Rewards, SampleKey, Span, Step, StopReason, Task, Ticket, Trajectory,
+    Author, PromptSource, Rewards, SampleKey, Span, StepReward, StopReason, Task, Ticket, Trajectory,
 };
 use rloom_reward::{
-    AtWork, Countdown, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError,
+    Countdown, CurrentComponent, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError,
     RewardSettings, Scorer, Truncated,
 };
 
@@ -14,7 +14,7 @@ fn settings(json: &str) -> Result<RewardSettings, String> {
     serde_json::from_str(json).map_err(|e| e.to_string())
 }
 
-fn complaint(json: &str) -> String {
+fn error_of(json: &str) -> String {
     match settings(json) {
         Ok(settings) => settings.validate().unwrap_err().to_string(),
         Err(error) => error,
@@ -31,7 +31,7 @@ fn task(answer: &str) -> Task {
     }
 }
 
-/// A trajectory of three prompt tokens and so many policy tokens.
+/// A trajectory of three prompt tokens and `tokens` policy tokens.
 fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
     let span = Span::new;
     Trajectory {
@@ -46,8 +46,10 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
 }
 
 fn score(kind: Kind, answer: &str, text: &str) -> Rewards {
-    let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
-    scorer.score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text, &AtWork::default()).unwrap()
+    let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
+    scorer
+        .score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text, &CurrentComponent::default())
+        .unwrap()
 }
 
 fn outcome(kind: Kind, answer: &str, text: &str) -> (Option<f64>, bool, bool) {
@@ -69,7 +71,7 @@ fn exact_answers() {
 }
 
 #[test]
-fn numbers_of_the_arithmetic_recipe() {
+fn numbers_in_the_arithmetic_recipe() {
     let numeric = || Kind::Numeric(Numeric { extract: vec![Extract::Whole], ..Numeric::default() });
     assert_eq!(outcome(numeric(), "132", "132"), (Some(1.0), true, true));
     assert_eq!(outcome(numeric(), "132", "133"), (Some(0.0), false, true));
@@ -84,7 +86,7 @@ fn numbers_of_the_arithmetic_recipe() {
 }
 
 #[test]
-fn mathematics() {
+fn mathematical_answers() {
     let math = || Kind::Math(Math::default());
     assert_eq!(outcome(math(), r"\frac{1}{2}", r"so \boxed{0.5}"), (Some(1.0), true, true));
     assert_eq!(outcome(math(), r"\frac{1}{2}", r"so \boxed{2}"), (Some(0.0), false, true));
@@ -92,7 +94,7 @@ fn mathematics() {
 }
 
 #[test]
-fn countdown_accepts_every_right_expression() {
+fn countdown_accepts_every_correct_expression() {
     let countdown = || Kind::Countdown(Countdown { partial: 0.1, ..Countdown::default() });
     for answer in ["(8-3)*7", "3, 7, 8 = 35", "3 7 8 = 35"] {
         for (text, value, solved, parsed) in [
@@ -101,9 +103,9 @@ fn countdown_accepts_every_right_expression() {
             ("<think>8-3=5</think><answer>7 * (8 - 3)</answer>", 1.0, true, true),
             ("\\boxed{7 \\times (8-3)}", 1.0, true, true),
             ("7*(8-3) = 35", 1.0, true, true),
-            // A false claim does not make it another expression.
+            // A wrong claimed value does not change the expression.
             ("7*(8-3) = 36", 1.0, true, true),
-            // The target itself, numbers that are missing, new, or used twice.
+            // The target itself; missing, additional and repeated numbers.
             ("35", 0.0, false, true),
             ("5*7", 0.0, false, true),
             ("(8-3)*7*1", 0.0, false, true),
@@ -123,63 +125,65 @@ fn countdown_accepts_every_right_expression() {
             );
         }
     }
-    // Exactly: thirds come back to a whole number.
+    // Exact arithmetic: thirds cancel to an integer.
     assert_eq!(outcome(countdown(), "8/(3-8/3)", "8/(3-8/3)"), (Some(1.0), true, true));
     assert_eq!(outcome(countdown(), "8/(3-8/3)", "(3-8/3)*8"), (Some(0.1), false, true));
 }
 
 #[test]
-fn step_rewards_are_added_up_and_a_hit_in_the_last_turn_solves() {
-    let scorer = Scorer::new(&RewardSettings::of(Kind::Environment(EnvironmentReward {})), 1, 0).unwrap();
+fn step_rewards_are_summed_and_success_in_the_last_turn_solves() {
+    let scorer = Scorer::new(&RewardSettings::single(Kind::Environment(EnvironmentReward {})), 1, 0).unwrap();
     let judged = |rewards: &[f64]| {
         let mut trajectory = trajectory(5, StopReason::StopToken, 0);
         let steps = rewards.iter().enumerate().map(|(i, &reward)| {
             let end = if i + 1 == rewards.len() { 8 } else { 4 + i };
-            let step = Some(Step { reward, state: None });
+            let step = Some(StepReward { reward, state: None });
             Span { step, ..Span::new(Author::Policy, 3 + i..end) }
         });
         let steps: Vec<Span> = steps.collect();
         trajectory.spans.truncate(1);
         trajectory.spans.extend(steps);
         trajectory.validate().unwrap();
-        let rewards = scorer.score(&task(""), &trajectory, "1 2", &AtWork::default()).unwrap();
+        let rewards = scorer.score(&task(""), &trajectory, "1 2", &CurrentComponent::default()).unwrap();
         (rewards.total(), rewards.solved, rewards.parsed)
     };
     assert_eq!(judged(&[0.0, -0.25, 1.0]), (Some(0.75), Some(true), None));
     assert_eq!(judged(&[1.0]), (Some(1.0), Some(true), None));
-    // What is not the last turn, or less than a hit, solves nothing.
+    // Only a reward of at least 1 in the last turn solves the task.
     assert_eq!(judged(&[1.0, 0.0]), (Some(1.0), Some(false), None));
     assert_eq!(judged(&[0.5, 0.75]), (Some(1.25), Some(false), None));
-    // Without rewarded turns there is nothing to say, unless there was no turn.
+    // Missing step rewards are an error, unless there was no turn.
     let error = scorer
-        .score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1", &AtWork::default())
+        .score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1", &CurrentComponent::default())
         .unwrap_err();
-    assert!(error.to_string().contains("rewarded no turn of the episode\nhint: "), "{error}");
-    let aborted =
-        scorer.score(&task(""), &trajectory(0, StopReason::Aborted, 0), "", &AtWork::default()).unwrap();
+    assert!(error.to_string().contains("the environment gave no step rewards\nhint: "), "{error}");
+    let aborted = scorer
+        .score(&task(""), &trajectory(0, StopReason::Aborted, 0), "", &CurrentComponent::default())
+        .unwrap();
     assert_eq!((aborted.total(), aborted.solved), (Some(0.0), Some(false)));
 }
 
 #[test]
-fn a_reference_that_cannot_be_judged_by_is_an_error() {
+fn unreadable_references_are_errors() {
     let fails = |kind: Kind, answer: &str| {
-        let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
+        let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
         let error = scorer
-            .score(&task(answer), &trajectory(5, StopReason::StopToken, 4), "18", &AtWork::default())
+            .score(
+                &task(answer),
+                &trajectory(5, StopReason::StopToken, 4),
+                "18",
+                &CurrentComponent::default(),
+            )
             .unwrap_err();
         assert!(matches!(error, RewardError::Failed { .. }));
         error.to_string()
     };
     let error = fails(Kind::Numeric(Numeric::default()), "eighteen");
-    assert!(
-        error.starts_with("reward `numeric` failed on sample SampleKey { ticket: Ticket(11), sample: 4"),
-        "{error}"
-    );
+    assert!(error.starts_with("reward `numeric` failed on sample 11/4: "), "{error}");
     assert!(error.contains("the reference answer \"eighteen\" of task 7 is not a number\nhint: "), "{error}");
     assert!(fails(Kind::Exact(Exact::default()), " ").contains("task 7 has no reference answer\nhint: "));
     assert!(
-        fails(Kind::Countdown(Countdown::default()), "x+1")
-            .contains("is neither an expression of numbers nor")
+        fails(Kind::Countdown(Countdown::default()), "x+1").contains("is not an expression of numbers or")
     );
 }
 
@@ -200,7 +204,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
             &task("18"),
             &trajectory(5, StopReason::StopToken, 0),
             "<answer>18</answer>",
-            &AtWork::default(),
+            &CurrentComponent::default(),
         )
         .unwrap();
     let values: Vec<_> = rewards.components.iter().map(|c| (c.name.as_str(), c.weight, c.value)).collect();
@@ -209,7 +213,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
         [("format", 0.25, Some(1.0)), ("correct", 2.0, Some(1.0)), ("literal", 0.0, Some(0.0))]
     );
     assert_eq!((rewards.total(), rewards.solved, rewards.parsed), (Some(2.25), Some(true), Some(true)));
-    // Named, another verifier decides; shaping alone says nothing about the outcome.
+    // `outcome` selects another verifier; shaping alone has no outcome.
     let named = RewardSettings { outcome: Some("literal".into()), ..settings };
     let rewards = Scorer::new(&named, 1, 0).unwrap();
     let rewards = rewards
@@ -217,7 +221,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
             &task("18"),
             &trajectory(5, StopReason::StopToken, 0),
             "<answer>18</answer>",
-            &AtWork::default(),
+            &CurrentComponent::default(),
         )
         .unwrap();
     assert_eq!(rewards.solved, Some(false));
@@ -226,13 +230,14 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
 }
 
 #[test]
-fn a_truncated_completion_can_be_made_to_fail() {
+fn truncated_completions_can_be_made_to_fail() {
     for (truncated, solved) in [(Truncated::Judge, true), (Truncated::Fail, false)] {
         let kind = Kind::Numeric(Numeric { truncated, ..Numeric::default() });
-        let scorer = Scorer::new(&RewardSettings::of(kind), 1, 0).unwrap();
+        let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
         for (stop, expected) in [(StopReason::Length, solved), (StopReason::StopToken, true)] {
-            let rewards =
-                scorer.score(&task("18"), &trajectory(5, stop, 0), "#### 18", &AtWork::default()).unwrap();
+            let rewards = scorer
+                .score(&task("18"), &trajectory(5, stop, 0), "#### 18", &CurrentComponent::default())
+                .unwrap();
             assert_eq!((rewards.solved, rewards.parsed), (Some(expected), Some(true)));
             assert_eq!(rewards.total(), Some(f64::from(u8::from(expected))));
         }
@@ -244,7 +249,7 @@ fn by_length(json: &str, lengths: &[usize]) -> Vec<f64> {
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
     let value = |&n: &usize| {
         scorer
-            .score(&task("1"), &trajectory(n, StopReason::Length, 0), "1", &AtWork::default())
+            .score(&task("1"), &trajectory(n, StopReason::Length, 0), "1", &CurrentComponent::default())
             .unwrap()
             .total()
             .unwrap()
@@ -263,10 +268,16 @@ fn length_fades_on_both_sides() {
 #[test]
 fn random_rewards_repeat_and_do_not_look_at_the_completion() {
     let draw = |seed: u64, stage: u32, text: &str| -> Vec<f64> {
-        let scorer = Scorer::new(&RewardSettings::of(Kind::Random(Random::default())), seed, stage).unwrap();
+        let scorer =
+            Scorer::new(&RewardSettings::single(Kind::Random(Random::default())), seed, stage).unwrap();
         let value = |n: u32| {
             scorer
-                .score(&task("1"), &trajectory(2, StopReason::StopToken, n), text, &AtWork::default())
+                .score(
+                    &task("1"),
+                    &trajectory(2, StopReason::StopToken, n),
+                    text,
+                    &CurrentComponent::default(),
+                )
                 .unwrap()
                 .total()
                 .unwrap()
@@ -286,7 +297,7 @@ fn random_rewards_repeat_and_do_not_look_at_the_completion() {
 }
 
 #[test]
-fn settings_read_back_and_hold_every_default() {
+fn settings_round_trip_with_every_default() {
     let json = r#"{"components": [{"kind": "math"}, {"kind": "length", "max_tokens": 9}, {"kind": "format", "pattern": "*x"},
         {"kind": "exact"}, {"kind": "numeric"}, {"kind": "countdown"}, {"kind": "random", "weight": 0},
         {"kind": "environment"}], "on_error": "skip"}"#;
@@ -297,14 +308,14 @@ fn settings_read_back_and_hold_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","deadline_seconds":60.0}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","timeout_seconds":60.0}"#
     );
 }
 
 #[test]
-fn impossible_settings_are_errors() {
-    for (json, said) in [
-        (r#"{"components": []}"#, "`components`: there is none"),
+fn invalid_settings_are_errors() {
+    for (json, expected) in [
+        (r#"{"components": []}"#, "`components`: the list is empty"),
         (r#"{"components": [{"kind": "maths"}]}"#, "unknown variant `maths`, expected one of `exact`"),
         (
             r#"{"components": [{"kind": "math", "pattern": "x"}]}"#,
@@ -320,35 +331,54 @@ fn impossible_settings_are_errors() {
         ),
         (
             r#"{"components": [{"kind": "math"}, {"kind": "math"}]}"#,
-            "`components`: two of them are called `math`",
+            "`components`: the name `math` occurs more than once",
         ),
-        (r#"{"components": [{"kind": "math", "name": "a b"}]}"#, "`name`: \"a b\" is not a name"),
+        (r#"{"components": [{"kind": "math", "name": "a b"}]}"#, "`name`: \"a b\" is not a valid name"),
         (
             r#"{"components": [{"kind": "math", "extract": []}]}"#,
-            "component `math`: `extract`: names no place",
+            "component `math`: `extract`: the list is empty",
         ),
         (
             r#"{"components": [{"kind": "math", "extract": ["boxed", "boxed"]}]}"#,
-            "component `math`: `extract`: names a place twice",
+            "component `math`: `extract`: lists `boxed` more than once",
         ),
-        (r#"{"components": [{"kind": "math", "tolerance": 1}]}"#, "component `math`: `tolerance`: 1 is not"),
+        (
+            r#"{"components": [{"kind": "math", "tolerance": 1}]}"#,
+            "component `math`: `tolerance`: must be at least 0 and below 1, but is 1",
+        ),
         (
             r#"{"components": [{"kind": "countdown", "partial": -0.1}]}"#,
-            "component `countdown`: `partial`: -0.1",
+            "component `countdown`: `partial`: must be at least 0 and below 1, but is -0.1",
         ),
         (
             r#"{"components": [{"kind": "format", "pattern": "*"}]}"#,
-            "component `format`: `pattern`: \"*\" fits every",
+            "component `format`: `pattern`: \"*\" matches every",
         ),
         (
             r#"{"components": [{"kind": "length", "max_tokens": 2, "min_tokens": 3}]}"#,
-            "component `length`: `max_tokens`: 2 is less",
+            "component `length`: `max_tokens`: must be at least 3, but is 2",
         ),
-        (r#"{"components": [{"kind": "random", "probability": 2}]}"#, "component `random`: `probability`: 2"),
-        (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is called `x`"),
-        (r#"{"components": [{"kind": "random"}], "outcome": "random"}"#, "`outcome`: `random` does not say"),
+        (
+            r#"{"components": [{"kind": "random", "probability": 2}]}"#,
+            "component `random`: `probability`: must be between 0 and 1, but is 2",
+        ),
+        (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is named `x`"),
+        (
+            r#"{"components": [{"kind": "random"}], "outcome": "random"}"#,
+            "`outcome`: `random` is not a verifier",
+        ),
     ] {
-        let error = complaint(json);
-        assert!(error.starts_with(said), "{json}: {error}");
+        let error = error_of(json);
+        assert!(error.starts_with(expected), "{json}: {error}");
+    }
+}
+
+#[test]
+fn the_schema_documents_the_keys_of_every_kind() {
+    let schema = serde_json::to_string(&schemars::schema_for!(RewardSettings)).unwrap();
+    for key in
+        ["timeout_seconds", "weight", "tolerance", "ignore_case", "pattern", "max_tokens", "probability"]
+    {
+        assert!(schema.contains(&format!("\"{key}\":")), "{key} is missing: {schema}");
     }
 }

@@ -1,13 +1,12 @@
-//! Reference answers of word problems, rewritten in the ways in which policies write: each verifies against
-//! itself and against no other.
+//! Reference answers of word problems in the notations of policies: each equals itself and no other.
 //!
-//! The problems of `golden/word_problems.jsonl` were written for this test. GSM8K's test set is put through
-//! the same where it is found: it is not part of the repository.
+//! The problems of `golden/word_problems.jsonl` were written for this test. GSM8K's test set, which is not part of the
+//! repository, is checked as well if it is present.
 
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "helpers of tests may fail loudly, and say what is skipped"
+    reason = "test helpers may panic, and report skipped tests"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +16,7 @@ use rloom_core::{PromptSource, SampleKey, StopReason, Task};
 use rloom_reward::math::{Judgement, Reference};
 use rloom_reward::{Completion, Extract, Math, Numeric, Reward, Verdict};
 
-/// A dataset: each row's solution and its answer.
+/// The rows of a dataset: solutions and their answers.
 fn rows(jsonl: &str) -> Vec<(String, String)> {
     let parse = |line: &str| {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -29,8 +28,8 @@ fn rows(jsonl: &str) -> Vec<(String, String)> {
 }
 
 fn gsm8k() -> Option<Vec<(String, String)>> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/gsm8k");
-    let folder = std::env::var_os("RLOOM_GSM8K").map_or(beside, PathBuf::from);
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/gsm8k");
+    let folder = std::env::var_os("RLOOM_GSM8K").map_or(default, PathBuf::from);
     let text = std::fs::read_to_string(folder.join("test.jsonl"));
     if text.is_err() {
         println!("skipped: no GSM8K in {}", folder.display());
@@ -38,7 +37,7 @@ fn gsm8k() -> Option<Vec<(String, String)>> {
     text.ok().map(|text| rows(&text))
 }
 
-fn own() -> Vec<(String, String)> {
+fn original_problems() -> Vec<(String, String)> {
     rows(include_str!("golden/word_problems.jsonl"))
 }
 
@@ -68,7 +67,7 @@ fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
         .unwrap()
 }
 
-/// `1234567.5` with separators.
+/// A number with thousands separators.
 fn grouped(number: &str, mark: &str) -> String {
     let (sign, rest) = number.strip_prefix('-').map_or(("", number), |rest| ("-", rest));
     let (whole, decimals) = rest.split_once('.').map_or((rest, ""), |(w, d)| (w, d));
@@ -83,7 +82,7 @@ fn grouped(number: &str, mark: &str) -> String {
     format!("{sign}{out}{point}{decimals}")
 }
 
-/// An answer as a policy may write it, as the text of the answer alone.
+/// Notations of an answer, without surrounding text.
 fn rewritings(answer: &str) -> Vec<String> {
     let plain = answer.replace(',', "");
     if plain.contains('/') {
@@ -131,7 +130,7 @@ fn rewritings(answer: &str) -> Vec<String> {
         all.push(format!("{plain}.0"));
         all.push(format!("{}.00", grouped(&plain, ",")));
     }
-    // Below 1, a percent sign means a hundredth.
+    // Below 1, a percent sign means division by 100.
     if value.abs() >= 1.0 {
         all.push(format!("{plain}%"));
         all.push(format!("{plain}\\%"));
@@ -145,7 +144,7 @@ fn rewritings(answer: &str) -> Vec<String> {
     all
 }
 
-/// An answer's text in a completion, with text around it that has other numbers.
+/// Completions with an answer, and other numbers in the surrounding text.
 fn completions(text: &str) -> Vec<String> {
     vec![
         format!("First 3*4=12, then 12+1=13.\n#### {text}"),
@@ -156,7 +155,7 @@ fn completions(text: &str) -> Vec<String> {
     ]
 }
 
-/// Every answer against itself, in every rewriting and completion, by both verifiers.
+/// Compares every answer with itself, in every notation and completion, with both verifiers.
 fn check_against_themselves(rows: &[(String, String)]) {
     let (numeric, math) = (Numeric::default(), Math::default());
     let distinct: BTreeSet<&str> = rows.iter().map(|(_, answer)| answer.as_str()).collect();
@@ -174,7 +173,7 @@ fn check_against_themselves(rows: &[(String, String)]) {
             }
         }
     }
-    // Solutions as they are, whose last line holds the answer.
+    // Unmodified solutions, whose last line contains the answer.
     let last_number = Numeric { extract: vec![Extract::LastNumber], ..Numeric::default() };
     for (solution, answer) in rows {
         for reward in [&numeric as &dyn Reward, &math, &last_number] {
@@ -183,7 +182,7 @@ fn check_against_themselves(rows: &[(String, String)]) {
     }
 }
 
-/// All pairs of distinct answers: no rewriting of one verifies against the other.
+/// Compares all pairs of distinct answers: no notation of one equals the other.
 fn check_against_each_other(rows: &[(String, String)]) -> usize {
     let mut by_value: BTreeMap<String, String> = BTreeMap::new();
     for (_, answer) in rows {
@@ -191,8 +190,7 @@ fn check_against_each_other(rows: &[(String, String)]) -> usize {
     }
     let texts: Vec<(&String, Vec<String>)> =
         by_value.iter().map(|(value, answer)| (value, rewritings(answer))).collect();
-    // A number that verifies by `judge_number` verifies by `judge` too: the second compares the same forms
-    // without asking for a number.
+    // `judge` accepts every number that `judge_number` accepts: it compares the same forms without requiring numbers.
     let check = |(value, answer): (&String, &String)| {
         let reference = Reference::read(answer);
         let mut pairs = 0;
@@ -215,19 +213,19 @@ fn check_against_each_other(rows: &[(String, String)]) -> usize {
 }
 
 #[test]
-fn own_problems_against_themselves() {
-    let rows = own();
+fn original_problems_equal_themselves() {
+    let rows = original_problems();
     assert_eq!(rows.len(), 40);
     check_against_themselves(&rows);
 }
 
 #[test]
-fn own_problems_against_each_other() {
-    assert_eq!(check_against_each_other(&own()), 40 * 39);
+fn original_problems_differ_from_each_other() {
+    assert_eq!(check_against_each_other(&original_problems()), 40 * 39);
 }
 
 #[test]
-fn gsm8k_against_itself() {
+fn gsm8k_answers_equal_themselves() {
     if let Some(rows) = gsm8k() {
         assert_eq!(rows.len(), 1319);
         check_against_themselves(&rows);
@@ -235,7 +233,7 @@ fn gsm8k_against_itself() {
 }
 
 #[test]
-fn gsm8k_against_each_other() {
+fn gsm8k_answers_differ_from_each_other() {
     if let Some(rows) = gsm8k() {
         let pairs = check_against_each_other(&rows);
         println!("{pairs} ordered pairs of distinct answers");
@@ -244,7 +242,7 @@ fn gsm8k_against_each_other() {
 }
 
 #[test]
-fn the_whole_completion_decides_and_not_a_number_in_it() {
+fn verdicts_depend_on_the_marked_answer() {
     let numeric = Numeric::default();
     for (text, solved, parsed) in [
         ("18 is wrong.\n#### 17", false, true),
@@ -263,5 +261,9 @@ fn the_whole_completion_decides_and_not_a_number_in_it() {
     let last = judge(&numeric, "18", "So there are 18 eggs");
     assert_eq!(last.solved, Some(true));
     let unmarked = judge(&Math::default(), "18", "So there are 18 eggs");
-    assert_eq!((unmarked.solved, unmarked.parsed), (Some(false), Some(false)), "maths needs a marked answer");
+    assert_eq!(
+        (unmarked.solved, unmarked.parsed),
+        (Some(false), Some(false)),
+        "the math reward requires a marked answer"
+    );
 }

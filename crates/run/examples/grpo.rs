@@ -14,8 +14,8 @@ use rloom_algo::{
     Objective, PolicyObjective, advantages,
 };
 use rloom_core::{
-    Author, OnUpdate, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, Span, Task, Ticket,
-    Trajectory,
+    Author, OnUpdate, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, Span, Task,
+    Ticket, Trajectory,
 };
 use rloom_data::{ArithmeticSettings, DataSettings, Dataset, PromptFormat, Source, Split};
 use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
@@ -41,14 +41,29 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // A policy: a tokenizer of characters and a transformer with random weights.
     let tokenizer = Tokenizer::characters(&CharacterSettings::new("0123456789+="))?;
-    let shape = NewModel { family: Family::Qwen3, layers: 2, hidden_size: 64, heads: 4, kv_heads: 2, intermediate_size: 128, max_positions: 16, ..NewModel::default() };
+    let shape = NewModel {
+        family: Family::Qwen3,
+        layers: 2,
+        hidden_size: 64,
+        heads: 4,
+        kv_heads: 2,
+        intermediate_size: 128,
+        max_positions: 16,
+        ..NewModel::default()
+    };
     let shape = shape.config(tokenizer.vocab_size())?;
     let policy = Arc::new(Model::init(&shape, SEED));
 
     // Two engines: one samples, one trains. They share weights, and compute the same log-probabilities to the last bit.
     let ctx = Ctx::new(2)?;
     let rollout = EmbeddedRolloutEngine::new(&shape, &ctx, &RolloutSettings::default(), None)?;
-    let mut trainer = EmbeddedTrainEngine::new(ctx, policy, None, OptimizerSettings::default(), GenerationConfig::default());
+    let mut trainer = EmbeddedTrainEngine::new(
+        ctx,
+        policy,
+        None,
+        OptimizerSettings::default(),
+        GenerationConfig::default(),
+    );
 
     let algorithm = Algorithm::preset(Method::Grpo)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
@@ -67,8 +82,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(version);
 
         // Reward: 1 for the right answer, less the further off; 0 for anything that is not a number.
-        let trajectories: Vec<Trajectory> =
-            requests.iter().zip(&completions).map(|(request, completion)| trajectory(request, completion)).collect();
+        let trajectories: Vec<Trajectory> = requests
+            .iter()
+            .zip(&completions)
+            .map(|(request, completion)| trajectory(request, completion))
+            .collect();
         let rewards: Vec<f64> = trajectories
             .iter()
             .enumerate()
@@ -80,7 +98,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         // Loss and step: packed micro-batches through forward, loss, backward, then one step of AdamW.
         let packed = pack(&trajectories, 2048)?;
-        let mut by_key: BTreeMap<SampleKey, f32> = trajectories.iter().map(|t| t.key).zip(advantage).collect();
+        let mut by_key: BTreeMap<SampleKey, f32> =
+            trajectories.iter().map(|t| t.key).zip(advantage).collect();
         let inputs: Vec<LossInputs> = packed
             .iter()
             .map(|micro_batch| LossInputs {
@@ -102,12 +121,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             draws: RandomKey::new(SEED, 0, Purpose::Algorithm, step),
         };
         let counts = GlobalCounts::of_lengths(trajectories.iter().map(Trajectory::policy_tokens), 3);
-        let report = trainer.accumulate(&packed, &LossStep::new(Objective::Policy(objective), counts, &inputs))?;
+        let report =
+            trainer.accumulate(&packed, &LossStep::new(Objective::Policy(objective), counts, &inputs))?;
         let grad_norm = trainer.step(&OptimStep { learning_rate: LEARNING_RATE })?.grad_norm;
 
         if step % 10 == 9 {
             let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-            let solved = rewards.iter().filter(|&&reward| reward == 1.0).count() as f64 / rewards.len() as f64;
+            let solved =
+                rewards.iter().filter(|&&reward| reward == 1.0).count() as f64 / rewards.len() as f64;
             println!(
                 "step {:>3}  reward {mean:.3}  solved {:>4.1} %  gradient {grad_norm:.2}  tokens {}",
                 step + 1,
@@ -120,13 +141,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// One request per attempt. Its random stream is named by seed, step and sample, so every run samples the same tokens.
-fn requests(tokenizer: &Tokenizer, batch: &[Task], step: u64) -> Result<Vec<GenerateRequest>, Box<dyn Error>> {
+fn requests(
+    tokenizer: &Tokenizer,
+    batch: &[Task],
+    step: u64,
+) -> Result<Vec<GenerateRequest>, Box<dyn Error>> {
     let mut requests = Vec::new();
     for (task, ticket) in batch.iter().zip(step * GROUPS..) {
         let PromptSource::Text(prompt) = &task.prompt else { return Err("a prompt of text".into()) };
         let prompt: Arc<[u32]> = tokenizer.encode(prompt, true)?.into();
         for sample in 0..GROUP_SIZE {
-            let key = RandomKey::of_sample(SEED, 0, Purpose::Rollout, sample_key(ticket, sample));
+            let key = RandomKey::for_sample(SEED, 0, Purpose::Rollout, sample_key(ticket, sample));
             let sampling = SamplingSettings { max_new_tokens: 3, ..SamplingSettings::default() };
             let mut request = GenerateRequest::new(key, Arc::clone(&prompt), sampling);
             request.stop_tokens = tokenizer.eos_ids().into();

@@ -7,13 +7,17 @@ use std::sync::Arc;
 use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine, model_of, publish_model};
+use rloom_embedded::{
+    EmbeddedRolloutEngine, EmbeddedTrainEngine, model_checkpointing, model_of, publish_model,
+};
+/// Sampling from logits, for commands that step a model themselves.
+pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::{
-    PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutSettings,
-    TrainCapabilities, TrainEngine,
+    ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
+    RolloutSettings, TrainCapabilities, TrainEngine,
 };
 use rloom_learn::Models;
-use rloom_model::{Dtype, GenerationConfig, Model, OutputHeads};
+use rloom_model::{Dtype, GenerationConfig, Model, ModelConfig, OptimizerSettings, OutputHeads};
 use rloom_ops::Ctx;
 use rloom_text::Tokenizer;
 
@@ -135,19 +139,30 @@ fn without_value_head(model: Arc<Model>) -> Arc<Model> {
     }
 }
 
-/// Creates an embedded rollout engine for a policy, for commands that generate outside of a run.
+/// Creates an in-process rollout engine, for commands that generate outside of a run. Stop strings need a tokenizer.
 pub fn rollout_engine(
-    policy: &Policy,
+    model: &ModelConfig,
     ctx: &Ctx,
     settings: &RolloutSettings,
+    tokenizer: Option<Tokenizer>,
 ) -> Result<impl RolloutEngine + use<>, RunError> {
-    let tokenizer = Some((*policy.tokenizer).clone());
-    Ok(EmbeddedRolloutEngine::new(policy.model.config(), ctx, settings, tokenizer)?)
+    Ok(EmbeddedRolloutEngine::new(model, ctx, settings, tokenizer)?)
 }
 
-/// Publishes the weights of a policy in memory, for commands that generate outside of a run.
-pub fn publish(policy: &Policy, version: PolicyVersion) -> PublishedPolicy {
-    publish_model(PolicyId::MAIN, version, &policy.model)
+/// Creates an in-process train engine without a reference and with default optimiser settings, for benchmarks.
+pub fn train_engine(ctx: &Ctx, model: Model) -> impl TrainEngine + use<> {
+    let (optimizer, generation) = (OptimizerSettings::default(), GenerationConfig::default());
+    EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, generation)
+}
+
+/// Publishes a model in memory, for commands that generate outside of a run.
+pub fn publish(model: &Arc<Model>, version: PolicyVersion) -> PublishedPolicy {
+    publish_model(PolicyId::MAIN, version, model)
+}
+
+/// Bytes of activations that the in-process train engine keeps per token.
+pub fn activation_bytes_per_token(model: &ModelConfig, checkpointing: ActivationCheckpointing) -> u64 {
+    model.training_bytes_per_token(model_checkpointing(checkpointing))
 }
 
 impl EngineFactory for EmbeddedEngines {

@@ -110,9 +110,15 @@ pub enum RunError {
     /// The data could not be opened.
     #[error(transparent)]
     Data(#[from] rloom_data::DataError),
+    /// The order of the data could not be built.
+    #[error(transparent)]
+    Cursor(#[from] rloom_data::CursorError),
     /// The reward could not be built.
     #[error(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// The algorithm does not fit the engines.
+    #[error(transparent)]
+    Algorithm(#[from] rloom_algo::AlgoError),
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     Rollout(#[from] RolloutError),
@@ -124,7 +130,7 @@ pub enum RunError {
     Collect(#[from] CollectError),
     /// The compute threads could not be started.
     #[error(transparent)]
-    Compute(#[from] rloom_ops::CtxError),
+    Compute(#[from] rloom_ops::OpsError),
     /// A telemetry file could not be read.
     #[error(transparent)]
     Telemetry(#[from] rloom_telemetry::TelemetryError),

@@ -26,10 +26,11 @@ pub fn evaluate(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<EvaluationReport, RunError> {
     let inputs = RunInputs::new(policy, ctx.threads(), seed);
-    let engine = Arc::new(assembly::rollout_engine(policy, ctx, &eval.rollout)?);
+    let tokenizer = Some((*policy.tokenizer).clone());
+    let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
     let evaluator = inputs.evaluator(eval, &engine)?;
     runtime::block_on(async {
-        let weights = assembly::publish(policy, PolicyVersion(0));
+        let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;
         let total = evaluator.completions();
         let mut run = std::pin::pin!(evaluator.run(shown));

@@ -157,7 +157,7 @@ fn attempts(parts: &mut StageParts) -> &mut Attempts<Engine> {
 
 fn reward_of(parts: &mut StageParts, reward: Troubled, on_error: OnError) {
     let attempts = attempts(parts);
-    attempts.scorer = Arc::new(Scorer::of_rewards(vec![("length".into(), 1.0, Box::new(reward))], on_error));
+    attempts.scorer = Arc::new(Scorer::from_rewards(vec![("length".into(), 1.0, Box::new(reward))], on_error));
     attempts.reward_deadline = LATE;
 }
 

@@ -8,6 +8,7 @@ mod name;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use rloom_collect::{completion_text, prompt_text};
 use rloom_core::{
     Episode, PolicyVersion, RewardComponent, Rewards, Role, StopReason, Trajectory, VersionSpan,
 };
@@ -17,8 +18,7 @@ use serde::Serialize;
 pub(crate) use self::name::ranges;
 pub use self::name::{LineageError, SampleName};
 
-use crate::episodes::{prompt_text, shown_text};
-use crate::generated::{Found, History, JournalFate, Journaled};
+use crate::recorded::{Found, JournalFate, Journaled, RecordedStage};
 use rloom_telemetry::{Activity, Event, EventLine};
 use rloom_telemetry::{LoggedTrajectory, read_events, surviving};
 
@@ -162,7 +162,7 @@ struct StageHistory {
     name: String,
     /// Its place in the recipe.
     index: u32,
-    history: History,
+    history: RecordedStage,
 }
 
 /// The stages that sample, or the one that was asked for.
@@ -189,7 +189,7 @@ fn stages(
     let asked_for = names.into_iter().filter(|name| wanted.is_none_or(|wanted| *name == wanted));
     let read = |name: &str| {
         let index = places.iter().position(|stage| stage == name).unwrap_or(0) as u32;
-        let history = History::read(directory, index, name, lines)?;
+        let history = RecordedStage::read(directory, index, name, lines)?;
         Ok(StageHistory { name: name.to_owned(), index, history })
     };
     asked_for.map(read).collect()
@@ -290,7 +290,7 @@ impl Finder<'_> {
     /// The task and the samples of a group whose tokens the journal has, and nothing else.
     fn journaled(&self, stage: &StageHistory, group: Journaled) -> (Option<TaskLineage>, Vec<SampleLineage>) {
         let (seed, _) = told_of_run(&self.lines);
-        let tokenizer = crate::setup::tokenizer_of(self.directory);
+        let tokenizer = crate::policy::tokenizer_of(self.directory);
         let trained_from = match group.fate {
             Some(JournalFate::Cut { batch, .. }) => Some(PolicyVersion(batch)),
             _ => None,
@@ -357,7 +357,7 @@ fn task_of_line(line: &LoggedTrajectory) -> TaskLineage {
 /// Prompt and completion as text, or their token ids where the tokenizer is not at hand.
 fn texts(tokenizer: Option<&Tokenizer>, trajectory: &Trajectory) -> (String, String) {
     if let Some(tokenizer) = tokenizer {
-        return (prompt_text(tokenizer, trajectory), shown_text(tokenizer, trajectory));
+        return (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory));
     }
     let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
     (format!("tokens {prompt:?}"), format!("tokens {completion:?}"))

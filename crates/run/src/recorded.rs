@@ -63,7 +63,7 @@ pub(crate) enum JournalFate {
 
 /// The samples and batches of one stage.
 #[derive(Debug)]
-pub(crate) struct History {
+pub(crate) struct RecordedStage {
     files: StepFiles,
     groups: BTreeMap<Ticket, Journaled>,
     cuts: BTreeMap<u64, Vec<Ticket>>,
@@ -71,7 +71,7 @@ pub(crate) struct History {
     weights: BTreeMap<u64, u64>,
 }
 
-impl History {
+impl RecordedStage {
     /// Reads the journal of the stage called `name` in place `index` of the recipe of the run in `directory`, whose
     /// surviving events are `lines`.
     pub(crate) fn read(

@@ -311,7 +311,7 @@ impl<R: RolloutEngine> SamplePlayer<'_, R> {
         let limit = if ends { room } else { part.end - turn };
         sampling.max_new_tokens = sampling.max_new_tokens.min(limit);
         sampling.min_new_tokens = sampling.min_new_tokens.min(sampling.max_new_tokens);
-        let key = RandomKey::of_sample(self.inputs.seed, self.stage, Purpose::Rollout, segment.key);
+        let key = RandomKey::for_sample(self.inputs.seed, self.stage, Purpose::Rollout, segment.key);
         let mut request = GenerateRequest::new(key, &segment.tokens[..turn], sampling);
         request.prefix = segment.tokens[turn..part.start].to_vec();
         request.stop_tokens = Arc::clone(&self.inputs.stop_tokens);

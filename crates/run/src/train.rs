@@ -1,14 +1,15 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rloom_algo::{Algorithm, Sampler};
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
-    TrainEngine,
 };
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
@@ -266,7 +267,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             return Ok(StageStart::Published(policy));
         }
         let source = &self.config.stages[from];
-        let name = CheckpointName { stage: from as u32, step: source.steps, stage_name: source.name.clone() };
+        let name = CheckpointName {
+            policy: self.inputs.policy,
+            stage: from as u32,
+            step: source.steps,
+            stage_name: source.name.clone(),
+        };
         let path = self.directory.checkpoints().join(name.folder());
         verify(&path).map_err(|error| RunError::StartMissing {
             stage: index,
@@ -285,9 +291,21 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<(StageEnd, PublishedPolicy), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        self.events.place(&stage.name, base, from_step);
+        self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let mut engines = self.stage_engines(stage, start)?;
+        let rollout = self.rollout_engine(stage)?;
+        let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
+        let trainer = self.engines.train_capabilities();
+        let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
+        let stage = &*for_sampler(stage, is_exact)?;
+        let threads = ThreadSplit::of(stage, self.inputs.threads).trainer;
+        let mut engines = StageEngines {
+            form: common_form(capabilities.as_ref(), &trainer)?,
+            models: self.engines.models(stage, threads, start)?,
+            numeric_path: trainer.numeric_path,
+            rollout,
+            is_exact,
+        };
         if let (true, Some((_, path))) = (resumed.is_some(), &self.found) {
             restore_models(&mut engines.models, path)?;
         }
@@ -306,32 +324,14 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok((end, trainer.publish(PolicyVersion(stage.steps))?))
     }
 
-    /// Builds the engines of a stage.
-    fn stage_engines(
-        &self,
-        stage: &StageConfig,
-        start: StageStart,
-    ) -> Result<StageEngines<F::Rollout, F::Train>, RunError> {
-        let split = ThreadSplit::of(stage, self.inputs.threads);
+    /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
+    fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<F::Rollout>>, RunError> {
+        let threads = ThreadSplit::of(stage, self.inputs.threads).rollout;
         let settings = stage.rollout.as_ref().map(|rollout| &rollout.engine);
         let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
-        let rollout = match settings.or(eval.map(|eval| &eval.rollout)) {
-            Some(settings) => {
-                let settings = RolloutSettings { threads: split.rollout, ..settings.clone() };
-                Some(Arc::new(self.engines.rollout(&settings)?))
-            }
-            None => None,
-        };
-        let models = self.engines.models(stage, split.trainer, start)?;
-        let trainer = models.policy.capabilities();
-        let rollout_capabilities = rollout.as_ref().map(|engine| engine.capabilities());
-        Ok(StageEngines {
-            form: common_form(rollout_capabilities.as_ref(), &trainer)?,
-            is_exact: rollout_capabilities.is_none_or(|rollout| is_exact(stage, &rollout, &trainer)),
-            numeric_path: trainer.numeric_path,
-            rollout,
-            models,
-        })
+        let Some(settings) = settings.or(eval.map(|eval| &eval.rollout)) else { return Ok(None) };
+        let settings = RolloutSettings { threads, ..settings.clone() };
+        Ok(Some(Arc::new(self.engines.rollout(&settings)?)))
     }
 
     /// Assembles a stage from its start or from a checkpoint.
@@ -437,7 +437,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     /// The weights of older versions that the groups of a resumed stage are pinned to.
     fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
         let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open = |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
+        let open =
+            |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
         state.pinned_versions.iter().map(open).collect()
     }
 
@@ -456,6 +457,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             ));
         }
     }
+}
+
+/// The stage with its algorithm resolved for an inexact sampler, which is corrected for by default.
+fn for_sampler(stage: &StageConfig, is_exact: bool) -> Result<Cow<'_, StageConfig>, RunError> {
+    if is_exact || stage.rollout.is_none() {
+        return Ok(Cow::Borrowed(stage));
+    }
+    let sampler = Sampler { max_staleness: stage.schedule().max_staleness, is_exact };
+    let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
+    Ok(Cow::Owned(StageConfig { algorithm, ..stage.clone() }))
 }
 
 /// The first form that the rollout engine loads and the trainer publishes.

@@ -114,7 +114,7 @@ fn damaged_checkpoints_of_stops_are_passed_over() {
         &["schedule.max_staleness=2"][..],
         &["schedule.max_staleness=2", "schedule.pin_version=true"],
         &["schedule.max_staleness=1", "schedule.cut_order=completion", "schedule.oversample=2"],
-        &["schedule.oversample=3", "schedule.cut_order=completion", "schedule.stragglers=put_off"],
+        &["schedule.oversample=3", "schedule.cut_order=completion", "schedule.stragglers=defer"],
     ] {
         let directory = tempfile::tempdir().unwrap();
         let overrides = [

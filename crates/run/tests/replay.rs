@@ -252,7 +252,7 @@ fn generate(
     let ctx = rloom_run::context(1).unwrap();
     let engine = EmbeddedRolloutEngine::new(policy.model.config(), &ctx, &settings, None).unwrap();
     let sampling = SamplingSettings { max_new_tokens: limit, ..SamplingSettings::default() };
-    let random = RandomKey::of_sample(config.run.seed, 1, Purpose::Rollout, key);
+    let random = RandomKey::for_sample(config.run.seed, 1, Purpose::Rollout, key);
     let mut request = GenerateRequest::new(random, before, sampling);
     request.prefix = prefix.to_vec();
     request.stop_tokens = policy.stop_tokens();

@@ -128,7 +128,7 @@ fn every_way_to_take_new_weights_keeps_the_bound_and_the_bits() {
 fn batches_in_the_order_of_completion_are_cut_early() {
     for (overrides, eta) in [
         (vec!["schedule.oversample=3"], 0),
-        (vec!["schedule.oversample=3", "schedule.stragglers=put_off"], 0),
+        (vec!["schedule.oversample=3", "schedule.stragglers=defer"], 0),
         (vec!["schedule.oversample=2", "schedule.max_staleness=1"], 1),
     ] {
         let directory = tempfile::tempdir().unwrap();
@@ -141,8 +141,8 @@ fn batches_in_the_order_of_completion_are_cut_early() {
                 |line: &&EventLine| matches!(&line.event, Event::GroupEnded { end, .. } if end == wanted);
             ended.iter().filter(is).count()
         };
-        let put_off = all.contains(&"schedule.stragglers=put_off");
-        assert!(count(if put_off { "deferred" } else { "stale" }) > 0 || eta > 0, "{all:?}");
+        let defers = all.contains(&"schedule.stragglers=defer");
+        assert!(count(if defers { "deferred" } else { "stale" }) > 0 || eta > 0, "{all:?}");
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn sync_written_file(area: &str, path: &Path) -> Result<(), StoreErro
 }
 
 /// Creates a folder and its missing parents.
-pub(crate) fn create_folder(area: &str, path: &Path) -> Result<(), StoreError> {
+pub fn create_folder(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "create", path, nothing, || fs::create_dir_all(path))
 }
 

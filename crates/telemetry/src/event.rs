@@ -147,7 +147,7 @@ pub enum Event {
         /// Number of compute threads.
         threads: usize,
         /// Numeric path of the kernels (instruction set and dtype).
-        isa: String,
+        numeric_path: String,
         /// Number of model parameters.
         parameters: u64,
         /// Name of the checkpoint that the run resumed from; null for a new run.
@@ -272,4 +272,43 @@ pub struct EventLine {
     /// The event.
     #[serde(flatten)]
     pub event: Event,
+}
+
+#[cfg(test)]
+mod tests {
+    use schemars::schema_for;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Collects the properties without a description. The tag of an event's kind needs none.
+    fn undocumented(schema: &Value, found: &mut Vec<String>) {
+        match schema {
+            Value::Object(object) => {
+                if let Some(Value::Object(properties)) = object.get("properties") {
+                    let missing = properties.iter().filter(|(name, property)| {
+                        name.as_str() != "event" && property.get("description").is_none()
+                    });
+                    found.extend(missing.map(|(name, _)| name.clone()));
+                }
+                object.values().for_each(|value| undocumented(value, found));
+            }
+            Value::Array(values) => values.iter().for_each(|value| undocumented(value, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_event_and_field_has_a_description_in_the_schema() {
+        let schema = serde_json::to_value(schema_for!(EventLine)).unwrap();
+        let mut found = Vec::new();
+        undocumented(&schema, &mut found);
+        assert!(found.is_empty(), "{found:?} in {schema:#}");
+        let kinds = schema["oneOf"].as_array().unwrap();
+        assert!(kinds.iter().all(|kind| kind["description"].is_string()), "{schema:#}");
+        let names: Vec<&str> =
+            kinds.iter().map(|kind| kind["properties"]["event"]["const"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), 15);
+        assert!(names.contains(&"run_started") && names.contains(&"group_ended"));
+    }
 }

@@ -70,7 +70,7 @@ pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
         version: "0.1.0".into(),
         seed: 7,
         threads: 2,
-        isa: "avx2".into(),
+        numeric_path: "avx2".into(),
         parameters: 3_100_000,
         resumed_from: None,
         stages: vec![outline.clone()],

@@ -36,7 +36,7 @@ pub enum TextError {
         /// The file.
         path: PathBuf,
         /// The defect, with line and column if known.
-        source: FileProblem,
+        source: Box<FileProblem>,
     },
     /// A character without a token.
     #[error(
@@ -106,7 +106,7 @@ pub enum TextError {
     #[error("the chat template cannot render this conversation: a message is not an object: {message}")]
     MessageNotAnObject {
         /// The message, as JSON.
-        message: serde_json::Value,
+        message: Box<serde_json::Value>,
     },
     /// A message that does not serialise.
     #[error("the chat template cannot render this conversation: a message cannot be serialised: {source}")]

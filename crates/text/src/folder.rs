@@ -120,7 +120,7 @@ impl Folder {
     }
 
     pub(crate) fn invalid(&self, name: &str, source: FileProblem) -> TextError {
-        TextError::InvalidFile { path: self.path(name), source }
+        TextError::InvalidFile { path: self.path(name), source: Box::new(source) }
     }
 }
 

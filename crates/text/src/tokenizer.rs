@@ -239,7 +239,8 @@ fn declared_stop_ids(dir: &Path) -> Result<Vec<u32>, TextError> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(source) => return Err(TextError::Read { path, source }),
         };
-        let invalid = |source| TextError::InvalidFile { path: path.clone(), source };
+        let invalid =
+            |source| TextError::InvalidFile { path: path.clone(), source: Box::<FileProblem>::new(source) };
         let config: Value = serde_json::from_slice(&bytes).map_err(|error| invalid(error.into()))?;
         let ids = match config.get("eos_token_id") {
             None | Some(Value::Null) => continue,

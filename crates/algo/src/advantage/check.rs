@@ -1,8 +1,8 @@
-//! What an estimator reads must be there, belong together and be finite.
+//! Checks that the inputs of an estimator are given, belong together and are finite.
 
 use rloom_core::Role;
 
-use super::{AdvantageSpec, EpisodeRewards, Estimator, GroupRewards};
+use super::{AdvantageSpec, EpisodeRewards, GroupRewards};
 use crate::{AlgoError, Score};
 
 /// An episode's place, for errors.
@@ -33,6 +33,7 @@ impl Place {
 
 /// Checks all that `spec` reads of the groups.
 pub(super) fn check(spec: &AdvantageSpec, groups: &[GroupRewards<'_>]) -> Result<(), AlgoError> {
+    let reads = spec.estimator.kernel().reads();
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate() {
             let place = Place { group: g, episode: e };
@@ -41,10 +42,11 @@ pub(super) fn check(spec: &AdvantageSpec, groups: &[GroupRewards<'_>]) -> Result
                 read_by(spec, episode, place)?;
             }
         }
-        match spec.estimator {
-            Estimator::Remax => greedy(g, group)?,
-            Estimator::Gdpo { .. } => components(g, group)?,
-            _ => {}
+        if reads.greedy {
+            greedy(g, group)?;
+        }
+        if reads.components {
+            components(g, group)?;
         }
     }
     Ok(())
@@ -52,7 +54,8 @@ pub(super) fn check(spec: &AdvantageSpec, groups: &[GroupRewards<'_>]) -> Result
 
 fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
     // The value is trained on every episode, also where no reward applies.
-    if matches!(spec.estimator, Estimator::Gae { .. }) {
+    let reads = spec.estimator.kernel().reads();
+    if reads.values {
         place.per_token(Score::Value, e.values, e.tokens)?;
         place.finite("value after the last token", e.last_value.map(f64::from))?;
     }
@@ -63,14 +66,11 @@ fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result
         place.per_token(Score::OldLogprob, e.old_logprob, e.tokens)?;
         place.per_token(Score::ReferenceLogprob, e.reference_logprob, e.tokens)?;
     }
-    match spec.estimator {
-        Estimator::Prime { .. } => {
-            place.per_token(Score::PrmLogprob, e.prm_logprob, e.tokens)?;
-            place.per_token(Score::PrmReferenceLogprob, e.prm_reference_logprob, e.tokens)
-        }
-        Estimator::Gigpo { .. } => steps(e, place),
-        _ => Ok(()),
+    if reads.prm.is_some() {
+        place.per_token(Score::PrmLogprob, e.prm_logprob, e.tokens)?;
+        place.per_token(Score::PrmReferenceLogprob, e.prm_reference_logprob, e.tokens)?;
     }
+    if reads.steps { steps(e, place) } else { Ok(()) }
 }
 
 fn steps(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {

@@ -1,11 +1,20 @@
-//! GDPO: each named reward is normalised in the group alone.
-
-use super::group::{Group, Raw};
+use super::estimator::{Batch, Estimate, Reads, Whitening};
 use super::moments::RunningMoments;
+use super::normalize::{STD_EPSILON, check_std_epsilon};
+use super::view::{GroupView, Raw};
+use crate::settings::keys::{OutOfRange, settings};
 
-/// Σ_k w_k (r_ik − mean_k)/(std_k + ε). A named reward that does not apply to an episode leaves the statistics of that
-/// name and adds nothing to the episode; one that applies to a single episode has nobody to be compared with.
-pub(super) fn group(group: &Group<'_>, std_epsilon: f64) -> Vec<Raw> {
+settings! {
+    /// Each named reward normalised in the group alone, then their weighted sum: GDPO (arXiv 2601.05242).
+    Gdpo {
+        /// Added to each standard deviation before it divides.
+        std_epsilon: f64 = STD_EPSILON,
+    }
+}
+
+/// Σ_k w_k (r_ik − mean_k)/(std_k + ε). A named reward that does not apply to an episode is left out of that reward's
+/// statistics and adds nothing to the episode; one that applies to a single episode has nothing to be compared with.
+fn normalize_each(group: &GroupView<'_>, std_epsilon: f64) -> Vec<Raw> {
     let names = group.members().map(|(_, e, _)| e.components.len()).max().unwrap_or(0);
     let moments: Vec<RunningMoments> = (0..names)
         .map(|k| RunningMoments::of(group.members().filter_map(move |(_, e, _)| e.components[k].1)))
@@ -23,4 +32,26 @@ pub(super) fn group(group: &Group<'_>, std_epsilon: f64) -> Vec<Raw> {
         };
         Raw::Constant(compared().map(normalized).sum())
     })
+}
+
+impl Estimate for Gdpo {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_std_epsilon(self.std_epsilon)
+    }
+
+    fn takes_kl(&self) -> bool {
+        false
+    }
+
+    fn whitening(&self) -> Whitening {
+        Whitening::On
+    }
+
+    fn reads(&self) -> Reads {
+        Reads { components: true, ..Reads::default() }
+    }
+
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        batch.each(|group, _| normalize_each(group, self.std_epsilon))
+    }
 }

@@ -1,18 +1,27 @@
-//! GiGPO: episodes are compared within their group, and steps with those that began in the same state.
-
 use std::collections::BTreeMap;
 
 use super::AdvantageReport;
-use super::group::{Group, Raw};
+use super::estimator::{Batch, Estimate, Reads};
 use super::moments::RunningMoments;
+use super::normalize::{STD_EPSILON, check_gamma, check_std_epsilon};
 use super::returns::accumulate;
+use super::view::{GroupView, Raw};
+use crate::settings::keys::{OutOfRange, check, settings};
 
-/// Knobs of [`Estimator::Gigpo`](super::Estimator::Gigpo).
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Gigpo {
-    pub(super) gamma: f64,
-    pub(super) step_weight: f64,
-    pub(super) std_epsilon: Option<f64>,
+settings! {
+    /// `group` of the episode + ω·(return from the step − mean over the group's steps with its state): GiGPO (arXiv
+    /// 2505.10978). Episodes are compared within their group, steps with those that began in the same state; all tokens
+    /// of a step share its advantage.
+    Gigpo {
+        /// Also divide by the standard deviations, of episodes and of steps.
+        divide_by_std: bool = true,
+        /// Added to a standard deviation before it divides.
+        std_epsilon: f64 = STD_EPSILON,
+        /// Discount per step.
+        gamma: f64 = 0.95,
+        /// ω: weight of the advantage of steps.
+        step_weight: f64 = 1.0,
+    }
 }
 
 impl Gigpo {
@@ -20,11 +29,11 @@ impl Gigpo {
         if of.no_spread() {
             return 0.0;
         }
-        (value - of.mean) / self.std_epsilon.map_or(1.0, |epsilon| of.std() + epsilon)
+        (value - of.mean) / if self.divide_by_std { of.std() + self.std_epsilon } else { 1.0 }
     }
 
     /// Tokens outside any step have the episode's advantage alone.
-    pub(super) fn group(self, group: &Group<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
+    fn group(self, group: &GroupView<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
         let of_group = group.moments();
         let returns: Vec<Vec<f64>> = group
             .members()
@@ -60,5 +69,30 @@ impl Gigpo {
             }
             Raw::PerToken(advantage)
         })
+    }
+}
+
+impl Estimate for Gigpo {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_gamma(self.gamma)?;
+        let fits = self.step_weight >= 0.0;
+        check("step_weight", self.step_weight, fits, "0 or more", "1 weighs steps like episodes")?;
+        check_std_epsilon(self.std_epsilon)
+    }
+
+    fn ignored(&self) -> &'static [&'static str] {
+        if self.divide_by_std { &[] } else { &["std_epsilon"] }
+    }
+
+    fn is_per_episode(&self) -> bool {
+        false
+    }
+
+    fn reads(&self) -> Reads {
+        Reads { steps: true, ..Reads::default() }
+    }
+
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        batch.each(|group, report| self.group(group, report))
     }
 }

@@ -1,11 +1,18 @@
-//! GPG: groups with contrast make up for those without.
+use super::estimator::{Batch, Estimate};
+use super::view::{GroupView, Raw};
+use crate::settings::keys::settings;
 
-use super::group::{Group, Raw};
+settings! {
+    /// α(R_i − mean), α = samples / samples in groups whose rewards are not all equal: GPG (arXiv 2504.02546). Groups with
+    /// contrast make up for those without.
+    Gpg {}
+}
 
-/// α = samples / samples in groups whose rewards are not all equal; 0 where there are none.
-pub(super) fn alpha(groups: &[Group<'_>]) -> f64 {
-    let samples =
-        |groups: &mut dyn Iterator<Item = &Group<'_>>| -> usize { groups.map(|g| g.present().count()).sum() };
+/// α; 0 without any group of contrast.
+fn alpha(groups: &[GroupView<'_>]) -> f64 {
+    let samples = |groups: &mut dyn Iterator<Item = &GroupView<'_>>| -> usize {
+        groups.map(|g| g.present().count()).sum()
+    };
     let all = samples(&mut groups.iter());
     match samples(&mut groups.iter().filter(|g| !g.is_level())) {
         0 => 0.0,
@@ -13,8 +20,13 @@ pub(super) fn alpha(groups: &[Group<'_>]) -> f64 {
     }
 }
 
-/// α(R_i − mean).
-pub(super) fn group(group: &Group<'_>, alpha: f64) -> Vec<Raw> {
-    let of_group = group.moments();
-    group.shared(|r| if of_group.no_spread() { 0.0 } else { alpha * (r - of_group.mean) })
+impl Estimate for Gpg {
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        let alpha = alpha(batch.groups);
+        batch.report.no_contrast = batch.report.groups > 0 && batch.groups.iter().all(GroupView::is_level);
+        batch.each(|group, _| {
+            let of_group = group.moments();
+            group.shared(|r| if of_group.no_spread() { 0.0 } else { alpha * (r - of_group.mean) })
+        })
+    }
 }

@@ -1,69 +1,24 @@
-use super::moments::{RunningMoments, no_spread};
-use super::{EpisodeRewards, Estimator, GroupRewards};
+use super::estimator::{Batch, Estimate};
+use super::normalize::{Normalization, STD_EPSILON, check_std_epsilon};
+use super::view::Raw;
+use crate::StatisticFrom;
+use crate::settings::keys::{OutOfRange, settings};
 
-/// An episode's advantage, in `f64` until the end.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Raw {
-    /// Not trained on, or nothing to learn from: stays 0 and out of the whitening.
-    Out,
-    Constant(f64),
-    PerToken(Vec<f64>),
+settings! {
+    /// (R_i − mean)/(std + ε) over the group, std with n − 1: GRPO (arXiv 2402.03300).
+    Group {
+        /// Added to the standard deviation before it divides.
+        std_epsilon: f64 = STD_EPSILON,
+    }
 }
 
-/// A group as the estimators see it.
-#[derive(Debug)]
-pub(super) struct Group<'a> {
-    pub(super) episodes: &'a [EpisodeRewards<'a>],
-    /// Of each episode, what is compared: its reward less the KL penalty; `None` where it takes no part.
-    pub(super) rewards: Vec<Option<f64>>,
-    /// Whether the estimator compares and one episode, or none, is left to compare: nothing is learnt.
-    pub(super) alone: bool,
-}
-
-impl<'a> Group<'a> {
-    pub(super) fn new(group: &'a GroupRewards<'a>, estimator: Estimator, kl_coef: f64) -> Self {
-        let by_episode = kl_coef != 0.0 && !estimator.pays_kl_by_token();
-        let rewards: Vec<Option<f64>> = group
-            .episodes
-            .iter()
-            .map(|e| e.compared().map(|r| if by_episode { r - kl_coef * e.k1().sum::<f64>() } else { r }))
-            .collect();
-        let alone = estimator.needs_group() && rewards.iter().flatten().count() < 2;
-        Self { episodes: &group.episodes, rewards, alone }
+impl Estimate for Group {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_std_epsilon(self.std_epsilon)
     }
 
-    /// The rewards that are compared.
-    pub(super) fn present(&self) -> impl Iterator<Item = f64> + Clone {
-        self.rewards.iter().flatten().copied()
-    }
-
-    pub(super) fn moments(&self) -> RunningMoments {
-        RunningMoments::of(self.present())
-    }
-
-    /// Whether all that is compared is equal.
-    pub(super) fn is_level(&self) -> bool {
-        no_spread(self.present())
-    }
-
-    /// The episodes that take part, with their places and rewards; none of a group that is alone.
-    pub(super) fn members(&self) -> impl Iterator<Item = (usize, &EpisodeRewards<'a>, f64)> + Clone {
-        let rewards = if self.alone { &[] } else { &self.rewards[..] };
-        let numbered = self.episodes.iter().zip(rewards).enumerate();
-        numbered.filter_map(|(i, (e, reward))| reward.map(|r| (i, e, r)))
-    }
-
-    /// What `of` gives the members; the others are out.
-    pub(super) fn each(&self, mut of: impl FnMut(usize, &EpisodeRewards<'a>, f64) -> Raw) -> Vec<Raw> {
-        let mut raw = vec![Raw::Out; self.episodes.len()];
-        for (i, e, reward) in self.members() {
-            raw[i] = of(i, e, reward);
-        }
-        raw
-    }
-
-    /// One number for all tokens of each member, from its reward.
-    pub(super) fn shared(&self, of: impl Fn(f64) -> f64) -> Vec<Raw> {
-        self.each(|_, _, reward| Raw::Constant(of(reward)))
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        let (mean_from, std_from) = (StatisticFrom::Group, StatisticFrom::Group);
+        Normalization { mean_from, std_from, std_epsilon: self.std_epsilon }.estimate(batch)
     }
 }

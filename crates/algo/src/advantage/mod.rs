@@ -1,44 +1,96 @@
-//! From rewards to advantages: what each policy token's log-probability is pushed by.
+//! Advantages: from rewards to the factor of each policy token's log-probability.
 //!
-//! [`AdvantageSpec`] says how, [`GroupRewards`] from what, and [`advantages`] computes [`Advantages`]. Each family of
-//! estimators has its file; all see a group through [`group::Group`]. Rules for all of them:
+//! [`AdvantageSpec`] is the method, [`GroupRewards`] the input, and [`advantages`] computes [`Advantages`]. Rules for all
+//! estimators:
 //!
 //! * An episode that is not for training, or whose reward does not apply, is in no statistic and has the advantage 0.
-//! * A group of which one episode is left has nobody to compare it with: 0, and counted.
+//! * In a group with one episode left there is nothing to compare it with: 0, and counted.
 //! * Spreads below the resolution of `f32` are none: equal rewards give exactly 0.
+//!
+//! To add an estimator, write its file (settings, defaults, checks and computation), declare it here and give it a line in
+//! the table.
 
-mod baseline;
-mod best;
 mod check;
 mod episode;
+mod estimator;
+mod gae;
 mod gdpo;
 mod gigpo;
 mod gpg;
 mod group;
+mod group_mean;
+mod max_at_g;
 mod moments;
+mod normalize;
 mod normalized;
+mod opo;
 mod outcome;
 mod prime;
+mod raft_pp;
+mod reinforce_pp;
+mod reinforce_pp_baseline;
+mod remax;
 mod report;
 mod returns;
+mod rloo;
 mod spec;
+mod topr;
+mod view;
 mod whiten;
 
 pub use episode::{EpisodeRewards, GroupRewards, StepReward};
 pub use moments::RunningMoments;
 pub use outcome::{Advantages, EpisodeAdvantage};
 pub use report::AdvantageReport;
-pub use spec::{AdvantageSpec, Estimator};
+pub use spec::AdvantageSpec;
 
-pub(crate) use best::kept;
+pub(crate) use estimator::Whitening;
 pub(crate) use moments::no_spread;
+pub(crate) use raft_pp::kept;
 
 use rloom_core::Role;
 
 use crate::AlgoError;
-use gigpo::Gigpo;
-use group::{Group, Raw};
-use normalized::Normalization;
+use estimator::Batch;
+use view::{GroupView, Raw};
+
+/// The kind of an advantage and its settings.
+pub type AdvantageSettings = crate::settings::kind::KindSettings<AdvantageKind>;
+
+estimator::estimators! {
+    /// (R − mean)/(std + ε) over the group.
+    group::Group = "group",
+    /// R − mean over the group.
+    group_mean::GroupMean = "group_mean",
+    /// Mean and standard deviation from the places that `mean_from` and `std_from` name.
+    normalized::Normalized = "normalized",
+    /// R − mean of the others in the group.
+    rloo::Rloo = "rloo",
+    /// Discounted return per token, whitened over the batch.
+    reinforce_pp::ReinforcePp = "reinforce_pp",
+    /// R − mean over the group, whitened over the batch.
+    reinforce_pp_baseline::ReinforcePpBaseline = "reinforce_pp_baseline",
+    /// Generalised advantage estimation with a learned value.
+    gae::Gae = "gae",
+    /// R − the reward of the task's greedy episode.
+    remax::Remax = "remax",
+    /// R − the length-weighted mean of the group.
+    opo::Opo = "opo",
+    /// α(R − mean), α making up for groups without contrast.
+    gpg::Gpg = "gpg",
+    /// The best of the group gets its lead over the second, the others 0.
+    max_at_g::MaxAtG = "max_at_g",
+    /// Each named reward normalised alone, their weighted sum whitened.
+    gdpo::Gdpo = "gdpo",
+    /// 1 for episodes that are kept, 0 for the others.
+    raft_pp::RaftPp = "raft_pp",
+    /// R − a fixed baseline.
+    topr::Topr = "topr",
+    /// The episode's group advantage plus that of its steps among steps from the same state.
+    gigpo::Gigpo = "gigpo",
+    /// Outcome and implicit process rewards, each against the others of the group.
+    prime::Prime = "prime",
+}
 
 /// Advantages of the batch that is trained together.
 ///
@@ -47,7 +99,7 @@ use normalized::Normalization;
 ///
 /// # Errors
 ///
-/// What the estimator reads and is not there, does not match the episode's tokens, or is NaN or infinite, with the
+/// An input that the estimator reads is missing, does not match the episode's tokens, or is NaN or infinite; with the
 /// group's and the episode's place among those given.
 pub fn advantages(
     spec: &AdvantageSpec,
@@ -55,11 +107,15 @@ pub fn advantages(
     groups: &[GroupRewards<'_>],
 ) -> Result<Advantages, AlgoError> {
     check::check(spec, groups)?;
-    let seen: Vec<Group<'_>> = groups.iter().map(|g| Group::new(g, spec.estimator, spec.kl_coef)).collect();
+    let seen: Vec<GroupView<'_>> =
+        groups.iter().map(|g| GroupView::new(g, &spec.estimator, spec.kl_coef)).collect();
     let mut report = AdvantageReport::of(spec, &seen);
     let mut running = *running;
-    let mut raw = estimate(spec, &seen, &mut running, &mut report);
-    let learns_values = matches!(spec.estimator, Estimator::Gae { .. });
+    let estimator = spec.estimator.kernel();
+    let mut batch =
+        Batch { groups: &seen, kl_coef: spec.kl_coef, running: &mut running, report: &mut report };
+    let mut raw = estimator.estimate(&mut batch);
+    let learns_values = estimator.reads().values;
     let returns = if learns_values { returns_of(&seen, &raw) } else { Vec::new() };
     if spec.whiten {
         whiten::whiten(&seen, &mut raw);
@@ -68,48 +124,8 @@ pub fn advantages(
     Ok(Advantages { episodes, returns, running, report })
 }
 
-fn estimate(
-    spec: &AdvantageSpec,
-    groups: &[Group<'_>],
-    running: &mut RunningMoments,
-    report: &mut AdvantageReport,
-) -> Vec<Vec<Raw>> {
-    let kl_coef = spec.kl_coef;
-    let mut each = |of: &mut dyn FnMut(&Group<'_>, &mut AdvantageReport) -> Vec<Raw>| -> Vec<Vec<Raw>> {
-        groups.iter().map(|g| of(g, report)).collect()
-    };
-    match spec.estimator {
-        Estimator::Normalized { mean_from, std_from, std_epsilon } => {
-            let by = Normalization { mean_from, std_from, std_epsilon };
-            let batch = RunningMoments::of(groups.iter().flat_map(Group::present));
-            if by.reads_running() {
-                *running = running.and(batch);
-            }
-            each(&mut |g, _| normalized::group(g, by, &batch, running))
-        }
-        Estimator::Rloo => each(&mut |g, _| baseline::rloo(g)),
-        Estimator::ReinforcePp { gamma } => each(&mut |g, _| returns::reinforce_pp(g, kl_coef, gamma)),
-        Estimator::Gae { gamma, lambda } => each(&mut |g, _| returns::gae(g, kl_coef, gamma, lambda)),
-        Estimator::Remax => each(&mut baseline::remax),
-        Estimator::Opo => each(&mut |g, _| baseline::opo(g)),
-        Estimator::Gpg => {
-            let alpha = gpg::alpha(groups);
-            each(&mut |g, _| gpg::group(g, alpha))
-        }
-        Estimator::MaxAtG { std_epsilon } => each(&mut |g, _| best::max_at_g(g, std_epsilon)),
-        Estimator::Gdpo { std_epsilon } => each(&mut |g, _| gdpo::group(g, std_epsilon)),
-        Estimator::RaftPp { keep } => each(&mut |g, report| best::raft_pp(g, keep, report)),
-        Estimator::Topr { baseline } => each(&mut |g, _| baseline::topr(g, baseline)),
-        Estimator::Gigpo { gamma, step_weight, std_epsilon } => {
-            let gigpo = Gigpo { gamma, step_weight, std_epsilon };
-            each(&mut |g, report| gigpo.group(g, report))
-        }
-        Estimator::Prime { gamma, beta } => each(&mut |g, _| prime::group(g, gamma, beta)),
-    }
-}
-
 /// A + V, rounded once.
-fn returns_of(groups: &[Group<'_>], raw: &[Vec<Raw>]) -> Vec<Vec<Vec<f32>>> {
+fn returns_of(groups: &[GroupView<'_>], raw: &[Vec<Raw>]) -> Vec<Vec<Vec<f32>>> {
     let of_episode = |(e, raw): (&EpisodeRewards<'_>, &Raw)| match raw {
         Raw::PerToken(a) => e.values.iter().zip(a).map(|(&v, a)| (f64::from(v) + a) as f32).collect(),
         _ if e.role == Role::Train => e.values.to_vec(),

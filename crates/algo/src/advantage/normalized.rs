@@ -1,43 +1,36 @@
-//! (R − mean)/(std + ε), each statistic from its own place.
-
-use super::group::{Group, Raw};
-use super::moments::RunningMoments;
+use super::estimator::{Batch, Estimate};
+use super::normalize::{Normalization, STD_EPSILON, check_std_epsilon};
+use super::view::Raw;
 use crate::StatisticFrom;
+use crate::settings::keys::{OutOfRange, settings};
 
-/// Mean and standard deviation with its ε.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Normalization {
-    pub(super) mean_from: StatisticFrom,
-    pub(super) std_from: StatisticFrom,
-    pub(super) std_epsilon: f64,
-}
-
-impl Normalization {
-    pub(super) fn reads_running(&self) -> bool {
-        [self.mean_from, self.std_from].contains(&StatisticFrom::Running)
+settings! {
+    /// (R_i − mean)/(std + ε), each statistic from its own place, std with n − 1.
+    Normalized {
+        /// Source of the mean that is subtracted.
+        mean_from: StatisticFrom = StatisticFrom::Group,
+        /// Source of the standard deviation that divides.
+        std_from: StatisticFrom = StatisticFrom::Batch,
+        /// Added to the standard deviation before it divides.
+        std_epsilon: f64 = STD_EPSILON,
     }
 }
 
-/// `batch` are the moments of all that is compared in the batch; `running` those of all batches, this one included.
-///
-/// Where the values behind a statistic are all equal, what is left of the reward is rounding: the advantage is 0. A
-/// standard deviation of nearly 0 would make it as large as 1/ε.
-pub(super) fn group(
-    group: &Group<'_>,
-    by: Normalization,
-    batch: &RunningMoments,
-    running: &RunningMoments,
-) -> Vec<Raw> {
-    let of_group = group.moments();
-    let from = |place| match place {
-        StatisticFrom::Group => Some(&of_group),
-        StatisticFrom::Batch => Some(batch),
-        StatisticFrom::Running => Some(running),
-        StatisticFrom::None => None,
-    };
-    let (mean, std) = (from(by.mean_from), from(by.std_from));
-    let level = [mean, std].into_iter().flatten().any(RunningMoments::no_spread);
-    let center = mean.map_or(0.0, |m| m.mean);
-    let scale = std.map_or(1.0, |m| m.std() + by.std_epsilon);
-    group.shared(|reward| if level { 0.0 } else { (reward - center) / scale })
+impl Estimate for Normalized {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_std_epsilon(self.std_epsilon)
+    }
+
+    fn ignored(&self) -> &'static [&'static str] {
+        if self.std_from == StatisticFrom::None { &["std_epsilon"] } else { &[] }
+    }
+
+    fn needs_group(&self) -> bool {
+        [self.mean_from, self.std_from].contains(&StatisticFrom::Group)
+    }
+
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        let Self { mean_from, std_from, std_epsilon } = *self;
+        Normalization { mean_from, std_from, std_epsilon }.estimate(batch)
+    }
 }

@@ -1,9 +1,21 @@
-//! PRIME: implicit process rewards and outcomes, each against the others of the group.
-
 use super::EpisodeRewards;
-use super::baseline::rloo;
-use super::group::{Group, Raw};
+use super::estimator::{Batch, Estimate, Reads};
+use super::normalize::check_gamma;
 use super::returns::accumulate;
+use super::rloo::leave_one_out;
+use super::view::{GroupView, Raw};
+use crate::settings::keys::{OutOfRange, check, settings};
+
+settings! {
+    /// Σ_{s≥t} γ^{s−t}(q_s − mean of the others' q̄) + R_i − mean of the others' R with q = β(lp_PRM − lp_ref): PRIME
+    /// (arXiv 2502.01456). Implicit process rewards and outcomes, each against the others of the group.
+    Prime {
+        /// Discount per policy token.
+        gamma: f64 = 1.0,
+        /// β: scale of the implicit rewards.
+        beta: f64 = 0.05,
+    }
+}
 
 /// q_t = β(lp_PRM − lp_ref).
 fn process_rewards(episode: &EpisodeRewards<'_>, beta: f64) -> Vec<f64> {
@@ -13,8 +25,8 @@ fn process_rewards(episode: &EpisodeRewards<'_>, beta: f64) -> Vec<f64> {
 
 /// Returns of process rewards less the mean of the others' token means, plus the leave-one-out outcome. An episode
 /// without a token has no token mean and enters no baseline.
-pub(super) fn group(group: &Group<'_>, gamma: f64, beta: f64) -> Vec<Raw> {
-    let outcome = rloo(group);
+fn group(group: &GroupView<'_>, gamma: f64, beta: f64) -> Vec<Raw> {
+    let outcome = leave_one_out(group);
     let process: Vec<(usize, Vec<f64>)> =
         group.members().map(|(i, e, _)| (i, process_rewards(e, beta))).collect();
     let means: Vec<(usize, f64)> = process
@@ -37,4 +49,27 @@ pub(super) fn group(group: &Group<'_>, gamma: f64, beta: f64) -> Vec<Raw> {
         raw[i] = Raw::PerToken(advantage);
     }
     raw
+}
+
+impl Estimate for Prime {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_gamma(self.gamma)?;
+        check("beta", self.beta, self.beta > 0.0, "above 0", "0.05 is the paper's")
+    }
+
+    fn is_per_episode(&self) -> bool {
+        false
+    }
+
+    fn takes_kl(&self) -> bool {
+        false
+    }
+
+    fn reads(&self) -> Reads {
+        Reads { prm: Some(self.beta), ..Reads::default() }
+    }
+
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
+        batch.each(|g, _| group(g, self.gamma, self.beta))
+    }
 }

@@ -1,8 +1,8 @@
 use rloom_core::{Role, metric};
 
-use super::group::Group;
 use super::moments::no_spread;
-use super::{AdvantageSpec, EpisodeRewards, Estimator};
+use super::view::GroupView;
+use super::{AdvantageSpec, EpisodeRewards};
 
 /// What was met on the way, for metrics. Counts are over the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -19,20 +19,20 @@ pub struct AdvantageReport {
     pub episodes: usize,
     /// Train episodes without one.
     pub not_applicable: usize,
-    /// Groups whose greedy episode has no applicable reward, so that the others got 0 ([`Estimator::Remax`]).
+    /// Groups whose greedy episode has no applicable reward, so that the others got 0 ([`crate::Estimator::Remax`]).
     pub baselines_missing: usize,
-    /// Groups of which no episode is kept ([`Estimator::RaftPp`]).
+    /// Groups of which no episode is kept ([`crate::Estimator::RaftPp`]).
     pub none_kept: usize,
-    /// Whether there is no contrast in any group of the batch, so that nothing is learnt ([`Estimator::Gpg`]).
+    /// Whether there is no contrast in any group of the batch, so that nothing is learnt ([`crate::Estimator::Gpg`]).
     pub no_contrast: bool,
-    /// Steps of the episodes that are compared ([`Estimator::Gigpo`]).
+    /// Steps of the episodes that are compared ([`crate::Estimator::Gigpo`]).
     pub steps: usize,
     /// Among them: no other step of the group began in the same state.
     pub states_seen_once: usize,
     /// Mean of k1 over the trained policy tokens (nats), what [`KlControl`](crate::KlControl) steers by; `None` without
     /// KL in the reward.
     pub kl: Option<f64>,
-    /// Mean value over the trained policy tokens ([`Estimator::Gae`]).
+    /// Mean value over the trained policy tokens ([`crate::Estimator::Gae`]).
     pub value: Option<f64>,
 }
 
@@ -63,7 +63,7 @@ impl AdvantageReport {
     }
 
     /// What can be told before any advantage is known.
-    pub(super) fn of(spec: &AdvantageSpec, groups: &[Group<'_>]) -> Self {
+    pub(super) fn of(spec: &AdvantageSpec, groups: &[GroupView<'_>]) -> Self {
         let mut report = Self { compares: spec.estimator.needs_group(), ..Self::default() };
         for group in groups {
             let train = group.episodes.iter().filter(|e| e.role == Role::Train);
@@ -77,13 +77,11 @@ impl AdvantageReport {
                 report.groups_of_one += usize::from(group.alone);
             }
         }
-        report.no_contrast =
-            spec.estimator == Estimator::Gpg && report.groups > 0 && groups.iter().all(Group::is_level);
         let trained = || groups.iter().flat_map(|g| g.episodes).filter(|e| e.compared().is_some());
         if spec.kl_coef != 0.0 {
             report.kl = mean(trained().flat_map(EpisodeRewards::k1));
         }
-        if matches!(spec.estimator, Estimator::Gae { .. }) {
+        if spec.estimator.kernel().reads().values {
             report.value = mean(trained().flat_map(|e| e.values).map(|&v| f64::from(v)));
         }
         report

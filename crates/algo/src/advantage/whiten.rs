@@ -1,13 +1,13 @@
 //! Mean 0 and variance 1 over the policy tokens of the batch that is trained together.
 
-use super::group::{Group, Raw};
 use super::moments::no_spread;
+use super::view::{GroupView, Raw};
 
 /// Smallest variance that is divided by.
 const MIN_VARIANCE: f64 = 1e-8;
 
 /// Whitens in place. An episode's advantage counts once per policy token; what is [`Raw::Out`] stays out.
-pub(super) fn whiten(groups: &[Group<'_>], raw: &mut [Vec<Raw>]) {
+pub(super) fn whiten(groups: &[GroupView<'_>], raw: &mut [Vec<Raw>]) {
     // (value, how often): a constant counts once per token without being written out.
     let mut weighted: Vec<(f64, f64)> = Vec::new();
     for (group, row) in groups.iter().zip(raw.iter()) {

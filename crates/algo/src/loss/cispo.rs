@@ -1,18 +1,26 @@
-use serde::{Deserialize, Serialize};
+use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, StaleWeight, TokenTerm, each, ratio};
+use crate::RatioTo;
+use crate::settings::keys::{OutOfRange, check, settings};
 
-use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
-
-/// CISPO (arXiv 2506.13585), per token: ℓ = −w·A·lp with the weight w = sg(clip(ρ, floor, cap)), ρ = exp(lp − old): no
-/// token loses its gradient, only its weight is bounded.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Cispo {
-    /// Upper bound of the weight, > 0.
-    pub cap: f64,
-    /// Lower bound of the weight, from 0 (none) to the cap.
-    pub floor: f64,
+settings! {
+    /// CISPO (arXiv 2506.13585), per token: ℓ = −w·A·lp with the weight w = sg(clip(ρ, floor, cap)), ρ = exp(lp − old). No
+    /// token loses its gradient; only its weight is bounded.
+    Cispo {
+        /// Upper bound of the weight.
+        weight_cap: f64 = 5.0,
+        /// Lower bound of the weight, at most the cap; 0 for none.
+        weight_floor: f64 = 0.0,
+    }
 }
 
 impl Kernel for Cispo {
+    fn check(&self) -> Result<(), OutOfRange> {
+        let (cap, floor) = (self.weight_cap, self.weight_floor);
+        check("weight_cap", cap, cap > 0.0, "above 0", "5.0 is usual")?;
+        let fits = floor >= 0.0 && floor <= cap;
+        check("weight_floor", floor, fits, "from 0 to weight_cap", "0 for no floor")
+    }
+
     fn reads(&self) -> Reads {
         Reads::RATIO
     }
@@ -25,13 +33,22 @@ impl Kernel for Cispo {
         true
     }
 
+    /// The ratio is only a capped weight, held constant: taken to the sampler, it is the importance weight.
+    fn stale_ratio_to(&self) -> RatioTo {
+        RatioTo::Behavior
+    }
+
+    fn stale_weight(&self) -> Option<StaleWeight> {
+        Some(StaleWeight::TOKEN)
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             let (ratio, _) = ratio(row.log_ratio(t));
-            let (weight, clipped) = if ratio > self.cap {
-                (self.cap, Clipped::High)
-            } else if ratio < self.floor {
-                (self.floor, Clipped::Low)
+            let (weight, clipped) = if ratio > self.weight_cap {
+                (self.weight_cap, Clipped::High)
+            } else if ratio < self.weight_floor {
+                (self.weight_floor, Clipped::Low)
             } else {
                 (ratio, Clipped::No)
             };

@@ -1,63 +1,25 @@
-use serde::{Deserialize, Serialize};
+//! Policy optimisation inside a divergence's trust region (arXiv 2602.04879), shared by `dppo_tv` and `dppo_kl`.
 
-use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
+use super::kernel::{Clipped, Row, TokenTerm, each, ratio};
+use crate::settings::keys::{OutOfRange, check};
 
-/// How far a token's probability has moved from the sampler's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Divergence {
-    /// |p − p_beh|: the total variation of "this token or another".
-    TotalVariation,
-    /// KL(Bernoulli(p_beh) ‖ Bernoulli(p)).
-    BinaryKl,
+/// ℓ = −keep·sg(min(exp(lp − beh), cap))·A·lp per token. A token is dropped once its probability has moved in the
+/// advantage's direction by a divergence of more than the limit.
+pub(super) struct TrustRegion<D> {
+    /// Divergence of lp from the sampler's log-probability.
+    pub(super) divergence: D,
+    /// δ.
+    pub(super) limit: f64,
+    /// Upper bound of the importance weight.
+    pub(super) cap: f64,
 }
 
-/// Policy optimisation inside a divergence's trust region (arXiv 2602.04879), per token:
-/// ℓ = −keep·sg(min(exp(lp − beh), cap))·A·lp. A token is not kept once its probability has moved in the advantage's
-/// direction by a divergence of more than the limit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Dppo {
-    /// How the move is measured.
-    pub divergence: Divergence,
-    /// δ > 0.
-    pub limit: f64,
-    /// Upper bound of the importance weight, > 0.
-    pub cap: f64,
-}
-
-impl Dppo {
-    fn divergence(&self, lp: f64, behavior: f64) -> f64 {
-        let (p, q) = (lp.exp(), behavior.exp());
-        match self.divergence {
-            Divergence::TotalVariation => (p - q).abs(),
-            Divergence::BinaryKl => {
-                // log(1 − e^x) by expm1: probabilities near 1 keep their digits.
-                let log_other = |x: f64| (-x.min(0.0).exp_m1()).ln();
-                let others = if q < 1.0 { (1.0 - q) * (log_other(behavior) - log_other(lp)) } else { 0.0 };
-                q * (behavior - lp) + others
-            }
-        }
-    }
-}
-
-impl Kernel for Dppo {
-    fn reads(&self) -> Reads {
-        Reads::BEHAVIOR
-    }
-
-    fn bounds(&self) -> Bounds {
-        Bounds::BOTH
-    }
-
-    fn scales_with_advantage(&self) -> bool {
-        true
-    }
-
-    fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
+impl<D: Fn(f64, f64) -> f64> TrustRegion<D> {
+    pub(super) fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         each(row, terms, |t| {
             let (lp, behavior, a) = (row.lp[t], row.behavior[t], row.advantage[t]);
             let moved_along = (lp - behavior) * a > 0.0;
-            if moved_along && self.divergence(lp, behavior) > self.limit {
+            if moved_along && (self.divergence)(lp, behavior) > self.limit {
                 let clipped = if a > 0.0 { Clipped::High } else { Clipped::Low };
                 return TokenTerm { value: 0.0, d_logprob: 0.0, clipped };
             }
@@ -65,4 +27,10 @@ impl Kernel for Dppo {
             TokenTerm { value: -wa * lp, d_logprob: -wa, clipped: Clipped::No }
         });
     }
+}
+
+pub(super) fn check_region(limit: f64, cap: f64) -> Result<(), OutOfRange> {
+    let hint = "0.2 is usual for total variation, 0.05 for binary KL";
+    check("divergence_limit", limit, limit > 0.0, "above 0", hint)?;
+    check("weight_cap", cap, cap > 0.0, "above 0", "20 is usual")
 }

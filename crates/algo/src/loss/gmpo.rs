@@ -1,21 +1,27 @@
-use serde::{Deserialize, Serialize};
-
-use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, TokenTerm};
+use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, StaleWeight, TokenTerm};
 use crate::kl::LOG_RATIO_LIMIT;
+use crate::settings::keys::{OutOfRange, check, settings};
 
-/// Geometric-mean policy optimisation (arXiv 2507.20673): with λ_t = lp_t − old_t clipped in log space against the
-/// advantage's sign, l_t = min(λ_t, ε_high) for A > 0 and max(λ_t, −ε_low) for A < 0,
-///
-/// ℓ_i = −A_i·exp(mean_t l_t), over the number of sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Gmpo {
-    /// ε_low of the log-ratio, > 0.
-    pub clip_low: f64,
-    /// ε_high of the log-ratio, > 0.
-    pub clip_high: f64,
+settings! {
+    /// Geometric-mean policy optimisation (arXiv 2507.20673): with λ_t = lp_t − old_t clipped in log space against the
+    /// advantage's sign, l_t = min(λ_t, ε_high) for A > 0 and max(λ_t, −ε_low) for A < 0,
+    ///
+    /// ℓ_i = −A_i·exp(mean_t l_t), over the number of sequences.
+    Gmpo {
+        /// ε_low: the log-ratio's lower bound is −ε_low.
+        clip_low: f64 = 0.4,
+        /// ε_high: the log-ratio's upper bound is ε_high.
+        clip_high: f64 = 0.4,
+    }
 }
 
 impl Kernel for Gmpo {
+    fn check(&self) -> Result<(), OutOfRange> {
+        let (must, hint) = ("above 0: it bounds a log-ratio", "0.4 is the paper's");
+        check("clip_low", self.clip_low, self.clip_low > 0.0, must, hint)?;
+        check("clip_high", self.clip_high, self.clip_high > 0.0, must, hint)
+    }
+
     fn scope(&self) -> Scope {
         Scope::Sequence
     }
@@ -36,6 +42,11 @@ impl Kernel for Gmpo {
         true
     }
 
+    /// Both the ratio and the weight are means over the sequence in log space.
+    fn stale_weight(&self) -> Option<StaleWeight> {
+        Some(StaleWeight::GEOMETRIC)
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         let n = row.len() as f64;
         let mut sum = 0.0;
@@ -49,7 +60,7 @@ impl Kernel for Gmpo {
                 (log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), Clipped::No)
             };
             sum += l;
-            // For now: 1 where the token moves the mean.
+            // Scaled below; until then 1 if the token moves the mean.
             let moves = clipped == Clipped::No && log_ratio.abs() <= LOG_RATIO_LIMIT;
             *term = TokenTerm { value: 0.0, d_logprob: f64::from(u8::from(moves)), clipped };
         }

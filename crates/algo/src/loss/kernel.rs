@@ -1,6 +1,8 @@
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::kl::ratio;
+use crate::settings::keys::OutOfRange;
+use crate::{RatioTo, WeightAction, WeightLevel};
 
 /// What of an optimiser step a loss must see at once.
 ///
@@ -115,8 +117,41 @@ pub(crate) struct StepToken {
     pub(crate) advantage: f64,
 }
 
+/// Default importance weight of a loss whose samples may be stale.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StaleWeight {
+    pub(crate) level: WeightLevel,
+    pub(crate) action: WeightAction,
+}
+
+impl StaleWeight {
+    /// Decoupled PPO's, per token (arXiv 2505.24298). A weight far above 1 is an accident of a token that the sampler found
+    /// all but impossible, and is masked.
+    pub(crate) const TOKEN: Self = Self { level: WeightLevel::Token, action: WeightAction::Mask };
+    /// The same over the sequence's geometric mean.
+    pub(crate) const GEOMETRIC: Self = Self { level: WeightLevel::Geometric, action: WeightAction::Mask };
+}
+
 /// A surrogate, sequence by sequence.
 pub(crate) trait Kernel {
+    /// Checks the values of its settings.
+    fn check(&self) -> Result<(), OutOfRange> {
+        Ok(())
+    }
+
+    /// What the ratio is taken to where samples may be stale and the recipe gives no weight. A ratio that bounds how far
+    /// the policy moves from the start of the batch stays with the proximal policy: one to the sampler would have used up
+    /// that bound before the first step.
+    fn stale_ratio_to(&self) -> RatioTo {
+        RatioTo::Old
+    }
+
+    /// Default weight from the proximal policy to the sampler where samples may be stale and the ratio is not taken to the
+    /// sampler. `None` if the loss is weighted by its sampler already, or has no samples.
+    fn stale_weight(&self) -> Option<StaleWeight> {
+        None
+    }
+
     fn scope(&self) -> Scope {
         Scope::Token
     }

@@ -1,10 +1,62 @@
+use serde::{Deserialize, Serialize};
+
 use super::{
-    LossBatch, LossGrad, LossTerms, PolicyLoss, Scope, TokenScores,
+    Correction, LossBatch, LossGrad, LossTerms, Scope, Surrogate, TokenScores, ValueLoss,
     correction::Weight,
     inputs::{Inputs, Wide, rounded},
     kernel::{Clipped, Row, TokenTerm},
 };
-use crate::{AlgoError, GlobalCounts};
+use crate::{Aggregation, AlgoError, GlobalCounts, KlLoss, RatioTo};
+
+/// A loss: Σ surrogate·weight + coef·KL − coef·entropy + coef·value loss, each over its normaliser.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PolicyLoss {
+    /// The surrogate.
+    pub surrogate: Surrogate,
+    /// What its importance ratio is taken to.
+    pub ratio_to: RatioTo,
+    /// Weights and rejection for a sampler that is not the proximal policy. They hold for the surrogate alone.
+    pub correction: Correction,
+    /// Whether samples may be of an older policy. The metrics then tell how far the policy has gone from its samplers also
+    /// where no weight does ([`LossMetrics::correction_weight_mean`]); no coefficient depends on it.
+    pub is_stale: bool,
+    /// Normaliser of the per-token terms: a token-scoped surrogate, KL and entropy. A surrogate that is one term per
+    /// sequence is divided by the number of sequences.
+    pub aggregation: Aggregation,
+    /// Divergence from the reference; `None` for none.
+    pub kl: Option<KlLoss>,
+    /// Weight of the entropy bonus, 0 for none.
+    pub entropy_coef: f64,
+    /// The value loss of a shared backbone; a critic of its own has [`value_loss`].
+    pub value: Option<ValueLoss>,
+}
+
+impl PolicyLoss {
+    /// A surrogate and its normaliser, without anything else.
+    pub fn new(surrogate: Surrogate, aggregation: Aggregation) -> Self {
+        Self {
+            surrogate,
+            ratio_to: RatioTo::Old,
+            correction: Correction::default(),
+            is_stale: false,
+            aggregation,
+            kl: None,
+            entropy_coef: 0.0,
+            value: None,
+        }
+    }
+
+    /// Whether it reads the reference's log-probabilities.
+    pub fn reads_reference(&self) -> bool {
+        self.kl.is_some() || self.surrogate.reads_reference()
+    }
+
+    /// What of an optimiser step it must see at once: the engine calls [`policy_loss`] with at least that much, and
+    /// [`step_loss`] where it is [`Scope::Step`].
+    pub fn scope(&self) -> Scope {
+        self.surrogate.scope()
+    }
+}
 
 /// Value and coefficients of a micro-batch.
 ///

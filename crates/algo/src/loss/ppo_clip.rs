@@ -1,21 +1,39 @@
-use serde::{Deserialize, Serialize};
+use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, StaleWeight, TokenTerm, each, ratio};
+use crate::settings::keys::{OutOfRange, check, settings};
 
-use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
+settings! {
+    /// PPO's clipped surrogate (arXiv 1707.06347, eq. 7), per token:
+    ///
+    /// ℓ = max(−ρA, −clip(ρ, 1 − ε_low, 1 + ε_high)·A), ρ = exp(lp − old).
+    ///
+    /// ε_high > ε_low is DAPO's clip-higher (arXiv 2503.14476). With a dual clip c (arXiv 1912.09729), ℓ = min(ℓ, −cA)
+    /// where A < 0. Where a constant branch is active the gradient is zero.
+    PpoClip {
+        /// ε_low: the ratio's lower bound is 1 − ε_low.
+        clip_low: f64 = 0.2,
+        /// ε_high: the ratio's upper bound is 1 + ε_high.
+        clip_high: f64 = 0.2,
+        /// Upper bound of the ratio for negative advantages, above 1; leave it out for no dual clip.
+        dual_clip: Option<f64> = None,
+    }
+}
 
-/// PPO's clipped surrogate (arXiv 1707.06347, eq. 7), per token:
-///
-/// ℓ = max(−ρA, −clip(ρ, 1 − ε_low, 1 + ε_high)·A), ρ = exp(lp − old).
-///
-/// ε_high > ε_low is DAPO's clip-higher (arXiv 2503.14476). With a dual clip c (arXiv 1912.09729), ℓ = min(ℓ, −cA)
-/// where A < 0. Where a constant branch is active the gradient is zero.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct PpoClip {
-    /// ε_low, in (0, 1).
-    pub clip_low: f64,
-    /// ε_high, > 0.
-    pub clip_high: f64,
-    /// c > 1; `None` for none.
-    pub dual_clip: Option<f64>,
+/// Checks ε_low and ε_high of a clipped ratio.
+pub(super) fn check_clip(low: f64, high: f64) -> Result<(), OutOfRange> {
+    check(
+        "clip_low",
+        low,
+        low > 0.0 && low < 1.0,
+        "between 0 and 1: the ratio's lower bound is 1 - clip_low",
+        "0.2 is usual",
+    )?;
+    check(
+        "clip_high",
+        high,
+        high > 0.0,
+        "above 0: the ratio's upper bound is 1 + clip_high",
+        "0.2 is usual, 0.28 for clip-higher",
+    )
 }
 
 impl PpoClip {
@@ -36,6 +54,18 @@ impl PpoClip {
 }
 
 impl Kernel for PpoClip {
+    fn check(&self) -> Result<(), OutOfRange> {
+        check_clip(self.clip_low, self.clip_high)?;
+        let Some(c) = self.dual_clip else { return Ok(()) };
+        check(
+            "dual_clip",
+            c,
+            c > 1.0,
+            "above 1: it bounds the ratio of tokens with a negative advantage, and that starts at 1",
+            "3.0 is usual; leave it out for no dual clip",
+        )
+    }
+
     fn reads(&self) -> Reads {
         Reads::RATIO
     }
@@ -46,6 +76,10 @@ impl Kernel for PpoClip {
 
     fn scales_with_advantage(&self) -> bool {
         true
+    }
+
+    fn stale_weight(&self) -> Option<StaleWeight> {
+        Some(StaleWeight::TOKEN)
     }
 
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {

@@ -1,24 +1,34 @@
-use serde::{Deserialize, Serialize};
+use super::kernel::{Clipped, Kernel, Reads, Row, StaleWeight, TokenTerm, each, ratio};
+use crate::settings::keys::{OutOfRange, check, settings};
 
-use super::kernel::{Clipped, Kernel, Reads, Row, TokenTerm, each, ratio};
-
-/// Soft adaptive policy optimisation (arXiv 2511.20347), per token: ℓ = −A·(4/τ)·σ(τ(ρ − 1)), ρ = exp(lp − old). At
-/// ρ = 1 its gradient is the policy gradient's; away from it a sigmoid fades it out where others clip.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Sapo {
-    /// τ where A > 0.
-    pub tau_positive: f64,
-    /// τ where A < 0: larger, so that what is pushed down fades sooner.
-    pub tau_negative: f64,
+settings! {
+    /// Soft adaptive policy optimisation (arXiv 2511.20347), per token: ℓ = −A·(4/τ)·σ(τ(ρ − 1)), ρ = exp(lp − old). At
+    /// ρ = 1 its gradient is the policy gradient's; away from it a sigmoid fades it out where others clip.
+    Sapo {
+        /// τ where A > 0.
+        tau_positive: f64 = 1.0,
+        /// τ where A < 0; larger, so that the gradient fades sooner.
+        tau_negative: f64 = 1.05,
+    }
 }
 
 impl Kernel for Sapo {
+    fn check(&self) -> Result<(), OutOfRange> {
+        let hint = "1.0 for A > 0 and 1.05 for A < 0 are the paper's";
+        check("tau_positive", self.tau_positive, self.tau_positive > 0.0, "above 0", hint)?;
+        check("tau_negative", self.tau_negative, self.tau_negative > 0.0, "above 0", hint)
+    }
+
     fn reads(&self) -> Reads {
         Reads::RATIO
     }
 
     fn scales_with_advantage(&self) -> bool {
         true
+    }
+
+    fn stale_weight(&self) -> Option<StaleWeight> {
+        Some(StaleWeight::TOKEN)
     }
 
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {

@@ -1,14 +1,15 @@
-use serde::{Deserialize, Serialize};
-
 use super::kernel::{Bounds, Clipped, Kernel, Reads, Row, Scope, TokenTerm, ratio};
 use crate::Level;
+use crate::settings::keys::settings;
 
-/// Tapered off-policy REINFORCE (arXiv 2503.14286): ℓ = −A·lp where A ≥ 0 and −w·A·lp where A < 0, with the truncated
-/// importance weight w = sg(min(π/β, 1)) to the sampler β.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Topr {
-    /// Over what the weight is taken. Sequence: exp(Σ_t (lp − beh)), the paper's. Token: exp(lp − beh), as in ROLL.
-    pub level: Level,
+settings! {
+    /// Tapered off-policy REINFORCE (arXiv 2503.14286): ℓ = −A·lp where A ≥ 0 and −w·A·lp where A < 0, with the truncated
+    /// importance weight w = sg(min(π/β, 1)) to the sampler β.
+    Topr {
+        /// The unit over which the weight is taken. Sequence: exp(Σ_t (lp − beh)), the paper's. Token: exp(lp − beh), as
+        /// in ROLL.
+        level: Level = Level::Sequence,
+    }
 }
 
 impl Kernel for Topr {

@@ -1,9 +1,8 @@
-//! What stands beside surrogate and advantage: KL, correction, entropy, filters, shaping.
+//! The other parts of an algorithm: KL, correction, entropy, filters, shaping.
 
-use super::{
-    reader::{Reader, checked, read, refuse},
-    stale::DefaultWeight,
-};
+use super::reader::{Reader, checked, read, refuse};
+use crate::error::Refusal;
+use crate::loss::StaleWeight;
 use crate::{
     AlgoError, Correction, CorrectionLevel, EntropyControl, Estimator, Filters, ImportanceWeight, KlControl,
     KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
@@ -34,16 +33,15 @@ pub(super) fn kl(r: &mut Reader) -> Result<Kl, AlgoError> {
         (KlPlacement::Loss, KlEstimator::K1) => {
             return Err(refuse(
                 "kl.estimator",
-                "k1 as a loss has a gradient that is zero in expectation: it adds noise and no pull to the reference",
+                Refusal::K1InLoss,
                 "estimator = \"k3\" or \"k2\" in the loss, or placement = \"reward\" with k1",
             ));
         }
         (KlPlacement::Reward, KlEstimator::K2 | KlEstimator::K3 | KlEstimator::K3Plus) => {
-            let name = estimator.name();
             return Err(refuse(
                 "kl.estimator",
-                format!("{name} in the reward does not give the gradient of the KL: there it is k1"),
-                format!("estimator = \"k1\", or placement = \"loss\" with {name}"),
+                Refusal::NotInReward { estimator },
+                "estimator = \"k1\", or placement = \"loss\"",
             ));
         }
         _ => {}
@@ -71,7 +69,7 @@ fn kl_control(r: &mut Reader) -> Result<Option<KlControl>, AlgoError> {
 }
 
 /// `default` is the weight where samples may be stale and nothing else is said; `None` for none.
-pub(super) fn correction(r: &mut Reader, default: Option<DefaultWeight>) -> Result<Correction, AlgoError> {
+pub(super) fn correction(r: &mut Reader, default: Option<StaleWeight>) -> Result<Correction, AlgoError> {
     let level = if let Some(weight) = default {
         Some(read!(r.correction.level or weight.level.into()))
     } else {
@@ -91,13 +89,13 @@ pub(super) fn correction(r: &mut Reader, default: Option<DefaultWeight>) -> Resu
 fn weight(
     r: &mut Reader,
     level: WeightLevel,
-    default: Option<DefaultWeight>,
+    default: Option<StaleWeight>,
 ) -> Result<ImportanceWeight, AlgoError> {
     let action = read!(r.correction.action or default.map_or(WeightAction::Clamp, |weight| weight.action));
     let (low, high) = match (action, default) {
         (WeightAction::Clamp, _) => (0.0, 2.0),
-        // Between engines that should agree a small weight is as much of an accident as a large one. Of an older sample a
-        // small one is only what the policy has turned away from.
+        // Between engines that should agree, a small weight is as much an accident as a large one. In an older sample it
+        // only means that the policy has moved away from the token.
         (WeightAction::Mask, None) => (0.5, 5.0),
         (WeightAction::Mask, Some(_)) => (0.0, 5.0),
     };
@@ -117,8 +115,7 @@ fn weight(
 
 fn rejection(r: &mut Reader, estimator: KlEstimator) -> Result<Rejection, AlgoError> {
     if estimator == KlEstimator::K3Plus {
-        let reason = "k3+ differs from k3 in its gradient alone, and a rejection has none";
-        return Err(refuse("correction.reject", reason, "reject = \"k3\""));
+        return Err(refuse("correction.reject", Refusal::K3PlusRejects, "reject = \"k3\""));
     }
     let level = read!(r.correction.reject_level or RejectLevel::SequenceMean);
     let low = if estimator == KlEstimator::K1 { read!(r.correction.reject_low?) } else { None };
@@ -127,8 +124,8 @@ fn rejection(r: &mut Reader, estimator: KlEstimator) -> Result<Rejection, AlgoEr
         None => f64::NEG_INFINITY,
     };
     let Some(high) = read!(r.correction.reject_high?) else {
-        let reason = "it needs a bound on the divergence";
-        return Err(refuse("correction.reject", reason, "set correction.reject_high, in nats"));
+        let hint = "set correction.reject_high, in nats";
+        return Err(refuse("correction.reject", Refusal::NoRejectBound, hint));
     };
     let high = checked("correction.reject_high", high, |v| v > 0.0, "above 0", "nats per token")?;
     Ok(Rejection { estimator, level, low, high })
@@ -157,14 +154,11 @@ pub(super) fn entropy_control(r: &mut Reader) -> Result<Option<EntropyControl>, 
     Ok(Some(EntropyControl { target, step, min, max }))
 }
 
-pub(super) fn filters(r: &mut Reader, estimator: Estimator) -> Result<Filters, AlgoError> {
+pub(super) fn filters(r: &mut Reader, estimator: &Estimator) -> Result<Filters, AlgoError> {
     let dynamic_sampling = read!(r.filter.dynamic_sampling or false);
     let filters = Filters {
         dynamic_sampling,
-        keep: match estimator {
-            Estimator::RaftPp { keep } => Some(keep),
-            _ => None,
-        },
+        keep: estimator.kernel().keep(),
         max_draws: 0,
         mask_truncated: read!(r.filter.mask_truncated or false),
         mask_zero_variance: estimator.needs_group() && read!(r.filter.mask_zero_variance or false),
@@ -174,8 +168,7 @@ pub(super) fn filters(r: &mut Reader, estimator: Estimator) -> Result<Filters, A
     if let (Some(min), Some(max)) = (filters.min_tokens, filters.max_tokens)
         && min > max
     {
-        let reason = format!("{max} is less than filter.min_tokens = {min}: no episode would be trained on");
-        return Err(refuse("filter.max_tokens", reason, "swap the two"));
+        return Err(refuse("filter.max_tokens", Refusal::NoEpisodeFits { min, max }, "swap the two"));
     }
     if !filters.replaces_groups() {
         return Ok(filters);
@@ -193,11 +186,7 @@ pub(super) fn overlong(r: &mut Reader) -> Result<Option<Overlong>, AlgoError> {
     }
     let buffer = read!(r.overlong.buffer?);
     if buffer == Some(0) {
-        return Err(refuse(
-            "overlong.buffer",
-            "0 tokens are too few to grow over",
-            "leave it out for a fifth",
-        ));
+        return Err(refuse("overlong.buffer", Refusal::TooFew, "leave it out for a fifth of the limit"));
     }
     Ok(Some(Overlong { buffer, factor }))
 }

@@ -4,14 +4,12 @@ mod advantage;
 mod compatible;
 mod extras;
 mod reader;
-mod stale;
-mod surrogate;
 
 use reader::{Reader, at_least_one, read, unread_reason};
 
 use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
-    KlPlacement, Method, PolicyLoss, Proximal, RatioTo, Sft, Surrogate, error::Unread, preset::preset,
+    KlPlacement, LossKind, Method, PolicyLoss, Proximal, RatioTo, Sampler, Sft, Surrogate, error::Unread,
     settings::layer::Layer,
 };
 
@@ -25,12 +23,12 @@ impl Algorithm {
         Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
 
-    /// The preset of `method` with `settings` over it, for samples of policies up to `max_staleness` versions older than
-    /// the one that trains on them.
+    /// The preset of `method` with `settings` over it, for the samples of `sampler`: a [`Sampler`], or the staleness bound
+    /// of an exact one.
     ///
-    /// Above 0 every loss makes up for that unless `correction.level = "none"` says otherwise: by a weight, which is then
-    /// the default of `[correction]`, or by a ratio to the sampler. How old they may be does not matter beyond that. What
-    /// learns from demonstrations samples nothing, and `max_staleness` changes nothing of it.
+    /// If samples may be stale or the sampler is not exact, every loss corrects for that unless `correction.level =
+    /// "none"`: by an importance weight, which is then the default of `[correction]`, or by a ratio to the sampler. The
+    /// size of the bound does not matter beyond that. Supervised methods sample nothing and ignore the sampler.
     ///
     /// # Errors
     ///
@@ -39,12 +37,13 @@ impl Algorithm {
     pub fn resolve(
         method: Method,
         settings: &AlgorithmSettings,
-        max_staleness: u64,
+        sampler: impl Into<Sampler>,
     ) -> Result<Self, AlgoError> {
-        let algorithm = match preset(method) {
+        let is_off_policy = sampler.into().is_off_policy();
+        let algorithm = match method.settings() {
             None => supervised(method, settings),
             Some(preset) => {
-                build(method, &settings.over(without_other_parts(&preset, settings)), max_staleness > 0)?
+                build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }
         };
         let read = algorithm.settings.keys();
@@ -52,14 +51,7 @@ impl Algorithm {
             .keys()
             .into_iter()
             .filter(|key| !read.contains(key))
-            .map(|key| Unread {
-                key,
-                reason: if method.is_supervised() {
-                    "it learns from demonstrations: nothing is sampled, compared or clipped"
-                } else {
-                    unread_reason(key, &algorithm.settings)
-                },
-            })
+            .map(|key| Unread { key, reason: unread_reason(key, method, &algorithm.settings) })
             .collect();
         if !unread.is_empty() {
             return Err(AlgoError::NotRead { method, keys: unread });
@@ -69,17 +61,16 @@ impl Algorithm {
     }
 }
 
-/// A preset without the knobs of parts that `settings` replace by others: those have their own defaults.
+/// A preset without the settings that `settings` rule out: those of another advantage's models, and the KL's estimator or
+/// placement if the recipe gives the other one.
 fn without_other_parts(preset: &AlgorithmSettings, settings: &AlgorithmSettings) -> AlgorithmSettings {
     let mut kept = *preset;
-    if settings.loss.is_some_and(|loss| preset.loss != Some(loss)) {
-        (kept.clip_low, kept.clip_high, kept.level) = (None, None, None);
-    }
-    if settings.advantage.is_some_and(|advantage| preset.advantage != Some(advantage)) {
+    let kind = |settings: &AlgorithmSettings| settings.advantage.and_then(|advantage| advantage.kind);
+    if kind(settings).is_some() && kind(preset) != kind(settings) {
         (kept.critic, kept.prm) = (None, None);
     }
     if let (Some(asked), Some(kl)) = (settings.kl, kept.kl.as_mut()) {
-        // k1 belongs in the reward and the others in the loss: who says one says the other.
+        // k1 belongs in the reward and the others in the loss, so that each determines the other.
         let in_reward = |estimator| estimator == KlEstimator::K1;
         if let (Some(estimator), None) = (asked.estimator, asked.placement) {
             let fits = kl.placement.is_none_or(|p| (p == KlPlacement::Reward) == in_reward(estimator));
@@ -119,8 +110,8 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
     let r = &mut reader;
     let group_size = at_least_one("group_size", read!(r.group_size or 8))?;
     let estimator = advantage::estimator(r)?;
-    let whiten = advantage::whiten(r, estimator)?;
-    let surrogate = surrogate::surrogate(r)?;
+    let whiten = advantage::whiten(r, &estimator)?;
+    let surrogate = loss(r)?;
     let (ratio_to, correction, proximal) = against_the_sampler(r, &surrogate, is_stale)?;
     let kl = extras::kl(r)?;
     let entropy_coef = extras::entropy_coef(r)?;
@@ -134,8 +125,8 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
     } else {
         Aggregation::SequenceSum
     };
-    let critic = advantage::critic(r, estimator)?;
-    let prm = advantage::prm(r, estimator)?;
+    let critic = advantage::critic(r, &estimator)?;
+    let prm = advantage::prm(r, &estimator)?;
     let algorithm = Algorithm {
         method,
         group_size,
@@ -152,7 +143,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
         proximal,
         kl_control: kl.control,
         entropy_control,
-        filters: extras::filters(r, estimator)?,
+        filters: extras::filters(r, &estimator)?,
         overlong: extras::overlong(r)?,
         critic,
         prm,
@@ -163,6 +154,14 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
     Ok(algorithm)
 }
 
+/// The policy loss with its settings.
+fn loss(r: &mut Reader) -> Result<Surrogate, AlgoError> {
+    let asked = r.asked.loss.unwrap_or_default();
+    let surrogate = asked.resolve(asked.kind.unwrap_or(LossKind::PpoClip))?;
+    r.record.loss = surrogate.settings();
+    Ok(surrogate)
+}
+
 /// What the ratio is taken to, what makes up for the sampler, and where the proximal policy comes from.
 fn against_the_sampler(
     r: &mut Reader,
@@ -170,9 +169,10 @@ fn against_the_sampler(
     is_stale: bool,
 ) -> Result<(RatioTo, Correction, Proximal), AlgoError> {
     let says_weight = r.asked.correction.is_some_and(|c| c.level.is_some());
-    let ratio_to = if is_stale { stale::ratio_to(surrogate, says_weight) } else { RatioTo::Old };
+    let ratio_to = if is_stale && !says_weight { surrogate.kernel().stale_ratio_to() } else { RatioTo::Old };
     let ratio_to = if surrogate.reads_old() { read!(r.ratio_to or ratio_to) } else { RatioTo::Old };
-    let default = is_stale.then(|| stale::weight(surrogate, ratio_to)).flatten();
+    let to_sampler = surrogate.reads_old() && ratio_to == RatioTo::Behavior;
+    let default = if is_stale && !to_sampler { surrogate.kernel().stale_weight() } else { None };
     let correction = extras::correction(r, default)?;
     // Without a ratio there is one optimiser step per batch, so the scores themselves are the proximal policy's.
     let reads_proximal = surrogate.reads_old() || (correction.is_some() && surrogate.has_ratio());

@@ -1,8 +1,9 @@
-//! Settings as they are read: what was asked for, and a record of what was read and what that gave.
+//! Reads settings and records each key that was read with its value.
 
-use crate::{AlgoError, AlgorithmSettings};
+use crate::error::{Refusal, UnreadReason};
+use crate::{AlgoError, AlgorithmSettings, Kind, KindSettings, Method};
 
-/// Gives values and remembers them, so that the record holds every key that is read and no other.
+/// The settings of a recipe, and a record that holds every key that is read and no other.
 pub(super) struct Reader {
     pub(super) asked: AlgorithmSettings,
     pub(super) record: AlgorithmSettings,
@@ -34,71 +35,82 @@ macro_rules! read {
 }
 pub(super) use read;
 
-pub(super) fn refuse(key: &'static str, reason: impl Into<String>, hint: impl Into<String>) -> AlgoError {
-    AlgoError::Refused { key, reason: reason.into(), hint: hint.into() }
+pub(super) fn refuse(key: &'static str, reason: Refusal, hint: &'static str) -> AlgoError {
+    AlgoError::Refused { key, reason, hint }
 }
 
-/// A number, or why it cannot be that.
+/// Returns the number if it is finite and fits.
 pub(super) fn checked(
     key: &'static str,
     value: f64,
     fits: impl Fn(f64) -> bool,
-    must: &str,
-    hint: &str,
+    must: &'static str,
+    hint: &'static str,
 ) -> Result<f64, AlgoError> {
     if value.is_finite() && fits(value) {
         return Ok(value);
     }
-    Err(refuse(key, format!("{value} is not {must}"), hint))
+    Err(AlgoError::out_of_range(key, value, must, hint))
 }
 
 pub(super) fn at_least_one(key: &'static str, value: u32) -> Result<u32, AlgoError> {
     if value == 0 {
-        return Err(refuse(key, "0 is too few", "set it to 1 or more"));
+        return Err(refuse(key, Refusal::TooFew, "set it to 1 or more"));
     }
     Ok(value)
 }
 
-/// Why nothing reads a key that is set. `read` is what is read instead.
-pub(super) fn unread_reason(key: &str, read: &AlgorithmSettings) -> &'static str {
+/// The reason why nothing reads a key of the table of kinds.
+fn of_kind<K: Kind>(
+    key: &str,
+    read: Option<KindSettings<K>>,
+    ignored: fn(K) -> UnreadReason,
+    unknown: fn(K) -> UnreadReason,
+) -> Option<UnreadReason> {
+    let kind = read?.kind?;
+    let has = kind.keys().iter().any(|known| known.name == key);
+    Some(if has { ignored(kind) } else { unknown(kind) })
+}
+
+/// The reason why nothing reads a key that is set. `read` is what is read instead.
+pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings) -> UnreadReason {
+    if method.is_supervised() {
+        return UnreadReason::Supervised;
+    }
+    let found = match key.split_once('.') {
+        Some(("loss", key)) => of_kind(key, read.loss, UnreadReason::IgnoredByLoss, UnreadReason::NotOfLoss),
+        Some(("advantage", key)) => {
+            of_kind(key, read.advantage, UnreadReason::IgnoredByAdvantage, UnreadReason::NotOfAdvantage)
+        }
+        _ => None,
+    };
+    found.unwrap_or_else(|| UnreadReason::Because(because(key, read)))
+}
+
+fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
     if key.starts_with("critic.") && read.critic.is_none() {
         return "only advantage = \"gae\" has a critic";
     }
     match key {
-        "mean_from" | "std_from" => "only advantage = \"normalized\" chooses where its statistics come from",
-        "std_epsilon" => "nothing divides by a standard deviation",
-        "divide_by_std" => "only advantages \"max_at_g\" and \"gigpo\" leave that open",
-        "gamma" => "the advantage does not discount",
-        "lambda" => "only advantage = \"gae\" has it",
-        "baseline" => "only advantage = \"topr\" has a fixed baseline",
-        "step_weight" => "only advantage = \"gigpo\" looks at steps",
-        "keep" => "only advantage = \"raft_pp\" keeps some episodes and leaves others",
-        "level" => "the loss is of one level",
-        "clip_low" | "clip_high" => "the loss has no ratio to clip",
-        "dual_clip" => "only losses \"ppo_clip\" and \"clip_cov\" have it",
-        "weight_cap" | "weight_floor" => "the loss has no such bound of its weight",
-        "tau_positive" | "tau_negative" => "only loss = \"sapo\" has a gate",
-        "divergence_limit" => "only losses \"dppo_tv\" and \"dppo_kl\" have a trust region",
-        "cov_share" | "cov_low" | "cov_high" | "cov_coef" => "the loss does not pick tokens by that",
-        "ratio_to" => "the loss has no ratio, or one to the sampler alone",
+        "ratio_to" => "the loss has no ratio, or only one to the sampler",
         "proximal" => "nothing reads the proximal policy's log-probabilities",
         "loss_aggregation" => {
             "the loss is a mean over sequences, and there is no KL in the loss and no entropy bonus"
         }
         "kl.estimator" | "kl.placement" => "kl.coef is 0",
         "kl.ratio" => "there is no KL in the loss",
-        "kl.target" | "kl.horizon" => "only a KL in the reward has a weight that adapts to a kl.target",
-        key if key.starts_with("correction.reject") => "correction.reject does not say by what to reject",
-        key if key.starts_with("correction.") => "correction.level does not say over what to weigh",
+        "kl.target" | "kl.horizon" => "only a KL in the reward adapts its weight, to a kl.target",
+        key if key.starts_with("correction.reject") => "correction.reject is not set",
+        key if key.starts_with("correction.") => "correction.level is not set",
         "filter.max_draws" => "no group is filtered",
         "filter.mask_zero_variance" => "the advantage does not compare the episodes of a group",
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",
         "critic.learning_rate_scale" | "critic.warmup_batches" => {
-            "the value head shares the policy's backbone and its optimiser"
+            "the value head shares the policy's backbone and its optimizer"
         }
-        "critic.coef" => "a critic of its own has a loss of its own",
+        "critic.coef" => "a critic with its own backbone has its own loss",
         key if key.starts_with("prm.") => "only advantage = \"prime\" has a process-reward model",
-        _ => "it is no part of this method",
+        _ => "the method does not use it",
     }
 }

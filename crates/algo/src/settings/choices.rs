@@ -1,17 +1,18 @@
 //! Closed sets that a recipe chooses from by name.
 
-use serde::{Deserialize, Serialize};
-
 /// An enum whose variants have one name each, in recipes, on the command line and in messages.
 macro_rules! choices {
     ($(#[$about:meta])* $choice:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum $choice { $($(#[$doc])* #[serde(rename = $name)] $variant,)+ }
 
         impl $choice {
             /// All of them, in the order in which they are listed.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// All names, in that order.
+            pub const NAMES: &'static [&'static str] = &[$($name,)+];
 
             /// Its name, in recipes and in metrics.
             pub fn name(self) -> &'static str {
@@ -19,78 +20,29 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::settings::layer::Layer for $choice {}
+        $crate::settings::layer::plain!($choice, |choice| $crate::settings::keys::Value::Name(choice.name()));
+
+        impl From<$choice> for $crate::settings::keys::Value {
+            fn from(choice: $choice) -> Self {
+                Self::Name(choice.name())
+            }
+        }
+
+        impl $crate::settings::keys::Setting for $choice {
+            const TYPE: $crate::settings::keys::KeyType = $crate::settings::keys::KeyType::Name(Self::NAMES);
+
+            fn read(value: $crate::settings::keys::Value) -> Option<Self> {
+                let $crate::settings::keys::Value::Name(given) = value else { return None };
+                Self::ALL.iter().copied().find(|choice| choice.name() == given)
+            }
+
+            fn write(self) -> Option<$crate::settings::keys::Value> {
+                Some($crate::settings::keys::Value::Name(self.name()))
+            }
+        }
     };
 }
 pub(crate) use choices;
-
-choices! {
-    /// How rewards become advantages.
-    AdvantageKind {
-        /// (R − mean)/(std + ε) over the group.
-        Group = "group",
-        /// R − mean over the group.
-        GroupMean = "group_mean",
-        /// Mean and standard deviation from where `mean_from` and `std_from` say.
-        Normalized = "normalized",
-        /// R − mean of the others in the group.
-        Rloo = "rloo",
-        /// Discounted return per token, whitened over the batch.
-        ReinforcePp = "reinforce_pp",
-        /// R − mean over the group, whitened over the batch.
-        ReinforcePpBaseline = "reinforce_pp_baseline",
-        /// Generalised advantage estimation with a learned value.
-        Gae = "gae",
-        /// R − the reward of the task's greedy episode.
-        Remax = "remax",
-        /// R − the length-weighted mean of the group.
-        Opo = "opo",
-        /// α(R − mean), α making up for groups without contrast.
-        Gpg = "gpg",
-        /// The best of the group gets its lead over the second, the others nothing.
-        MaxAtG = "max_at_g",
-        /// Each named reward normalised alone, their weighted sum whitened.
-        Gdpo = "gdpo",
-        /// 1 for episodes that are kept, 0 for the others.
-        RaftPp = "raft_pp",
-        /// R − a fixed baseline.
-        Topr = "topr",
-        /// The episode's group advantage plus that of its steps among steps from the same state.
-        Gigpo = "gigpo",
-        /// Outcome and implicit process rewards, each against the others of the group.
-        Prime = "prime",
-    }
-}
-
-choices! {
-    /// The policy loss.
-    LossKind {
-        /// PPO's clipped ratio.
-        PpoClip = "ppo_clip",
-        /// Plain policy gradient.
-        Reinforce = "reinforce",
-        /// The clipped ratio of a whole sequence, length-normalised.
-        Gspo = "gspo",
-        /// The value of `gspo`, with a gradient by token.
-        GspoToken = "gspo_token",
-        /// The geometric mean of ratios clipped in log space.
-        Gmpo = "gmpo",
-        /// A policy gradient weighted by the capped ratio, held constant.
-        Cispo = "cispo",
-        /// A sigmoid gate of the ratio in place of the clip.
-        Sapo = "sapo",
-        /// Policy gradient on positive advantages, truncated importance on negative ones.
-        Topr = "topr",
-        /// Truncated importance inside a trust region of total variation.
-        DppoTv = "dppo_tv",
-        /// Truncated importance inside a trust region of binary KL.
-        DppoKl = "dppo_kl",
-        /// `ppo_clip` without the gradient of a few tokens of high covariance.
-        ClipCov = "clip_cov",
-        /// A penalty on the few tokens of highest covariance.
-        KlCov = "kl_cov",
-    }
-}
 
 choices! {
     /// What a loss takes as one action.

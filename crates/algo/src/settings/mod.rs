@@ -1,30 +1,36 @@
-//! What a recipe may say about an algorithm.
+//! Settings of an algorithm in a recipe: `[stage.algorithm]`.
 
 pub(crate) mod choices;
+pub(crate) mod keys;
+pub(crate) mod kind;
 pub(crate) mod layer;
+mod renamed;
 
 pub use choices::{
-    AdvantageKind, Backbone, CorrectionLevel, Keep, Level, LossKind, Proximal, RatioTo, RejectLevel,
-    StatisticFrom, WeightAction, WeightLevel,
+    Backbone, CorrectionLevel, Keep, Level, Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction,
+    WeightLevel,
 };
+pub use keys::{KeyInfo, KeyType, Value};
+pub use kind::{Kind, KindSettings};
+pub use renamed::RENAMED_KEYS;
 
 use serde::{Deserialize, Serialize};
 
-use self::layer::Layer;
-use crate::{Aggregation, KlEstimator, KlPlacement};
+use self::layer::{Layer, plain};
+use crate::{AdvantageSettings, Aggregation, KlEstimator, KlPlacement, LossSettings};
 
-impl Layer for Aggregation {}
-impl Layer for KlEstimator {}
-impl Layer for KlPlacement {}
+plain!(Aggregation, |aggregation| Value::Name(aggregation.name()));
+plain!(KlEstimator, |estimator| Value::Name(estimator.name()));
+plain!(KlPlacement, |placement| Value::Name(placement.name()));
 
 /// A table of overrides: every key may be left out, an unknown one is an error.
 macro_rules! overrides {
-    ($prefix:literal $(#[$about:meta])* $table:ident { $($(#[$doc:meta])* $key:ident: $type:ty,)+ }) => {
+    ($prefix:literal $(#[$about:meta])* $table:ident { $($(#[doc = $doc:literal])+ $key:ident: $type:ty,)+ }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct $table {
-            $($(#[$doc])* #[serde(skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)+
+            $($(#[doc = $doc])+ #[serde(skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)+
         }
 
         impl Layer for $table {
@@ -32,111 +38,80 @@ macro_rules! overrides {
                 Self { $($key: self.$key.over(below.$key),)+ }
             }
 
-            fn collect_keys(&self, _name: &'static str, keys: &mut Vec<&'static str>) {
-                $(self.$key.collect_keys(concat!($prefix, stringify!($key)), keys);)+
+            fn collect(&self, _name: &'static str, keys: &mut Vec<(&'static str, Value)>) {
+                $(self.$key.collect(concat!($prefix, stringify!($key)), keys);)+
             }
+
+            fn only(self, _name: &'static str, wanted: &str) -> Option<Self> {
+                let only = Self {
+                    $($key: self.$key.only(concat!($prefix, stringify!($key)), wanted).flatten(),)+
+                };
+                (only != Self::default()).then_some(only)
+            }
+        }
+
+        impl $table {
+            /// The keys of the table with their documentation; a key that is a table itself is among them.
+            pub(crate) const DOCS: &'static [(&'static str, &'static str)] =
+                &[$((concat!($prefix, stringify!($key)), concat!($($doc,)+).trim_ascii()),)+];
         }
     };
 }
 
 overrides! {
     ""
-    /// A stage's `[algorithm]`: overrides of the preset that the stage's `method` names.
+    /// `[stage.algorithm]`: overrides of the method's preset.
     AlgorithmSettings {
-        /// Episodes per task.
+        /// Episodes sampled per task.
         group_size: u32,
-        /// How rewards become advantages.
-        advantage: AdvantageKind,
-        /// Where the mean that is subtracted comes from (`normalized`).
-        mean_from: StatisticFrom,
-        /// Where the standard deviation that is divided by comes from (`normalized`).
-        std_from: StatisticFrom,
-        /// What is added to a standard deviation before it divides.
-        std_epsilon: f64,
-        /// Whether to divide by the group's standard deviation, too (`max_at_g`, `gigpo`).
-        divide_by_std: bool,
-        /// Discount: per policy token, in `gigpo` per step.
-        gamma: f64,
-        /// λ of generalised advantage estimation.
-        lambda: f64,
-        /// The fixed baseline (`topr`).
-        baseline: f64,
-        /// ω: weight of the advantage of steps (`gigpo`).
-        step_weight: f64,
-        /// Which episodes are kept (`raft_pp`).
-        keep: Keep,
-        /// Whether advantages are whitened over the batch's policy tokens.
+        /// Advantage estimator: a name, or a table of `kind` and its settings.
+        advantage: AdvantageSettings,
+        /// Whitens advantages over the batch's policy tokens.
         whiten: bool,
-        /// The policy loss.
-        loss: LossKind,
-        /// What is one action (`reinforce`, `topr`).
-        level: Level,
-        /// ε_low: the ratio's lower bound is 1 − ε_low; of `gmpo`, that of the log-ratio is −ε_low.
-        clip_low: f64,
-        /// ε_high: the ratio's upper bound is 1 + ε_high; of `gmpo`, that of the log-ratio is ε_high.
-        clip_high: f64,
-        /// The ratio's bound for negative advantages; absent for none.
-        dual_clip: f64,
-        /// Upper bound of the held ratio (`cispo`, `dppo_*`).
-        weight_cap: f64,
-        /// Lower bound of the held ratio (`cispo`).
-        weight_floor: f64,
-        /// Temperature of the gate where A > 0 (`sapo`).
-        tau_positive: f64,
-        /// Temperature of the gate where A < 0 (`sapo`).
-        tau_negative: f64,
-        /// δ: how far a token may have moved in the advantage's direction (`dppo_*`).
-        divergence_limit: f64,
-        /// Share of the tokens that are picked by covariance (`clip_cov`, `kl_cov`).
-        cov_share: f64,
-        /// Covariance above which a token may be picked (`clip_cov`).
-        cov_low: f64,
-        /// Covariance below which a token may be picked (`clip_cov`).
-        cov_high: f64,
-        /// Weight of the penalty on picked tokens (`kl_cov`).
-        cov_coef: f64,
-        /// What the importance ratio is taken to.
+        /// Policy loss: a name, or a table of `kind` and its settings.
+        loss: LossSettings,
+        /// Policy in the denominator of the importance ratio: old or behavior.
         ratio_to: RatioTo,
-        /// Where the log-probabilities of the proximal policy come from.
+        /// Source of the proximal policy's log-probabilities: sampler, recompute or log_linear.
         proximal: Proximal,
-        /// How per-token terms become one number.
+        /// Normaliser of the per-token terms.
         loss_aggregation: Aggregation,
         /// Weight of the entropy bonus.
         entropy_coef: f64,
         /// Passes over each batch.
         epochs: u32,
-        /// Optimiser steps per pass.
+        /// Optimizer steps per pass.
         minibatches: u32,
         /// Divergence from the reference model.
         kl: KlSettings,
-        /// What makes up for a sampler that is not the policy being trained.
+        /// Correction for a sampler that is not the policy being trained.
         correction: CorrectionSettings,
-        /// Which groups and episodes are not trained on.
+        /// Groups and episodes that are not trained on.
         filter: FilterSettings,
-        /// The penalty on completions that come near their limit.
+        /// Penalty on completions near their length limit.
         overlong: OverlongSettings,
-        /// Holds the entropy near a target.
+        /// Controller that holds the entropy near a target.
         entropy_control: EntropyControlSettings,
-        /// The learned value (`gae`).
+        /// Learned value (`gae`).
         critic: CriticSettings,
-        /// The implicit process-reward model (`prime`).
+        /// Implicit process-reward model (`prime`).
         prm: PrmSettings,
     }
 }
 
 overrides! {
     "kl."
-    /// `[algorithm.kl]`.
+    /// `[stage.algorithm.kl]`.
     KlSettings {
-        /// Its weight; 0 loads no reference.
+        /// Weight of the KL to the reference model; 0 loads no reference.
         coef: f64,
-        /// k1 (in the reward), k2, k3 or k3+ (in the loss).
+        /// Estimator of the KL: k1 in the reward; k2, k3 or k3+ in the loss.
         estimator: KlEstimator,
-        /// In the reward or in the loss.
+        /// Place of the KL: reward or loss.
         placement: KlPlacement,
-        /// Whether the divergence in the loss is multiplied by the importance ratio.
+        /// Multiplies the KL in the loss by the importance ratio.
         ratio: bool,
-        /// Divergence (nats per token) that the weight in the reward is steered to; absent for a fixed weight.
+        /// KL in nats per token that the weight in the reward is steered to; leave it out for a fixed weight.
         target: f64,
         /// Episodes over which the weight adapts.
         horizon: f64,
@@ -145,21 +120,21 @@ overrides! {
 
 overrides! {
     "correction."
-    /// `[algorithm.correction]`.
+    /// `[stage.algorithm.correction]`.
     CorrectionSettings {
-        /// Over what the weight multiplies up, or that there is none.
+        /// Unit of the weight exp(old − beh): none, token, sequence or geometric.
         level: CorrectionLevel,
-        /// What becomes of a weight outside its bounds.
+        /// Treatment of a weight outside its bounds: clamp or mask.
         action: WeightAction,
         /// Lower bound of the weight.
         low: f64,
         /// Upper bound of the weight.
         high: f64,
-        /// Divergence by which tokens or sequences are rejected.
+        /// Estimator of the divergence from the sampler by which tokens or sequences are rejected: k1, k2 or k3.
         reject: KlEstimator,
-        /// What is rejected together.
+        /// Unit that is rejected: token, sequence_mean or sequence_max.
         reject_level: RejectLevel,
-        /// Smallest divergence that is not rejected (k1, which can be negative).
+        /// Smallest divergence that is not rejected; for k1, which can be negative.
         reject_low: f64,
         /// Largest divergence that is not rejected.
         reject_high: f64,
@@ -168,42 +143,42 @@ overrides! {
 
 overrides! {
     "filter."
-    /// `[algorithm.filter]`.
+    /// `[stage.algorithm.filter]`.
     FilterSettings {
-        /// Whether groups whose outcomes are all equal are replaced by others.
+        /// Replaces groups whose outcomes are all equal.
         dynamic_sampling: bool,
-        /// Batches' worth of groups that may be drawn for one batch before the run gives up; with stale samples for each
+        /// Batches' worth of groups that may be drawn for one batch before the run stops; with stale samples, for each
         /// of the batches that are sampled at once.
         max_draws: u32,
-        /// Whether truncated episodes are not trained on.
+        /// Excludes truncated episodes from training.
         mask_truncated: bool,
-        /// Whether groups without contrast are not trained on, by KL and entropy neither.
+        /// Excludes groups whose rewards are all equal from training, including by KL and entropy.
         mask_zero_variance: bool,
-        /// Episodes with fewer policy tokens are not trained on.
+        /// Excludes episodes with fewer policy tokens.
         min_tokens: u64,
-        /// Episodes with more policy tokens are not trained on.
+        /// Excludes episodes with more policy tokens.
         max_tokens: u64,
     }
 }
 
 overrides! {
     "overlong."
-    /// `[algorithm.overlong]`.
+    /// `[stage.algorithm.overlong]`.
     OverlongSettings {
-        /// Over how many tokens before the limit the penalty grows; a fifth of the limit where it is not said.
+        /// Tokens before the length limit over which the penalty grows; a fifth of the limit by default.
         buffer: u64,
-        /// The full penalty; 0 for none.
+        /// Full penalty at the length limit; 0 for none.
         factor: f64,
     }
 }
 
 overrides! {
     "entropy_control."
-    /// `[algorithm.entropy_control]`.
+    /// `[stage.algorithm.entropy_control]`.
     EntropyControlSettings {
-        /// Entropy (nats per token) below which the bonus grows.
+        /// Entropy in nats per token below which the bonus grows.
         target: f64,
-        /// How much the weight changes per optimiser step.
+        /// Change of the weight per optimizer step.
         step: f64,
         /// Smallest weight.
         min: f64,
@@ -214,28 +189,26 @@ overrides! {
 
 overrides! {
     "critic."
-    /// `[algorithm.critic]`.
+    /// `[stage.algorithm.critic]`.
     CriticSettings {
-        /// What the value head sits on.
+        /// Backbone of the value head: own or shared.
         backbone: Backbone,
-        /// The critic's learning rate as a multiple of the policy's (`own`).
+        /// Learning rate of the critic as a multiple of the policy's (own backbone).
         learning_rate_scale: f64,
-        /// Weight of the value loss beside the policy's (`shared`).
+        /// Weight of the value loss relative to the policy's (shared backbone).
         coef: f64,
-        /// ε: how far a value may move from what it was, in the loss; 0 for no bound.
+        /// Bound ε of a value's move from its old one, in the loss; 0 for no bound.
         clip: f64,
-        /// Batches at the start that train the critic alone (`own`).
+        /// Batches at the start that train only the critic (own backbone).
         warmup_batches: u64,
     }
 }
 
 overrides! {
     "prm."
-    /// `[algorithm.prm]`.
+    /// `[stage.algorithm.prm]`.
     PrmSettings {
-        /// β: the scale of implicit rewards.
-        beta: f64,
-        /// The process-reward model's learning rate as a multiple of the policy's.
+        /// Learning rate of the process-reward model as a multiple of the policy's.
         learning_rate_scale: f64,
     }
 }
@@ -243,8 +216,13 @@ overrides! {
 impl AlgorithmSettings {
     /// The keys that are set, dotted.
     pub fn keys(&self) -> Vec<&'static str> {
-        let mut keys = Vec::new();
-        self.collect_keys("", &mut keys);
-        keys
+        self.values().into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// The keys that are set, dotted, with their values. The value of `advantage` and of `loss` is the kind.
+    pub fn values(&self) -> Vec<(&'static str, Value)> {
+        let mut values = Vec::new();
+        self.collect("", &mut values);
+        values
     }
 }

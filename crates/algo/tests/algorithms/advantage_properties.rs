@@ -1,6 +1,7 @@
 //! What holds of every estimator, over random groups.
 
 use proptest::prelude::*;
+use rloom_algo::estimators::{Gae, Gpg, Opo, Prime, Rloo};
 use rloom_algo::{
     AdvantageSpec, Advantages, AlgoError, EpisodeAdvantage, Estimator, RunningMoments, StatisticFrom,
     StepReward, advantages,
@@ -34,10 +35,8 @@ fn all_close(a: &[f32], b: &[f32]) -> bool {
 fn reads_batch(estimator: Estimator) -> bool {
     let beyond = [StatisticFrom::Batch, StatisticFrom::Running];
     match estimator {
-        Estimator::Normalized { mean_from, std_from, .. } => {
-            beyond.contains(&mean_from) || beyond.contains(&std_from)
-        }
-        Estimator::Gpg => true,
+        Estimator::Normalized(by) => beyond.contains(&by.mean_from) || beyond.contains(&by.std_from),
+        Estimator::Gpg(_) => true,
         _ => false,
     }
 }
@@ -130,8 +129,8 @@ proptest! {
         for e in batch.iter_mut().flatten() {
             e.prm.clone_from(&e.prm_reference);
         }
-        let zero_sum = [GROUP, GROUP_MEAN, normalized(StatisticFrom::Group, StatisticFrom::Batch), Estimator::Rloo];
-        let more = [Estimator::Gpg, Estimator::Opo, Estimator::Prime { gamma: 1.0, beta: 0.05 }];
+        let zero_sum = [GROUP, GROUP_MEAN, normalized(StatisticFrom::Group, StatisticFrom::Batch), Estimator::Rloo(Rloo {})];
+        let more = [Estimator::Gpg(Gpg {}), Estimator::Opo(Opo {}), Estimator::Prime(Prime { gamma: 1.0, beta: 0.05 })];
         for estimator in zero_sum.into_iter().chain(more) {
             let got = get(&spec(estimator, 0.0, false), &batch);
             for (group, row) in batch.iter().zip(&got.episodes) {
@@ -139,7 +138,7 @@ proptest! {
                     // A token says what an episode's advantage is, and there is none.
                     continue;
                 }
-                let weight = |e: &Episode| if estimator == Estimator::Opo { e.tokens as f64 } else { 1.0 };
+                let weight = |e: &Episode| if estimator == Estimator::Opo(Opo {}) { e.tokens as f64 } else { 1.0 };
                 let term = |(e, a): (&Episode, &EpisodeAdvantage)| weight(e) * f64::from(a.at(0));
                 let terms: Vec<f64> = group.iter().zip(row).map(term).collect();
                 let scale: f64 = terms.iter().map(|t| t.abs()).sum();
@@ -148,7 +147,7 @@ proptest! {
                 let contrast = rewards.iter().any(|&r| r != rewards[0]);
                 prop_assert!(contrast || scale == 0.0, "{:?}", estimator);
                 // A reward of an episode without tokens is no part of OPO's baseline.
-                prop_assert!(!contrast || scale > 0.0 || estimator == Estimator::Opo, "{:?}", estimator);
+                prop_assert!(!contrast || scale > 0.0 || estimator == Estimator::Opo(Opo {}), "{:?}", estimator);
             }
         }
     }
@@ -293,7 +292,7 @@ fn what_takes_no_part_is_not_read() {
         get(&spec(estimator, 0.1, false), &batch);
     }
     batch[0][3].values.clear();
-    let gae = spec(Estimator::Gae { gamma: 1.0, lambda: 1.0 }, 0.0, false);
+    let gae = spec(Estimator::Gae(Gae { gamma: 1.0, lambda: 1.0 }), 0.0, false);
     let error = advantages(&gae, &RunningMoments::default(), &view(&batch)).unwrap_err();
     assert!(
         matches!(error, AlgoError::EpisodeLength { group: 0, episode: 3, got: 0, expected: 2, .. }),

@@ -1,6 +1,7 @@
 //! Sums, groups without contrast, rewards that do not apply.
 
 use proptest::prelude::*;
+use rloom_algo::estimators::{Gpg, MaxAtG, Opo, RaftPp, ReinforcePp, Rloo, Topr};
 use rloom_algo::{
     AdvantageSpec, Advantages, AlgoError, Algorithm, EpisodeAdvantage, EpisodeRewards, Estimator,
     GroupRewards, Keep, Method, RunningMoments, Score, StatisticFrom,
@@ -9,7 +10,7 @@ use rloom_core::Role;
 
 use crate::groups::{GROUP, GROUP_MEAN, normalized};
 
-const RETURNS: Estimator = Estimator::ReinforcePp { gamma: 1.0 };
+const RETURNS: Estimator = Estimator::ReinforcePp(ReinforcePp { gamma: 1.0 });
 /// Those that read nothing but rewards.
 const ALL: [Estimator; 13] = [
     GROUP,
@@ -17,13 +18,13 @@ const ALL: [Estimator; 13] = [
     normalized(StatisticFrom::Group, StatisticFrom::Batch),
     normalized(StatisticFrom::Batch, StatisticFrom::Group),
     normalized(StatisticFrom::Running, StatisticFrom::Running),
-    Estimator::Rloo,
-    Estimator::Opo,
-    Estimator::Gpg,
-    Estimator::MaxAtG { std_epsilon: None },
-    Estimator::MaxAtG { std_epsilon: Some(1e-4) },
-    Estimator::RaftPp { keep: Keep::Positive },
-    Estimator::Topr { baseline: 0.5 },
+    Estimator::Rloo(Rloo {}),
+    Estimator::Opo(Opo {}),
+    Estimator::Gpg(Gpg {}),
+    Estimator::MaxAtG(MaxAtG { divide_by_std: false, std_epsilon: 1e-4 }),
+    Estimator::MaxAtG(MaxAtG { divide_by_std: true, std_epsilon: 1e-4 }),
+    Estimator::RaftPp(RaftPp { keep: Keep::Positive }),
+    Estimator::Topr(Topr { baseline: 0.5 }),
     RETURNS,
 ];
 
@@ -87,13 +88,13 @@ proptest! {
 #[test]
 fn by_hand() {
     assert_eq!(one(GROUP_MEAN, &[1.0, 0.0, 0.0, 0.0]), [0.75, -0.25, -0.25, -0.25]);
-    let rloo = one(Estimator::Rloo, &[1.0, 0.0, 0.0, 0.0]);
+    let rloo = one(Estimator::Rloo(Rloo {}), &[1.0, 0.0, 0.0, 0.0]);
     for (got, wanted) in rloo.iter().zip([1.0, -1.0 / 3.0, -1.0 / 3.0, -1.0 / 3.0]) {
         assert!((f64::from(*got) - wanted).abs() < 1e-7);
     }
     // std with n − 1 of [1, 0, 0, 0] is ½.
     assert!((one(GROUP, &[1.0, 0.0, 0.0, 0.0])[0] - 0.75 / 0.5001).abs() < 1e-6);
-    assert_eq!(one(Estimator::Rloo, &[3.0, 1.0]), [2.0, -2.0]);
+    assert_eq!(one(Estimator::Rloo(Rloo {}), &[3.0, 1.0]), [2.0, -2.0]);
 }
 
 /// E[x²] − mean² in f32 makes thousands of this group; its advantages are of order one.
@@ -131,7 +132,7 @@ fn whitening_has_a_smallest_variance() {
 fn a_group_of_one_is_counted_and_teaches_nothing() {
     let rewards = [vec![Some(1.0), None, None], vec![Some(1.0), Some(0.0), None], vec![None, None, None]];
     for whiten in [false, true] {
-        for estimator in [GROUP, GROUP_MEAN, Estimator::Rloo] {
+        for estimator in [GROUP, GROUP_MEAN, Estimator::Rloo(Rloo {})] {
             let a = advantages(&spec(estimator, whiten), &groups(&rewards, 2)).unwrap();
             assert!(a.episodes[0].iter().all(EpisodeAdvantage::is_zero));
             assert!(!a.episodes[1][0].is_zero() && a.episodes[1][2].is_zero());
@@ -167,8 +168,11 @@ fn returns_by_hand() {
         reference_logprob: &reference,
         ..EpisodeRewards::new(Some(1.0), 3)
     };
-    let spec =
-        AdvantageSpec { estimator: Estimator::ReinforcePp { gamma: 0.5 }, kl_coef: 0.1, whiten: false };
+    let spec = AdvantageSpec {
+        estimator: Estimator::ReinforcePp(ReinforcePp { gamma: 0.5 }),
+        kl_coef: 0.1,
+        whiten: false,
+    };
     let a = advantages(&spec, &[GroupRewards { episodes: vec![episode] }]).unwrap();
     // r = [−0.05, 0.1, 1.0]
     let wanted = [-0.05 + 0.5 * (0.1 + 0.5), 0.1 + 0.5, 1.0];

@@ -96,8 +96,10 @@ fn entropy_adapts_from_step_to_step() {
 
 #[test]
 fn rewards_are_carried_from_batch_to_batch() {
-    let algorithm =
-        resolve(Method::Grpo, r#"{"advantage":"normalized","mean_from":"running","std_from":"running"}"#);
+    let algorithm = resolve(
+        Method::Grpo,
+        r#"{"advantage":{"kind":"normalized","mean_from":"running","std_from":"running"}}"#,
+    );
     let groups = [GroupRewards { episodes: [1.0, 0.0].map(|r| EpisodeRewards::new(Some(r), 1)).to_vec() }];
     let mut state = AlgorithmState::default();
     for batch in 1..4 {

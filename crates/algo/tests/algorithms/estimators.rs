@@ -1,6 +1,7 @@
 //! Each estimator on numbers that can be followed by hand, and what it reports.
 
 use proptest::prelude::*;
+use rloom_algo::estimators::{Gae, Gdpo, Gigpo, Gpg, MaxAtG, Opo, Prime, RaftPp, Remax, Rloo, Topr};
 use rloom_algo::{
     AdvantageSpec, Advantages, AlgoError, EpisodeRewards, Estimator, GroupRewards, Keep, RunningMoments,
     StatisticFrom, StepReward, advantages,
@@ -102,46 +103,47 @@ fn running_moments_are_carried_on() {
 #[test]
 fn opo_weighs_by_length() {
     // Baseline (1·1 + 3·0)/4 = ¼.
-    let got = get(Estimator::Opo, &groups(&[&[(1.0, 1), (0.0, 3)]]));
+    let got = get(Estimator::Opo(Opo {}), &groups(&[&[(1.0, 1), (0.0, 3)]]));
     assert_eq!(first(&got, 0), [0.75, -0.25]);
     // Without a token there is no weight.
-    assert_eq!(first(&get(Estimator::Opo, &groups(&[&[(1.0, 0), (0.0, 0)]])), 0), [0.5, -0.5]);
+    assert_eq!(first(&get(Estimator::Opo(Opo {}), &groups(&[&[(1.0, 0), (0.0, 0)]])), 0), [0.5, -0.5]);
 }
 
 #[test]
 fn gpg_makes_up_for_groups_without_contrast() {
-    let got = get(Estimator::Gpg, &groups(&[&[(1.0, 1), (0.0, 1)], &[(1.0, 1); 4]]));
+    let got = get(Estimator::Gpg(Gpg {}), &groups(&[&[(1.0, 1), (0.0, 1)], &[(1.0, 1); 4]]));
     // α = 6/2.
     assert_eq!((first(&got, 0), first(&got, 1)), (vec![1.5, -1.5], vec![0.0; 4]));
     assert!(!got.report.no_contrast);
-    let none = get(Estimator::Gpg, &groups(&[&[(1.0, 1); 3], &[(0.0, 1); 2]]));
+    let none = get(Estimator::Gpg(Gpg {}), &groups(&[&[(1.0, 1); 3], &[(0.0, 1); 2]]));
     assert!(none.episodes.iter().flatten().all(rloom_algo::EpisodeAdvantage::is_zero));
     assert!(none.report.no_contrast);
     assert!(none.report.named().contains(&(metric::BATCH_NO_CONTRAST, 1.0)));
-    assert!(!get(Estimator::Rloo, &groups(&[&[(1.0, 1); 3]])).report.no_contrast, "only GPG asks");
+    assert!(!get(Estimator::Rloo(Rloo {}), &groups(&[&[(1.0, 1); 3]])).report.no_contrast, "only GPG asks");
 }
 
 #[test]
 fn max_at_g_rewards_the_lead() {
     let of = |estimator, rewards: &[(f64, usize)]| first(&get(estimator, &groups(&[rewards])), 0);
-    let lead = Estimator::MaxAtG { std_epsilon: None };
+    let lead = Estimator::MaxAtG(MaxAtG { divide_by_std: false, std_epsilon: 1e-4 });
     assert_eq!(of(lead, &[(0.25, 1), (1.0, 1), (0.5, 1)]), [0.0, 0.5, 0.0]);
     assert_eq!(of(lead, &[(1.0, 1), (0.5, 1), (1.0, 1)]), [0.0; 3], "a tie has no lead");
     assert_eq!(of(lead, &[(0.3, 1), (0.1 + 0.2, 1), (0.0, 1)]), [0.0; 3], "nor has rounding");
     assert_eq!(of(lead, &[(-3.0, 1), (-1.0, 1)]), [0.0, 2.0]);
     // std of [0, 2] is √2.
-    let by_std = of(Estimator::MaxAtG { std_epsilon: Some(0.0) }, &[(0.0, 1), (2.0, 1)]);
+    let by_std =
+        of(Estimator::MaxAtG(MaxAtG { divide_by_std: true, std_epsilon: 0.0 }), &[(0.0, 1), (2.0, 1)]);
     assert!((by_std[1] - 2.0f32.sqrt()).abs() < 1e-6);
 }
 
 #[test]
 fn raft_pp_keeps() {
     let rewards = groups(&[&[(1.0, 1), (0.0, 1), (2.0, 1), (2.0, 1)], &[(0.0, 1), (-1.0, 1)]]);
-    let positive = get(Estimator::RaftPp { keep: Keep::Positive }, &rewards);
+    let positive = get(Estimator::RaftPp(RaftPp { keep: Keep::Positive }), &rewards);
     assert_eq!((first(&positive, 0), first(&positive, 1)), (vec![1.0, 0.0, 1.0, 1.0], vec![0.0, 0.0]));
     assert_eq!(positive.report.none_kept, 1);
     assert!(positive.report.named().contains(&(metric::GROUPS_NONE_KEPT, 1.0)));
-    let best = get(Estimator::RaftPp { keep: Keep::Best }, &rewards);
+    let best = get(Estimator::RaftPp(RaftPp { keep: Keep::Best }), &rewards);
     assert_eq!((first(&best, 0), first(&best, 1)), (vec![0.0, 0.0, 1.0, 0.0], vec![1.0, 0.0]));
     assert_eq!(best.report.none_kept, 0);
 }
@@ -151,16 +153,17 @@ fn remax_and_topr_subtract_what_they_are_given() {
     let mut group = groups(&[&[(1.0, 2), (0.0, 1)], &[(0.5, 2)]]);
     group[0].episodes.insert(1, greedy(Some(0.25)));
     group[1].episodes.push(greedy(None));
-    let got = get(Estimator::Remax, &group);
+    let got = get(Estimator::Remax(Remax {}), &group);
     assert_eq!((first(&got, 0), first(&got, 1)), (vec![0.75, 0.0, -0.25], vec![0.0, 0.0]));
     assert_eq!((got.report.baselines_missing, got.report.groups_of_one), (1, 0));
-    let topr = get(Estimator::Topr { baseline: 0.5 }, &group);
+    let topr = get(Estimator::Topr(Topr { baseline: 0.5 }), &group);
     assert_eq!((first(&topr, 0), first(&topr, 1)), (vec![0.5, 0.0, -0.5], vec![0.0, 0.0]));
 
     for (greedies, says) in [(0, "group 0 has 0 episodes"), (2, "group 0 has 2 episodes")] {
         let mut group = groups(&[&[(1.0, 2)]]);
         group[0].episodes.extend((0..greedies).map(|_| greedy(Some(0.0))));
-        let error = advantages(&plain(Estimator::Remax), &RunningMoments::default(), &group).unwrap_err();
+        let error =
+            advantages(&plain(Estimator::Remax(Remax {})), &RunningMoments::default(), &group).unwrap_err();
         assert!(matches!(error, AlgoError::BaselineEpisodes { group: 0, got } if got == greedies));
         assert!(error.to_string().starts_with(says), "{error}");
     }
@@ -179,7 +182,7 @@ fn gdpo_normalises_each_reward_alone() {
     let group = GroupRewards {
         episodes: components.iter().zip(1..).map(|(c, tokens)| episode(&c[..], tokens)).collect(),
     };
-    let spec = Estimator::Gdpo { std_epsilon: 0.0 };
+    let spec = Estimator::Gdpo(Gdpo { std_epsilon: 0.0 });
     let got = first(&get(spec, std::slice::from_ref(&group)), 0);
     let (half, root) = (0.5f32.sqrt(), 2.0f32.sqrt());
     // ±½/√½ of the first name twice, ±1/√2 of the second.
@@ -207,7 +210,8 @@ fn gigpo_compares_steps_from_one_state() {
     let group = GroupRewards {
         episodes: vec![episode(&a[..], 1.0, 4), episode(&b[..], 0.0, 3), EpisodeRewards::new(None, 2)],
     };
-    let gigpo = Estimator::Gigpo { gamma: 0.5, step_weight: 2.0, std_epsilon: None };
+    let gigpo =
+        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, std_epsilon: 1e-4 });
     let got = get(gigpo, std::slice::from_ref(&group));
     // Episodes ±½. From "s" the first returns 0 + ½·1 and the second 0 + ½·0 + ¼·7: mean 1.125, ∓0.625, twice.
     let tokens = |e: usize, n| -> Vec<f32> { (0..n).map(|t| got.episodes[0][e].at(t)).collect() };
@@ -217,7 +221,10 @@ fn gigpo_compares_steps_from_one_state() {
     assert_eq!((got.report.steps, got.report.states_seen_once), (5, 2));
     assert!(got.report.named().contains(&(metric::FRAC_STATES_SEEN_ONCE, 0.4)));
     // Both levels by their standard deviations: two values are ∓1/√2 from their mean.
-    let by_std = get(Estimator::Gigpo { gamma: 0.5, step_weight: 2.0, std_epsilon: Some(0.0) }, &[group]);
+    let by_std = get(
+        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: true, std_epsilon: 0.0 }),
+        &[group],
+    );
     assert!((by_std.episodes[0][0].at(0) - (0.5f32.sqrt() - 2.0 * 0.5f32.sqrt())).abs() < 1e-6);
     // Without steps it is the episodes' part alone.
     let got = get(gigpo, &groups(&[&[(1.0, 2), (0.0, 1)]]));
@@ -241,7 +248,7 @@ fn prime_adds_process_to_outcome() {
     };
     // q = [½, −1] and [1, 1]: token means −¼ and 1.
     let group = GroupRewards { episodes: vec![episode(&[0.0, -3.0], 1.0), episode(&[1.0, 1.0], 0.0)] };
-    let got = get(Estimator::Prime { gamma: 0.5, beta: 0.5 }, &[group]);
+    let got = get(Estimator::Prime(Prime { gamma: 0.5, beta: 0.5 }), &[group]);
     let [a, b] = &got.episodes[0][..] else { panic!("two episodes") };
     // Others' means 1 and −¼; outcome ±1.
     assert_eq!([a.at(0), a.at(1)], [(0.5 - 1.0) + 0.5 * (-1.0 - 1.0) + 1.0, (-1.0 - 1.0) + 1.0]);
@@ -273,7 +280,7 @@ proptest! {
         let mut e = Episode::new(Some(reward), tokens, seed);
         e.last_value = cut_off.then_some(0.75);
         let batch = [vec![e.clone()]];
-        let spec = AdvantageSpec { kl_coef: 0.1, ..plain(Estimator::Gae { gamma, lambda }) };
+        let spec = AdvantageSpec { kl_coef: 0.1, ..plain(Estimator::Gae(Gae { gamma, lambda })) };
         let got = advantages(&spec, &RunningMoments::default(), &view(&batch)).unwrap();
         let mut rewards: Vec<f64> =
             e.old.iter().zip(&e.reference).map(|(&o, &r)| -0.1 * (f64::from(o) - f64::from(r))).collect();
@@ -304,12 +311,12 @@ fn returns_are_what_values_should_have_been() {
         greedy(Some(1.0)),
     ];
     // γ = λ = 1: the returns are the rewards, 1 and 0.
-    let gae = Estimator::Gae { gamma: 1.0, lambda: 1.0 };
+    let gae = Estimator::Gae(Gae { gamma: 1.0, lambda: 1.0 });
     let got = get(gae, &[GroupRewards { episodes }]);
     assert_eq!(got.returns[0], [vec![1.0, 1.0], vec![0.0, 0.0], vec![9.0, 8.0], vec![]]);
     assert_eq!(got.report.value, Some(0.25), "of what is compared");
     assert!(got.report.named().contains(&(metric::VALUE_MEAN, 0.25)));
-    assert_eq!(get(Estimator::Rloo, &groups(&[&[(1.0, 1), (0.0, 1)]])).report.value, None);
+    assert_eq!(get(Estimator::Rloo(Rloo {}), &groups(&[&[(1.0, 1), (0.0, 1)]])).report.value, None);
 }
 
 #[test]
@@ -327,11 +334,11 @@ fn kl_in_the_reward_is_paid_before_the_baseline() {
     };
     // The second pays 0.1·(2 + 1).
     for (estimator, wanted) in [
-        (Estimator::Rloo, [0.3, -0.3]),
-        (Estimator::Remax, [0.5, 0.2]),
-        (Estimator::MaxAtG { std_epsilon: None }, [0.3, 0.0]),
-        (Estimator::Gpg, [0.15, -0.15]),
-        (Estimator::Topr { baseline: 0.0 }, [1.0, 0.7]),
+        (Estimator::Rloo(Rloo {}), [0.3, -0.3]),
+        (Estimator::Remax(Remax {}), [0.5, 0.2]),
+        (Estimator::MaxAtG(MaxAtG { divide_by_std: false, std_epsilon: 1e-4 }), [0.3, 0.0]),
+        (Estimator::Gpg(Gpg {}), [0.15, -0.15]),
+        (Estimator::Topr(Topr { baseline: 0.0 }), [1.0, 0.7]),
     ] {
         let got = of(estimator, &group);
         for (&got, wanted) in first(&got, 0).iter().zip(wanted) {
@@ -341,5 +348,5 @@ fn kl_in_the_reward_is_paid_before_the_baseline() {
         assert_eq!((got.report.zero_spread_groups, got.report.kl), (1, Some(0.75)));
     }
     group.episodes.truncate(0);
-    assert_eq!(of(Estimator::Rloo, &group).report.kl, None, "no token, no divergence");
+    assert_eq!(of(Estimator::Rloo(Rloo {}), &group).report.kl, None, "no token, no divergence");
 }

@@ -102,6 +102,18 @@ const PAPERS: &str = include_str!("../golden/from_papers.json");
 const TRL: &str = include_str!("../golden/from_trl.json");
 const VERL: &str = include_str!("../golden/from_verl.json");
 
+/// The golden files of single losses, `golden/loss_*.json`, by the loss's name.
+pub(crate) fn of_single_losses() -> BTreeMap<String, String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .filter_map(|path| {
+            let name = path.file_name()?.to_str()?.strip_prefix("loss_")?.strip_suffix(".json")?.to_owned();
+            Some((name, std::fs::read_to_string(path).unwrap()))
+        })
+        .collect()
+}
+
 fn read(json: &str) -> Golden {
     serde_json::from_str(json).expect("a golden file")
 }
@@ -134,7 +146,7 @@ impl LossCase {
     fn loss(&self) -> (PolicyLoss, bool) {
         // What trains the process-reward model of `prime` is a loss of its own.
         if self.method == "prime_prm" {
-            let beta = self.settings["prm"]["beta"].as_f64().expect(&self.name);
+            let beta = self.settings["advantage"]["beta"].as_f64().expect(&self.name);
             let surrogate = Surrogate::ImplicitReward(ImplicitReward { beta });
             return (PolicyLoss::new(surrogate, Aggregation::SequenceMean), false);
         }
@@ -212,6 +224,15 @@ fn losses_of_the_papers() {
     let golden = read(PAPERS);
     assert!(golden.losses.len() > 400 && golden.values.len() > 10);
     check(&golden);
+}
+
+#[test]
+fn single_losses() {
+    for (name, json) in of_single_losses() {
+        let golden = read(&json);
+        assert!(golden.losses.len() >= 10, "{name}");
+        check(&golden);
+    }
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! Groups with everything that any estimator reads, for properties.
 
 use proptest::prelude::*;
+use rloom_algo::estimators::{
+    Gae, Gdpo, Gigpo, Gpg, Group, GroupMean, MaxAtG, Normalized, Opo, Prime, RaftPp, ReinforcePp,
+    ReinforcePpBaseline, Remax, Rloo, Topr,
+};
 use rloom_algo::{EpisodeRewards, Estimator, GroupRewards, Keep, StatisticFrom, StepReward};
 use rloom_core::{Purpose, RandomKey, Role};
 
@@ -108,29 +112,32 @@ pub(crate) const GROUP: Estimator = normalized(StatisticFrom::Group, StatisticFr
 pub(crate) const GROUP_MEAN: Estimator = normalized(StatisticFrom::Group, StatisticFrom::None);
 
 pub(crate) const fn normalized(mean_from: StatisticFrom, std_from: StatisticFrom) -> Estimator {
-    Estimator::Normalized { mean_from, std_from, std_epsilon: 1e-4 }
+    Estimator::Normalized(Normalized { mean_from, std_from, std_epsilon: 1e-4 })
 }
 
-/// Every estimator, with different knobs.
-pub(crate) const EVERY: [Estimator; 20] = [
+/// Every estimator, with different settings.
+pub(crate) const EVERY: [Estimator; 23] = [
+    Estimator::Group(Group { std_epsilon: 1e-4 }),
+    Estimator::GroupMean(GroupMean {}),
+    Estimator::ReinforcePpBaseline(ReinforcePpBaseline {}),
     GROUP,
     GROUP_MEAN,
     normalized(StatisticFrom::Group, StatisticFrom::Batch),
     normalized(StatisticFrom::Batch, StatisticFrom::Batch),
     normalized(StatisticFrom::Running, StatisticFrom::Running),
-    Estimator::Rloo,
-    Estimator::ReinforcePp { gamma: 0.9 },
-    Estimator::Gae { gamma: 0.9, lambda: 0.8 },
-    Estimator::Remax,
-    Estimator::Opo,
-    Estimator::Gpg,
-    Estimator::MaxAtG { std_epsilon: None },
-    Estimator::MaxAtG { std_epsilon: Some(1e-4) },
-    Estimator::Gdpo { std_epsilon: 1e-4 },
-    Estimator::RaftPp { keep: Keep::Positive },
-    Estimator::RaftPp { keep: Keep::Best },
-    Estimator::Topr { baseline: 0.5 },
-    Estimator::Gigpo { gamma: 0.95, step_weight: 1.0, std_epsilon: Some(1e-4) },
-    Estimator::Gigpo { gamma: 0.5, step_weight: 2.0, std_epsilon: None },
-    Estimator::Prime { gamma: 0.9, beta: 0.5 },
+    Estimator::Rloo(Rloo {}),
+    Estimator::ReinforcePp(ReinforcePp { gamma: 0.9 }),
+    Estimator::Gae(Gae { gamma: 0.9, lambda: 0.8 }),
+    Estimator::Remax(Remax {}),
+    Estimator::Opo(Opo {}),
+    Estimator::Gpg(Gpg {}),
+    Estimator::MaxAtG(MaxAtG { divide_by_std: false, std_epsilon: 1e-4 }),
+    Estimator::MaxAtG(MaxAtG { divide_by_std: true, std_epsilon: 1e-4 }),
+    Estimator::Gdpo(Gdpo { std_epsilon: 1e-4 }),
+    Estimator::RaftPp(RaftPp { keep: Keep::Positive }),
+    Estimator::RaftPp(RaftPp { keep: Keep::Best }),
+    Estimator::Topr(Topr { baseline: 0.5 }),
+    Estimator::Gigpo(Gigpo { gamma: 0.95, step_weight: 1.0, divide_by_std: true, std_epsilon: 1e-4 }),
+    Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, std_epsilon: 1e-4 }),
+    Estimator::Prime(Prime { gamma: 0.9, beta: 0.5 }),
 ];

@@ -2,7 +2,7 @@
 //! than what they differentiate. Slow, and written without looking at the library.
 
 use rloom_algo::{
-    Aggregation, ClipCov, Correction, Divergence, ExactSum, KlEstimator, KlLoss, Level, PolicyLoss, PpoClip,
+    Aggregation, ClipCov, Correction, ExactSum, KlEstimator, KlLoss, Level, LossKind, PolicyLoss, PpoClip,
     RatioTo, RejectLevel, Scope, Surrogate, ValueLoss, WeightAction, WeightLevel,
 };
 
@@ -146,17 +146,20 @@ impl<'a> Held<'a> {
         let c = |t: usize| (self.advantage[t] - a) * (self.base()[t] - old);
         let mut order = tokens.clone();
         let share = match self.loss.surrogate {
-            Surrogate::ClipCov(ClipCov { clip, share, low, high }) => {
+            Surrogate::ClipCov(cov) => {
+                let clip = clip_of(&cov);
                 let ratio = |t: usize| (self.lp[t] - self.base()[t]).exp();
                 order.retain(|&t| {
-                    c(t) > low && c(t) < high && !is_clipped(&clip, ratio(t), self.advantage[t])
+                    c(t) > cov.cov_low
+                        && c(t) < cov.cov_high
+                        && !is_clipped(&clip, ratio(t), self.advantage[t])
                 });
                 order.sort_by_key(|&t| draw(t as u64));
-                share
+                cov.cov_share
             }
             Surrogate::KlCov(kl) => {
                 order.sort_by(|&s, &t| c(t).total_cmp(&c(s)));
-                kl.share
+                kl.cov_share
             }
             _ => unreachable!(),
         };
@@ -167,9 +170,8 @@ impl<'a> Held<'a> {
 
     fn per_sequence(&self) -> bool {
         match self.loss.surrogate {
-            Surrogate::Gspo(gspo) => gspo.level == Level::Sequence,
             Surrogate::Reinforce(reinforce) => reinforce.level == Level::Sequence,
-            Surrogate::Gmpo(_) | Surrogate::ImplicitReward(_) => true,
+            Surrogate::Gspo(_) | Surrogate::Gmpo(_) | Surrogate::ImplicitReward(_) => true,
             _ => false,
         }
     }
@@ -210,18 +212,19 @@ impl<'a> Held<'a> {
             Surrogate::Reinforce(_) => -a * lp[t],
             Surrogate::PpoClip(clip) => ppo(&clip, now(t), a),
             Surrogate::ClipCov(_) if self.picked[t] => 0.0,
-            Surrogate::ClipCov(cov) => ppo(&cov.clip, now(t), a),
+            Surrogate::ClipCov(cov) => ppo(&clip_of(&cov), now(t), a),
             Surrogate::KlCov(cov) => {
-                let penalty = if self.picked[t] { cov.coef * (lp[t] - self.base()[t]).abs() } else { 0.0 };
+                let penalty =
+                    if self.picked[t] { cov.cov_coef * (lp[t] - self.base()[t]).abs() } else { 0.0 };
                 -now(t) * a + penalty
             }
-            Surrogate::Gspo(gspo) => {
+            Surrogate::GspoToken(gspo) => {
                 let n = row.tokens.len() as f64;
                 let s = row.tokens.clone().map(|t| held(t).ln()).sum::<f64>() / n;
                 let s = s.exp() * (lp[t] - self.lp[t]).exp();
                 -(s * a).min(s.clamp(1.0 - gspo.clip_low, 1.0 + gspo.clip_high) * a)
             }
-            Surrogate::Cispo(cispo) => -held(t).clamp(cispo.floor, cispo.cap) * a * lp[t],
+            Surrogate::Cispo(cispo) => -held(t).clamp(cispo.weight_floor, cispo.weight_cap) * a * lp[t],
             Surrogate::Sapo(sapo) => {
                 let tau = if a > 0.0 { sapo.tau_positive } else { sapo.tau_negative };
                 -a * 4.0 / tau / (1.0 + (-tau * (now(t) - 1.0)).exp())
@@ -233,16 +236,18 @@ impl<'a> Held<'a> {
                 };
                 -if a >= 0.0 { 1.0 } else { d.exp().min(1.0) } * a * lp[t]
             }
-            Surrogate::Dppo(dppo) => {
+            Surrogate::DppoTv(dppo) => {
                 let (p, q) = (self.lp[t].exp(), self.behavior[t].exp());
-                let divergence = match dppo.divergence {
-                    Divergence::TotalVariation => (p - q).abs(),
-                    Divergence::BinaryKl => q * (q / p).ln() + (1.0 - q) * ((1.0 - q) / (1.0 - p)).ln(),
-                };
-                let is_dropped = divergence > dppo.limit && (p - q) * a > 0.0;
-                if is_dropped { 0.0 } else { -to_sampler(t).exp().min(dppo.cap) * a * lp[t] }
+                let is_dropped = (p - q).abs() > dppo.divergence_limit && (p - q) * a > 0.0;
+                if is_dropped { 0.0 } else { -to_sampler(t).exp().min(dppo.weight_cap) * a * lp[t] }
             }
-            Surrogate::Gmpo(_) | Surrogate::ImplicitReward(_) => unreachable!(),
+            Surrogate::DppoKl(dppo) => {
+                let (p, q) = (self.lp[t].exp(), self.behavior[t].exp());
+                let divergence = q * (q / p).ln() + (1.0 - q) * ((1.0 - q) / (1.0 - p)).ln();
+                let is_dropped = divergence > dppo.divergence_limit && (p - q) * a > 0.0;
+                if is_dropped { 0.0 } else { -to_sampler(t).exp().min(dppo.weight_cap) * a * lp[t] }
+            }
+            _ => unreachable!(),
         }
     }
 
@@ -317,6 +322,20 @@ impl<'a> Held<'a> {
         }
         total
     }
+}
+
+fn clip_of(cov: &ClipCov) -> PpoClip {
+    PpoClip { clip_low: cov.clip_low, clip_high: cov.clip_high, dual_clip: cov.dual_clip }
+}
+
+/// True if the oracle has the loss. Others are covered by the golden numbers alone.
+pub(crate) fn is_known(surrogate: &Surrogate) -> bool {
+    use LossKind::{
+        Cispo, ClipCov, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, KlCov, PpoClip, Reinforce, Sapo, Topr,
+    };
+    let known =
+        [Cispo, ClipCov, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, KlCov, PpoClip, Reinforce, Sapo, Topr];
+    surrogate.kind().is_none_or(|kind| known.contains(&kind))
 }
 
 fn ppo(clip: &PpoClip, ratio: f64, a: f64) -> f64 {

@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use rloom_algo::{
-    Aggregation, Cispo, Correction, Divergence, Dppo, Gmpo, Gspo, ImportanceWeight, Level, PolicyLoss,
+    Aggregation, Cispo, Correction, DppoTv, Gmpo, Gspo, GspoToken, ImportanceWeight, Level, PolicyLoss,
     PpoClip, RatioTo, Reinforce, Surrogate, Topr, WeightAction, WeightLevel,
 };
 
 use crate::{
+    inert::has_own_terms,
     losses::{CLIP, corrections, is_by_token, kl, losses, surrogates},
     step::{Step, steps},
 };
@@ -59,13 +60,14 @@ proptest! {
                 prop_assert_eq!(&grad.d_logprob, &without.d_logprob);
             }
             if is_policy_gradient(loss.surrogate) {
-                let of_sequences = loss.surrogate.is_per_sequence();
-                let mode = if of_sequences { Aggregation::SequenceMean } else { loss.aggregation };
-                let plain = step.loss(&reinforce(Level::Token, mode)).unwrap();
-                if of_sequences {
-                    all_close(&grad.d_logprob, &plain.d_logprob)?;
+                let plain = |mode| step.loss(&reinforce(Level::Token, mode)).unwrap().d_logprob;
+                if loss.surrogate.is_per_sequence() {
+                    // A sequence's term is the mean or the sum over its tokens.
+                    let mean = all_close(&grad.d_logprob, &plain(Aggregation::SequenceMean));
+                    let sum = all_close(&grad.d_logprob, &plain(Aggregation::SequenceSum));
+                    mean.or(sum)?;
                 } else {
-                    prop_assert_eq!(&grad.d_logprob, &plain.d_logprob, "{:?}", loss);
+                    prop_assert_eq!(&grad.d_logprob, &plain(loss.aggregation), "{:?}", loss);
                 }
             }
         }
@@ -98,12 +100,12 @@ proptest! {
         prop_assert_eq!(&mode(Aggregation::ConstantLength), &wanted);
     }
 
-    /// A zero advantage has a zero coefficient, with a positive sign. (KL-Cov's penalty needs no advantage.)
+    /// A zero advantage has a zero coefficient, with a positive sign. (Penalties need no advantage.)
     #[test]
     fn zero_advantage_is_silent(step in steps()) {
         let step = Step { advantage: vec![0.0; step.logprob.len()], ..step };
         let is_silent = |l: &PolicyLoss| {
-            l.surrogate.reads_advantage() && l.kl.is_none() && !matches!(l.surrogate, Surrogate::KlCov(_))
+            l.surrogate.reads_advantage() && l.kl.is_none() && !has_own_terms(l.surrogate)
         };
         for loss in losses().into_iter().filter(is_silent) {
             let grad = step.loss(&loss).unwrap();
@@ -158,16 +160,16 @@ proptest! {
         let step = Step { interpolation: Vec::new(), ..step };
         let of = |step: &Step, surrogate| step.loss(&PolicyLoss::new(surrogate, Aggregation::SequenceMean)).unwrap();
         let plain = of(&step, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob;
-        let ones = Cispo { cap: 1.0, floor: 1.0 };
+        let ones = Cispo { weight_cap: 1.0, weight_floor: 1.0 };
         prop_assert_eq!(&of(&step, Surrogate::Cispo(ones)).d_logprob, &plain);
 
         // Where nothing is dropped, DPPO is CISPO's weight against the sampler.
-        let open = Dppo { divergence: Divergence::TotalVariation, limit: 2.0, cap: 1.5 };
+        let open = DppoTv { divergence_limit: 2.0, weight_cap: 1.5 };
         let to_sampler = PolicyLoss {
             ratio_to: RatioTo::Behavior,
-            ..PolicyLoss::new(Surrogate::Cispo(Cispo { cap: 1.5, floor: 0.0 }), Aggregation::SequenceMean)
+            ..PolicyLoss::new(Surrogate::Cispo(Cispo { weight_cap: 1.5, weight_floor: 0.0 }), Aggregation::SequenceMean)
         };
-        prop_assert_eq!(&of(&step, Surrogate::Dppo(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
+        prop_assert_eq!(&of(&step, Surrogate::DppoTv(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
 
         // The ratio to the sampler is the ratio to a proximal policy that is the sampler.
         let sampler = Step { old: step.behavior.clone(), ..step.clone() };
@@ -185,8 +187,9 @@ proptest! {
         prop_assert_eq!(&topr, &of(&good, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob);
 
         // GSPO-token is GSPO where a sequence has one advantage.
-        let gspo = |level| of(&step, Surrogate::Gspo(Gspo { level, clip_low: 0.1, clip_high: 0.15 })).d_logprob;
-        all_close(&gspo(Level::Token), &gspo(Level::Sequence))?;
+        let token = Surrogate::GspoToken(GspoToken { clip_low: 0.1, clip_high: 0.15 });
+        let sequence = Surrogate::Gspo(Gspo { clip_low: 0.1, clip_high: 0.15 });
+        all_close(&of(&step, token).d_logprob, &of(&step, sequence).d_logprob)?;
     }
 
     /// Sequences of one token: what is of a sequence is of its token.
@@ -203,8 +206,9 @@ proptest! {
         let of = |surrogate, mode| step.loss(&PolicyLoss::new(surrogate, mode)).unwrap();
         let ppo = of(Surrogate::PpoClip(CLIP), Aggregation::TokenMean);
         let (clip_low, clip_high) = (CLIP.clip_low, CLIP.clip_high);
-        for level in [Level::Token, Level::Sequence] {
-            let gspo = of(Surrogate::Gspo(Gspo { level, clip_low, clip_high }), Aggregation::SequenceMean);
+        let by_token = Surrogate::GspoToken(GspoToken { clip_low, clip_high });
+        for surrogate in [by_token, Surrogate::Gspo(Gspo { clip_low, clip_high })] {
+            let gspo = of(surrogate, Aggregation::SequenceMean);
             prop_assert_eq!(&gspo.d_logprob, &ppo.d_logprob);
         }
         // GMPO's bounds are of log-ratios.

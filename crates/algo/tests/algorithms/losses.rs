@@ -1,37 +1,48 @@
 //! The losses that properties are checked on.
 
 use rloom_algo::{
-    Aggregation, Cispo, ClipCov, Correction, Divergence, Dppo, Gmpo, Gspo, ImplicitReward, ImportanceWeight,
-    KlCov, KlEstimator, KlLoss, Level, PolicyLoss, PpoClip, RatioTo, Reinforce, RejectLevel, Rejection, Sapo,
-    Sft, Surrogate, Topr, ValueLoss, WeightAction, WeightLevel,
+    Aggregation, Cispo, ClipCov, Correction, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, ImplicitReward,
+    ImportanceWeight, KlCov, KlEstimator, KlLoss, Level, LossKind, PolicyLoss, PpoClip, RatioTo, Reinforce,
+    RejectLevel, Rejection, Sapo, Sft, Surrogate, Topr, ValueLoss, WeightAction, WeightLevel,
 };
 
 pub(crate) const CLIP: PpoClip = PpoClip { clip_low: 0.2, clip_high: 0.28, dual_clip: None };
 
-/// Every surrogate, with bounds that random inputs cross.
+pub(crate) const CLIP_COV: ClipCov = ClipCov {
+    clip_low: CLIP.clip_low,
+    clip_high: CLIP.clip_high,
+    dual_clip: None,
+    cov_share: 0.2,
+    cov_low: 0.1,
+    cov_high: 1.5,
+};
+
+/// Every surrogate, with bounds that random inputs cross; those without a line here with their defaults.
 pub(crate) fn surrogates() -> Vec<Surrogate> {
-    let gspo = |level| Surrogate::Gspo(Gspo { level, clip_low: 0.1, clip_high: 0.15 });
-    let dppo = |divergence, limit, cap| Surrogate::Dppo(Dppo { divergence, limit, cap });
-    vec![
+    let mut surrogates = vec![
         Surrogate::PpoClip(CLIP),
         Surrogate::PpoClip(PpoClip { dual_clip: Some(1.5), ..CLIP }),
         Surrogate::Reinforce(Reinforce { level: Level::Token }),
         Surrogate::Reinforce(Reinforce { level: Level::Sequence }),
-        gspo(Level::Sequence),
-        gspo(Level::Token),
+        Surrogate::Gspo(Gspo { clip_low: 0.1, clip_high: 0.15 }),
+        Surrogate::GspoToken(GspoToken { clip_low: 0.1, clip_high: 0.15 }),
         Surrogate::Gmpo(Gmpo { clip_low: 0.2, clip_high: 0.3 }),
-        Surrogate::Cispo(Cispo { cap: 1.5, floor: 0.0 }),
-        Surrogate::Cispo(Cispo { cap: 1.3, floor: 0.7 }),
+        Surrogate::Cispo(Cispo { weight_cap: 1.5, weight_floor: 0.0 }),
+        Surrogate::Cispo(Cispo { weight_cap: 1.3, weight_floor: 0.7 }),
         Surrogate::Sapo(Sapo { tau_positive: 1.0, tau_negative: 1.05 }),
         Surrogate::Topr(Topr { level: Level::Sequence }),
         Surrogate::Topr(Topr { level: Level::Token }),
-        dppo(Divergence::TotalVariation, 0.05, 20.0),
-        dppo(Divergence::BinaryKl, 0.02, 1.2),
-        Surrogate::ClipCov(ClipCov { clip: CLIP, share: 0.2, low: 0.1, high: 1.5 }),
-        Surrogate::KlCov(KlCov { share: 0.2, coef: 0.7 }),
+        Surrogate::DppoTv(DppoTv { divergence_limit: 0.05, weight_cap: 20.0 }),
+        Surrogate::DppoKl(DppoKl { divergence_limit: 0.02, weight_cap: 1.2 }),
+        Surrogate::ClipCov(CLIP_COV),
+        Surrogate::KlCov(KlCov { cov_share: 0.2, cov_coef: 0.7 }),
         Surrogate::ImplicitReward(ImplicitReward { beta: 0.3 }),
         Surrogate::Sft(Sft),
-    ]
+    ];
+    let others = LossKind::ALL.iter().filter(|kind| !surrogates.iter().any(|s| s.kind() == Some(**kind)));
+    let others: Vec<Surrogate> = others.map(|kind| kind.defaults()).collect();
+    surrogates.extend(others);
+    surrogates
 }
 
 pub(crate) fn kl(estimator: KlEstimator, ratio: bool) -> KlLoss {

@@ -108,7 +108,7 @@ fn clips_are_counted() {
     assert_eq!(without.terms.finish(&step.counts()).unwrap().clip_ratio_dual, None);
 
     // CISPO's weight is at a bound whatever the advantage is; TOPR truncates where A < 0.
-    let m = step.metrics(&token_mean(Surrogate::Cispo(Cispo { cap: 1.2, floor: 0.8 })));
+    let m = step.metrics(&token_mean(Surrogate::Cispo(Cispo { weight_cap: 1.2, weight_floor: 0.8 })));
     assert_eq!((m.clip_ratio_low, m.clip_ratio_high), (Some(2.0 / 6.0), Some(3.0 / 6.0)));
     let m = step.metrics(&token_mean(Surrogate::Topr(Topr { level: Level::Token })));
     assert_eq!((m.clip_ratio_low, m.clip_ratio_high), (None, Some(2.0 / 6.0)));
@@ -368,7 +368,7 @@ fn picked(step: &Step, surrogate: Surrogate, draw: &dyn Fn(u64) -> u64) -> Vec<u
 
 #[test]
 fn kl_cov_picks_the_largest() {
-    let cov = |share| Surrogate::KlCov(KlCov { share, coef: 1.0 });
+    let cov = |share| Surrogate::KlCov(KlCov { cov_share: share, cov_coef: 1.0 });
     // Off the policy by a little, so that the penalty shows.
     let step = Step { logprob: vec![-1.1, -1.9, -3.1, -5.9], ..covariant() };
     assert_eq!(picked(&step, cov(0.25), &draw), [3]);
@@ -401,8 +401,9 @@ fn kl_cov_picks_the_largest() {
 
 #[test]
 fn clip_cov_draws_among_those_between() {
-    let plain = PpoClip { clip_low: 0.2, clip_high: 0.2, dual_clip: None };
-    let cov = |share, low, high| Surrogate::ClipCov(ClipCov { clip: plain, share, low, high });
+    let cov = |cov_share, cov_low, cov_high| {
+        Surrogate::ClipCov(ClipCov { cov_share, cov_low, cov_high, ..ClipCov::default() })
+    };
     let step = covariant();
     // Bounds are open: c = 2, 1, 0, 3.
     assert_eq!(picked(&step, cov(0.99, 1.0, 3.0), &draw), [0]);

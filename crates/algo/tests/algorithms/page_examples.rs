@@ -9,6 +9,8 @@ use rloom_algo::{
 use rloom_core::Role;
 use serde::Deserialize;
 
+use crate::goldens::of_single_losses;
+
 /// A page's `toml` block: what goes into one optimiser step, and what comes out. A key that is not listed here is an error.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -240,6 +242,12 @@ struct Golden {
     expect: Expect,
 }
 
+/// The example of a single loss's golden file.
+#[derive(Deserialize)]
+struct OneLoss {
+    example: Golden,
+}
+
 /// Per group, episode and token, or per episode and token.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -288,6 +296,10 @@ impl Golden {
 fn examples_are_the_golden_ones() {
     let json = include_str!("../golden/examples.json");
     let mut golden: BTreeMap<String, Golden> = serde_json::from_str(json).expect("golden examples");
+    for (name, json) in of_single_losses() {
+        let example: OneLoss = serde_json::from_str(&json).expect(&name);
+        golden.insert(name, example.example);
+    }
     for &method in Method::ALL {
         let golden = golden.remove(method.name()).unwrap_or_else(|| panic!("no golden example of {method}"));
         assert_eq!(golden.settings, AlgorithmSettings::default(), "{method}: a page shows the preset");

@@ -1,22 +1,21 @@
-//! The pages of `docs/algorithms` say what the code does.
+//! The pages of `docs/algorithms` agree with the code.
 //!
-//! What a page repeats of the code is compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages` writes those
-//! rows anew: the keys and defaults of the knobs, keeping their meanings, and the index.
+//! Whatever a page repeats from the code is compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages`
+//! regenerates those rows: the tables of settings and the index.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
 use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 
-use crate::every_key::{flat, read_by};
+use crate::every_key::flat;
 
 /// In this order.
 const SECTIONS: [&str; 8] =
-    ["Sampled", "Advantage", "Loss", "Normaliser", "Knobs", "Stale", "Example", "Elsewhere"];
-const KNOBS_HEAD: &str = "| key | default | meaning |";
+    ["Sampled", "Advantage", "Loss", "Normaliser", "Settings", "Stale", "Example", "Elsewhere"];
+const SETTINGS_HEAD: &str = "| key | default | meaning |";
 const STALE_HEAD: &str = "| key | at `max_staleness` > 0 |";
 const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
 const BROUGHT_HEAD: &str = "| method | set | read as well |";
-const UNSAID: &str = "?";
 
 fn path(file: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../docs/algorithms", file].iter().collect()
@@ -67,29 +66,23 @@ fn with_rows(page: &str, head: &str, rows: &[String]) -> String {
     out
 }
 
-/// What a key means, as a page's table has it.
-fn meaning<'a>(page: &'a str, key: &str) -> Option<&'a str> {
-    let mut rows = table(page, KNOBS_HEAD).into_iter().map(cells);
-    rows.find(|row| code(row[0]) == key).and_then(|row| row.get(2).copied()).filter(|m| !m.is_empty())
-}
-
-/// The rows that a method's table should have. Meanings are the page's own, or another page's.
-fn knobs(method: Method) -> Vec<String> {
-    let elsewhere = |key: &str| Method::ALL.iter().find_map(|m| meaning(m.page(), key));
-    let row = |(key, value): (&str, Option<toml::Value>)| {
-        let default = value.map_or("(none)".to_owned(), |v| format!("`{v}`"));
-        let meaning = meaning(method.page(), key).or_else(|| elsewhere(key)).unwrap_or(UNSAID);
-        format!("| `{key}` | {default} | {meaning} |")
+/// The expected rows of a method's table of settings.
+fn settings(method: Method) -> Vec<String> {
+    let row = |key: rloom_algo::KeyReference| {
+        let default = key.default.map_or("(none)".to_owned(), |value| format!("`{value}`"));
+        format!("| `{}` | {default} | {} |", key.key, key.doc)
     };
-    read_by(method).into_iter().map(row).collect()
+    method.keys().unwrap().into_iter().map(row).collect()
 }
 
 /// The index's row of a method.
 fn index_row(method: Method) -> String {
     let algorithm = Algorithm::preset(method).unwrap();
     let settings = algorithm.to_settings();
-    let advantage = settings.advantage.map_or("none".to_owned(), |a| format!("`{}`", a.name()));
-    let loss = settings.loss.map_or("likelihood".to_owned(), |l| format!("`{}`", l.name()));
+    let advantage =
+        settings.advantage.and_then(|a| a.kind).map_or("none".to_owned(), |a| format!("`{}`", a.name()));
+    let loss =
+        settings.loss.and_then(|l| l.kind).map_or("likelihood".to_owned(), |l| format!("`{}`", l.name()));
     let over = match settings.loss_aggregation {
         Some(aggregation) => format!("`{}`", aggregation.name()),
         None => "sequences".to_owned(),
@@ -167,21 +160,18 @@ fn papers_are_named_with_their_number() {
 }
 
 #[test]
-fn knobs_are_the_codes() {
+fn settings_are_those_of_the_code() {
     for &method in Method::ALL {
-        let (file, wanted) = (format!("{method}.md"), knobs(method));
+        let (file, wanted) = (format!("{method}.md"), settings(method));
         if updates() {
-            fs::write(path(&file), with_rows(method.page(), KNOBS_HEAD, &wanted)).unwrap();
+            fs::write(path(&file), with_rows(method.page(), SETTINGS_HEAD, &wanted)).unwrap();
             continue;
         }
-        let there = table(method.page(), KNOBS_HEAD);
+        let there = table(method.page(), SETTINGS_HEAD);
         same_rows(&file, &there, &wanted);
         for row in there {
             let cells = cells(row);
-            assert!(
-                cells.len() == 3 && cells[2] != UNSAID,
-                "docs/algorithms/{file}: say what it means: {row}"
-            );
+            assert!(cells.len() == 3, "docs/algorithms/{file}: a column too many: {row}");
         }
     }
 }
@@ -201,7 +191,7 @@ fn what_staleness_changes_is_the_codes() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), stale(method));
         if updates() {
-            // Read again: another test writes the same file's knobs.
+            // Read again: another test writes the settings into the same file.
             fs::write(path(&file), with_rows(&read(&file), STALE_HEAD, &wanted)).unwrap();
             continue;
         }

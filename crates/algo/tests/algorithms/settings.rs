@@ -1,5 +1,6 @@
 //! Presets, overrides, and what is refused.
 
+use rloom_algo::estimators::{Group, GroupMean, ReinforcePp};
 use rloom_algo::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Estimator, KlEstimator, KlLoss, Level, Method,
     PpoClip, Reinforce, Scope, Surrogate,
@@ -15,12 +16,12 @@ fn presets_are_the_table() {
     let by_method = |m| Algorithm::preset(m).unwrap();
 
     let grpo = by_method(Method::Grpo);
-    assert_eq!(grpo.advantage.unwrap().estimator, Estimator::group(1e-4));
+    assert_eq!(grpo.advantage.unwrap().estimator, Estimator::Group(Group { std_epsilon: 1e-4 }));
     assert_eq!((grpo.loss.surrogate, grpo.loss.aggregation), (clip, Aggregation::SequenceMean));
     assert_eq!((grpo.loss.kl, grpo.loss.entropy_coef, grpo.needs_reference()), (None, 0.0, false));
 
     let dr_grpo = by_method(Method::DrGrpo);
-    assert_eq!(dr_grpo.advantage.unwrap().estimator, Estimator::group_mean());
+    assert_eq!(dr_grpo.advantage.unwrap().estimator, Estimator::GroupMean(GroupMean {}));
     assert_eq!((dr_grpo.loss.surrogate, dr_grpo.loss.aggregation), (clip, Aggregation::ConstantLength));
     assert!(!dr_grpo.needs_reference() && !dr_grpo.advantage.unwrap().whiten);
 
@@ -31,7 +32,7 @@ fn presets_are_the_table() {
     assert_eq!(rloo.scope(), Scope::Sequence);
 
     let rpp = by_method(Method::ReinforcePp);
-    assert_eq!(rpp.advantage.unwrap().estimator, Estimator::ReinforcePp { gamma: 1.0 });
+    assert_eq!(rpp.advantage.unwrap().estimator, Estimator::ReinforcePp(ReinforcePp { gamma: 1.0 }));
     assert_eq!((rpp.advantage.unwrap().kl_coef, rpp.advantage.unwrap().whiten), (0.01, true));
     assert_eq!((rpp.loss.surrogate, rpp.loss.aggregation), (clip, Aggregation::TokenMean));
 
@@ -58,23 +59,23 @@ fn resolved_settings_resolve_to_themselves() {
         r#"{"kl":{"coef":0.2,"estimator":"k2"}}"#,
         r#"{"kl":{"coef":0.2,"placement":"reward"}}"#,
         r#"{"advantage":"group_mean","group_size":4}"#,
-        r#"{"loss":"ppo_clip","clip_low":0.1,"dual_clip":3,"epochs":4,"minibatches":2}"#,
-        r#"{"loss":"reinforce","level":"token","loss_aggregation":"sequence_sum"}"#,
+        r#"{"loss":{"kind":"ppo_clip","clip_low":0.1,"dual_clip":3},"epochs":4,"minibatches":2}"#,
+        r#"{"loss":{"kind":"reinforce","level":"token"},"loss_aggregation":"sequence_sum"}"#,
         r#"{"entropy_coef":0.01,"loss_aggregation":"token_mean"}"#,
-        r#"{"advantage":"normalized","mean_from":"batch","std_from":"running"}"#,
-        r#"{"advantage":"normalized","mean_from":"group","std_from":"none"}"#,
+        r#"{"advantage":{"kind":"normalized","mean_from":"batch","std_from":"running"}}"#,
+        r#"{"advantage":{"kind":"normalized","mean_from":"group","std_from":"none"}}"#,
         r#"{"advantage":"gae","critic":{"backbone":"shared"}}"#,
-        r#"{"advantage":"gigpo","divide_by_std":false}"#,
-        r#"{"advantage":"max_at_g","divide_by_std":true}"#,
-        r#"{"advantage":"raft_pp","keep":"best"}"#,
+        r#"{"advantage":{"kind":"gigpo","divide_by_std":false}}"#,
+        r#"{"advantage":{"kind":"max_at_g","divide_by_std":true}}"#,
+        r#"{"advantage":{"kind":"raft_pp","keep":"best"}}"#,
         r#"{"loss":"gspo"}"#,
-        r#"{"loss":"gspo_token","clip_low":0.01}"#,
+        r#"{"loss":{"kind":"gspo_token","clip_low":0.01}}"#,
         r#"{"loss":"gmpo"}"#,
-        r#"{"loss":"cispo","weight_floor":0.5,"ratio_to":"behavior"}"#,
+        r#"{"loss":{"kind":"cispo","weight_floor":0.5},"ratio_to":"behavior"}"#,
         r#"{"loss":"sapo"}"#,
-        r#"{"loss":"topr","level":"token"}"#,
+        r#"{"loss":{"kind":"topr","level":"token"}}"#,
         r#"{"loss":"dppo_kl"}"#,
-        r#"{"loss":"clip_cov","dual_clip":3.0}"#,
+        r#"{"loss":{"kind":"clip_cov","dual_clip":3.0}}"#,
         r#"{"loss":"kl_cov"}"#,
         r#"{"correction":{"level":"geometric","action":"mask"}}"#,
         r#"{"correction":{"reject":"k1","reject_low":-0.1,"reject_high":0.1,"reject_level":"token"}}"#,
@@ -101,11 +102,11 @@ fn resolved_settings_resolve_to_themselves() {
 fn nonsense_is_refused_with_a_reason() {
     use Method::{Grpo, ReinforcePp, ReinforcePpBaseline, Rloo};
     let cases: &[(Method, &str, &str, &str)] = &[
-        (Grpo, r#"{"group_size":1}"#, "group_size", "nobody to compare with"),
+        (Grpo, r#"{"group_size":1}"#, "group_size", "has nothing to compare"),
         (Grpo, r#"{"group_size":0}"#, "group_size", "too few"),
         (ReinforcePp, r#"{"group_size":0}"#, "group_size", "too few"),
-        (Rloo, r#"{"group_size":1}"#, "group_size", "group of one"),
-        (ReinforcePp, r#"{"advantage":"group"}"#, "group_size", "nobody to compare with"),
+        (Rloo, r#"{"group_size":1}"#, "group_size", "a group of 1"),
+        (ReinforcePp, r#"{"advantage":"group"}"#, "group_size", "has nothing to compare"),
         (
             Grpo,
             r#"{"kl":{"coef":0.1,"estimator":"k1","placement":"loss"}}"#,
@@ -119,29 +120,34 @@ fn nonsense_is_refused_with_a_reason() {
             "there it is k1",
         ),
         (Grpo, r#"{"kl":{"coef":-0.1}}"#, "kl.coef", "not 0 or more"),
-        (Grpo, r#"{"dual_clip":1.0}"#, "dual_clip", "not above 1"),
-        (Grpo, r#"{"clip_low":1.0}"#, "clip_low", "not between 0 and 1"),
-        (Grpo, r#"{"clip_low":0}"#, "clip_low", "not between 0 and 1"),
-        (Grpo, r#"{"clip_high":0}"#, "clip_high", "not above 0"),
+        (Grpo, r#"{"loss":{"dual_clip":1.0}}"#, "loss.dual_clip", "not above 1"),
+        (Grpo, r#"{"loss":{"clip_low":1.0}}"#, "loss.clip_low", "not between 0 and 1"),
+        (Grpo, r#"{"loss":{"clip_low":0}}"#, "loss.clip_low", "not between 0 and 1"),
+        (Grpo, r#"{"loss":{"clip_high":0}}"#, "loss.clip_high", "not above 0"),
         (Grpo, r#"{"entropy_coef":-0.1}"#, "entropy_coef", "bonus"),
         (Grpo, r#"{"epochs":0}"#, "epochs", "too few"),
         (Grpo, r#"{"minibatches":0}"#, "minibatches", "too few"),
-        (Grpo, r#"{"std_epsilon":-1}"#, "std_epsilon", "not 0 or more"),
-        (ReinforcePp, r#"{"gamma":1.5}"#, "gamma", "not between 0 and 1"),
+        (Grpo, r#"{"advantage":{"std_epsilon":-1}}"#, "advantage.std_epsilon", "not 0 or more"),
+        (ReinforcePp, r#"{"advantage":{"gamma":1.5}}"#, "advantage.gamma", "not between 0 and 1"),
         (ReinforcePpBaseline, r#"{"whiten":false}"#, "whiten", "is \"group_mean\""),
         (Rloo, r#"{"epochs":2}"#, "epochs", "without a ratio"),
         (Rloo, r#"{"minibatches":4}"#, "minibatches", "without a ratio"),
-        (Rloo, r#"{"advantage":"reinforce_pp"}"#, "level", "one advantage per episode"),
+        (Rloo, r#"{"advantage":"reinforce_pp"}"#, "loss.level", "one advantage per episode"),
         (Method::Gspo, r#"{"advantage":"gae"}"#, "loss", "one advantage per episode"),
         (Method::Gmpo, r#"{"advantage":"gigpo"}"#, "loss", "one advantage per episode"),
         (Method::Opo, r#"{"epochs":2}"#, "epochs", "without a ratio"),
         (Method::Gpg, r#"{"minibatches":2}"#, "minibatches", "without a ratio"),
         (Method::Remax, r#"{"epochs":3}"#, "epochs", "without a ratio"),
-        (Method::MaxAtG, r#"{"group_size":1}"#, "group_size", "nobody to compare with"),
-        (Method::Prime, r#"{"group_size":1}"#, "group_size", "nobody to compare with"),
-        (Method::Prime, r#"{"prm":{"beta":0}}"#, "prm.beta", "not above 0"),
+        (Method::MaxAtG, r#"{"group_size":1}"#, "group_size", "has nothing to compare"),
+        (Method::Prime, r#"{"group_size":1}"#, "group_size", "has nothing to compare"),
+        (Method::Prime, r#"{"advantage":{"beta":0}}"#, "advantage.beta", "not above 0"),
         (Method::Prime, r#"{"kl":{"coef":0.1,"placement":"reward"}}"#, "kl.placement", "no place"),
-        (Method::RaftPp, r#"{"keep":"best","group_size":1}"#, "group_size", "nobody"),
+        (
+            Method::RaftPp,
+            r#"{"advantage":{"keep":"best"},"group_size":1}"#,
+            "group_size",
+            "nothing to compare",
+        ),
         (
             ReinforcePp,
             r#"{"filter":{"dynamic_sampling":true}}"#,
@@ -151,13 +157,13 @@ fn nonsense_is_refused_with_a_reason() {
         (Grpo, r#"{"filter":{"min_tokens":9,"max_tokens":4}}"#, "filter.max_tokens", "no episode"),
         (Method::Dapo, r#"{"filter":{"max_draws":0}}"#, "filter.max_draws", "too few"),
         (Method::Dapo, r#"{"overlong":{"buffer":0}}"#, "overlong.buffer", "too few"),
-        (Method::Ppo, r#"{"lambda":1.5}"#, "lambda", "not between 0 and 1"),
+        (Method::Ppo, r#"{"advantage":{"lambda":1.5}}"#, "advantage.lambda", "not between 0 and 1"),
         (Method::Ppo, r#"{"critic":{"learning_rate_scale":0}}"#, "critic.learning_rate_scale", "not above 0"),
-        (Method::Cispo, r#"{"weight_floor":6.0}"#, "weight_floor", "not from 0 to weight_cap"),
-        (Method::Sapo, r#"{"tau_negative":0}"#, "tau_negative", "not above 0"),
-        (Method::ClipCov, r#"{"cov_low":6.0}"#, "cov_high", "not above cov_low"),
-        (Method::KlCov, r#"{"cov_share":1.0}"#, "cov_share", "not between 0 and 1"),
-        (Method::DppoTv, r#"{"divergence_limit":0}"#, "divergence_limit", "not above 0"),
+        (Method::Cispo, r#"{"loss":{"weight_floor":6.0}}"#, "loss.weight_floor", "not from 0 to weight_cap"),
+        (Method::Sapo, r#"{"loss":{"tau_negative":0}}"#, "loss.tau_negative", "not above 0"),
+        (Method::ClipCov, r#"{"loss":{"cov_low":6.0}}"#, "loss.cov_high", "not above cov_low"),
+        (Method::KlCov, r#"{"loss":{"cov_share":1.0}}"#, "loss.cov_share", "not between 0 and 1"),
+        (Method::DppoTv, r#"{"loss":{"divergence_limit":0}}"#, "loss.divergence_limit", "not above 0"),
         (Grpo, r#"{"correction":{"level":"token"},"proximal":"sampler"}"#, "proximal", "every weight is 1"),
         (Grpo, r#"{"correction":{"level":"token","high":0.5}}"#, "correction.high", "not 1 or more"),
         (Grpo, r#"{"correction":{"level":"token","low":1.5}}"#, "correction.low", "not between 0 and 1"),
@@ -175,7 +181,7 @@ fn nonsense_is_refused_with_a_reason() {
             Method::Gspo,
             r#"{"correction":{"reject":"k2","reject_level":"token","reject_high":1}}"#,
             "correction.reject_level",
-            "can go alone",
+            "can be rejected alone",
         ),
         (Grpo, r#"{"ratio_to":"behavior","proximal":"log_linear"}"#, "proximal", "nothing reads"),
         (Method::Opo, r#"{"kl":{"coef":0.1,"ratio":true}}"#, "kl.ratio", "no ratio"),
@@ -200,16 +206,24 @@ fn nonsense_is_refused_with_a_reason() {
 fn what_nothing_reads_is_an_error() {
     use Method::{Grpo, ReinforcePp, Rloo, Sft};
     let cases: &[(Method, &str, &[&str])] = &[
-        (Rloo, r#"{"clip_low":0.1,"clip_high":0.2,"dual_clip":3}"#, &["clip_low", "clip_high", "dual_clip"]),
-        (Rloo, r#"{"std_epsilon":1e-6}"#, &["std_epsilon"]),
+        (
+            Rloo,
+            r#"{"loss":{"clip_low":0.1,"clip_high":0.2,"dual_clip":3}}"#,
+            &["loss.clip_low", "loss.clip_high", "loss.dual_clip"],
+        ),
+        (Rloo, r#"{"advantage":{"std_epsilon":1e-06}}"#, &["advantage.std_epsilon"]),
         (Rloo, r#"{"loss_aggregation":"token_mean"}"#, &["loss_aggregation"]),
-        (Grpo, r#"{"gamma":0.9,"level":"token"}"#, &["gamma", "level"]),
+        (Grpo, r#"{"advantage":{"gamma":0.9},"loss":{"level":"token"}}"#, &["advantage.gamma", "loss.level"]),
         (Grpo, r#"{"kl":{"estimator":"k3"}}"#, &["kl.estimator"]),
         (Grpo, r#"{"kl":{"placement":"reward"}}"#, &["kl.placement"]),
         (Grpo, r#"{"kl":{"coef":0.1,"target":0.1}}"#, &["kl.target"]),
         (Rloo, r#"{"kl":{"ratio":true}}"#, &["kl.ratio"]),
-        (Grpo, r#"{"mean_from":"batch","step_weight":1.0}"#, &["mean_from", "step_weight"]),
-        (Grpo, r#"{"critic":{"clip":0.1},"prm":{"beta":1.0}}"#, &["critic.clip", "prm.beta"]),
+        (
+            Grpo,
+            r#"{"advantage":{"mean_from":"batch","step_weight":1.0}}"#,
+            &["advantage.mean_from", "advantage.step_weight"],
+        ),
+        (Grpo, r#"{"advantage":{"beta":1.0},"critic":{"clip":0.1}}"#, &["advantage.beta", "critic.clip"]),
         (
             Grpo,
             r#"{"correction":{"high":2.0,"reject_high":1.0}}"#,
@@ -228,13 +242,13 @@ fn what_nothing_reads_is_an_error() {
         (Grpo, r#"{"entropy_control":{"step":0.1}}"#, &["entropy_control.step"]),
         (
             Grpo,
-            r#"{"weight_cap":5.0,"tau_positive":1.0,"cov_share":0.1,"divergence_limit":0.1}"#,
-            &["weight_cap", "tau_positive", "divergence_limit", "cov_share"],
+            r#"{"loss":{"weight_cap":5.0,"tau_positive":1.0,"cov_share":0.1,"divergence_limit":0.1}}"#,
+            &["loss.weight_cap", "loss.tau_positive", "loss.cov_share", "loss.divergence_limit"],
         ),
         (
             Method::Gspo,
-            r#"{"dual_clip":3.0,"loss_aggregation":"token_mean"}"#,
-            &["dual_clip", "loss_aggregation"],
+            r#"{"loss":{"dual_clip":3.0},"loss_aggregation":"token_mean"}"#,
+            &["loss.dual_clip", "loss_aggregation"],
         ),
         (
             Method::Ppo,
@@ -243,8 +257,8 @@ fn what_nothing_reads_is_an_error() {
         ),
         (Method::Ppo, r#"{"critic":{"backbone":"shared","warmup_batches":3}}"#, &["critic.warmup_batches"]),
         (Method::Topr, r#"{"ratio_to":"behavior","proximal":"recompute"}"#, &["ratio_to", "proximal"]),
-        (Method::Cispo, r#"{"clip_low":0.2}"#, &["clip_low"]),
-        (ReinforcePp, r#"{"std_epsilon":1e-6}"#, &["std_epsilon"]),
+        (Method::Cispo, r#"{"loss":{"clip_low":0.2}}"#, &["loss.clip_low"]),
+        (ReinforcePp, r#"{"advantage":{"std_epsilon":1e-06}}"#, &["advantage.std_epsilon"]),
         (
             Sft,
             r#"{"group_size":8,"advantage":"rloo","loss":"ppo_clip","epochs":2,"kl":{"coef":0.1}}"#,
@@ -256,14 +270,14 @@ fn what_nothing_reads_is_an_error() {
         assert!(matches!(error, AlgoError::NotRead { .. }), "{json}: {error:?}");
         assert_eq!(error.keys(), keys, "{json}");
     }
-    let text = resolve(Rloo, r#"{"clip_low":0.1}"#).unwrap_err().to_string();
+    let text = resolve(Rloo, r#"{"loss":{"clip_low":0.1}}"#).unwrap_err().to_string();
     assert_eq!(
         text,
-        "not read by method \"rloo\": clip_low (the loss has no ratio to clip)\n\
+        "not read by method \"rloo\": loss.clip_low (not a setting of loss \"reinforce\": level)\n\
          hint: remove what is not read"
     );
     // They become readable with what reads them.
-    assert!(resolve(Rloo, r#"{"loss":"ppo_clip","clip_low":0.1,"epochs":2}"#).is_ok());
+    assert!(resolve(Rloo, r#"{"loss":{"kind":"ppo_clip","clip_low":0.1},"epochs":2}"#).is_ok());
     assert!(resolve(Rloo, r#"{"loss_aggregation":"token_mean","entropy_coef":0.01}"#).is_ok());
     assert!(resolve(Sft, r#"{"loss_aggregation":"sequence_mean"}"#).is_ok());
     assert!(serde_json::from_str::<AlgorithmSettings>(r#"{"clip":0.2}"#).is_err());

@@ -74,7 +74,7 @@ def example(groups, advantage, surrogate, mode, whiten=False, kl=None, correctio
         picked = loss.clip_cov_candidates(step, knobs["low"], knobs["high"], knobs["cov_low"], knobs["cov_high"])
         assert len(picked) == loss.count_picked(step, knobs["share"]), "no choice is left to chance"
     terms, _ = loss.surrogate(step, kind, picked, **knobs)
-    if kind in loss.PER_SEQUENCE:
+    if loss.is_per_sequence(kind, knobs):
         total = terms.mean()
     else:
         w = torch.ones_like(terms) if correction is None else loss.correction(step, **correction)

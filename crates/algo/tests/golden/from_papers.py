@@ -241,7 +241,7 @@ def whole_sequences():
         )
     for beta in [0.05, 0.5]:
         for on in ["near", "wide", "stale", "masked"]:
-            settings = {"prm": {"beta": beta}}
+            settings = {"beta": beta}
             cases.append(
                 loss_case(
                     f"implicit reward, {beta} {on}", "prime_prm", settings, on, ("prm", {"beta": beta}), "sequence_mean"

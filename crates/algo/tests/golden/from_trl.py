@@ -20,7 +20,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from groups import GROUP_SETS
-from inputs import LIMIT, column, digits, make, sequences
+from inputs import LIMIT, column, digits, make, nested, sequences
 
 PartialState()  # accelerate's collectives ask for it
 SETS = {"base": GROUP_SETS["base"]}
@@ -84,7 +84,7 @@ def loss_case(name, method, settings, on, **knobs):
     loss.backward()
     m = t._metrics["train"]
     case = {
-        "name": name, "method": method, "settings": settings, "inputs": on, "loss": digits([loss])[0],
+        "name": name, "method": method, "settings": nested(settings), "inputs": on, "loss": digits([loss])[0],
         "d_logprob": digits(lp.grad),
         "d_entropy": digits(entropy.grad if entropy.grad is not None else torch.zeros_like(entropy)),
         "metrics": {"entropy": m["entropy"][0]},
@@ -207,7 +207,7 @@ def advantage_case(name, method, settings, cls, **knobs):
     got = out["advantages"].tolist()
     expected = [[[got[g * size + e]] * TOKENS[g][e] for e in range(size)] for g in range(len(GROUPS))]
     return {
-        "name": name, "method": method, "settings": settings, "groups": "base",
+        "name": name, "method": method, "settings": nested(settings), "groups": "base",
         "advantage": [[digits(e) for e in g] for g in expected],
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from groups import GROUP_SETS
-from inputs import digits, make, stale, with_extras
+from inputs import digits, make, nested, stale, with_extras
 from verl_library import (
     MODES,
     VERSION,
@@ -66,7 +66,7 @@ def loss_case(name, method, settings, on, verl_loss, mode, config, kl=None, entr
     total.backward()
     zero = torch.zeros_like(x.entropy)
     return {
-        "name": name, "method": method, "settings": settings, "inputs": on, "loss": digits([total])[0],
+        "name": name, "method": method, "settings": nested(settings), "inputs": on, "loss": digits([total])[0],
         "d_logprob": digits(x.lp.grad), "d_entropy": digits(x.entropy.grad if x.entropy.grad is not None else zero),
     }, x, alone, metrics  # fmt: skip
 
@@ -261,7 +261,7 @@ def advantage_case(name, method, settings, on, matrix, **more):
         [digits(e if e is not None else [0.0] * n) for e, n in zip(row, tokens)]
         for row, tokens in zip(rows, x["tokens"])
     ]
-    return {"name": name, "method": method, "settings": settings, "groups": on, "advantage": expected, **more}
+    return {"name": name, "method": method, "settings": nested(settings), "groups": on, "advantage": expected, **more}
 
 
 def advantages():

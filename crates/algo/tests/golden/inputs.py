@@ -3,6 +3,31 @@ reads them."""
 
 import numpy as np
 
+# Settings of a recipe that belong to the table of the advantage or of the loss.
+ADVANTAGE_KEYS = """mean_from std_from std_epsilon divide_by_std gamma lambda baseline step_weight keep""".split()
+LOSS_KEYS = """level clip_low clip_high dual_clip weight_cap weight_floor tau_positive tau_negative divergence_limit
+    cov_share cov_low cov_high cov_coef""".split()
+
+
+def nested(flat):
+    """Settings as a recipe has them, from flat ones: the keys of the advantage and the loss go into their tables."""
+    out = {}
+    for table, keys in [("advantage", ADVANTAGE_KEYS), ("loss", LOSS_KEYS)]:
+        if isinstance(flat.get(table), dict):  # nested already
+            out[table] = flat[table]
+            continue
+        own = {key: value for key, value in flat.items() if key in keys}
+        if table == "advantage" and "beta" in flat:
+            own["beta"] = flat["beta"]
+        if own:
+            kind = {"kind": flat[table]} if table in flat else {}
+            out[table] = {**kind, **own}
+        elif table in flat:
+            out[table] = flat[table]
+    moved = {"advantage", "loss", "beta", *ADVANTAGE_KEYS, *LOSS_KEYS}
+    return {**out, **{key: value for key, value in flat.items() if key not in moved}}
+
+
 LIMIT = 8  # completion limit, the constant of `constant_length`
 
 

@@ -12,7 +12,7 @@ equal. Standard deviations are taken with n − 1, but for the whitening's.
 import torch
 
 from groups import GROUP_SETS
-from inputs import column, digits
+from inputs import column, digits, nested
 
 EPSILON = 1e-4  # added to standard deviations
 RESOLUTION = 2.0**-23
@@ -272,7 +272,7 @@ def case(name, method, settings, on, rows, whiten=False, **more):
         [digits(e if e is not None else [0.0] * n) for e, n in zip(row, tokens)]
         for row, tokens in zip(rows, x["tokens"])
     ]
-    return {"name": name, "method": method, "settings": settings, "groups": on, "advantage": expected, **more}
+    return {"name": name, "method": method, "settings": nested(settings), "groups": on, "advantage": expected, **more}
 
 
 def in_reward(coef):
@@ -400,7 +400,7 @@ def learned_cases():
         cases.append(case(name, "ppo", settings, "base", rows, whiten, returns=returns))
     x = GROUP_SETS["process"]
     for gamma, beta in [(1.0, 0.05), (0.9, 0.05), (1.0, 0.5), (0.0, 0.5)]:
-        settings = {} if (gamma, beta) == (1.0, 0.05) else {"gamma": gamma, "prm": {"beta": beta}}
+        settings = {} if (gamma, beta) == (1.0, 0.05) else {"gamma": gamma, "beta": beta}
         cases.append(case(f"prime, gamma {gamma}, beta {beta}", "prime", settings, "process", prime(x, gamma, beta)))
     return cases
 

@@ -5,7 +5,7 @@ import random
 import torch
 
 import paper_losses as paper
-from inputs import digits, far, far_rows, make, mixed, stale, with_extras
+from inputs import digits, far, far_rows, make, mixed, nested, stale, with_extras
 
 MODES = ["token_mean", "sequence_mean", "constant_length", "sequence_sum"]
 
@@ -77,7 +77,7 @@ def loss_case(
             "correction/effective_sample_size": paper.effective_sample_size(w),
             "correction/weight_mean": float(w.mean()),
         }
-    if kind in paper.PER_SEQUENCE:
+    if paper.is_per_sequence(kind, knobs):
         per_row = torch.stack([w[r][0] for r in step.rows])
         assert all((w[r] == w[r][0]).all() for r in step.rows), "one term per sequence has one weight"
         total = (per_row * terms * torch.tensor(step.trained, dtype=torch.float64)).mean()
@@ -95,7 +95,7 @@ def loss_case(
         total = total + coef * step.aggregate(per_token, mode)
     if entropy_coef:
         total = total - entropy_coef * step.aggregate(step.entropy, mode)
-    case = {"name": name, "method": method, "settings": settings, "inputs": on}
+    case = {"name": name, "method": method, "settings": nested(settings), "inputs": on}
     if max_staleness:
         case["max_staleness"] = max_staleness
     if value:

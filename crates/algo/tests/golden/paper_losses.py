@@ -154,6 +154,8 @@ def clip_cov_candidates(step, low, high, cov_low, cov_high):
 def surrogate(step, kind, picked=None, **k):
     """(per token or per sequence, shares of clipped tokens)."""
     a, lp = step.advantage, step.lp
+    if callable(kind):
+        return kind(step, **k), {}
     if kind == "sft":
         return -lp, {}
     if kind == "reinforce":
@@ -214,6 +216,12 @@ def held(step, picked, there, elsewhere):
 
 
 PER_SEQUENCE = {"gspo", "gmpo", "prm"}
+
+
+def is_per_sequence(kind, knobs):
+    """A loss of its own file says so by a function of its settings."""
+    own = getattr(kind, "per_sequence", None)
+    return own(**knobs) if own else kind in PER_SEQUENCE
 
 
 def estimate(log_ratio, estimator):

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rloom_collect::EvaluationReport;
 use rloom_config::Config;
 use rloom_core::metric;
-use rloom_run::{EvaluationReport, Policy};
+use rloom_run::Policy;
 use serde_json::json;
 
 use super::policy;
@@ -21,7 +22,7 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
         of_run(arguments, output)?
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
-        let compute = config.compute;
+        let compute = config.dtype;
         (config, policy::open(&arguments.target, Some(compute), output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
@@ -52,7 +53,7 @@ fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure>
     let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
     let checkpoint = policy::checkpoint(&run, name)?;
     output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-    let policy = Policy::open(&checkpoint, config.compute).map_err(Failure::failed)?;
+    let policy = Policy::open(&checkpoint, config.dtype).map_err(Failure::failed)?;
     Ok((config, policy))
 }
 

@@ -3,11 +3,10 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 
-use rloom_core::{ChatMessage, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey};
-use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_core::{ChatMessage, PolicyVersion, PromptSource, Purpose, RandomKey};
 use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_env::render_prompt;
-use rloom_run::Policy;
+use rloom_run::{Policy, assembly};
 use serde_json::json;
 
 use super::policy;
@@ -21,14 +20,13 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
-    let tokenizer = (*policy.tokenizer).clone();
-    let engine =
-        EmbeddedRolloutEngine::new(policy.model.config(), &ctx, &RolloutSettings::default(), Some(tokenizer))
-            .map_err(Failure::failed)?;
+    let (shape, tokenizer) = (policy.model.config(), Some((*policy.tokenizer).clone()));
+    let engine = assembly::rollout_engine(shape, &ctx, &RolloutSettings::default(), tokenizer)
+        .map_err(Failure::failed)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed)?;
     runtime.block_on(async {
-        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &policy.model);
+        let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
         // All requests are queued before the first is awaited; they are shown in the order of their prompts.
         let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();

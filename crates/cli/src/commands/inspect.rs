@@ -28,7 +28,7 @@ struct Overview {
     attempts: u32,
     seed: u64,
     threads: usize,
-    isa: String,
+    numeric_path: String,
     parameters: u64,
     seconds: f64,
     stages: Vec<StageOverview>,
@@ -88,10 +88,10 @@ pub(crate) fn run(arguments: &Inspect, output: Output) -> Result<(), Failure> {
 
 fn overview(directory: &Path, lines: &[EventLine]) -> Result<Overview, Failure> {
     let kept = surviving(lines);
-    let Some((name, seed, threads, isa, parameters, outlines)) =
+    let Some((name, seed, threads, numeric_path, parameters, outlines)) =
         lines.iter().rev().find_map(|line| match &line.event {
-            Event::RunStarted { name, seed, threads, isa, parameters, stages, .. } => {
-                Some((name.clone(), *seed, *threads, isa.clone(), *parameters, stages.clone()))
+            Event::RunStarted { name, seed, threads, numeric_path, parameters, stages, .. } => {
+                Some((name.clone(), *seed, *threads, numeric_path.clone(), *parameters, stages.clone()))
             }
             _ => None,
         })
@@ -115,7 +115,7 @@ fn overview(directory: &Path, lines: &[EventLine]) -> Result<Overview, Failure> 
         attempts,
         seed,
         threads,
-        isa,
+        numeric_path,
         parameters,
         seconds: (1..=attempts).map(longest).sum(),
         stages: outlines.into_iter().map(|outline| stage(outline, &kept)).collect(),
@@ -190,7 +190,7 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
         count(overview.parameters),
         overview.seed,
         overview.threads,
-        overview.isa,
+        overview.numeric_path,
         duration(overview.seconds),
         overview.attempts,
         if overview.attempts == 1 { "" } else { "s" },

@@ -20,7 +20,7 @@ pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Resu
         output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
         let compute = match compute {
             Some(compute) => compute,
-            None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.compute,
+            None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
         return Policy::open(&checkpoint, compute).map_err(Failure::failed);
     }

@@ -37,9 +37,9 @@ impl Story {
     /// Lines about an event.
     pub(crate) fn tell(&mut self, line: &EventLine) -> Vec<String> {
         match &line.event {
-            Event::RunStarted { name, seed, threads, isa, parameters, resumed_from, .. } => {
+            Event::RunStarted { name, seed, threads, numeric_path, parameters, resumed_from, .. } => {
                 let mut lines = vec![format!(
-                    "{} {} parameters, seed {seed}, {threads} threads, {isa}",
+                    "{} {} parameters, seed {seed}, {threads} threads, {numeric_path}",
                     self.output.paint(BOLD, name),
                     count(*parameters),
                 )];

@@ -58,6 +58,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm: algorithm?,
+        algorithm_settings: keys.algorithm,
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
@@ -143,7 +144,7 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
                 let origin = section.key_origin(&name).unwrap_or(section.node.origin);
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(&name)))
-                        .at(origin, found.reason)
+                        .at(origin, found.reason.to_string())
                         .at_if_set(section.origin("method"), format!("the method is {}", keys.method)),
                 );
             }

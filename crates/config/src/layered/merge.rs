@@ -15,6 +15,9 @@ use crate::problem::{Code, Problem};
 /// The array of tables that merges by `name`.
 pub const STAGES: &str = "stage";
 
+/// Tables with a short form, the name of their kind: `loss = "cispo"` is `loss = { kind = "cispo" }`.
+const NAMED: [&str; 2] = ["loss", "advantage"];
+
 /// A table that describes one of several alternatives.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice {
@@ -64,17 +67,25 @@ pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choic
 fn merge_entry(base: &mut Table, entry: Entry, choices: &[Choice]) {
     match base.entry_mut(&entry.key) {
         None => base.entries.push(entry),
-        Some(old) => match (&mut old.node.value, entry.node.value) {
-            (Value::Table(old_table), Value::Table(over)) => {
-                old.key_origin = entry.key_origin;
-                old.node.origin = entry.node.origin;
-                merge_section(old_table, over, &entry.key, choices);
+        Some(old) => {
+            expand_kind(&entry.key, &mut old.node);
+            old.key_origin = entry.key_origin;
+            match (&mut old.node.value, entry.node.value) {
+                (Value::Table(old_table), Value::Table(over)) => {
+                    old.node.origin = entry.node.origin;
+                    merge_section(old_table, over, &entry.key, choices);
+                }
+                (_, value) => old.node = Node { value, origin: entry.node.origin },
             }
-            (_, value) => {
-                old.key_origin = entry.key_origin;
-                old.node = Node { value, origin: entry.node.origin };
-            }
-        },
+        }
+    }
+}
+
+/// Expands the short form of a table, the name of its kind.
+fn expand_kind(key: &str, node: &mut Node) {
+    if NAMED.contains(&key) && matches!(node.value, Value::String(_)) {
+        let kind = Entry { key: "kind".to_owned(), key_origin: node.origin, node: node.clone() };
+        node.value = Value::Table(Table { entries: vec![kind] });
     }
 }
 

@@ -1,21 +1,21 @@
-//! Continuous batching: which sequences run, which tokens a step computes, who holds which blocks.
+//! Continuous batching: the running sequences, the tokens that a step computes, and the allocation of blocks.
 //!
-//! A sequence is its tokens; how many of them have keys and values in the cache (`cached`) is bookkeeping. Each step
-//! computes some of the missing ones of every running sequence: one row for a sequence that decodes, a chunk for one
-//! that is being prefilled or recomputed. A sequence whose last token has been computed gets its next one.
+//! `cached` is the number of a sequence's tokens that have keys and values in the cache. Each step computes some of the
+//! missing ones of every running sequence: one row for a sequence that decodes, a chunk for one in prefill or
+//! recomputation. A sequence whose last token has been computed gets its next one.
 //!
 //! Invariants:
 //!
 //! 1. Running sequences are in order of [`Rank`] (priority, then age), and a step is planned from the first on.
 //! 2. A block is written by one sequence alone. Shared blocks are full, except the last block of a group's prompt: its
 //!    writer is the sequence that computed the prompt, and the others copy it before they write.
-//! 3. When blocks run out, prompts that no running sequence uses are forgotten first, then the last running sequence
-//!    in that order is put back, then the other prompts are forgotten. The first running sequence therefore always
-//!    proceeds: it fits the pool alone, which was checked when the request came. Nothing that runs is put back for a
-//!    newcomer's sake, whatever its priority.
-//! 4. A draft takes no block that another running sequence may need next, and nothing is put back for one.
-//! 5. What is put back keeps its tokens and its place in line. Its keys and values are recomputed to the same bits,
-//!    since no kernel's result for a row depends on the rows that share the call.
+//! 3. When blocks run out, prompts that no running sequence uses are dropped first, then the last running sequence
+//!    in that order is preempted, then the other prompts are dropped. The first running sequence therefore always
+//!    proceeds: it fits the pool alone, which was checked on submission. No running sequence is preempted for a new one,
+//!    whatever its priority.
+//! 4. A draft takes no block that another running sequence may need next, and preempts nothing.
+//! 5. A preempted sequence keeps its tokens and its rank. Its keys and values are recomputed with bitwise identical
+//!    results, since no kernel's result for a row depends on the other rows of the call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,12 +38,12 @@ mod choice;
 #[cfg(test)]
 mod tests;
 
-/// Blocks that hold this many tokens.
+/// Number of blocks for a number of tokens.
 pub(crate) fn blocks_for(tokens: usize) -> usize {
     tokens.div_ceil(KV_BLOCK)
 }
 
-/// What one lane may do at once.
+/// Limits of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) max_batch: usize,
@@ -52,18 +52,18 @@ pub(crate) struct Limits {
     pub(crate) speculation: Speculation,
 }
 
-/// A group's prompt, kept while requests of the group are in the lane.
+/// Prompt of a group, kept while requests of the group are in the lane.
 #[derive(Debug)]
 struct Prompt {
     tokens: Arc<[u32]>,
-    /// The sequence that computes it; `None` when it is ready.
+    /// Sequence that computes it; `None` once it is ready.
     leader: Option<Rank>,
     blocks: Vec<u32>,
     /// Logits after its last token, `[vocabulary]`.
     logits_v: Vec<f32>,
 }
 
-/// The tokens `from..to` of a running sequence, to be computed in this step, and the sequence's draft behind them.
+/// Tokens `from..to` of a running sequence to compute in this step, followed by its draft.
 #[derive(Debug)]
 struct Chunk {
     sequence: usize,
@@ -92,9 +92,9 @@ pub(crate) struct Batch {
     /// Groups of the sequences that have left since the last [`Batch::take_departed`].
     left: Vec<Option<u64>>,
     statistics: RolloutStatistics,
-    /// What the head gave for the wanted rows of the last step.
+    /// Answers of the head for the requested rows of the last step.
     answers: HeadOutput,
-    /// Where there is none, nothing is drafted.
+    /// `None` without speculation.
     drafter: Option<Drafter>,
     choice: Choice,
 }
@@ -122,7 +122,7 @@ impl Batch {
         }
     }
 
-    /// Has it draft whatever it can, whether it pays or not.
+    /// Drafts as much as possible, regardless of cost.
     #[cfg(test)]
     pub(crate) fn draft_always(&mut self) {
         self.drafter = Some(Drafter::always());
@@ -149,10 +149,10 @@ impl Batch {
         self.statistics
     }
 
-    /// Starts anew with nothing but the statistics, after a failure that left it in a state unknown: the sequences that
-    /// it still has.
+    /// Resets everything but the statistics, after a failure that left the state undefined. Returns the sequences that it
+    /// still has.
     pub(crate) fn reset(&mut self) -> Vec<Sequence> {
-        // What drafts are worth has been measured of the requests and the machine, not of what failed.
+        // The measured value of drafts depends on requests and machine, not on the failure.
         let (statistics, drafter) = (self.statistics, self.drafter.take());
         let fresh = Self { statistics, drafter, ..Self::new(self.lane, self.limits, self.choice.threads()) };
         let failed = std::mem::replace(self, fresh);
@@ -163,18 +163,18 @@ impl Batch {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Whether a sequence of this rank would find a place in the batch, if blocks suffice: only those that run or wait
-    /// before it are in its way.
+    /// True if the batch has a place for a sequence of this rank, blocks aside. Running sequences count, and waiting ones
+    /// that precede it.
     pub(crate) fn has_place(&self, rank: Rank) -> bool {
         self.running.len() + self.waiting.range(..rank).count() < self.limits.max_batch
     }
 
-    /// Whether it has fewer sequences than places.
+    /// True if it has fewer sequences than places.
     pub(crate) fn has_room(&self) -> bool {
         self.running.len() + self.waiting.len() < self.limits.max_batch
     }
 
-    /// Whether some sequence has been started and not ended.
+    /// True if a started sequence has not ended.
     pub(crate) fn has_started(&self) -> bool {
         !self.running.is_empty() || self.waiting.values().any(|s| s.started)
     }
@@ -191,16 +191,14 @@ impl Batch {
         std::mem::take(&mut self.left)
     }
 
-    /// Who is in the next step: ends what nobody waits for any more and starts what waits. With `only_started`,
-    /// sequences that have not been started stay where they are.
+    /// Prepares the next step: ends cancelled sequences and admits waiting ones. With `only_started`, sequences that have
+    /// not been started keep waiting.
     pub(crate) fn admit_ready(&mut self, decoder: &mut impl Decoder, only_started: bool) {
-        self.leave(|s| s.is_cancelled().then_some(StopReason::Aborted));
+        self.finish_where(|s| s.is_cancelled().then_some(StopReason::Aborted));
         self.admit(decoder, only_started);
     }
 
-    /// One step of those that run.
-    ///
-    /// An error is the decoder's; what the cache holds is then unknown.
+    /// Computes one step of the running sequences. After an error of the decoder the cache is undefined.
     pub(crate) fn step(&mut self, decoder: &mut impl Decoder, label: PolicyLabel) -> Result<(), DecodeError> {
         let mut chunks = self.plan();
         self.draft(&mut chunks);
@@ -210,7 +208,7 @@ impl Batch {
         let mut wanted = Vec::with_capacity(rows.capacity());
         let mut prompt_ends = Vec::new();
         let mut next = std::mem::take(&mut self.choice.next);
-        // A sequence that has taken over its whole prompt has nothing to compute: its logits are the prompt's.
+        // A sequence that shares its whole prompt has nothing to compute: it samples from the prompt's logits.
         next.clear();
         next.extend(self.running.iter().enumerate().filter_map(|(i, sequence)| {
             let group = sequence.group.filter(|_| sequence.cached == sequence.tokens.len())?;
@@ -236,11 +234,11 @@ impl Batch {
                 let first = rows.len() - 1 - chunk.drafted;
                 wanted.extend((0..=chunk.drafted).map(|nth| RowRequest {
                     row: (first + nth) as u32,
-                    // The rest of the group will choose by the logits after its prompt.
+                    // The rest of the group samples from the logits after its prompt.
                     request: if ends_prompt {
                         HeadRequest::Logits
                     } else {
-                        sequence.ask(sequence.tokens.len() + nth, vocabulary)
+                        sequence.request(sequence.tokens.len() + nth, vocabulary)
                     },
                 }));
             }
@@ -263,7 +261,7 @@ impl Batch {
         }
         self.choice.next = next;
         self.choose(decoder);
-        // What a prompt's rows cost is not what a row that decodes costs.
+        // Rows of a prompt and rows that decode differ in cost.
         let decodes = |chunk: &Chunk| chunk.to - chunk.from == 1;
         if let (Some(began), Some(drafter)) = (began, &mut self.drafter)
             && computed > 0
@@ -275,7 +273,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Keeps the prompt that a leader has just computed for the rest of its group.
+    /// Keeps the prompt computed by a leader for the rest of its group.
     fn publish_prompt(&mut self, leader: usize, answer: usize) {
         let leader = &mut self.running[leader];
         leader.leads = false;
@@ -290,8 +288,8 @@ impl Batch {
         }
     }
 
-    /// Answers every sequence for which `why` gives a reason with what it has.
-    pub(crate) fn leave(&mut self, why: impl Fn(&Sequence) -> Option<StopReason>) {
+    /// Ends every sequence for which `why` returns a reason; each answers with the tokens it has.
+    pub(crate) fn finish_where(&mut self, why: impl Fn(&Sequence) -> Option<StopReason>) {
         for sequence in std::mem::take(&mut self.running) {
             match why(&sequence) {
                 Some(stop) => self.detach(sequence).finish(stop),
@@ -324,13 +322,13 @@ impl Batch {
         }
     }
 
-    /// Ends the sequences that are to be aborted.
+    /// Aborts the selected sequences.
     pub(crate) fn abort(&mut self, which: Abort) {
-        self.leave(|s| which.selects(s.group, s.key).then_some(StopReason::Aborted));
+        self.finish_where(|s| which.selects(s.group, s.key).then_some(StopReason::Aborted));
     }
 
-    /// Ends the sequences that have been started.
+    /// Aborts the sequences that have been started.
     pub(crate) fn abort_started(&mut self) {
-        self.leave(|s| s.started.then_some(StopReason::Aborted));
+        self.finish_where(|s| s.started.then_some(StopReason::Aborted));
     }
 }

@@ -1,9 +1,9 @@
-//! Who holds which block of the key-value cache.
+//! Allocation of the blocks of the key-value cache.
 
 /// Reference counts over a fixed number of blocks.
 ///
-/// Free blocks are handed out last-in first-out, starting with the lowest ids: a lane that needs little memory keeps
-/// touching the same pages, whatever the size of the pool.
+/// Free blocks are allocated last-in first-out, starting with the lowest ids: a lane that needs little memory keeps using
+/// the same pages, whatever the size of the pool.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     holders: Vec<u32>,
@@ -23,7 +23,7 @@ impl BlockPool {
         self.free.len()
     }
 
-    /// A block with one holder.
+    /// Allocates a block with one holder.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let block = self.free.pop()?;
         debug_assert_eq!(self.holders[block as usize], 0);
@@ -31,19 +31,19 @@ impl BlockPool {
         Some(block)
     }
 
-    /// A block with one holder, if more than `reserve` are free.
+    /// Allocates a block if more than `reserve` are free.
     pub(crate) fn take_beyond(&mut self, reserve: usize) -> Option<u32> {
         if self.free.len() > reserve { self.take() } else { None }
     }
 
-    /// One more holder.
+    /// Adds a holder.
     pub(crate) fn share(&mut self, block: u32) {
         debug_assert!(self.holders[block as usize] > 0, "block {block} is free");
         self.holders[block as usize] += 1;
     }
 
-    /// One holder fewer; the block is free when it was the last.
-    pub(crate) fn give_back(&mut self, block: u32) {
+    /// Removes a holder; the last one frees the block.
+    pub(crate) fn release(&mut self, block: u32) {
         let holders = &mut self.holders[block as usize];
         debug_assert!(*holders > 0, "block {block} is free already");
         *holders -= 1;
@@ -52,10 +52,10 @@ impl BlockPool {
         }
     }
 
-    /// Gives back all of a holder's blocks, so that the lowest comes out first again.
-    pub(crate) fn give_back_all(&mut self, blocks: &mut Vec<u32>) {
+    /// Frees all blocks of a holder, so that the lowest is allocated first again.
+    pub(crate) fn free_all(&mut self, blocks: &mut Vec<u32>) {
         while let Some(block) = blocks.pop() {
-            self.give_back(block);
+            self.release(block);
         }
     }
 }
@@ -71,12 +71,12 @@ mod tests {
         let mut pool = BlockPool::new(4);
         let mut held: Vec<u32> = (0..3).filter_map(|_| pool.take()).collect();
         assert_eq!(held, [0, 1, 2]);
-        pool.give_back_all(&mut held);
+        pool.free_all(&mut held);
         assert_eq!(pool.take(), Some(0));
     }
 
     proptest! {
-        /// Any history of taking, sharing and giving back leaves every block free exactly when nobody holds it.
+        /// After any sequence of operations a block is free exactly if it has no holder.
         #[test]
         fn counts_agree_with_a_list_of_holders(moves in proptest::collection::vec((0u8..3, 0usize..64), 0..200)) {
             let mut pool = BlockPool::new(7);
@@ -88,7 +88,7 @@ mod tests {
                         None => prop_assert!((0..7).all(|b| held.contains(&b))),
                     },
                     1 if !held.is_empty() => { let b = held[pick % held.len()]; pool.share(b); held.push(b); }
-                    2 if !held.is_empty() => { let b = held.swap_remove(pick % held.len()); pool.give_back(b); }
+                    2 if !held.is_empty() => { let b = held.swap_remove(pick % held.len()); pool.release(b); }
                     _ => {}
                 }
                 let distinct = (0..7).filter(|b| held.contains(b)).count();

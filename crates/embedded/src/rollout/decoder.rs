@@ -16,7 +16,7 @@ pub(crate) enum DecodeError {
     /// The model refused the step.
     #[error(transparent)]
     Model(#[from] StepError),
-    /// A failure that a test has asked for.
+    /// A failure injected by a test.
     #[cfg(test)]
     #[error("{0}")]
     Injected(&'static str),

@@ -22,17 +22,17 @@ use super::status::lane_name;
 use super::weights::LoadedWeights;
 
 #[cfg(test)]
-mod bench;
-#[cfg(test)]
-mod handover_tests;
+mod harness;
 #[cfg(test)]
 mod interleaving_tests;
 #[cfg(test)]
+mod migration_tests;
+#[cfg(test)]
 mod restart_tests;
 #[cfg(test)]
-mod sharing_tests;
-#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod update_tests;
 
 /// A load or release that waits for sequences with the current weights to end.
 #[derive(Debug)]

@@ -1,21 +1,19 @@
 //! Continuous batching in this process.
 //!
-//! Token ids go in; token ids, their log-probabilities and the versions of the weights that chose them come out. The way
-//! of a request through the embedded engine:
-//!
 //! ```text
 //! generate ──► dispatcher (checked, queued by priority) ──► lane: waiting ──► running ──► Generation
-//!                                                               ▲            │
-//!                                                               └─ put back ─┘  when key-value blocks run out
+//!                                                                    ▲            │
+//!                                                                    └─ preempted ┘  when key-value blocks run out
 //! ```
 //!
 //! A lane is a thread with its own blocks and its own batch. Each of its steps computes one token for every sequence
-//! that decodes and a chunk of tokens for those that are being prefilled ([`rloom_model::Model::step`]), and chooses the
-//! next tokens as each request's [`Sampler`] says: where nothing is filtered, the model's head draws them itself. With
-//! [`Speculation`](rloom_engine::Speculation), the rows of drafted tokens are among them. A lane that runs dry takes requests that wait for another
-//! one, or sequences out of its batch with their keys and values. Since all kernels are batch-invariant and random numbers
-//! are counted by position, none of the scheduling can change a result. Every token carries the version of its weights:
-//! [`OnUpdate`](rloom_engine::OnUpdate) says what becomes of sequences under way when new ones are loaded.
+//! that decodes and a chunk of tokens for those in prefill ([`rloom_model::Model::step`]), and samples the next tokens
+//! with each request's [`Sampler`]; without filters, the model's head draws them itself. With
+//! [`Speculation`](rloom_engine::Speculation), a step includes the rows of drafted tokens. A lane without work takes
+//! requests queued for another lane, or sequences from its batch with their keys and values. Since all kernels are
+//! batch-invariant and random numbers are counted by position, scheduling cannot change a result. Every token carries the
+//! version of its weights; [`OnUpdate`](rloom_engine::OnUpdate) selects what happens to in-flight sequences when new
+//! ones are loaded.
 
 mod batch;
 mod blocks;

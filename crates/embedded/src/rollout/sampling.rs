@@ -1,35 +1,35 @@
-//! From a row of logits to a token: the pure part of sampling.
+//! Sampling of a token from a row of logits.
 //!
-//! `z` is a logit times the inverse temperature. A draw is made by inverting the cumulative distribution in ascending
+//! `z` is a logit times the inverse temperature. A draw inverts the cumulative distribution in ascending
 //! token id at one uniform number `u` of the request's stream: the first token whose cumulative weight exceeds `u` times
-//! the total. Without filters that takes no more than the passes of the log-sum-exp, whose blocks' sums are the weights
-//! ([`RowDraw`]); the head of a decode step then draws by itself and keeps no logits ([`Sampler::ask`]). With filters,
+//! the total. Without filters that takes only the passes of the log-sum-exp, whose block sums are the weights
+//! ([`RowDraw`]); the head of a decode step then draws the token and keeps no logits ([`Sampler::request`]). With filters,
 //! weights are `exp(z - max)`; they are summed in f64, over blocks of [`BLOCK`] tokens
-//! first. Nothing is sorted unless top-k or top-p ask for it, and then only as far as they reach.
+//! first. Only top-k and top-p sort, and no further than necessary.
 //!
-//! Every filter keeps an upper set of the order (z descending, token id ascending).
+//! Every filter keeps an upper set in the order (z descending, token id ascending).
 
 use rloom_ops::{Draw, HeadOutput, HeadRequest, HeadResult, Pick, RowDraw, RowScores, row_scores};
 
 use rloom_engine::SamplingSettings;
 use rloom_engine::inverse_temperature;
 
-/// Tokens of one partial sum.
+/// Tokens per partial sum.
 const BLOCK: usize = 256;
-/// How far top-p sorts at first; each further attempt takes sixteen times as many.
+/// Number of tokens that top-p sorts at first; each further attempt sorts sixteen times as many.
 const FIRST_SORT: usize = 256;
 
-/// What the head gave for a row that a token is wanted after.
+/// Prediction of the token after a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Prediction<'a> {
-    /// Logits, `[vocabulary]`, for the [`Sampler`] to choose by.
+    /// Logits, `[vocabulary]`, for the [`Sampler`].
     Logits(&'a [f32]),
-    /// The token itself; `None` when the logits are not finite.
+    /// Token drawn by the head; `None` if the logits are not finite.
     Token(Option<Pick>),
 }
 
 impl<'a> Prediction<'a> {
-    /// What one of the answers of a step says; `None` where there is none.
+    /// Prediction in one of the results of a step; `None` if there is no such result.
     pub fn of(output: &'a HeadOutput, answer: usize) -> Option<Self> {
         Some(match output.results.get(answer)? {
             HeadResult::Logits(range) => Self::Logits(output.logits.as_slice().get(range.clone())?),
@@ -38,7 +38,7 @@ impl<'a> Prediction<'a> {
     }
 }
 
-/// Memory that picks reuse.
+/// Buffers reused by all picks.
 #[derive(Debug, Default)]
 pub struct SampleScratch {
     row: RowDraw,
@@ -49,7 +49,7 @@ pub struct SampleScratch {
     sums: Vec<f64>,
 }
 
-/// Chooses tokens as one request's settings say.
+/// Samples tokens by a request's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampler {
     greedy: bool,
@@ -60,7 +60,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// The sampler of validated settings.
+    /// Sampler for validated settings.
     pub fn new(settings: &SamplingSettings) -> Self {
         Self {
             greedy: settings.is_greedy(),
@@ -71,9 +71,9 @@ impl Sampler {
         }
     }
 
-    /// What to ask of the head for a row: a token where neither filters nor `forbidden` tokens restrict the choice, or
-    /// else its logits.
-    pub fn ask(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadRequest {
+    /// Request to the head for a row: a token if neither filters nor `forbidden` tokens restrict the choice, otherwise
+    /// the logits.
+    pub fn request(&self, vocabulary: usize, forbidden: &[u32], uniform: f64) -> HeadRequest {
         if forbidden.is_empty() && self.is_plain(vocabulary) {
             HeadRequest::Token(self.draw(uniform))
         } else {
@@ -81,24 +81,24 @@ impl Sampler {
         }
     }
 
-    /// The token after a row of which the head gave what it was [asked](Self::ask). `None` as in [`pick`](Self::pick).
+    /// Token after a row, from the head's answer to the [request](Self::request). `None` as for [`pick`](Self::pick).
     pub fn choose(
         &self,
-        given: Prediction<'_>,
+        prediction: Prediction<'_>,
         forbidden: &[u32],
         uniform: f64,
         scratch: &mut SampleScratch,
     ) -> Option<Pick> {
-        match given {
+        match prediction {
             Prediction::Logits(logits_v) => self.pick(logits_v, forbidden, uniform, scratch),
             Prediction::Token(pick) => pick,
         }
     }
 
-    /// Chooses a token by `logits_v` (`[vocabulary]`) and a number `uniform` in [0, 1). Tokens in `forbidden` are not
-    /// chosen, but stay in the softmax that the log-probability is of.
+    /// Samples a token from `logits_v` (`[vocabulary]`) with a number `uniform` in [0, 1). Tokens in `forbidden` are not
+    /// sampled, but remain in the softmax of the log-probability.
     ///
-    /// `None` when the logits hold a NaN, +∞, or nothing that may be chosen.
+    /// `None` if the logits contain NaN or +∞, or no token that may be sampled.
     pub fn pick(
         &self,
         logits_v: &[f32],
@@ -118,18 +118,18 @@ impl Sampler {
         Some(Pick { token, logprob })
     }
 
-    /// How a token is drawn where nothing is filtered.
+    /// Parameters of an unfiltered draw.
     fn draw(&self, uniform: f64) -> Draw {
         Draw { inv_temperature: self.inverse_temperature, uniform: (!self.greedy).then_some(uniform) }
     }
 
-    /// Whether every token of a vocabulary may be drawn, or the most probable one is taken, which no filter removes.
+    /// True if all tokens of a vocabulary may be drawn, or if the most probable one is taken, which no filter removes.
     fn is_plain(&self, vocabulary: usize) -> bool {
         let all = (self.top_k == 0 || self.top_k >= vocabulary) && self.top_p >= 1.0 && self.min_p <= 0.0;
         self.greedy || all
     }
 
-    /// The token, where some may not be chosen.
+    /// Samples a token if some may not be sampled.
     fn pick_filtered(
         &self,
         logits_v: &[f32],
@@ -165,7 +165,7 @@ impl Sampler {
         token
     }
 
-    /// Puts the unnormalised weight of each token into `scratch.weights`: `exp(z - max)`, or 0 for what is filtered out.
+    /// Writes the unnormalised weight of each token to `scratch.weights`: `exp(z - max)`, or 0 if it is filtered out.
     fn weigh(&self, logits_v: &[f32], max: f32, scratch: &mut SampleScratch) {
         let weights = &mut scratch.weights;
         weights.clear();
@@ -195,8 +195,8 @@ impl Sampler {
     }
 }
 
-/// Zeroes all weights but those of the smallest set of best tokens that holds the share `top_p` of the weight. Among
-/// equal logits the lower id comes first.
+/// Sets all weights to 0 except those of the smallest set of best tokens with a share of at least `top_p` of the total.
+/// Among equal logits the lower id comes first.
 fn keep_nucleus(top_p: f64, logits_v: &[f32], weights: &mut [f32], candidates: &mut Vec<(f32, u32)>) {
     let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
     candidates.clear();
@@ -222,7 +222,7 @@ fn keep_nucleus(top_p: f64, logits_v: &[f32], weights: &mut [f32], candidates: &
             reached
         });
         match end {
-            // The best token stays, however small top_p is.
+            // The best token is always kept.
             Some(end) => break end.max(1),
             None if sorted == candidates.len() => break sorted,
             None => sorted = (sorted * 16).min(candidates.len()),
@@ -262,7 +262,7 @@ fn invert(weights_v: &[f32], uniform: f64, sums: &mut Vec<f64>) -> Option<u32> {
             }
         }
     }
-    // Rounding can leave the target a hair above the last sum: then it is the last token that can be chosen.
+    // If rounding leaves the target above the last sum, the result is the last token with a weight.
     last
 }
 

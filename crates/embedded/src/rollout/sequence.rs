@@ -144,8 +144,8 @@ impl Sequence {
     }
 
     /// Request to the head for the token at a position.
-    pub(crate) fn ask(&self, position: usize, vocabulary: usize) -> HeadRequest {
-        self.sampler.ask(vocabulary, self.forbidden(position), self.uniform(position))
+    pub(crate) fn request(&self, position: usize, vocabulary: usize) -> HeadRequest {
+        self.sampler.request(vocabulary, self.forbidden(position), self.uniform(position))
     }
 
     /// Looks up the continuation of its latest tokens.

@@ -1,7 +1,6 @@
 use rloom_text::{IncrementalDecoder, StopStrings, TextError, Tokenizer};
 
-/// Watches one completion's text for stop strings. Special tokens count as their text, so that a stop string may name
-/// one.
+/// Searches a completion's text for stop strings. Special tokens count as their text, so a stop string may contain one.
 #[derive(Debug)]
 pub(crate) struct StopWatch {
     decoder: IncrementalDecoder,
@@ -9,14 +8,14 @@ pub(crate) struct StopWatch {
 }
 
 impl StopWatch {
-    /// `None` when there is nothing to watch for.
+    /// `None` if there are no stop strings.
     pub(crate) fn new(tokenizer: &Tokenizer, stop: &[String]) -> Result<Option<Self>, TextError> {
         let strings = StopStrings::new(stop.to_vec())?;
         Ok((!strings.is_empty())
             .then(|| Self { decoder: IncrementalDecoder::new(tokenizer, false), strings }))
     }
 
-    /// Whether a stop string is complete with this token.
+    /// True if this token completes a stop string.
     pub(crate) fn completes(&mut self, token: u32) -> Result<bool, TextError> {
         Ok(self.strings.push(&self.decoder.push(token)?).is_some())
     }

@@ -12,7 +12,7 @@ use rloom_engine::{
     TrainError, WeightFolder, Which,
 };
 use rloom_model::{
-    Candidates, GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings,
+    Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings,
     OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
 };
 use rloom_ops::Ctx;
@@ -225,6 +225,19 @@ impl EmbeddedTrainEngine {
         Ok(())
     }
 
+    /// Capabilities of an engine that computes in `dtype` in this context.
+    pub fn capabilities_of(ctx: &Ctx, dtype: Dtype) -> TrainCapabilities {
+        TrainCapabilities {
+            ranks: 1,
+            repeats_bits: true,
+            shares_prompts: true,
+            numeric_path: dtype.numeric_path(ctx).to_owned(),
+            forms: vec![Form::Memory],
+            candidates: true,
+            attachments: false,
+        }
+    }
+
     /// Writes the policy to a new folder, which appears under its name only when it is complete.
     fn publish_folder(
         &self,
@@ -272,9 +285,10 @@ pub fn model_checkpointing(checkpointing: ActivationCheckpointing) -> rloom_mode
 }
 
 fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
-    match step.iter().any(|batch| !batch.attachments.is_empty()) {
-        true => Err(TrainError::Unsupported { feature: Feature::Attachments }),
-        false => Ok(()),
+    if step.iter().all(|batch| batch.attachments.is_empty()) {
+        Ok(())
+    } else {
+        Err(TrainError::Unsupported { feature: Feature::Attachments })
     }
 }
 
@@ -295,9 +309,10 @@ fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError
 }
 
 fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
-    match list.iter().all(|x| x.is_finite()) {
-        true => Ok(()),
-        false => Err(TrainError::NotFinite { what, keys: batch.keys.clone() }),
+    if list.iter().all(|x| x.is_finite()) {
+        Ok(())
+    } else {
+        Err(TrainError::NotFinite { what, keys: batch.keys.clone() })
     }
 }
 
@@ -407,14 +422,7 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn capabilities(&self) -> TrainCapabilities {
-        TrainCapabilities {
-            ranks: 1,
-            repeats_bits: true,
-            shares_prompts: true,
-            numeric_path: self.policy.config().dtype.numeric_path(&self.ctx).to_owned(),
-            forms: self.forms(),
-            candidates: true,
-            attachments: false,
-        }
+        let dtype = self.policy.config().dtype;
+        TrainCapabilities { forms: self.forms(), ..Self::capabilities_of(&self.ctx, dtype) }
     }
 }

@@ -1,4 +1,4 @@
-"""What `transformers.generate` makes of the tiny checkpoints, greedily: writes greedy.json beside this file.
+"""Greedy completions of the tiny checkpoints by `transformers.generate`: writes greedy.json to this folder.
 
     python greedy.py
 

@@ -1,8 +1,8 @@
 """Distributions that transformers' logits warpers give, for tests/samplers.rs.
 
-    python crates/rollout/tests/golden/warpers.py
+    python crates/embedded/tests/golden/warpers.py
 
-writes warpers.json beside this file. Each case has logits, settings and, for each token that can be drawn, its
+writes warpers.json to this folder. Each case has logits, settings and, for each token that can be drawn, its
 probability; and the chi-squared value that a sampler of this distribution exceeds with probability 1e-6.
 Logits are float32 (that is what the engine gets); the warpers run on them in float64.
 Made with transformers 5.23.0, torch 2.15.0, scipy for the chi-squared quantile.

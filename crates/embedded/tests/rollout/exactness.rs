@@ -1,4 +1,4 @@
-//! Bit for bit: scheduling changes nothing, and what is sampled is what training computes.
+//! Bitwise exactness: scheduling affects no result, and sampled log-probabilities are those of training.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use rloom_ops::Ctx;
 
 use crate::support::{complete, config, mismatch, mixed_requests, model};
 
-/// What an abort after so many tokens would have left.
-pub(crate) fn cut_off(whole: &Generation, tokens: usize) -> Generation {
+/// The completion as an abort after this number of tokens would leave it.
+pub(crate) fn truncated(whole: &Generation, tokens: usize) -> Generation {
     let versions = whole
         .versions
         .iter()
@@ -43,23 +43,23 @@ fn scheduling_changes_no_bit(model: &Arc<Model>) {
     let alone = RolloutSettings { lanes: 1, max_batch: 1, prefill_chunk: 1, ..RolloutSettings::default() };
     let (expected, _) = complete(model, &alone, 1, &requests);
     assert!(expected.iter().any(|g| g.tokens.len() > 40), "long completions are among them");
-    let worlds = [
+    let configurations = [
         (1, RolloutSettings { lanes: 1, ..RolloutSettings::default() }),
         (2, RolloutSettings::default()),
         (3, RolloutSettings { lanes: 1, prefill_chunk: 7, max_batch: 5, ..RolloutSettings::default() }),
         (4, RolloutSettings { lanes: 2, prefill_chunk: 33, ..RolloutSettings::default() }),
         (2, RolloutSettings { lanes: 5, max_batch: 2, ..RolloutSettings::default() }),
-        // Threads of its own.
+        // The engine's own threads.
         (1, RolloutSettings { threads: 3, ..RolloutSettings::default() }),
         (3, RolloutSettings { threads: 2, lanes: 1, ..RolloutSettings::default() }),
         (2, RolloutSettings { speculation: Speculation::Ngram, ..RolloutSettings::default() }),
         (3, RolloutSettings { speculation: Speculation::Ngram, lanes: 1, ..RolloutSettings::default() }),
     ];
-    for (threads, settings) in worlds {
+    for (threads, settings) in configurations {
         let (generations, _) = complete(model, &settings, threads, &requests);
         assert_eq!(generations, expected, "{:?}, {threads} threads, {settings:?}", model.config().dtype);
     }
-    // Without groups nothing is shared; in another order the batches are others.
+    // Without groups nothing is shared; another order gives other batches.
     let mut unshared: Vec<_> =
         requests.iter().map(|r| GenerateRequest { group: None, ..r.clone() }).collect();
     unshared.reverse();
@@ -70,20 +70,20 @@ fn scheduling_changes_no_bit(model: &Arc<Model>) {
 }
 
 #[test]
-fn being_put_back_changes_no_bit() {
+fn preemption_changes_no_bit() {
     let model = model(1);
     let requests = mixed_requests(67);
     let (expected, _) = complete(&model, &RolloutSettings::default(), 2, &requests);
     // A block takes 2 layers · 2 heads · 12 · 16 tokens · 8 bytes = 6 KiB: ten blocks for each of sixteen lanes, of
     // which the longest completion takes nine.
     let tiny = RolloutSettings { lanes: 16, kv_memory_mib: 1, ..RolloutSettings::default() };
-    let crowd: Vec<_> = (0..12)
+    let many: Vec<_> = (0..12)
         .flat_map(|round| {
             let own = move |group: Option<u64>| group.map(|g| g + 100 * round);
             requests.iter().map(move |r| GenerateRequest { group: own(r.group), ..r.clone() })
         })
         .collect();
-    let (generations, engine) = complete(&model, &tiny, 1, &crowd);
+    let (generations, engine) = complete(&model, &tiny, 1, &many);
     for (i, generation) in generations.iter().enumerate() {
         assert_eq!(generation, &expected[i % requests.len()]);
     }
@@ -135,7 +135,7 @@ fn is_sampled_as_trained(model: &Arc<Model>) {
 }
 
 #[test]
-fn a_completion_that_goes_on_after_a_prefix_is_the_same() {
+fn a_completion_resumed_after_a_prefix_is_identical() {
     let model = model(1);
     let requests = mixed_requests(67);
     let (whole, _) = complete(&model, &RolloutSettings::default(), 2, &requests);
@@ -150,16 +150,16 @@ fn a_completion_that_goes_on_after_a_prefix_is_the_same() {
             .collect();
         let (rest, _) = complete(&model, &RolloutSettings::default(), 2, &resumed);
         for ((request, rest), whole) in resumed.iter().zip(rest).zip(&whole) {
-            let first = cut_off(whole, request.prefix.len());
+            let first = truncated(whole, request.prefix.len());
             assert_eq!(&first.then(rest), whole, "also when the prefix is complete");
         }
     }
 }
 
-/// The exactness test can fail: the same function with one sum in another order is found out. The decoding model has the
-/// neurons of its feed-forward layers in reverse, so that only the order of the down projection's sums differs.
+/// The exactness test can fail: it detects the same function with one sum in another order. The decoding model has the
+/// neurons of its feed-forward layers in reverse order, so that only the order of the down projection's sums differs.
 #[test]
-fn another_reduction_order_in_decoding_is_found() {
+fn another_reduction_order_in_decoding_is_detected() {
     let trained = model(1);
     let folder = tempfile::tempdir().unwrap();
     trained.save(folder.path(), &GenerationConfig::default()).unwrap();
@@ -170,13 +170,13 @@ fn another_reduction_order_in_decoding_is_found() {
     let (generations, _) = complete(&decoding, &RolloutSettings::default(), 2, &requests);
     let pairs = pairs(&requests, &generations);
     let ctx = Ctx::new(2).unwrap();
-    assert_eq!(mismatch(&decoding, &ctx, &pairs), 0.0, "it is exact towards itself");
+    assert_eq!(mismatch(&decoding, &ctx, &pairs), 0.0, "it is exact with its own weights");
     let difference = mismatch(&trained, &ctx, &pairs);
-    assert!(difference > 0.0, "the order of the sums went unnoticed");
+    assert!(difference > 0.0, "the order of the sums was not detected");
     assert!(difference < 1e-3, "{difference}: this is more than another order");
 }
 
-/// Reverses the neurons of every feed-forward layer in a file that the model wrote.
+/// Reverses the neurons of every feed-forward layer in a file written by the model.
 fn reverse_neurons(path: &Path, model: &Model) {
     let (d, f) = (config().hidden_size, config().intermediate_size);
     let mut bytes = std::fs::read(path).unwrap();

@@ -1,4 +1,4 @@
-//! The embedded engine from outside: exactness, goldens, the conformance suite of engines, and what it refuses.
+//! The public interface of the embedded rollout engine: exactness, goldens, conformance and invalid requests.
 
 #![expect(
     clippy::unwrap_used,
@@ -7,8 +7,10 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod conformance;
 mod exactness;
 mod greedy;
+mod liars;
 mod requests;
 mod support;
 mod versions;

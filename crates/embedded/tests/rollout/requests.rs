@@ -1,4 +1,4 @@
-//! What a request may ask for, and what the engine refuses.
+//! Options of requests, and requests that the engine refuses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rloom_model::Model;
 use rloom_ops::Ctx;
 use rloom_text::{CharacterSettings, Tokenizer};
 
-use crate::exactness::cut_off;
+use crate::exactness::truncated;
 use crate::support::{complete, config, engine, model, run, weights};
 
 fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
@@ -21,15 +21,15 @@ fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
     GenerateRequest::new(key, prompt, SamplingSettings { max_new_tokens, ..SamplingSettings::default() })
 }
 
-/// The answer to one request; no weights are needed to refuse.
+/// Error of an invalid request; refusing needs no weights.
 fn refusal(settings: &RolloutSettings, request: GenerateRequest) -> String {
     let engine = engine(settings, 1);
     run(engine.generate(request)).unwrap_err().to_string()
 }
 
 #[test]
-fn requests_that_cannot_be_answered_are_refused_at_once() {
-    let roomy = RolloutSettings::default();
+fn invalid_requests_are_refused_at_once() {
+    let default = RolloutSettings::default();
     let mut stopping = request(&[1], 4);
     stopping.sampling.stop = vec!["x".into()];
     let cases = [
@@ -40,16 +40,16 @@ fn requests_that_cannot_be_answered_are_refused_at_once() {
         (stopping, "stop strings need a tokenizer"),
     ];
     for (request, expected) in cases {
-        let message = refusal(&roomy, request);
+        let message = refusal(&default, request);
         assert!(message.contains(expected), "{message}");
     }
 }
 
 #[test]
-fn what_exceeds_context_or_memory_is_told_with_sizes() {
-    let roomy = RolloutSettings::default();
+fn requests_beyond_context_or_memory_are_refused_with_sizes() {
+    let default = RolloutSettings::default();
     assert_eq!(
-        refusal(&roomy, request(&[1; 100], 61)),
+        refusal(&default, request(&[1; 100], 61)),
         "rollout request 8/0: a prompt of 100 tokens and up to 61 new ones exceed the context of 160 tokens\n\
          hint: lower max_new_tokens, or leave out prompts this long"
     );
@@ -60,7 +60,7 @@ fn what_exceeds_context_or_memory_is_told_with_sizes() {
         "rollout request 8/0: up to 66 tokens need 5 key-value blocks of 16 tokens, but a lane has only 4\n\
          hint: raise kv_memory_mib, lower max_new_tokens, or set lanes = 1"
     );
-    // The last token is chosen and never computed: 65 tokens need 4 blocks.
+    // The last token is sampled and never computed: 65 tokens need 4 blocks.
     let (generations, _) = complete(&model(1), &tiny, 1, &[request(&[1; 30], 35)]);
     assert_eq!(generations[0].tokens.len(), 35);
 
@@ -78,7 +78,7 @@ fn weights_of_another_shape_are_refused() {
 }
 
 #[test]
-fn stop_tokens_are_kept_and_can_be_put_off() {
+fn stop_tokens_are_kept_and_wait_for_the_minimum_length() {
     let model = model(1);
     let (free, _) = complete(&model, &RolloutSettings::default(), 2, &[request(&[5, 6], 60)]);
     let tokens = &free[0].tokens;
@@ -95,7 +95,7 @@ fn stop_tokens_are_kept_and_can_be_put_off() {
     assert!(generations[1].tokens.len() > at + 1);
 }
 
-/// Limits count what the prefix has: a completion in three parts is the whole one.
+/// Limits count the tokens of the prefix: a completion in three parts equals the whole one.
 #[test]
 fn token_limits_span_the_parts_of_a_completion() {
     let model = model(1);
@@ -113,8 +113,8 @@ fn token_limits_span_the_parts_of_a_completion() {
             let parts = [prefix(cuts[0]), prefix(cuts[1])];
             let (mut parts, _) = complete(&model, &RolloutSettings::default(), 2, &parts);
             let last = parts.remove(1);
-            let middle = cut_off(&parts.remove(0), cuts[1] - cuts[0]);
-            assert_eq!(&cut_off(whole, cuts[0]).then(middle).then(last), whole, "{cuts:?}");
+            let middle = truncated(&parts.remove(0), cuts[1] - cuts[0]);
+            assert_eq!(&truncated(whole, cuts[0]).then(middle).then(last), whole, "{cuts:?}");
         }
     }
 }
@@ -157,9 +157,9 @@ fn stop_strings_span_tokens_and_prefixes() {
     };
     let requests = vec![
         stopping(&[]),
-        // The match begins in the prefix.
+        // The match starts in the prefix.
         stopping(&free.tokens[..end - 2]),
-        // It is complete in the prefix.
+        // The prefix contains the match.
         stopping(&free.tokens[..end]),
     ];
     let generations = generate_with(&tokenizer, &model, requests);
@@ -167,12 +167,12 @@ fn stop_strings_span_tokens_and_prefixes() {
     assert!(generations.iter().all(|g| g.stop == StopReason::StopString));
     assert!(generations[2].tokens.is_empty());
     let whole = &generations[0];
-    assert_eq!(&cut_off(whole, end - 2).then(generations[1].clone()), whole);
-    assert_eq!(&cut_off(whole, end).then(generations[2].clone()), whole);
+    assert_eq!(&truncated(whole, end - 2).then(generations[1].clone()), whole);
+    assert_eq!(&truncated(whole, end).then(generations[2].clone()), whole);
 }
 
 #[test]
-fn an_engine_may_have_threads_of_its_own() {
+fn an_engine_may_have_its_own_threads() {
     for (threads, expected) in [(0, 2), (1, 1), (5, 5)] {
         let engine = engine(&RolloutSettings { threads, ..RolloutSettings::default() }, 2);
         assert_eq!(engine.workers().len(), expected, "a small model has a lane per thread");

@@ -19,12 +19,12 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
 }
 
-/// A model of odd sizes whose distributions are far from flat.
+/// Configuration of a model with odd sizes and peaked distributions.
 pub(crate) fn config() -> ModelConfig {
     config_of(160)
 }
 
-/// The same with another context.
+/// The same with another context length.
 pub(crate) fn config_of(max_positions: usize) -> ModelConfig {
     let new = NewModel {
         family: Family::Qwen3,
@@ -51,17 +51,17 @@ pub(crate) fn weights(version: u64, model: &Arc<Model>) -> PublishedPolicy {
     publish_model(PolicyId::MAIN, PolicyVersion(version), model)
 }
 
-/// Runs the future on a small runtime, and fails rather than hangs.
+/// Runs the future on a small runtime with a timeout.
 pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), future).await.expect("it hangs") })
+    runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), future).await.expect("timed out") })
 }
 
 pub(crate) fn engine(settings: &RolloutSettings, threads: usize) -> EmbeddedRolloutEngine {
     EmbeddedRolloutEngine::new(&config(), &Ctx::new(threads).unwrap(), settings, None).unwrap()
 }
 
-/// All requests on a fresh engine with this model, which stays with the caller.
+/// Completes all requests on a new engine with this model.
 pub(crate) fn complete(
     model: &Arc<Model>,
     settings: &RolloutSettings,
@@ -73,14 +73,14 @@ pub(crate) fn complete(
     let generations = run(async {
         engine.load(&weights(1, model), OnUpdate::Finish).await?;
         let generations = generate_all(&engine, requests.to_vec()).await?;
-        // The statistics of the lanes are as of their last rest.
+        // Lanes update their statistics between steps.
         engine.release().await?;
         Ok::<_, RolloutError>(generations)
     });
     (generations.unwrap(), engine)
 }
 
-/// A mix of what training and evaluation ask for: groups, lone requests, temperatures, greedy ones, filters.
+/// Requests as in training and evaluation: groups, single requests, temperatures, greedy decoding, filters.
 pub(crate) fn mixed_requests(vocabulary: u32) -> Vec<GenerateRequest> {
     let mut requests = Vec::new();
     for ticket in 0..9u64 {
@@ -107,7 +107,7 @@ pub(crate) fn mixed_requests(vocabulary: u32) -> Vec<GenerateRequest> {
     requests
 }
 
-/// Log-probabilities of the completions by a packed forward pass over the token ids: what training computes.
+/// Log-probabilities of the completions by a packed forward pass over the token ids, as in training.
 pub(crate) fn rescore(model: &Model, ctx: &Ctx, pairs: &[(GenerateRequest, Generation)]) -> Vec<Vec<f32>> {
     let (mut tokens, mut starts, mut rows, mut inverse) = (Vec::new(), vec![0], Vec::new(), Vec::new());
     for (request, generation) in pairs {

@@ -1,4 +1,4 @@
-//! Weights that change under completions, and weights that are handed back.
+//! Weight updates with completions in flight, and releases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rloom_ops::Ctx;
 
 use crate::support::{config_of, mismatch, rescore, run, weights};
 
-/// Long enough that something happens before it is over.
+/// Long enough for an update to meet running completions.
 const LENGTH: usize = 1000;
 
 fn model(seed: u64) -> Arc<Model> {
@@ -39,22 +39,22 @@ fn requests() -> Vec<GenerateRequest> {
         .collect()
 }
 
-/// Waits until this many tokens have been chosen by the engine, in all, and no request waits to be started.
-async fn chosen(engine: &EmbeddedRolloutEngine, tokens: u64) {
+/// Waits until the engine has sampled this number of tokens in total and no request waits.
+async fn until_sampled(engine: &EmbeddedRolloutEngine, tokens: u64) {
     while engine.statistics().sampled_tokens < tokens
         || engine.health(Duration::from_secs(20)).await.unwrap().waiting > 0
     {}
 }
 
-/// Starts completions with version 1, loads version 2 under them, and asks for one more.
-fn changed_over(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>, Generation) {
+/// Starts completions with version 1, loads version 2 while they run, and submits another request.
+fn update_in_flight(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>, Generation) {
     let (old, new) = (model(1), model(2));
     let engine = engine();
     run(async {
         engine.load(&weights(1, &old), OnUpdate::Finish).await.unwrap();
         let requests = requests();
         let futures: Vec<_> = requests.iter().map(|r| engine.generate(r.clone())).collect();
-        chosen(&engine, 24).await;
+        until_sampled(&engine, 24).await;
         let weights = weights(2, &new);
         let loaded = engine.load(&weights, on_update);
         let late = engine.generate(requests[0].clone());
@@ -63,7 +63,7 @@ fn changed_over(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>, Gen
             engine.health(Duration::from_secs(5)).await.unwrap().version(PolicyId::MAIN),
             Some(PolicyVersion(2))
         );
-        assert_eq!(Arc::strong_count(&old), 1, "nothing holds the old weights");
+        assert_eq!(Arc::strong_count(&old), 1, "no handle on the old weights is left");
         let mut pairs = Vec::new();
         for (request, future) in requests.into_iter().zip(futures) {
             pairs.push((request, future.await.unwrap()));
@@ -72,18 +72,18 @@ fn changed_over(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>, Gen
     })
 }
 
-/// The same, as often as it takes for the weights to come in the middle of a completion.
+/// Repeats that until the update meets a running completion.
 fn interrupted(
     on_update: OnUpdate,
     is_interrupted: impl Fn(&Generation) -> bool,
 ) -> (Vec<(GenerateRequest, Generation)>, Generation) {
     for _ in 0..30 {
-        let (pairs, late) = changed_over(on_update);
+        let (pairs, late) = update_in_flight(on_update);
         if pairs.iter().any(|(_, generation)| is_interrupted(generation)) {
             return (pairs, late);
         }
     }
-    panic!("thirty times the completions were over before the weights came");
+    panic!("all completions were over before thirty updates");
 }
 
 fn spans(generation: &Generation) -> Vec<(u64, usize)> {
@@ -100,7 +100,7 @@ fn spans(generation: &Generation) -> Vec<(u64, usize)> {
 
 #[test]
 fn finish_lets_completions_end_with_their_weights() {
-    let (pairs, late) = changed_over(OnUpdate::Finish);
+    let (pairs, late) = update_in_flight(OnUpdate::Finish);
     let ctx = Ctx::new(2).unwrap();
     for (_, generation) in &pairs {
         assert_eq!(spans(generation), [(1, LENGTH)]);
@@ -122,7 +122,7 @@ fn recompute_gives_the_new_weights_log_probabilities_from_then_on() {
                 assert_eq!(before + after, LENGTH);
                 before
             }
-            // It was through before the weights came.
+            // It had finished before the update.
             [(1, LENGTH)] => LENGTH,
             _ => panic!("{spans:?}"),
         };
@@ -133,7 +133,7 @@ fn recompute_gives_the_new_weights_log_probabilities_from_then_on() {
 }
 
 #[test]
-fn keep_goes_on_with_the_old_keys_and_values() {
+fn keep_continues_with_the_old_keys_and_values() {
     let (pairs, late) = interrupted(OnUpdate::Keep, |g| g.versions.len() == 2);
     let ctx = Ctx::new(2).unwrap();
     let (old, new) = (rescore(&model(1), &ctx, &pairs), rescore(&model(2), &ctx, &pairs));
@@ -143,7 +143,11 @@ fn keep_goes_on_with_the_old_keys_and_values() {
             assert_ne!(generation.logprobs[cut..], new[i][cut..]);
         }
     }
-    assert_eq!(mismatch(&model(2), &ctx, &[(pairs[0].0.clone(), late)]), 0.0, "what starts later is all new");
+    assert_eq!(
+        mismatch(&model(2), &ctx, &[(pairs[0].0.clone(), late)]),
+        0.0,
+        "later requests use the new weights only"
+    );
 }
 
 #[test]
@@ -162,13 +166,17 @@ fn released_weights_can_be_written_in_place() {
     run(async {
         for version in 1..4 {
             engine.load(&weights(version, &model), OnUpdate::Finish).await.unwrap();
-            assert!(Arc::get_mut(&mut model).is_none(), "the lanes hold it");
+            assert!(Arc::get_mut(&mut model).is_none(), "the lanes hold a handle");
             let begun = engine.statistics().sampled_tokens;
             let running = engine.generate(requests().remove(0));
-            chosen(&engine, begun + 4).await;
+            until_sampled(&engine, begun + 4).await;
             engine.release().await.unwrap();
-            assert!(Arc::get_mut(&mut model).is_some(), "nobody else holds it");
-            assert_eq!(spans(&running.await.unwrap()), [(version, LENGTH)], "release waits for what runs");
+            assert!(Arc::get_mut(&mut model).is_some(), "there is no other handle");
+            assert_eq!(
+                spans(&running.await.unwrap()),
+                [(version, LENGTH)],
+                "release waits for running completions"
+            );
         }
     });
 }
@@ -178,14 +186,14 @@ fn aborting_a_group_leaves_the_others() {
     let model = model(1);
     let engine = engine();
     run(async {
-        // Those that wait are answered as well as those that run.
+        // Waiting requests are answered as well as running ones.
         let waiting = engine.generate(requests().remove(0));
         engine.abort(Abort::Group(1)).await.unwrap();
         assert_eq!(waiting.await.unwrap().stop, StopReason::Aborted);
         engine.load(&weights(1, &model), OnUpdate::Finish).await.unwrap();
         for round in 0..30 {
             let futures: Vec<_> = requests().into_iter().map(|r| engine.generate(r)).collect();
-            chosen(&engine, engine.statistics().sampled_tokens + 24).await;
+            until_sampled(&engine, engine.statistics().sampled_tokens + 24).await;
             engine.abort(Abort::Group(1)).await.unwrap();
             let mut stops = Vec::new();
             for future in futures {

@@ -102,7 +102,7 @@ pub trait TrainEngine: Send {
     fn digest(&mut self) -> Result<u64, TrainError>;
 
     /// Writes a Hugging Face folder and, in `trainer/`, the optimizer's state and a policy's value head. Returns the
-    /// files in the order of their paths.
+    /// files that it has written.
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError>;
 
     /// Resumes from a directory written by [`save`](Self::save), with the heads that the engine was created with.

@@ -1,6 +1,6 @@
-//! Attempts: what they make of turns and of what the environment says.
+//! Attempts: turns, responses and trajectories.
 
-use rloom_core::{Author, PolicyId, PolicyVersion, Step, StopReason, VersionSpan};
+use rloom_core::{Author, PolicyId, PolicyVersion, StepReward, StopReason, VersionSpan};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, SingleTurn, Turn};
 
 use crate::support::{game, key, now, task, tokenizer, tokens, turn};
@@ -10,7 +10,7 @@ fn guess() -> Guess {
 }
 
 #[test]
-fn a_trajectory_says_who_wrote_what() {
+fn trajectories_record_authors_versions_and_step_rewards() {
     let tokenizer = tokenizer();
     let environment = guess();
     let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, key())).unwrap();
@@ -30,7 +30,7 @@ fn a_trajectory_says_who_wrote_what() {
     assert_eq!(trajectory.key, key());
     let authors: Vec<_> =
         trajectory.spans.iter().map(|s| (s.author, s.range.clone(), s.temperature, s.step.clone())).collect();
-    let step = |reward, state: &str| Some(Step { reward, state: Some(state.to_owned()) });
+    let step = |reward, state: &str| Some(StepReward { reward, state: Some(state.to_owned()) });
     assert_eq!(
         authors,
         [
@@ -51,7 +51,7 @@ fn a_trajectory_says_who_wrote_what() {
 fn a_prompt_longer_than_the_context_names_the_task() {
     let error = now(Attempt::start(&SingleTurn, &task("2+2=2+2=2+2="), &tokenizer(), 12, key())).unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("the prompt of task 42 has 12 tokens, but the context holds 12"), "{text}");
+    assert!(text.starts_with("the prompt of task 42 has 12 tokens, but the context is 12"), "{text}");
     assert!(text.contains("\nhint: "), "{text}");
 }
 
@@ -59,7 +59,7 @@ fn a_prompt_longer_than_the_context_names_the_task() {
 fn an_observation_without_room_for_a_turn_truncates() {
     let tokenizer = tokenizer();
     let environment = guess();
-    // 4 of the prompt, 1 of the turn, 1 of the observation: 6 leave no room for another token.
+    // Prompt 4, turn 1, observation 1: a context of 6 leaves no room for another token.
     for (context, over) in [(6, true), (7, false)] {
         let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, context, key())).unwrap();
         let progress = now(attempt.turn(turn(&tokens("3"), StopReason::StopToken))).unwrap();
@@ -76,7 +76,7 @@ fn an_observation_without_room_for_a_turn_truncates() {
 }
 
 #[test]
-fn turns_that_contradict_themselves_are_refused() {
+fn inconsistent_turns_are_refused() {
     let good = turn(&[5, 6], StopReason::StopToken);
     let nan = Turn { logprobs: vec![-1.0, f32::NAN], ..good.clone() };
     let positive = Turn { logprobs: vec![-1.0, 0.5], ..good.clone() };
@@ -87,11 +87,11 @@ fn turns_that_contradict_themselves_are_refused() {
     let overlap = Turn { versions: vec![span(0..2), span(1..2)], ..good.clone() };
     let beyond = Turn { versions: vec![span(0..3)], ..good.clone() };
     let long = turn(&[5; 99], StopReason::Length);
-    for (bad, said) in [
+    for (bad, expected) in [
         (nan, "the log-probability of token 1 is NaN"),
         (positive, "the log-probability of token 1 is 0.5"),
         (few, "1 log-probabilities for 2 tokens"),
-        (cold, "its temperature is 0"),
+        (cold, "the temperature is 0"),
         (gap, "do not tile its 2 tokens"),
         (overlap, "do not tile its 2 tokens"),
         (beyond, "do not tile its 2 tokens"),
@@ -99,12 +99,12 @@ fn turns_that_contradict_themselves_are_refused() {
     ] {
         let mut attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, key())).unwrap();
         let error = now(attempt.turn(bad)).unwrap_err().to_string();
-        assert!(error.contains(said) && error.contains("sample: 2"), "{error}");
+        assert!(error.contains(expected) && error.contains("sample 5/2, turn 0"), "{error}");
     }
 }
 
 #[test]
-fn an_attempt_can_be_given_up() {
+fn attempts_can_be_aborted() {
     let attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, key())).unwrap();
     assert!(matches!(attempt.finish(), Err(EnvError::NoTurn { .. })));
     // Aborted before its first token.

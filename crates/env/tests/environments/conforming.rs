@@ -1,23 +1,23 @@
-//! The conformance suite, and environments that break its rules.
+//! The conformance suite, with environments that violate its rules.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rloom_core::Task;
 use rloom_env::{
-    Answer, BoxFuture, EnvError, Environment, Guess, GuessSettings, Interaction, Next, SingleTurn, Start,
+    BoxFuture, EnvError, Environment, Guess, GuessSettings, Interaction, Next, Response, SingleTurn, Start,
     Turn, conformance,
 };
 use rloom_text::Tokenizer;
 
 use crate::support::{chat_task, game, task, tokenizer};
 
-/// The guessing game with a fault.
+/// The guessing game with an injected fault.
 #[derive(Debug)]
 struct Faulty {
     game: Guess,
     fault: Fault,
-    /// Shared by episodes, as nothing should be.
+    /// Shared by all episodes, which the contract forbids.
     count: Arc<AtomicUsize>,
 }
 
@@ -30,7 +30,7 @@ enum Fault {
     Endless,
     EmptyObservation,
     UnusableReward,
-    /// Only the first turn has a step.
+    /// Only the first turn has a step reward.
     FewSteps,
     /// Only the first turn has a state key.
     FewStates,
@@ -70,9 +70,9 @@ impl Environment for Faulty {
 }
 
 impl Interaction for FaultyGame {
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Answer, EnvError>> {
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
         Box::pin(async move {
-            let Answer { mut next, mut reward } = self.game.step(turn).await?;
+            let Response { mut next, mut reward } = self.game.step(turn).await?;
             let times = || self.count.fetch_add(1, Ordering::Relaxed);
             self.turns += 1;
             if self.fault == Fault::Endless {
@@ -92,7 +92,7 @@ impl Interaction for FaultyGame {
                     _ => {}
                 }
             }
-            Ok(Answer { next, reward })
+            Ok(Response { next, reward })
         })
     }
 }
@@ -104,21 +104,21 @@ fn single_turn_conforms() {
 }
 
 #[test]
-fn conformance_finds_what_is_wrong() {
-    for (fault, said) in [
+fn violations_are_detected() {
+    for (fault, expected) in [
         (Fault::EmptyPrompt, "the prompt of task 42 is empty"),
-        (Fault::OtherPromptEachTime, "another trajectory the second time"),
-        (Fault::SharedState, "another trajectory the second time"),
-        (Fault::SharedReward, "another trajectory the second time"),
-        (Fault::Endless, "no end after"),
+        (Fault::OtherPromptEachTime, "a different trajectory the second time"),
+        (Fault::SharedState, "a different trajectory the second time"),
+        (Fault::SharedReward, "a different trajectory the second time"),
+        (Fault::Endless, "did not end after"),
         (Fault::EmptyObservation, "the environment's observation is empty"),
-        (Fault::UnusableReward, "the environment's reward for it is NaN"),
-        (Fault::FewSteps, "1 of 5 turns have a step"),
+        (Fault::UnusableReward, "the environment's step reward is NaN"),
+        (Fault::FewSteps, "1 of 5 turns have a step reward"),
         (Fault::FewStates, "1 of 5 turns have a state key"),
     ] {
         let environment = Faulty { game: Guess::new(GuessSettings::default()), fault, count: Arc::default() };
         let found = conformance::check(&environment, &game(7), &tokenizer(), &["3", "4"]);
-        let error = found.expect_err("the fault went unseen");
-        assert!(error.contains(said), "{fault:?}: {error}");
+        let error = found.expect_err("undetected fault").to_string();
+        assert!(error.contains(expected), "{fault:?}: {error}");
     }
 }

@@ -1,12 +1,12 @@
-//! Worked examples as trajectories.
+//! Demonstrations as trajectories.
 
-use rloom_core::{Author, StopReason, Task, Trajectory, WorkedExample};
+use rloom_core::{Author, Demonstration, StopReason, Task, Trajectory};
 use rloom_env::{EnvError, Environment, Guess, GuessSettings, SingleTurn, demonstrate};
 use rloom_text::{CharacterSettings, Tokenizer};
 
 use crate::support::{ALPHABET, TEMPLATE, chat_task, game, key, now, task, tokenizer};
 
-fn shown(
+fn demonstrated(
     environment: &dyn Environment,
     task: &Task,
     tokenizer: &Tokenizer,
@@ -23,63 +23,66 @@ fn written(trajectory: &Trajectory, author: Author) -> Vec<String> {
 
 #[test]
 fn demonstrations_continue_the_prompt_of_a_rollout() {
-    let plain = shown(&SingleTurn, &task("2+2="), &tokenizer(), 100).unwrap();
+    let plain = demonstrated(&SingleTurn, &task("2+2="), &tokenizer(), 100).unwrap();
     assert_eq!(written(&plain, Author::Prompt), ["2+2="]);
     assert_eq!(written(&plain, Author::Policy), ["4<|eos|>"]);
     assert_eq!((plain.key, plain.stop, plain.steps().count()), (key(), StopReason::StopToken, 0));
-    // Nobody sampled it.
+    // It was not sampled.
     assert_eq!((plain.logprobs, plain.versions), (vec![0.0; 2], vec![]));
-    // The template's line break after the end of the turn is not the policy's.
-    let chat = shown(&SingleTurn, &chat_task(), &tokenizer(), 100).unwrap();
+    // The template's line break after the turn does not belong to the policy.
+    let chat = demonstrated(&SingleTurn, &chat_task(), &tokenizer(), 100).unwrap();
     assert_eq!(written(&chat, Author::Prompt), ["[user]2+2=?\n[assistant]"]);
     assert_eq!(written(&chat, Author::Policy), ["4<|eos|>"]);
 }
 
 #[test]
-fn a_game_is_played_by_the_environment_s_rules() {
+fn games_follow_the_rules_of_the_environment() {
     let turns =
-        |turns: &[&str]| Some(WorkedExample::Turns(turns.iter().map(|&turn| turn.to_owned()).collect()));
+        |turns: &[&str]| Some(Demonstration::Turns(turns.iter().map(|&turn| turn.to_owned()).collect()));
     let guess = Guess::new(GuessSettings { max_turns: 3 });
     let task = Task { demonstration: turns(&["4", "8", "7"]), ..game(7) };
-    let trajectory = shown(&guess, &task, &tokenizer(), 100).unwrap();
+    let trajectory = demonstrated(&guess, &task, &tokenizer(), 100).unwrap();
     assert_eq!(tokenizer().decode(&trajectory.tokens, true).unwrap(), "0-9:4>8<7");
     assert_eq!(written(&trajectory, Author::Policy), ["4<|eos|>", "8<|eos|>", "7<|eos|>"]);
     assert_eq!(written(&trajectory, Author::Environment), [">", "<"]);
     assert_eq!(trajectory.stop, StopReason::StopToken);
-    // The game is over after three turns, whatever else the example holds.
+    // The game ends after three turns, even if the demonstration has more.
     let long = Task { demonstration: turns(&["4", "8", "6", "7"]), ..game(7) };
-    let trajectory = shown(&guess, &long, &tokenizer(), 100).unwrap();
+    let trajectory = demonstrated(&guess, &long, &tokenizer(), 100).unwrap();
     assert_eq!(written(&trajectory, Author::Policy).len(), 3);
-    // 4 of the prompt, 2 of each turn, 1 of each observation.
-    shown(&guess, &task, &tokenizer(), 12).unwrap();
+    // Prompt 4, turns 2 each, observations 1 each.
+    demonstrated(&guess, &task, &tokenizer(), 12).unwrap();
     for context in 6..12 {
-        let error = shown(&guess, &task, &tokenizer(), context).unwrap_err();
+        let error = demonstrated(&guess, &task, &tokenizer(), context).unwrap_err();
         assert!(matches!(error, EnvError::DemonstrationTooLong { task: 42, .. }), "{context}: {error}");
     }
 }
 
 #[test]
-fn demonstrations_that_do_not_fit_or_are_not_there() {
+fn long_and_missing_demonstrations_are_errors() {
     let tokenizer = tokenizer();
-    assert!(shown(&SingleTurn, &task("2+2="), &tokenizer, 6).is_ok());
-    let error = shown(&SingleTurn, &task("2+2="), &tokenizer, 5).unwrap_err().to_string();
+    assert!(demonstrated(&SingleTurn, &task("2+2="), &tokenizer, 6).is_ok());
+    let error = demonstrated(&SingleTurn, &task("2+2="), &tokenizer, 5).unwrap_err().to_string();
     assert!(
-        error.starts_with("the demonstration of task 42 has 4 + 2 tokens, but the context holds 5"),
+        error.starts_with("the demonstration of task 42 has 4 + 2 tokens, but the context is 5"),
         "{error}"
     );
     let none = Task { demonstration: None, ..task("2+2=") };
-    assert!(matches!(shown(&SingleTurn, &none, &tokenizer, 9), Err(EnvError::NoDemonstration { task: 42 })));
-    let foreign = shown(&SingleTurn, &task("2×2="), &tokenizer, 9).unwrap_err().to_string();
+    assert!(matches!(
+        demonstrated(&SingleTurn, &none, &tokenizer, 9),
+        Err(EnvError::NoDemonstration { task: 42 })
+    ));
+    let foreign = demonstrated(&SingleTurn, &task("2×2="), &tokenizer, 9).unwrap_err().to_string();
     assert!(foreign.starts_with("task 42: ") && foreign.contains('×'), "{foreign}");
 }
 
 #[test]
 fn a_template_that_rewrites_the_prompt_still_gives_a_demonstration() {
     let mut settings = CharacterSettings::new(ALPHABET);
-    // The prompt says `[think]` where the finished conversation does not.
+    // The prompt contains `[think]`, the finished conversation does not.
     settings.chat_template =
         Some(TEMPLATE.replace("[assistant]{% endif %}", "[assistant][think]{% endif %}"));
     let tokenizer = Tokenizer::characters(&settings).unwrap();
-    let trajectory = shown(&SingleTurn, &chat_task(), &tokenizer, 100).unwrap();
+    let trajectory = demonstrated(&SingleTurn, &chat_task(), &tokenizer, 100).unwrap();
     assert_eq!(written(&trajectory, Author::Policy), ["4<|eos|>"]);
 }

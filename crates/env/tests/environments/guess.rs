@@ -9,7 +9,7 @@ fn guess(max_turns: u32) -> Guess {
     Guess::new(GuessSettings { max_turns })
 }
 
-/// A game of these guesses, each ended as it should be.
+/// A game with these guesses, each with an end-of-text token.
 fn played(task: &Task, max_turns: u32, guesses: &[&str]) -> Trajectory {
     let environment = guess(max_turns);
     let mut attempt = now(Attempt::start(&environment, task, &tokenizer(), 1000, key())).unwrap();
@@ -27,7 +27,7 @@ fn steps(trajectory: &Trajectory) -> Vec<(f64, &str)> {
 }
 
 #[test]
-fn a_game_narrows_down_what_is_known() {
+fn guesses_narrow_the_candidates() {
     let trajectory = played(&game(7), 5, &["4", "8", "7"]);
     let text = tokenizer().decode(&trajectory.tokens, false).unwrap();
     assert_eq!(text, "0-9:4<|eos|>>8<|eos|><7<|eos|>");
@@ -43,8 +43,8 @@ fn a_game_narrows_down_what_is_known() {
 }
 
 #[test]
-fn what_cannot_be_the_secret_costs_and_teaches_nothing_new() {
-    // 9 and 2 are ruled out when they come; `5x` and nothing at all are no numbers.
+fn invalid_and_excluded_guesses_are_penalised_without_new_information() {
+    // 9 and 2 are excluded when they are guessed; `5x` and the empty text are not numbers.
     let trajectory = played(&game(5), 8, &["7", "9", "3", "2", "5x", "", "10", "5"]);
     let text = tokenizer().decode(&trajectory.tokens, true).unwrap();
     assert_eq!(text, "0-9:7<9<3>2>5x??10<5");
@@ -65,7 +65,7 @@ fn what_cannot_be_the_secret_costs_and_teaches_nothing_new() {
 }
 
 #[test]
-fn every_game_that_hits_is_worth_more_than_any_that_does_not() {
+fn games_with_a_hit_are_worth_more_than_games_without() {
     let total = |t: &Trajectory| t.steps().map(|s| s.reward).sum::<f64>();
     for turns in [1, 2, 5, 40] {
         let mut guesses = vec!["x"; turns];
@@ -79,7 +79,7 @@ fn every_game_that_hits_is_worth_more_than_any_that_does_not() {
 }
 
 #[test]
-fn the_last_turn_ends_the_game_without_an_answer() {
+fn the_last_turn_ends_the_game_without_an_observation() {
     let trajectory = played(&game(7), 2, &["4", "8"]);
     assert_eq!(steps(&trajectory), [(0.0, "0-9"), (0.0, "5-9")]);
     assert_eq!(trajectory.spans.last().unwrap().author, Author::Policy);
@@ -87,7 +87,7 @@ fn the_last_turn_ends_the_game_without_an_answer() {
 }
 
 #[test]
-fn several_numbers_are_no_guess_and_a_cut_off_one_is_none_either() {
+fn several_numbers_and_truncated_numbers_are_not_guesses() {
     assert_eq!(steps(&played(&game(7), 1, &["6 7 8"]))[0].0, -0.5);
     assert_eq!(steps(&played(&game(7), 1, &["7<7"]))[0].0, -0.5);
     let environment = guess(5);
@@ -105,9 +105,9 @@ fn a_stop_string_ends_a_turn_too() {
     assert_eq!(steps(&attempt.finish().unwrap()), [(1.0, "0-9")]);
 }
 
-/// Halving finds any of 2ⁿ − 1 numbers in n turns.
+/// Binary search finds any of 2ⁿ − 1 numbers in n turns.
 #[test]
-fn halving_always_hits_in_time() {
+fn binary_search_always_hits() {
     for secret in 0..31 {
         let task = Task { answer: format!("0 <= {secret} <= 30"), ..task("0-30:") };
         let environment = guess(5);
@@ -125,7 +125,7 @@ fn halving_always_hits_in_time() {
 }
 
 #[test]
-fn in_a_conversation_the_answer_is_a_message() {
+fn observations_are_user_messages_in_a_conversation() {
     let task = Task { answer: "0 <= 7 <= 9".into(), ..chat_task() };
     let trajectory = played(&task, 5, &["4", "8", "7"]);
     assert_eq!(
@@ -135,14 +135,14 @@ fn in_a_conversation_the_answer_is_a_message() {
 }
 
 #[test]
-fn an_answer_that_is_no_game_is_an_error() {
+fn answers_without_range_and_secret_are_errors() {
     let error = now(Attempt::start(&guess(5), &task("0-9:"), &tokenizer(), 1000, key())).unwrap_err();
     assert!(matches!(&error, EnvError::Failed { task: 42, .. }), "{error}");
-    assert!(error.to_string().contains("does not say range and secret\nhint: "), "{error}");
+    assert!(error.to_string().contains("does not contain range and secret\nhint: "), "{error}");
 }
 
 #[test]
-fn it_conforms() {
+fn the_game_conforms() {
     for (task, replies) in [(game(7), &["4", "8", "7"][..]), (game(7), &["x"]), (game(0), &["0"])] {
         conformance::check(&guess(5), &task, &tokenizer(), replies).unwrap();
     }

@@ -1,6 +1,6 @@
-//! Environments, and what is made of them.
+//! Environments, attempts and demonstrations.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail loudly too")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 mod attempts;
 mod conforming;

@@ -1,4 +1,4 @@
-//! The settings of environments as a configuration has them.
+//! Settings of environments, as in a configuration.
 
 use rloom_env::{EnvironmentSettings, GuessSettings};
 
@@ -7,7 +7,7 @@ fn read(json: &str) -> Result<EnvironmentSettings, String> {
 }
 
 #[test]
-fn settings_read_back() {
+fn settings_round_trip() {
     for settings in
         [EnvironmentSettings::SingleTurn, EnvironmentSettings::Guess(GuessSettings { max_turns: 7 })]
     {
@@ -22,16 +22,16 @@ fn settings_read_back() {
 
 #[test]
 fn keys_of_another_kind_are_refused() {
-    for (json, said) in [
+    for (json, expected) in [
         (r#"{"kind": "ges"}"#, "unknown variant `ges`, expected `single_turn` or `guess`"),
         (r#"{"max_turns": 3}"#, "unknown field `max_turns`, there are no fields (keys of the `single_turn`"),
         (r#"{"kind": "guess", "turns": 3}"#, "unknown field `turns`, expected `kind` or `max_turns`"),
     ] {
         let error = read(json).unwrap_err();
-        assert!(error.starts_with(said), "{json}: {error}");
+        assert!(error.starts_with(expected), "{json}: {error}");
     }
     for max_turns in [0, 1001] {
         let settings = EnvironmentSettings::Guess(GuessSettings { max_turns });
-        assert_eq!(settings.validate().unwrap_err().0, "max_turns");
+        assert_eq!(settings.validate().unwrap_err().key, "max_turns");
     }
 }

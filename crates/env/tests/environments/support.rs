@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Fixtures of the tests.
 
 use rloom_core::{
     ChatMessage, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Ticket, VersionSpan,
@@ -6,7 +6,7 @@ use rloom_core::{
 use rloom_env::Turn;
 use rloom_text::{CharacterSettings, Tokenizer};
 
-/// The characters of the tests.
+/// Alphabet of the tests.
 pub(crate) const ALPHABET: &str = "\n []abcdefghijklmnopqrstuvwxyz0123456789+=-:<>?";
 pub(crate) const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\
     {% if m.role == 'assistant' %}<|eos|>{% endif %}{{ '\\n' }}{% endfor %}\
@@ -51,13 +51,13 @@ pub(crate) fn turn(tokens: &[u32], stop: StopReason) -> Turn {
     }
 }
 
-/// Polls once: nothing in these tests waits.
+/// Polls once: no future in these tests is pending.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match future.as_mut().poll(&mut context) {
         std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => panic!("the future waits"),
+        std::task::Poll::Pending => panic!("the future is pending"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The shapes that answers have: quantities, lists, sets, intervals, equations, matrices.
+//! Forms of answers: quantities, lists, sets, intervals, equations, matrices.
 
 use super::evaluate::{Value, evaluate};
 use super::expression::Expression;
@@ -8,14 +8,14 @@ use super::rational::Rational;
 use super::token::{Relation, Spaced, Token};
 use super::unit::{self, Tail, Unit};
 
-/// An expression with what stands around it.
+/// An expression with its unit, percent sign and qualifier.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Quantity {
     pub(crate) value: Expression,
     pub(crate) unit: Option<Unit>,
     pub(crate) percent: bool,
-    /// What words behind it say that would turn it round: `more`, `less`, `am`, `pm`.
-    pub(crate) sense: Option<&'static str>,
+    /// Qualifier after the number that distinguishes opposite answers: `more`, `less`, `am`, `pm`.
+    pub(crate) qualifier: Option<&'static str>,
 }
 
 /// An answer.
@@ -24,19 +24,19 @@ pub(crate) enum Form {
     Quantity(Quantity),
     /// Several answers, in any order: `1, 2`, `3 ± 1`.
     List(Vec<Form>),
-    /// In brackets, in order: points, vectors, intervals. The brackets matter.
+    /// Ordered items in brackets: points, vectors, intervals. The brackets matter.
     Sequence(char, char, Vec<Form>),
-    /// In braces, in any order, each once.
+    /// Items in braces, in any order.
     Set(Vec<Form>),
     Union(Vec<Form>),
     Matrix(Vec<Vec<Form>>),
-    /// Two or more sides and how they compare.
+    /// Two or more sides and the relations between them.
     Relations(Vec<Quantity>, Vec<Relation>),
     /// `2:3`
     Ratio(Vec<Quantity>),
 }
 
-/// Reads an answer; `None` if it is not mathematical writing that is understood as a whole.
+/// Parses an answer; `None` if it cannot be parsed as a whole.
 pub(crate) fn read(text: &str, reading: &Reading) -> Option<Form> {
     let tokens = tokens(strip(text), reading)?;
     let mut tokens = tokens.as_slice();
@@ -59,8 +59,7 @@ pub(crate) fn read(text: &str, reading: &Reading) -> Option<Form> {
     }
 }
 
-/// Takes off what is around an answer and is not part of it: white space, emphasis, quotes, the full stop of
-/// a sentence.
+/// Strips white space, emphasis, quotes and the full stop of a sentence.
 pub(crate) fn strip(text: &str) -> &str {
     let mut text = text.trim();
     loop {
@@ -77,7 +76,7 @@ pub(crate) fn strip(text: &str) -> &str {
     }
 }
 
-/// Brackets in brackets that are read: comparing sets of sets takes time exponential in their depth.
+/// Maximum nesting of brackets: the comparison of nested sets takes time exponential in the depth.
 const MAX_NESTING: usize = 4;
 
 struct Reader<'a> {
@@ -92,7 +91,7 @@ impl Reader<'_> {
         if items.len() == 1 { items.pop() } else { Some(Form::List(items)) }
     }
 
-    /// What stands between commas.
+    /// The items between commas.
     fn items(&self, tokens: &[Spaced]) -> Option<Vec<Form>> {
         let separator = |t: &Token| matches!(t, Token::Comma | Token::Semicolon);
         split(tokens, separator)?.into_iter().map(|part| self.item(part)).collect()
@@ -155,7 +154,7 @@ impl Reader<'_> {
             })
             .collect();
         let parts = split(tokens, |t| matches!(t, Token::Relation(_)))?;
-        // A relation inside brackets is no relation of the answer.
+        // A relation inside brackets is not a relation of the answer.
         if parts.len() != relations.len() + 1 {
             return None;
         }
@@ -170,8 +169,7 @@ impl Reader<'_> {
         if !equal {
             return Some(Form::Relations(sides, relations));
         }
-        // A chain of equations must not contradict itself: its constant sides are one number, and the last of
-        // them is the answer.
+        // A chain of equations must be consistent: its constant sides are equal, and the last of them is the answer.
         let constant = |q: &Quantity| q.value.variables().is_empty();
         let exact = relations.iter().all(|r| *r == Relation::Equal);
         let values: Vec<&Quantity> = sides.iter().filter(|q| constant(q)).collect();
@@ -206,16 +204,21 @@ impl Reader<'_> {
             Some(base) => Tail { unit: Some(Unit::base(base)), ..Tail::default() },
             None => unit::tail(rest)?,
         };
-        Some(Quantity { value, unit: currency.or(tail.unit), percent: tail.percent, sense: tail.sense })
+        Some(Quantity {
+            value,
+            unit: currency.or(tail.unit),
+            percent: tail.percent,
+            qualifier: tail.qualifier,
+        })
     }
 }
 
-/// Something in brackets that are more than parentheses around an expression.
+/// A bracketed form, other than parentheses around an expression.
 enum Bracketed<'a> {
     Matrix(&'a [Spaced]),
     Set(&'a [Spaced]),
     Sequence(char, char, &'a [Spaced]),
-    /// Around a matrix.
+    /// Parentheses around a matrix.
     Parentheses(&'a [Spaced]),
 }
 
@@ -231,7 +234,7 @@ fn bracketed(tokens: &[Spaced]) -> Option<Bracketed<'_>> {
         (Token::Matrix, Token::MatrixEnd) => Some(Bracketed::Matrix(inside)),
         (Token::Open('{'), Token::Close('}')) => Some(Bracketed::Set(inside)),
         (Token::Group, Token::GroupEnd) if several() => Some(Bracketed::Set(inside)),
-        // Angle brackets are another way to write a vector.
+        // Angle brackets denote a vector.
         (Token::Open('⟨'), Token::Close('⟩')) if several() => Some(Bracketed::Sequence('(', ')', inside)),
         (Token::Open(open), Token::Close(close)) if several() => {
             Some(Bracketed::Sequence(*open, *close, inside))
@@ -262,7 +265,7 @@ fn same_constant(a: &Quantity, b: &Quantity) -> bool {
     }
 }
 
-/// The value with its percent sign taken into account.
+/// The value, divided by 100 if there is a percent sign.
 fn percent_of(quantity: &Quantity, value: Value) -> Option<Value> {
     match value {
         Value::Exact(v) if quantity.percent => v.divide(&Rational::integer(100)).map(Value::Exact),
@@ -270,7 +273,7 @@ fn percent_of(quantity: &Quantity, value: Value) -> Option<Value> {
     }
 }
 
-/// `_{8}` behind a number: its base.
+/// The base of a number, as in `_{8}`.
 fn based(rest: &[Spaced]) -> Option<i64> {
     let digits = |t: &Token| match t {
         Token::Number(value, true) => value.to_i64(),
@@ -302,7 +305,7 @@ fn closes(token: &Token) -> bool {
     )
 }
 
-/// Where the bracket that the tokens begin with closes. Brackets of intervals need not be of a kind.
+/// Position of the bracket that closes the first token. The brackets of intervals may differ.
 fn matching(tokens: &[Spaced]) -> Option<usize> {
     if !opens(&tokens.first()?.token) {
         return None;
@@ -321,7 +324,7 @@ fn matching(tokens: &[Spaced]) -> Option<usize> {
     None
 }
 
-/// The parts between separators outside of brackets; `None` if one is empty or brackets do not match.
+/// The parts between separators outside of brackets; `None` if a part is empty or brackets do not match.
 fn split(tokens: &[Spaced], separator: impl Fn(&Token) -> bool) -> Option<Vec<&[Spaced]>> {
     let mut depth = 0usize;
     for token in tokens {

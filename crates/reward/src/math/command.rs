@@ -34,7 +34,7 @@ pub(super) fn greek_letter(c: char) -> Option<&'static str> {
     GREEK.iter().find(|(letter, _)| *letter == c).map(|(_, name)| *name)
 }
 
-/// Reads the command that begins here.
+/// Reads the command at the current position.
 pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
     lexer.skip(1);
     let mut name = String::new();
@@ -119,7 +119,7 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
     lexer.push(token)
 }
 
-/// Commands of one sign.
+/// Commands of one character.
 fn sign(lexer: &mut Lexer<'_>) -> Option<()> {
     let c = lexer.peek(0)?;
     lexer.skip(1);
@@ -128,7 +128,7 @@ fn sign(lexer: &mut Lexer<'_>) -> Option<()> {
             lexer.set_space();
             Some(())
         }
-        // Delimiters of mathematical writing.
+        // Delimiters of math mode.
         '(' | ')' | '[' | ']' => Some(()),
         '{' => lexer.open('{'),
         '}' => lexer.close('}'),

@@ -1,4 +1,4 @@
-//! When two answers are the same.
+//! Equality of answers.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
 
@@ -8,12 +8,12 @@ use super::expression::Expression;
 use super::rational::Rational;
 use super::token::Relation;
 
-/// Points at which expressions with variables are compared.
+/// Number of points at which expressions with variables are compared.
 const POINTS: u64 = 8;
-/// At how many of them both must have a value.
+/// Minimum number of points at which both expressions must have a value.
 const LEAST_POINTS: usize = 3;
 
-/// Whether a candidate says the same as the reference.
+/// True if a candidate equals the reference.
 pub(super) fn same(reference: &Form, candidate: &Form, tolerance: f64) -> bool {
     let each =
         |r: &[Form], c: &[Form]| r.len() == c.len() && r.iter().zip(c).all(|(r, c)| same(r, c, tolerance));
@@ -31,7 +31,7 @@ pub(super) fn same(reference: &Form, candidate: &Form, tolerance: f64) -> bool {
             r.len() == c.len() && r.iter().zip(c).all(|(r, c)| same_quantity(r, c, tolerance))
         }
         (Form::Relations(rs, rr), Form::Relations(cs, cr)) => same_relations((rs, rr), (cs, cr), tolerance),
-        // `x = 5` for 5, and the other way round.
+        // `x = 5` equals 5, in both directions.
         (Form::Relations(sides, relations), Form::Quantity(c)) => {
             named_value(sides, relations).is_some_and(|r| same_quantity(r, c, tolerance))
         }
@@ -42,7 +42,7 @@ pub(super) fn same(reference: &Form, candidate: &Form, tolerance: f64) -> bool {
     }
 }
 
-/// The value in an equation that gives it a name.
+/// The value of an equation that assigns it to a name.
 pub(super) fn named_value<'a>(sides: &'a [Quantity], relations: &[Relation]) -> Option<&'a Quantity> {
     match (sides, relations) {
         ([name, value], [Relation::Equal]) if name.value.is_name() => Some(value),
@@ -50,7 +50,7 @@ pub(super) fn named_value<'a>(sides: &'a [Quantity], relations: &[Relation]) -> 
     }
 }
 
-/// The same things in any order: each answers exactly one of the others.
+/// Equal items in any order, matched one to one.
 fn same_unordered(reference: &[Form], candidate: &[Form], tolerance: f64) -> bool {
     if reference.len() != candidate.len() {
         return false;
@@ -62,7 +62,7 @@ fn same_unordered(reference: &[Form], candidate: &[Form], tolerance: f64) -> boo
     })
 }
 
-/// The same members, however often they are named.
+/// Equal sets: repetitions do not matter.
 fn same_members(reference: &[Form], candidate: &[Form], tolerance: f64) -> bool {
     let all_in = |some: &[Form], others: &[Form], swapped: bool| {
         some.iter().all(|a| {
@@ -95,7 +95,7 @@ fn same_relations(
     proportional(&difference(rl, rr), &difference(cl, cr))
 }
 
-/// Inequalities turned so that they go up from left to right; `None` if they go both ways.
+/// Inequalities in ascending order; `None` if they have both directions.
 fn ascending<'a>(
     (sides, relations): (&'a [Quantity], &[Relation]),
 ) -> Option<(Vec<&'a Quantity>, Vec<Relation>)> {
@@ -113,22 +113,22 @@ fn ascending<'a>(
 
 fn same_quantity(reference: &Quantity, candidate: &Quantity, tolerance: f64) -> bool {
     if differ(reference.unit.as_ref(), candidate.unit.as_ref())
-        || differ(reference.sense.as_ref(), candidate.sense.as_ref())
+        || differ(reference.qualifier.as_ref(), candidate.qualifier.as_ref())
     {
         return false;
     }
     let (r, c) = (&reference.value, &candidate.value);
     match (reference.percent, candidate.percent) {
         (true, true) | (false, false) => same_value(r, c, tolerance),
-        // The percent sign was left out, or worked into the number.
+        // The percent sign was omitted, or the number was divided by 100.
         (true, false) => same_value(r, c, tolerance) || same_value(&hundredth(r), c, tolerance),
-        // Of a bare reference its size tells whether it counts per cent: below one it is a share.
+        // A reference without a percent sign counts per cent if it is at least 1; otherwise it is a fraction.
         (false, true) if counts_percent(r) => same_value(r, c, tolerance),
         (false, true) => same_value(r, &hundredth(c), tolerance),
     }
 }
 
-/// Whether both are said, and are not the same.
+/// True if both are present and differ.
 fn differ<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
     matches!((a, b), (Some(a), Some(b)) if a != b)
 }
@@ -137,7 +137,7 @@ fn hundredth(value: &Expression) -> Expression {
     Expression::Divide(Box::new(value.clone()), Box::new(Expression::integer(100)))
 }
 
-/// Whether a number without a percent sign can be a number of per cents: it is 1 or more.
+/// True if a number without a percent sign can count per cent: it is at least 1.
 fn counts_percent(value: &Expression) -> bool {
     match evaluate(value, &|_| Rational::integer(0)) {
         Some(Value::Exact(v)) => v.magnitude().compare(&Rational::integer(1)).is_ge(),
@@ -145,7 +145,7 @@ fn counts_percent(value: &Expression) -> bool {
     }
 }
 
-/// Whether two expressions have the same value, wherever both have one.
+/// True if two expressions have equal values wherever both are defined.
 pub(super) fn same_value(a: &Expression, b: &Expression, tolerance: f64) -> bool {
     if a == b {
         return true;
@@ -164,14 +164,14 @@ pub(super) fn same_value(a: &Expression, b: &Expression, tolerance: f64) -> bool
         match (evaluate(a, &at), evaluate(b, &at)) {
             (Some(a), Some(b)) if a.is_same(&b, 0.0) => agreed += 1,
             (Some(_), Some(_)) => return false,
-            // Outside of the domain of one of them.
+            // Outside the domain of one of them.
             _ => {}
         }
     }
     agreed >= LEAST_POINTS
 }
 
-/// Whether one expression is a constant multiple of the other: then both are zero at the same places.
+/// True if one expression is a constant multiple of the other, so that both have the same zeros.
 fn proportional(a: &Expression, b: &Expression) -> bool {
     if a.variables().is_empty() || a.variables() != b.variables() {
         return false;
@@ -197,8 +197,8 @@ fn proportional(a: &Expression, b: &Expression) -> bool {
     agreed >= LEAST_POINTS
 }
 
-/// Where a variable is at a point: a fraction of either sign, by its name. Two different polynomials of small
-/// degree do not agree at several such points (Schwartz and Zippel).
+/// The value of a variable at a point: a fraction of either sign, derived from its name. Two different polynomials of
+/// small degree do not agree at several such points (Schwartz and Zippel).
 fn coordinate(name: &str, point: u64) -> Rational {
     let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)

@@ -1,20 +1,19 @@
-//! Expressions to values: exact where that is possible, otherwise a double with a bound on its error.
+//! Evaluation of expressions: exact where possible, otherwise a double with an error bound.
 //!
-//! The bound is what makes a comparison of irrational numbers safe: two values are the same if they cannot be
-//! told apart within what rounding can have done to them, and that must be little.
+//! The bound makes the comparison of irrational numbers safe: two values are equal if they differ by no more than the
+//! possible rounding error, which must be small.
 
 use super::expression::Expression;
 use super::rational::Rational;
 use super::token::Function;
 
-/// Rounding of one operation, relative to its result: twice what the basic ones can do.
+/// Rounding error of one operation, relative to its result: twice the bound of the basic operations.
 const UNIT: f64 = f64::EPSILON;
-/// What the functions of the standard library may be off by, relative to their result.
+/// Error of the functions of the standard library, relative to their result.
 const FUNCTION: f64 = 4.0 * f64::EPSILON;
 /// Largest argument of a factorial.
 const MAX_FACTORIAL: i64 = 300;
-/// Values whose error bound is larger than this, relative to them or to 1, are too uncertain to be the same
-/// as anything.
+/// Maximum error bound, relative to the value or to 1; values with a larger bound do not equal anything.
 const MAX_ERROR: f64 = 1e-9;
 
 /// The value of an expression.
@@ -24,7 +23,7 @@ pub(crate) enum Value {
     Real(Real),
 }
 
-/// A double and a bound on how far it is from the truth.
+/// A double and a bound on its absolute error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Real {
     value: f64,
@@ -32,7 +31,7 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    /// The result of an operation: the error that was carried over, and its own.
+    /// The result of an operation, with its rounding error added to the propagated one.
     fn new(value: f64, carried: f64) -> Option<Self> {
         let error = carried + value.abs() * UNIT;
         (value.is_finite() && error.is_finite()).then_some(Self { value, error })
@@ -51,7 +50,7 @@ impl Value {
         }
     }
 
-    /// Whether both are the same number, or differ by no more than `tolerance` relative to `self`.
+    /// True if the numbers are equal, or differ by at most `tolerance` relative to `self`.
     pub(crate) fn is_same(&self, other: &Self, tolerance: f64) -> bool {
         if let (Self::Exact(a), Self::Exact(b)) = (self, other)
             && (a == b || tolerance == 0.0)
@@ -65,10 +64,10 @@ impl Value {
     }
 }
 
-/// What stands for a variable.
+/// Values of the variables.
 pub(crate) type Assignment<'a> = dyn Fn(&str) -> Rational + 'a;
 
-/// Evaluates; `None` where there is no real value, or where it would take too much to find it.
+/// Evaluates an expression; `None` if there is no real value, or if it is too expensive to compute.
 pub(crate) fn evaluate(expression: &Expression, variables: &Assignment<'_>) -> Option<Value> {
     use Expression as E;
     let of = |e: &Expression| evaluate(e, variables);
@@ -108,7 +107,7 @@ fn whole(value: &Value) -> Option<i64> {
     }
 }
 
-/// Exact where both are and the result is not too large, real otherwise.
+/// Exact if both operands are and the result is not too large, else real.
 fn exact_or(
     a: &Value,
     b: &Value,
@@ -138,7 +137,7 @@ fn divide(a: &Value, b: &Value) -> Option<Value> {
         return None;
     }
     exact_or(a, b, Rational::divide, |a, b| {
-        // A divisor that may be zero gives nothing that could be relied on.
+        // The result is unbounded if the divisor may be zero.
         let least = b.value.abs() - b.error;
         if least <= 0.0 {
             return None;
@@ -171,7 +170,7 @@ fn power(base: &Value, exponent: &Value) -> Option<Value> {
     let times = whole(exponent);
     let (x, y) = (base.real()?, exponent.real()?);
     if x.value - x.error <= 0.0 {
-        // Zero to a positive power is zero; a negative base needs a whole exponent.
+        // Zero to a positive power is zero; a negative base requires an integer exponent.
         let times = times.filter(|t| t.unsigned_abs() < 1 << 20 && x.value + x.error < 0.0)?;
         let value = x.value.powi(times as i32);
         let least = x.value.abs() - x.error;
@@ -185,8 +184,8 @@ fn power(base: &Value, exponent: &Value) -> Option<Value> {
     Real::new(value, value.abs() * relative).map(Value::Real)
 }
 
-/// A power with a fraction as its exponent, where the root is rational: 8^(2/3). The base is not negative:
-/// roots of negative numbers are not real, or not what is meant.
+/// A power with a fractional exponent whose root is rational: 8^(2/3). The base must not be negative: roots of negative
+/// numbers are not real, or ambiguous.
 fn rational_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
     if base.is_negative() || (base.is_zero() && exponent.is_negative()) {
         return None;
@@ -253,7 +252,7 @@ fn logarithm(base: &Value, argument: &Value) -> Option<Value> {
     divide(&apply(Function::Ln, argument)?, &apply(Function::Ln, base)?)
 }
 
-/// A whole logarithm, by trying: log₂ 8 = 3.
+/// An integer logarithm, by trial: log₂ 8 = 3.
 fn exact_logarithm(base: &Rational, argument: &Rational) -> Option<i64> {
     if base.is_negative() || base.is_zero() || *base == Rational::integer(1) {
         return None;
@@ -282,7 +281,7 @@ fn apply(function: Function, argument: &Value) -> Option<Value> {
     let x = argument.real()?;
     let v = x.value;
     let inverse = |f: Function| divide(&Value::integer(1), &apply(f, argument)?);
-    // The value and how fast it changes with its argument.
+    // The value and its derivative by the argument.
     let (value, slope) = match function {
         Function::Sin => (v.sin(), 1.0),
         Function::Cos => (v.cos(), 1.0),
@@ -310,8 +309,7 @@ fn apply(function: Function, argument: &Value) -> Option<Value> {
             (v.ln(), 1.0 / (v - x.error))
         }
     };
-    // An absolute part of one unit covers results near zero, where the functions of the standard library are
-    // relative to their argument.
+    // The absolute term covers results near zero, where the error of library functions is relative to the argument.
     let rounding = f64::EPSILON + value.abs() * FUNCTION;
     Real::new(value, slope * (x.error + v.abs() * f64::EPSILON) + rounding).map(Value::Real)
 }

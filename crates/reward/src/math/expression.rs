@@ -34,7 +34,7 @@ impl Expression {
         Self::Number(Rational::integer(value))
     }
 
-    /// Whether it is a number as one writes it, without anything left to compute: `-3`, `7/2`, `1.5·10^3`.
+    /// True for a literal number, without anything to compute: `-3`, `7/2`, `1.5·10^3`.
     pub(crate) fn is_literal(&self) -> bool {
         match self {
             Self::Number(_) => true,
@@ -49,7 +49,7 @@ impl Expression {
         }
     }
 
-    /// Whether it can be what an answer is called: `x`, or `f(x)`.
+    /// True if it can be the name of an answer: `x` or `f(x)`.
     pub(crate) fn is_name(&self) -> bool {
         match self {
             Self::Variable(_) => true,
@@ -60,7 +60,7 @@ impl Expression {
         }
     }
 
-    /// The names of its variables.
+    /// Names of the variables.
     pub(crate) fn variables(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
         self.collect(&mut names);

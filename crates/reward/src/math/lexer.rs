@@ -1,7 +1,7 @@
-//! Text to tokens: LaTeX, plain text and mixtures of both, as policies write them.
+//! Tokenisation of LaTeX, plain text and mixtures of both.
 //!
-//! What is not understood makes the whole text unreadable (`None`), rather than being passed over: a sign
-//! that is dropped can turn a wrong answer into the right one.
+//! An unknown symbol makes the whole text unreadable (`None`) instead of being skipped: skipping a sign can turn a wrong
+//! answer into a correct one.
 
 use std::collections::BTreeSet;
 
@@ -10,31 +10,31 @@ use super::rational::Rational;
 use super::token::{Function, Relation, Spaced, Token};
 use super::unit;
 
-/// Longer answers than this are not read (characters).
+/// Maximum length of an answer, in characters.
 const MAX_LENGTH: usize = 1000;
-/// Nor are those of more tokens than this.
+/// Maximum number of tokens.
 const MAX_TOKENS: usize = 600;
-/// Nor those nested deeper than this.
+/// Maximum nesting.
 pub(super) const MAX_DEPTH: usize = 40;
 
-/// Which runs of letters are products of variables; the others are words.
+/// Letters that are variables: runs of them are products, other runs of letters are words.
 #[derive(Debug, Clone)]
 pub(crate) enum Letters {
-    /// To be told from the letters themselves: the reading of a reference answer.
+    /// Derived from the text, for reference answers.
     Guess,
-    /// Those made of these letters alone: the reading of a candidate by the variables of its reference.
+    /// These letters, for candidates: the variables of the reference.
     Known(BTreeSet<char>),
 }
 
-/// How to read a text.
+/// Options of the tokenisation.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     pub(crate) letters: Letters,
-    /// Whether `1,234` is one number.
+    /// Reads `1,234` as one number.
     pub(crate) thousands: bool,
 }
 
-/// Reads a text.
+/// Tokenises a text.
 pub(crate) fn tokens(text: &str, reading: &Reading) -> Option<Vec<Spaced>> {
     let chars: Vec<char> = text.chars().take(MAX_LENGTH + 1).collect();
     if chars.len() > MAX_LENGTH {
@@ -57,8 +57,8 @@ pub(crate) fn tokens(text: &str, reading: &Reading) -> Option<Vec<Spaced>> {
     Some(lexer.out)
 }
 
-/// `$18$` is a number in mathematical writing, `$18` and `$5 and $6` are money: dollar signs enclose if they
-/// come in pairs whose second is never followed by a digit.
+/// True if dollar signs delimit math mode (`$18$`) and are not currency signs (`$18`, `$5 and $6`): they occur in pairs
+/// whose second sign is never followed by a digit.
 fn dollars_are_delimiters(chars: &[char]) -> bool {
     let places: Vec<usize> =
         (0..chars.len()).filter(|&i| chars[i] == '$' && (i == 0 || chars[i - 1] != '\\')).collect();
@@ -73,18 +73,18 @@ pub(super) struct Lexer<'a> {
     at: usize,
     out: Vec<Spaced>,
     space: bool,
-    /// How many printed brackets are open: commas inside them separate.
+    /// Number of open printed brackets; commas inside them are separators.
     brackets: usize,
     depth: usize,
     in_text: bool,
     dollars: bool,
-    /// Decimals of the number that was just read, for digits that repeat after it.
+    /// Decimals of the last number, for repeating digits after it.
     decimals: Option<usize>,
     reading: &'a Reading,
 }
 
 impl Lexer<'_> {
-    /// Reads up to a position.
+    /// Tokenises up to a position.
     pub(super) fn until(&mut self, end: usize) -> Option<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -121,9 +121,9 @@ impl Lexer<'_> {
         }
     }
 
-    /// Whether the text goes on with `what`.
-    pub(super) fn follows(&self, what: &str) -> bool {
-        what.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c))
+    /// True if the remaining text starts with `prefix`.
+    pub(super) fn follows(&self, prefix: &str) -> bool {
+        prefix.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c))
     }
 
     fn previous(&self) -> Option<char> {
@@ -261,7 +261,7 @@ impl Lexer<'_> {
         self.push(Token::Words(word))
     }
 
-    /// Passes over `^\circ` in its spellings.
+    /// Skips `^\circ` in any of its spellings.
     fn degree_sign(&mut self) -> bool {
         let spellings = [
             "^\\circ",
@@ -281,7 +281,7 @@ impl Lexer<'_> {
         found.is_some()
     }
 
-    /// What LaTeX takes as an argument: a group, a command with its own arguments, or a single character.
+    /// Reads a LaTeX argument: a group, a command with its arguments, or a single character.
     pub(super) fn argument(&mut self, end: usize) -> Option<()> {
         self.skip_spaces();
         if self.at >= end {
@@ -316,7 +316,7 @@ impl Lexer<'_> {
         self.until(end)
     }
 
-    /// The content of a group as it stands, and past it.
+    /// Skips a group and returns its text.
     pub(super) fn raw_group(&mut self) -> Option<String> {
         self.skip_spaces();
         let close = self.matching_brace()?;
@@ -338,7 +338,7 @@ impl Lexer<'_> {
         Some(())
     }
 
-    /// Where the group that begins here ends.
+    /// Position of the end of the group at the current position.
     fn matching_brace(&self) -> Option<usize> {
         if self.peek(0) != Some('{') {
             return None;
@@ -407,7 +407,7 @@ impl Lexer<'_> {
         if c == 'e' { self.push(Token::Euler) } else { self.push(Token::Variable(c.to_string())) }
     }
 
-    /// `and` and `or` separate like commas, also after one.
+    /// `and` and `or` are separators like commas, also after a comma.
     fn separator(&mut self) -> Option<()> {
         match self.out.last() {
             Some(Spaced { token: Token::Comma, .. }) => Some(()),
@@ -415,7 +415,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// A number: digits in groups of three or not, decimals, an exponent of ten.
+    /// A number: digits with or without thousands separators, decimals, an exponent of ten.
     fn number(&mut self) -> Option<()> {
         let mut digits = self.digits();
         let plain = self.out.last().is_none_or(|t| t.token != Token::Subscript);
@@ -460,7 +460,7 @@ impl Lexer<'_> {
         digits
     }
 
-    /// What separates thousands here, if anything does.
+    /// The thousands separator at the current position, if there is one.
     fn group_mark(&self) -> Option<&'static str> {
         const ALWAYS: [&str; 7] = [",\\!", "{,}", "\\,", "\u{202f}", "\u{a0}", "\u{2009}", " "];
         let comma = self.reading.thousands && self.brackets == 0;
@@ -471,7 +471,7 @@ impl Lexer<'_> {
         self.is_group_of_three(found.chars().count()).then_some(found)
     }
 
-    /// Exactly three digits follow a mark of this length.
+    /// True if exactly three digits follow a separator of this length.
     fn is_group_of_three(&self, mark: usize) -> bool {
         let digit = |i| self.peek(mark + i).is_some_and(|c| c.is_ascii_digit());
         digit(0) && digit(1) && digit(2) && !digit(3)
@@ -486,7 +486,7 @@ impl Lexer<'_> {
         self.peek(1 + signed).filter(char::is_ascii_digit)?;
         let negative = self.peek(1) == Some('-');
         self.at += 1 + signed;
-        // One that does not fit is far beyond what is read at all.
+        // An exponent that does not fit is far beyond the supported range.
         let value = self.digits().parse().unwrap_or(i64::from(u32::MAX));
         Some(if negative { -value } else { value })
     }

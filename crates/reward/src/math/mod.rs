@@ -1,20 +1,18 @@
-//! Answers as mathematics: `\frac{1}{2}`, `0.5` and `50%` are the same answer, `(1,2)` and `[1,2]` are not.
+//! Mathematical answers: `\frac{1}{2}`, `0.5` and `50%` are the same answer, `(1,2)` and `[1,2]` are not.
 //!
-//! A text is read whole or not at all: tokens, expressions, and the shapes that answers have. Numbers are
-//! exact fractions of any size up to a bound; irrational ones are doubles that carry a bound on their error;
-//! expressions with variables are compared at several points. Every step is bounded: the length of a text,
-//! its tokens and nesting, and the size of numbers, so that no completion can make the verifier slow.
+//! A text is parsed as a whole or not at all: into tokens, expressions and forms of answers. Rational numbers are exact
+//! fractions up to a maximum size; irrational numbers are doubles with an error bound; expressions with variables are
+//! compared at several points. Text length, number of tokens, nesting and the size of numbers are limited, so that no
+//! completion can make the verifier slow.
 //!
-//! What is deliberate:
+//! Deliberate rules:
 //!
-//! - Units that are known must agree, exponent included, and are never converted; other words behind a number
-//!   are not compared.
-//! - A percent sign may be left out where the reference has one. Where the reference has none, `50%` is 50
-//!   for a reference of 1 or more and 0.5 below that.
-//! - A decimal is not the fraction that it rounds (`0.33` is not `1/3`), unless a `tolerance` says so.
-//! - Points, vectors and intervals keep order and brackets; sets and lists have no order.
-//! - Complex numbers, other bases than ten and piecewise functions are compared as they are written, not by
-//!   their value.
+//! - Known units must agree, exponent included, and are never converted; other words after a number are not compared.
+//! - A percent sign may be omitted if the reference has one. If the reference has none, `50%` is 50 for a reference of at
+//!   least 1, and 0.5 for a smaller one.
+//! - A rounded decimal does not equal the fraction (`0.33` is not `1/3`), unless `tolerance` allows it.
+//! - Order and brackets matter in points, vectors and intervals; order does not matter in sets and lists.
+//! - Complex numbers, bases other than ten and piecewise functions are compared as text, not by value.
 
 mod answer;
 mod command;
@@ -29,29 +27,31 @@ mod unit;
 
 use std::collections::BTreeSet;
 
+use rloom_core::{SettingError, ValueRange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
 use crate::verifier::{Truncated, reference};
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 use answer::Form;
 use evaluate::{Value, evaluate};
 use lexer::{Letters, Reading};
 use rational::Rational;
 pub(crate) use rational::Rational as Exact;
 
-/// How a candidate compares with a reference answer.
+/// The result of comparing a candidate with a reference answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
-    /// It says the same.
+    /// The answers are equal.
     Same,
-    /// It says something else.
+    /// The answers differ.
     Different,
-    /// It is not an answer that can be read.
+    /// The candidate cannot be parsed.
     Unreadable,
 }
 
-/// A reference answer, read once.
+/// A parsed reference answer.
 #[derive(Debug, Clone)]
 pub struct Reference {
     plain: String,
@@ -60,7 +60,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Reads a reference answer. One that is not mathematics is compared as text.
+    /// Parses a reference answer. An answer that is not mathematics is compared as text.
     pub fn read(text: &str) -> Self {
         let form = answer::read(text, &Reading { letters: Letters::Guess, thousands: true });
         let mut variables = BTreeSet::new();
@@ -72,8 +72,7 @@ impl Reference {
         Self { plain: plain(text), form, reading: Reading { letters: Letters::Known(letters), thousands } }
     }
 
-    /// Compares a candidate. `tolerance` is the relative difference that constant numbers may have; 0 asks
-    /// for the same number.
+    /// Compares a candidate. `tolerance` is the maximum relative difference of constant numbers; 0 requires equality.
     pub fn judge(&self, candidate: &str, tolerance: f64) -> Judgement {
         let form = self.form.as_ref().and_then(|_| answer::read(candidate, &self.reading));
         if let (Some(reference), Some(form)) = (&self.form, form) {
@@ -84,17 +83,17 @@ impl Reference {
         if text.is_empty() || (self.form.is_some() && text != self.plain) {
             return Judgement::Unreadable;
         }
-        // Words are the same in upper and lower case.
+        // Words are compared without case.
         let same = text == self.plain || text.to_lowercase() == self.plain.to_lowercase();
         if same { Judgement::Same } else { Judgement::Different }
     }
 
-    /// Whether it is a number that is written out.
+    /// True if it is a literal number.
     pub fn is_number(&self) -> bool {
         self.form.as_ref().is_some_and(|form| literal(form).is_some())
     }
 
-    /// Compares a candidate that must be a number written out: `3`, `7/2`, `$1,800`, but not `1 + 2`.
+    /// Compares a candidate that must be a literal number: `3`, `7/2`, `$1,800`, but not `1 + 2`.
     pub fn judge_number(&self, candidate: &str, tolerance: f64) -> Judgement {
         let (Some(reference), Some(form)) = (&self.form, answer::read(candidate, &self.reading)) else {
             return Judgement::Unreadable;
@@ -107,8 +106,7 @@ impl Reference {
     }
 }
 
-/// The value of an expression of whole numbers with `+ - * / ( )`, exactly, and the numbers that it is made
-/// of, in order; `None` for anything else.
+/// The exact value of an expression of integers with `+ - * / ( )`, and its numbers in order; `None` for other texts.
 pub(crate) fn countdown(text: &str) -> Option<(Option<Rational>, Vec<u64>)> {
     let reading = Reading { letters: Letters::Known(BTreeSet::new()), thousands: false };
     let Some(Form::Quantity(quantity)) = answer::read(text, &reading) else { return None };
@@ -139,7 +137,7 @@ fn whole_numbers(expression: &expression::Expression, numbers: &mut Vec<u64>) ->
     }
 }
 
-/// A number that is written out, under a name or not.
+/// A literal number, with or without a name (`x = 3`).
 fn literal(form: &Form) -> Option<&answer::Quantity> {
     let quantity = match form {
         Form::Quantity(quantity) => quantity,
@@ -166,7 +164,7 @@ fn collect_variables(form: &Form, names: &mut BTreeSet<String>) {
     }
 }
 
-/// An answer as bare words: without the marks of LaTeX text and white space around words.
+/// An answer as plain words, without LaTeX markup and extra white space.
 fn plain(text: &str) -> String {
     let mut text = answer::strip(text).replace(['$', '\\'], " ");
     for mark in ["text{", "textbf{", "mathrm{", "mathbf{", "boxed{", "mbox{"] {
@@ -176,15 +174,15 @@ fn plain(text: &str) -> String {
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The answer as a mathematical expression.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Verifies a mathematical expression.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Math {
-    /// Where the answer is looked for, in this order ([`Extract`] says which place decides).
+    /// Places to look for the answer, in order of preference.
     pub extract: Vec<Extract>,
-    /// The relative difference that constant numbers may have. 0 asks for the same number.
+    /// Maximum relative difference of constant numbers, at least 0 and below 1. 0: the numbers must be equal.
     pub tolerance: f64,
-    /// What is made of a completion that was cut off.
+    /// Treatment of truncated completions.
     pub truncated: Truncated,
 }
 
@@ -202,7 +200,7 @@ impl Reward for Math {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
         let reference = Reference::read(reference(completion)?);
         let judgement =
-            decide(&self.extract, completion.text, |answer| reference.judge(answer, self.tolerance));
+            judge_first(&self.extract, completion.text, |answer| reference.judge(answer, self.tolerance));
         Ok(self.truncated.apply(completion, verdict(judgement)))
     }
 
@@ -210,26 +208,22 @@ impl Reward for Math {
         true
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
-        validate_tolerance(self.tolerance)
+        Ok(validate_tolerance(self.tolerance)?)
     }
 }
 
-/// The judgement of the place that decides.
-pub(crate) fn decide(places: &[Extract], text: &str, judge: impl Fn(&str) -> Judgement) -> Judgement {
+/// The judgement of the answer at the first place that occurs.
+pub(crate) fn judge_first(places: &[Extract], text: &str, judge: impl Fn(&str) -> Judgement) -> Judgement {
     let judge = |answer: &str| Some(judge(answer)).filter(|j| *j != Judgement::Unreadable);
-    extract::decide(places, text, judge).unwrap_or(Judgement::Unreadable)
+    extract::read_first(places, text, judge).unwrap_or(Judgement::Unreadable)
 }
 
 pub(crate) fn verdict(judgement: Judgement) -> Verdict {
     Verdict::outcome(judgement == Judgement::Same, judgement != Judgement::Unreadable)
 }
 
-pub(crate) fn validate_tolerance(tolerance: f64) -> Result<(), String> {
-    if (0.0..1.0).contains(&tolerance) {
-        Ok(())
-    } else {
-        Err(format!("`tolerance`: {tolerance} is not at least 0 and below 1"))
-    }
+pub(crate) fn validate_tolerance(tolerance: f64) -> Result<(), SettingError> {
+    ValueRange::from_below(0.0, 1.0).check("tolerance", tolerance)
 }

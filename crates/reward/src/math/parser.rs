@@ -1,8 +1,8 @@
-//! Tokens to expressions.
+//! Parser from tokens to expressions.
 //!
-//! Usual precedence; a product without a sign binds like one with a sign, so `1/2x` is `(1/2)·x`. A minus
-//! sign binds looser than a power: `-2^2` is −4. A whole number before a proper fraction is a mixed number:
-//! `1\frac{1}{2}` and `1 1/2` are 3/2.
+//! Precedence is the usual one; an implicit product binds like an explicit one, so `1/2x` is `(1/2)·x`. A minus sign
+//! binds less tightly than a power: `-2^2` is −4. An integer before a proper fraction is a mixed number: `1\frac{1}{2}`
+//! and `1 1/2` are 3/2.
 
 use super::expression::Expression;
 use super::lexer::{Letters, MAX_DEPTH};
@@ -15,10 +15,10 @@ pub(super) struct Parser<'a> {
     at: usize,
     depth: usize,
     letters: &'a Letters,
-    /// Whether `±` is read as plus.
+    /// Reads `±` as plus.
     plus: bool,
     in_function: bool,
-    /// The currency sign that was met.
+    /// The currency sign, if there was one.
     pub(super) currency: Option<Unit>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Parser<'a> {
         Self { tokens, at: 0, depth: 0, letters, plus, in_function: false, currency: None }
     }
 
-    /// What was not read yet.
+    /// The remaining tokens.
     pub(super) fn rest(&self) -> &'a [Spaced] {
         &self.tokens[self.at..]
     }
@@ -101,7 +101,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Whether a factor follows without a sign between.
+    /// True if a factor follows without a multiplication sign.
     fn begins_factor(&self) -> bool {
         match self.peek() {
             Some(Token::Variable(_)) => !self.is_unit_here(),
@@ -121,7 +121,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Whether everything from here on is a unit: `5 m/s`, but not `5 m + 1`, nor `5m` where m is a variable.
+    /// True if all remaining tokens are a unit: `5 m/s`, but not `5 m + 1`, and not `5m` if m is a variable.
     fn is_unit_here(&self) -> bool {
         let first = self.tokens[self.at..].iter().find(|t| t.token != Token::Divide);
         let plausible = match first.map(|t| (&t.token, t.space)) {
@@ -223,7 +223,7 @@ impl<'a> Parser<'a> {
         self.closed(&Token::GroupEnd)
     }
 
-    /// A number, with the digits that repeat and the fraction that belong to it.
+    /// A number with its repeating digits or fraction.
     fn number(&mut self, value: &Rational, whole: bool) -> Parsed {
         let mut value = value.clone();
         if let Some(Token::Repeating(more)) = self.peek() {
@@ -236,7 +236,7 @@ impl<'a> Parser<'a> {
         Some(Expression::Number(value))
     }
 
-    /// A proper fraction of whole numbers that follows a whole number, and its length in tokens.
+    /// A proper fraction of integers after an integer, and its length in tokens.
     fn proper_fraction(&self) -> Option<(Rational, usize)> {
         let whole = |ahead| match self.ahead(ahead) {
             Some(Token::Number(value, true)) => Some(value),
@@ -324,15 +324,14 @@ impl<'a> Parser<'a> {
             _ => Expression::Apply(function, argument),
         };
         Some(match power {
-            // The exponent −1 of a function means its inverse, which is another function.
+            // The exponent −1 denotes the inverse function.
             Some(Expression::Negate(_)) => return None,
             Some(power) => Expression::Power(Box::new(value), Box::new(power)),
             None => value,
         })
     }
 
-    /// The argument of a function without parentheses ends before the next sign or function: `\sin 2x \cos
-    /// x`.
+    /// The argument of a function without parentheses ends before the next sign or function: `\sin 2x \cos x`.
     fn argument(&mut self) -> Parsed {
         if matches!(self.peek(), Some(Token::Open('(') | Token::Group)) {
             return self.postfix();

@@ -2,12 +2,12 @@ use std::cmp::Ordering;
 
 use num_bigint::{BigInt, BigUint, Sign};
 
-/// Numbers whose numerator or denominator would need more bits are not computed: a completion decides how
-/// large a number is asked for, and must not decide how long the verifier works.
+/// Maximum bits of numerator and denominator. The limit bounds the time of the verifier, whatever numbers a completion
+/// contains.
 const MAX_BITS: u64 = 2048;
 
-/// An exact fraction in lowest terms, with a positive denominator. Operations give `None` when the result
-/// would be too large.
+/// An exact fraction in lowest terms, with a positive denominator. Operations return `None` if the result would be too
+/// large.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rational {
     numerator: BigInt,
@@ -33,7 +33,7 @@ impl Rational {
         Some(Self { numerator: numerator / &divisor, denominator: denominator / divisor })
     }
 
-    /// Reads `digits` with `decimals` of them after the point, times 10^`exponent`.
+    /// The number `digits` with `decimals` of them after the point, times 10^`exponent`.
     pub(crate) fn decimal(digits: &str, decimals: usize, exponent: i64) -> Option<Self> {
         if digits.len() > 1000 || exponent.abs() > 1000 {
             return None;
@@ -56,17 +56,17 @@ impl Rational {
         self.numerator.sign() == Sign::Minus
     }
 
-    /// Its value, if it is a whole number that fits.
+    /// The value, if it is an integer that fits.
     pub(crate) fn to_i64(&self) -> Option<i64> {
         if self.is_integer() { i64::try_from(&self.numerator).ok() } else { None }
     }
 
-    /// The nearest double, to a unit in the last place; infinite where the range ends.
+    /// The nearest double, within one unit in the last place; infinite beyond the range of doubles.
     pub(crate) fn to_f64(&self) -> f64 {
         let (n, n_shift) = leading(self.numerator.magnitude());
         let (d, d_shift) = leading(self.denominator.magnitude());
         let shift = n_shift - d_shift;
-        // Split so that neither factor overflows before the product does.
+        // Two factors, so that neither overflows unless the product does.
         let half = shift / 2;
         let value = n / d * 2f64.powi(half as i32) * 2f64.powi((shift - half) as i32);
         if self.is_negative() { -value } else { value }
@@ -86,16 +86,16 @@ impl Rational {
         Self::fraction(&self.numerator * &other.numerator, &self.denominator * &other.denominator)
     }
 
-    /// `None` also for a division by zero.
+    /// The quotient; `None` also for a division by zero.
     pub(crate) fn divide(&self, other: &Self) -> Option<Self> {
         Self::fraction(&self.numerator * &other.denominator, &self.denominator * &other.numerator)
     }
 
-    /// To a whole power; `None` also for zero to a negative one.
+    /// An integer power; `None` also for a negative power of zero.
     pub(crate) fn power(&self, exponent: i64) -> Option<Self> {
         let unit = |value: &BigInt| value.bits() <= 1;
         let times = if unit(&self.numerator) && unit(&self.denominator) {
-            // Powers of 0, 1 and −1 depend on the parity alone.
+            // Powers of 0, 1 and −1 depend only on the parity.
             if exponent == 0 { 0 } else { 2 - u32::from(exponent % 2 != 0) }
         } else {
             let times = u32::try_from(exponent.unsigned_abs()).ok()?;
@@ -109,7 +109,7 @@ impl Rational {
         if exponent < 0 { Self::fraction(d, n) } else { Self::fraction(n, d) }
     }
 
-    /// Its real root, if that is rational; odd roots of negative numbers are negative.
+    /// The real root, if it is rational; odd roots of negative numbers are negative.
     pub(crate) fn root(&self, degree: u32) -> Option<Self> {
         if degree == 0 || (self.is_negative() && degree.is_multiple_of(2)) {
             return None;
@@ -118,7 +118,7 @@ impl Rational {
             let root = value.nth_root(degree);
             (root.pow(degree) == *value).then_some(root)
         };
-        // A root of more than all bits is 1 unless the number is 0, 1 or −1 itself.
+        // Roots of a higher degree than the number of bits are not rational, except those of 0, 1 and −1.
         if u64::from(degree) > MAX_BITS {
             return None;
         }
@@ -155,7 +155,7 @@ impl Rational {
     }
 }
 
-/// The leading 64 bits as a number, and how many bits were left out.
+/// The leading 64 bits as a number, and the number of omitted bits.
 fn leading(value: &BigUint) -> (f64, i64) {
     let shift = value.bits().saturating_sub(64);
     let top = (value >> shift).to_u64_digits().first().copied().unwrap_or(0);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn doubles_are_near_over_the_whole_range() {
+    fn conversion_to_doubles_is_accurate_over_the_whole_range() {
         assert_eq!(ratio(1, 3).to_f64(), 1.0 / 3.0);
         assert_eq!(ratio(-5, 2).to_f64(), -2.5);
         let huge = Rational::integer(10).power(300).unwrap();

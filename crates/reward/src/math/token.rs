@@ -1,9 +1,9 @@
 use super::rational::Rational;
 
-/// A sign of mathematical writing, whether it was LaTeX or plain text.
+/// A token of mathematical notation, from LaTeX or plain text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Token {
-    /// A number; the flag says that it was written with digits alone.
+    /// A number; the flag is true if it was written with digits alone.
     Number(Rational, bool),
     /// A letter, a Greek name, or a letter with its index (`x_1`).
     Variable(String),
@@ -27,13 +27,13 @@ pub(crate) enum Token {
     Power,
     Subscript,
     Factorial,
-    /// A group that LaTeX does not print.
+    /// Start of a LaTeX group, which is not printed.
     Group,
     GroupEnd,
     /// `(`, `[`, `{` (printed), `⟨`.
     Open(char),
     Close(char),
-    /// `|`, which opens or closes.
+    /// `|`, opening or closing.
     Bar,
     Floor,
     FloorEnd,
@@ -50,7 +50,7 @@ pub(crate) enum Token {
     Percent,
     Degree,
     Currency(&'static str),
-    /// Words: of the text, or inside `\text{…}`.
+    /// Words in plain text or inside `\text{…}`.
     Words(String),
     Matrix,
     MatrixEnd,
@@ -58,11 +58,11 @@ pub(crate) enum Token {
     Column,
     /// `\\`
     Row,
-    /// Digits that repeat for ever, as the value of one run of them: `0.3\overline{6}` is 0.3 and this.
+    /// Value of repeating digits: `0.3\overline{6}` is 0.3 plus this value.
     Repeating(Rational),
 }
 
-/// How two sides compare.
+/// The relation between two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Relation {
     Equal,
@@ -90,13 +90,13 @@ pub(crate) enum Function {
     Cosh,
     Tanh,
     Ln,
-    /// Base 10 unless an index says otherwise.
+    /// Base 10, unless an index gives another base.
     Log,
     Exp,
 }
 
 impl Function {
-    /// A function by its name, in LaTeX and in plain text.
+    /// The function with a name, in LaTeX or plain text.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "sin" => Self::Sin,
@@ -119,7 +119,7 @@ impl Function {
     }
 }
 
-/// A token and whether white space stands before it.
+/// A token, and whether white space precedes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Spaced {
     pub(crate) token: Token,

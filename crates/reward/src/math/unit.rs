@@ -1,9 +1,9 @@
-//! What stands behind a number: units, currencies, and words that count things.
+//! Text after a number: units, currencies and counted nouns.
 
 use super::token::{Spaced, Token};
 
-/// Units that are told apart. Two answers with different ones are different answers, whatever their numbers;
-/// nothing is converted. Other words (`18 eggs`) say what was counted and are not compared.
+/// Known units. Two answers with different units are different, whatever their numbers; units are not converted. Other
+/// words (`18 eggs`) are counted nouns and are not compared.
 const UNITS: [(&str, &[&str]); 41] = [
     ("usd", &["dollar", "usd", "buck"]),
     ("cent", &["cent", "¢"]),
@@ -48,8 +48,7 @@ const UNITS: [(&str, &[&str]); 41] = [
     ("joule", &["j", "joule"]),
 ];
 
-/// The unit of an answer: the first one that is told apart, with its exponent. `square metres` and `m^2` are
-/// the same.
+/// The unit of an answer: the first known one, with its exponent. `square metres` equals `m^2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unit {
     name: &'static str,
@@ -61,25 +60,25 @@ impl Unit {
         Self { name, exponent: 1 }
     }
 
-    /// A number that is written in another base than ten.
+    /// The base of a number that is not decimal, as its unit.
     pub(crate) fn base(base: i64) -> Self {
         Self { name: "base", exponent: base }
     }
 }
 
-/// The unit that a word names, in any number.
+/// The unit that a word denotes, singular or plural.
 fn named(word: &str) -> Option<&'static str> {
     let lower = word.to_lowercase();
     let is = |text: &str| UNITS.iter().find(|(_, words)| words.contains(&text)).map(|(name, _)| *name);
     is(&lower).or_else(|| lower.strip_suffix('s').filter(|singular| !singular.is_empty()).and_then(is))
 }
 
-/// Whether a run of letters, in lower case, is a unit rather than a product of variables.
+/// True if a run of lower-case letters is a unit and not a product of variables.
 pub(super) fn is_known(lower: &str) -> bool {
     named(lower).is_some()
 }
 
-/// Factors that are written as words.
+/// The factor that a word denotes.
 pub(super) fn scale(word: &str) -> Option<i64> {
     Some(match word.to_lowercase().as_str() {
         "hundred" => 100,
@@ -91,13 +90,13 @@ pub(super) fn scale(word: &str) -> Option<i64> {
     })
 }
 
-/// Whether a word means a percent sign.
+/// True if a word denotes a percent sign.
 fn is_percent(word: &str) -> bool {
     matches!(word.to_lowercase().as_str(), "percent" | "pct" | "percentage")
 }
 
-/// Words that turn an answer round. Each stands for a sense; answers of different senses are different.
-const SENSES: [(&str, &[&str]); 14] = [
+/// Qualifiers and their synonyms; answers with different qualifiers are different.
+const QUALIFIERS: [(&str, &[&str]); 14] = [
     ("am", &["am"]),
     ("pm", &["pm"]),
     ("north", &["north"]),
@@ -114,7 +113,7 @@ const SENSES: [(&str, &[&str]); 14] = [
     ("ad", &["ad", "ce"]),
 ];
 
-/// Words behind a number that say more about it than what was counted: with one of them it is not read.
+/// Words that can change the meaning of the number before them; an answer that contains one is unreadable.
 const NOT_A_UNIT: [&str; 37] = [
     "not",
     "no",
@@ -155,22 +154,22 @@ const NOT_A_UNIT: [&str; 37] = [
     "billion",
 ];
 
-fn sense(word: &str) -> Option<&'static str> {
+fn qualifier(word: &str) -> Option<&'static str> {
     let lower = word.to_lowercase();
-    SENSES.iter().find(|(_, words)| words.contains(&lower.as_str())).map(|(name, _)| *name)
+    QUALIFIERS.iter().find(|(_, words)| words.contains(&lower.as_str())).map(|(name, _)| *name)
 }
 
-/// What stands behind a number.
+/// The parsed text after a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tail {
     pub(crate) unit: Option<Unit>,
     pub(crate) percent: bool,
-    /// The sense of the words, where they have one.
-    pub(crate) sense: Option<&'static str>,
+    /// The qualifier, if there is one.
+    pub(crate) qualifier: Option<&'static str>,
 }
 
-/// Reads everything behind a number as a unit; `None` if something there is neither word nor sign of one.
-/// Digits, in particular, never are: an answer is not cut off at the second number in it.
+/// Parses all text after a number as its unit; `None` if a token cannot be part of a unit. Digits cannot: an answer with
+/// a second number is not truncated to the first.
 pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
     let mut tail = Tail::default();
     let mut exponent = 1;
@@ -180,7 +179,7 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
             if NOT_A_UNIT.contains(&word.to_lowercase().as_str()) {
                 return None;
             }
-            tail.sense = tail.sense.or(sense(word));
+            tail.qualifier = tail.qualifier.or(qualifier(word));
         }
         let found = match token {
             Token::Percent => {
@@ -200,7 +199,7 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
                     exponent = 3;
                     None
                 }
-                // Of a unit, not of the number.
+                // The power of the unit, not of the number.
                 power @ ("squared" | "cubed") => {
                     set_power(&mut tail, if power == "squared" { 2 } else { 3 })?;
                     None
@@ -240,7 +239,7 @@ pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
     Some(tail)
 }
 
-/// An exponent behind a unit.
+/// The exponent of a unit.
 fn raised(token: &Token) -> Option<i64> {
     match token {
         Token::Number(value, true) => value.to_i64().filter(|v| matches!(v, 2 | 3)),
@@ -248,8 +247,8 @@ fn raised(token: &Token) -> Option<i64> {
     }
 }
 
-/// The power belongs to the unit that was read just before; a later one than the first is not compared.
-/// `None` without a unit: `18^2` is no 18.
+/// Sets the exponent of the preceding unit; exponents of later units are not compared. `None` without a unit: `18^2` is
+/// not 18.
 fn set_power(tail: &mut Tail, power: i64) -> Option<()> {
     let unit = tail.unit.as_mut()?;
     if unit.exponent == 1 {
@@ -258,7 +257,7 @@ fn set_power(tail: &mut Tail, power: i64) -> Option<()> {
     Some(())
 }
 
-/// The unit that one letter is short for.
+/// The unit that a letter abbreviates.
 fn letter_unit(letter: &str) -> Option<&'static str> {
     match letter {
         "m" | "g" | "s" | "h" | "l" | "L" | "W" | "J" => named(letter),
@@ -266,12 +265,12 @@ fn letter_unit(letter: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether one letter can be a unit.
+/// True if a letter can be a unit.
 pub(super) fn is_letter(letter: &str) -> bool {
     letter_unit(letter).is_some()
 }
 
-/// The currency that a word before a number names.
+/// The currency that a word before a number denotes.
 pub(super) fn leading_currency(word: &str) -> Option<Unit> {
     named(word).filter(|name| matches!(*name, "usd" | "eur" | "gbp" | "inr" | "jpy")).map(Unit::currency)
 }

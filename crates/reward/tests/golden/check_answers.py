@@ -1,7 +1,7 @@
-"""Checks the mathematical verdicts of `answers.txt` with sympy. Run it in this folder; it prints what it disagrees with."""
+"""Checks the mathematical verdicts of `answers.txt` with sympy and prints disagreements. Run it in this folder."""
 
 import sympy
-from sympy import *  # noqa: F403: the table is written in its names
+from sympy import *  # noqa: F403: the table uses its names
 
 x, y, a, b = symbols("x y a b", real=True)
 n = symbols("n", integer=True, positive=True)

@@ -192,6 +192,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             pinned_versions: Vec::new(),
         };
         let name = CheckpointName {
+            policy: context.policy,
             stage: context.index,
             step: version.0,
             stage_name: context.outline.name.clone(),

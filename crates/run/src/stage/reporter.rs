@@ -26,7 +26,7 @@ impl<'a, 's> Reporter<'a, 's> {
 
     /// Sets the step that the next events carry.
     pub(super) fn set_step(&mut self, version: PolicyVersion) {
-        self.events.place(&self.stage, self.base, version.0);
+        self.events.set_position(&self.stage, self.base, version.0);
     }
 
     pub(super) fn emit(&mut self, event: Event) {
@@ -54,7 +54,7 @@ impl<'a, 's> Reporter<'a, 's> {
         if lane == Lane::Rollout && !self.samples {
             return;
         }
-        let (start, end) = (self.events.at(start), self.events.at(end));
+        let (start, end) = (self.events.seconds_at(start), self.events.seconds_at(end));
         if end - start >= SHORTEST_INTERVAL || activity == Activity::Group {
             self.emit(Event::Activity { lane, activity, start, end, version, ticket });
         }

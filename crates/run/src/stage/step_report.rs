@@ -17,7 +17,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let step = self.step();
         let samples = self.groups.source().samples();
         let statistics = self.engine_statistics();
-        let (times, before) = self.clock.end_step(statistics.clone());
+        let (times, before) = self.clock.end_step(statistics);
         let mut metrics =
             if samples { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
         metrics.extend(report.metrics.clone());
@@ -26,7 +26,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.insert(metric::TIME_CHECKPOINT.into(), times.checkpoint.as_secs_f64());
         }
         if samples {
-            metrics.extend(self.counters_metrics());
+            metrics.extend(self.drawn_metrics());
             metrics.extend(rollout_metrics(&times));
         }
         if self.weights.engine().is_some_and(|engine| engine.capabilities().speculates) {
@@ -135,6 +135,7 @@ fn rollout_metrics(times: &StepTimes) -> Metrics {
 }
 
 fn speculation_metrics(now: &RolloutStatistics, before: &RolloutStatistics) -> Metrics {
+    let (now, before) = (now.drafts.unwrap_or_default(), before.drafts.unwrap_or_default());
     [
         (metric::ROLLOUT_DRAFTED_TOKENS, now.drafted_tokens, before.drafted_tokens),
         (metric::ROLLOUT_ACCEPTED_TOKENS, now.accepted_tokens, before.accepted_tokens),

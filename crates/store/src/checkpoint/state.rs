@@ -55,7 +55,7 @@ pub struct CheckpointState {
     /// The best version so far.
     pub best: Option<Best>,
     /// Numeric path of the trainer (instruction set and bf16 products). Results of another path may differ in bytes.
-    pub isa: String,
+    pub numeric_path: String,
     /// Seed of the run.
     pub seed: u64,
     /// Older versions whose weights are saved in [`pinned_weights_folder`], because groups in flight are pinned to them.

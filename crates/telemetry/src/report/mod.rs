@@ -148,10 +148,10 @@ fn page(lines: &[EventLine], config: &str) -> Page {
         let seen = seconds.entry(line.attempt).or_insert(0.0f64);
         *seen = seen.max(line.elapsed);
         match &line.event {
-            Event::RunStarted { name, version, seed, threads, isa, parameters, stages, .. } => {
+            Event::RunStarted { name, version, seed, threads, numeric_path, parameters, stages, .. } => {
                 page.name.clone_from(name);
                 page.about = format!(
-                    "RLoom {version} · seed {seed} · {threads} threads · {isa} · {parameters} parameters"
+                    "RLoom {version} · seed {seed} · {threads} threads · {numeric_path} · {parameters} parameters"
                 );
                 let mut from = 0;
                 page.stages = stages

@@ -322,7 +322,7 @@ fn render_error(error: Error) -> TextError {
 fn template_message<M: Serialize>(message: &M) -> Result<Value, TextError> {
     let mut fields = match serde_json::to_value(message) {
         Ok(Json::Object(fields)) => fields,
-        Ok(message) => return Err(TextError::MessageNotAnObject { message }),
+        Ok(message) => return Err(TextError::MessageNotAnObject { message: Box::new(message) }),
         Err(source) => return Err(TextError::Message { source }),
     };
     fields.retain(|_, value| !value.is_null());

@@ -87,7 +87,7 @@ fn several_steps_per_batch() {
 
 #[test]
 fn several_steps_per_batch_clip_after_the_first() {
-    let json = r#"{"epochs":3,"minibatches":2,"clip_high":0.28,"dual_clip":3.0}"#;
+    let json = r#"{"loss":{"clip_high":0.28,"dual_clip":3.0},"epochs":3,"minibatches":2}"#;
     let algorithm = with(Method::Grpo, json);
     let trained = Trainer::new(&algorithm, Setup::of(Method::Grpo, 20.0)).train(2);
     assert_eq!(trained.metrics.len(), 12);
@@ -169,8 +169,8 @@ fn every_default_learns_from_old_samplers() {
 #[test]
 fn tokens_are_picked_by_covariance() {
     for (method, json) in [
-        (Method::ClipCov, r#"{"cov_share":0.1,"cov_low":0.05,"cov_high":5.0}"#),
-        (Method::KlCov, r#"{"cov_share":0.1,"cov_coef":0.1,"minibatches":2}"#),
+        (Method::ClipCov, r#"{"loss":{"cov_share":0.1,"cov_low":0.05,"cov_high":5.0}}"#),
+        (Method::KlCov, r#"{"loss":{"cov_share":0.1,"cov_coef":0.1},"minibatches":2}"#),
     ] {
         let trained = learns(method.name(), &with(method, json), Setup::of(method, 8.0));
         // A uniform policy has no covariance with anything.
@@ -208,7 +208,7 @@ fn steps_teach_where_outcomes_are_equal() {
     let trained = learns("steps alone", &algorithm, setup);
     assert!(trained.reports.iter().all(|r| r.frac_zero_spread() == Some(1.0)));
     assert!(trained.reports.iter().all(|r| r.states_seen_once * 10 < r.steps));
-    let without = with(Method::Gigpo, r#"{"step_weight":0.0}"#);
+    let without = with(Method::Gigpo, r#"{"advantage":{"step_weight":0.0}}"#);
     assert_eq!(Trainer::new(&without, setup).train(5).skill(), CHANCE);
 }
 

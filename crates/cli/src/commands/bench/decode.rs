@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
-use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
     GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
 };
 use rloom_model::Model;
+use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};
@@ -19,13 +19,13 @@ use super::{Bench, random_tokens, runtime};
 use crate::failure::Failure;
 
 /// Generates, and says how many seconds that took.
-struct Clocked<'a> {
+struct Clocked<'a, R> {
     bench: &'a Bench<'a>,
-    engine: EmbeddedRolloutEngine,
+    engine: R,
     runtime: Runtime,
 }
 
-impl Clocked<'_> {
+impl<R: RolloutEngine> Clocked<'_, R> {
     fn generate(&self, sequences: usize, new: usize) -> Result<f64, Failure> {
         let DecodeBatch { prompt, .. } = self.bench.shape.decode;
         let vocabulary = self.bench.shape.config.vocab_size;
@@ -46,9 +46,9 @@ impl Clocked<'_> {
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
     let DecodeBatch { sequences, prompt, new } = bench.shape.decode;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
-    let engine = EmbeddedRolloutEngine::new(config, ctx, &RolloutSettings::default(), None)
-        .map_err(Failure::failed)?;
-    let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &Arc::new(Model::init(config, 0)));
+    let engine =
+        assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+    let weights = assembly::publish(&Arc::new(Model::init(config, 0)), PolicyVersion(0));
     let clocked = Clocked { bench, engine, runtime: runtime()? };
     let start = Instant::now();
     clocked.runtime.block_on(clocked.engine.load(&weights, OnUpdate::Finish)).map_err(Failure::failed)?;

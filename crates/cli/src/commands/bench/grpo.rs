@@ -13,12 +13,12 @@ use rloom_algo::{
 use rloom_core::{
     Author, PolicyVersion, Purpose, RandomKey, Role, SampleKey, Span, Ticket, Trajectory, VersionSpan,
 };
-use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
 use rloom_engine::{
     Form, GenerateRequest, Generation, OnUpdate, OptimStep, PackedBatch, RolloutEngine, RolloutSettings,
     SamplingSettings, TrainEngine, TrainSettings, generate_all, pack,
 };
-use rloom_model::{GenerationConfig, Model, OptimizerSettings};
+use rloom_model::Model;
+use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
 use super::count::Operations;
@@ -32,7 +32,7 @@ const LEARNING_RATE: f64 = 1e-6;
 
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
     let GrpoBatch { prompts, samples, prompt, new } = bench.shape.grpo;
-    let mut step = Step::new(bench)?;
+    let mut step = step(bench)?;
     let measured = rounds(bench.rounds, &|text| bench.tell("grpo", text), || step.run())?;
     Ok(Done {
         work: "grpo",
@@ -46,37 +46,31 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
     })
 }
 
-struct Step {
+struct Step<R, T> {
     runtime: Runtime,
-    rollout: EmbeddedRolloutEngine,
-    trainer: EmbeddedTrainEngine,
+    rollout: R,
+    trainer: T,
     algorithm: Algorithm,
     batch: GrpoBatch,
     prompts: Vec<Arc<[u32]>>,
     version: u64,
 }
 
-impl Step {
-    fn new(bench: &Bench<'_>) -> Result<Self, Failure> {
-        let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
-        let rollout = EmbeddedRolloutEngine::new(config, ctx, &RolloutSettings::default(), None)
-            .map_err(Failure::failed)?;
-        let trainer = EmbeddedTrainEngine::new(
-            ctx.clone(),
-            Arc::new(Model::init(config, 0)),
-            None,
-            OptimizerSettings::default(),
-            GenerationConfig::default(),
-        );
-        let prompts = (0..batch.prompts as u64)
-            .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
-            .collect();
-        let algorithm = Algorithm::preset(Method::Grpo).map_err(Failure::failed)?;
-        let mut step = Self { runtime: runtime()?, rollout, trainer, algorithm, batch, prompts, version: 0 };
-        step.publish()?;
-        Ok(step)
-    }
+fn step(bench: &Bench<'_>) -> Result<Step<impl RolloutEngine + use<>, impl TrainEngine + use<>>, Failure> {
+    let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
+    let rollout =
+        assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+    let trainer = assembly::train_engine(ctx, Model::init(config, 0));
+    let prompts = (0..batch.prompts as u64)
+        .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
+        .collect();
+    let algorithm = Algorithm::preset(Method::Grpo).map_err(Failure::failed)?;
+    let mut step = Step { runtime: runtime()?, rollout, trainer, algorithm, batch, prompts, version: 0 };
+    step.publish()?;
+    Ok(step)
+}
 
+impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
     fn run(&mut self) -> Result<Round, Failure> {
         let mut laps = Laps::start();
         let trajectories = self.sample()?;
@@ -118,7 +112,7 @@ impl Step {
         };
         let requests = keys().map(|key| {
             let prompt = Arc::clone(&self.prompts[key.ticket.0 as usize]);
-            let stream = RandomKey::of_sample(self.version, 0, Purpose::Rollout, key);
+            let stream = RandomKey::for_sample(self.version, 0, Purpose::Rollout, key);
             GenerateRequest {
                 group: Some(key.ticket.0),
                 ..GenerateRequest::new(stream, prompt, sampling.clone())
@@ -138,7 +132,7 @@ impl Step {
             key,
             spans: vec![
                 Span::new(Author::Prompt, 0..at),
-                Span::new(Author::Policy, at..tokens.len()).at(done.temperature),
+                Span::new(Author::Policy, at..tokens.len()).with_temperature(done.temperature),
             ],
             tokens,
             logprobs: done.logprobs,
@@ -162,7 +156,7 @@ impl Step {
     }
 
     fn rewarded<'a>(&self, trajectory: &'a Trajectory) -> EpisodeRewards<'a> {
-        let stream = RandomKey::of_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
+        let stream = RandomKey::for_sample(self.version, 0, Purpose::RandomReward, trajectory.key).stream();
         EpisodeRewards {
             role: Role::Train,
             reward: Some(stream.uniform(0)),

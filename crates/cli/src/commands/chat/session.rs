@@ -1,11 +1,11 @@
 //! One sequence that grows: what was read and what was written, with its keys and values.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::SamplingSettings;
 use rloom_model::{KvCache, Model, RowRequest, StepError, StepRow, StepScratch};
 use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK};
 use rloom_run::Policy;
+use rloom_run::assembly::{Prediction, SampleScratch, Sampler};
 
 /// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.
 const LONGEST: usize = 8192;
@@ -108,7 +108,7 @@ impl<'p> Session<'p> {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
-        self.compute(self.sampler.ask(self.policy.model.config().vocab_size, &[], uniform))?;
+        self.compute(self.sampler.request(self.policy.model.config().vocab_size, &[], uniform))?;
         let given = Prediction::of(&self.answers, 0);
         let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
-use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_model::{Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::{Ctx, Isa};
+use rloom_run::assembly;
 
 use super::Finding;
 
@@ -93,14 +93,14 @@ fn sample_and_score(way: Way) -> Result<Bits, String> {
     config.dtype = way.compute;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
-    let engine = EmbeddedRolloutEngine::new(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
+    let engine = assembly::rollout_engine(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(|e| text(&e))?;
     let sampling = SamplingSettings { max_new_tokens: 24, ..SamplingSettings::default() };
     let key = RandomKey::new(7, 0, Purpose::Interactive, 0);
     let generation = runtime
         .block_on(async {
-            let published = publish_model(PolicyId::MAIN, PolicyVersion(0), &model);
+            let published = assembly::publish(&model, PolicyVersion(0));
             engine.load(&published, OnUpdate::Finish).await?;
             engine.generate(GenerateRequest::new(key, PROMPT, sampling)).await
         })

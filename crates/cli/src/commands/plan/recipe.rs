@@ -45,7 +45,7 @@ impl Recipe {
             stage: stage.name.clone(),
             method: stage.algorithm.method.name().to_owned(),
             schedule: rollout.schedule,
-            groups_per_batch: stage.batch,
+            groups_per_batch: stage.groups_per_batch,
             steps: stage.steps,
             evaluate_every: stage.eval_every,
             checkpoint_every: stage.checkpoint_every,

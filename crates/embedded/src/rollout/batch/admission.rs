@@ -1,4 +1,4 @@
-//! Who may run, and who holds which block.
+//! Admission, preemption and allocation of blocks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -9,24 +9,24 @@ use crate::rollout::decoder::Decoder;
 use crate::rollout::sequence::{Rank, Sequence};
 use rloom_engine::{InvalidReason, PolicyLabel, RequestName, RolloutError};
 
-/// How a sequence stands to its group's prompt.
+/// Relation of a sequence to its group's prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
-    /// It shares nothing.
+    /// Shares nothing.
     Alone,
-    /// It is the first: it computes the prompt.
+    /// Computes the prompt for the group.
     Lead(u64),
-    /// Another one is computing the prompt.
+    /// Waits for another sequence that computes the prompt.
     Wait,
-    /// The prompt is there.
+    /// Uses the computed prompt.
     Follow(u64),
 }
 
 impl Batch {
-    /// Starts waiting sequences, the first in line first, as far as places and blocks go.
+    /// Starts waiting sequences in order of rank, as far as places and blocks suffice.
     ///
-    /// Beyond what it needs at once, a newcomer leaves one free block for every sequence that runs then: otherwise the
-    /// next few tokens would put it back, and its prefill would have been for nothing.
+    /// A new sequence leaves one free block for every running sequence, itself included: otherwise the next few tokens
+    /// would preempt it, and its prefill would be wasted.
     pub(super) fn admit(&mut self, decoder: &mut impl Decoder, only_started: bool) {
         let places = self.limits.max_batch.saturating_sub(self.running.len());
         if places == 0 || self.waiting.is_empty() {
@@ -41,7 +41,7 @@ impl Batch {
             }
             let Some(sequence) = self.waiting.remove(&rank) else { continue };
             match self.make_room(&sequence) {
-                // Sequences of other groups need not wait with it.
+                // Sequences of other groups do not have to wait with it.
                 Some(Share::Wait) => {
                     self.waiting.insert(rank, sequence);
                 }
@@ -50,7 +50,7 @@ impl Batch {
                     admitted += 1;
                 }
                 None if self.running.is_empty() => {
-                    // Everything is free and does not suffice: the check on submission has a fault.
+                    // All blocks are free and do not suffice: the check on submission is wrong.
                     let error = self.never_fits(&sequence);
                     self.detach(sequence).fail(error);
                 }
@@ -62,8 +62,8 @@ impl Batch {
         }
     }
 
-    /// How the sequence can start now; `None` when blocks do not suffice. With nothing running, prompts are forgotten
-    /// until they do.
+    /// Relation in which the sequence can start now; `None` if blocks do not suffice. If nothing is running, prompts are
+    /// dropped until they do.
     fn make_room(&mut self, sequence: &Sequence) -> Option<Share> {
         loop {
             let share = self.share_of(sequence);
@@ -90,14 +90,14 @@ impl Batch {
         let Some(group) = sequence.group else { return Share::Alone };
         match self.prompts.get(&group) {
             None => Share::Lead(group),
-            // A group is a promise of equal prompts; who breaks it shares nothing, and gets the right tokens still.
+            // Requests of a group should have equal prompts; one that differs shares nothing and is still correct.
             Some(prompt) if prompt.tokens != sequence.prompt => Share::Alone,
             Some(prompt) if prompt.leader.is_some() => Share::Wait,
             Some(_) => Share::Follow(group),
         }
     }
 
-    /// Makes a sequence run, with blocks for all tokens it has.
+    /// Starts a sequence, with blocks for all of its tokens.
     fn start(&mut self, mut sequence: Sequence, share: Share, decoder: &mut impl Decoder) {
         debug_assert!(sequence.blocks.is_empty() && sequence.cached == 0);
         match share {
@@ -141,8 +141,8 @@ impl Batch {
         self.running.insert(place, sequence);
     }
 
-    /// What this step computes, the first in line first. Sequences that decode get the block they need, if need be at
-    /// the expense of those behind them.
+    /// Plans the tokens of this step in order of rank. Sequences that decode get the block that they need, by preemption
+    /// of later ones if necessary.
     pub(super) fn plan(&mut self) -> Vec<Chunk> {
         let mut chunks = Vec::with_capacity(self.running.len());
         let mut budget = self.limits.prefill_chunk;
@@ -154,7 +154,7 @@ impl Batch {
             let mut to = from + missing;
             if missing > 1 {
                 to = from + missing.min(budget);
-                // A leader stops at the prompt's end: the logits there are everybody's.
+                // A leader stops at the prompt's end, since the whole group needs the logits there.
                 if self.running[i].leads {
                     to = to.min(self.running[i].prompt.len());
                 }
@@ -166,7 +166,7 @@ impl Batch {
                     None => self.preempt(),
                 }
             }
-            // The last in line may have been this one.
+            // The preempted sequence may have been this one.
             if self.running.get(i).is_some_and(|s| s.rank == rank) {
                 if to > from {
                     chunks.push(Chunk { sequence: i, from, to, drafted: 0 });
@@ -177,7 +177,7 @@ impl Batch {
         chunks
     }
 
-    /// Adds drafts to the chunks of sequences that decode, as far as they are worth it and blocks are to spare.
+    /// Adds drafts to the chunks of sequences that decode, as far as they pay off and blocks are free.
     pub(super) fn draft(&mut self, chunks: &mut [Chunk]) {
         let Some(drafter) = &mut self.drafter else { return };
         for chunk in &*chunks {
@@ -185,7 +185,7 @@ impl Batch {
             if chunk.to - chunk.from == 1 && chunk.to == sequence.tokens.len() && !sequence.leads {
                 sequence.look_up();
             } else {
-                sequence.lookup.expect_nothing();
+                sequence.lookup.clear();
             }
         }
         let lookups = chunks.iter().map(|chunk| &self.running[chunk.sequence].lookup);
@@ -228,7 +228,7 @@ impl Batch {
         }
     }
 
-    /// Forgets one group's finished prompt: one that no running sequence shares, unless `any` will do.
+    /// Drops one group's finished prompt: one that no running sequence shares, or any if `any` is true.
     fn drop_a_prompt(&mut self, any: bool) -> bool {
         let unused = self.prompts.iter().find_map(|(&group, prompt)| {
             let used = || self.running.iter().any(|s| s.group == Some(group));
@@ -241,27 +241,27 @@ impl Batch {
 
     fn drop_prompt(&mut self, group: u64) {
         if let Some(mut prompt) = self.prompts.remove(&group) {
-            self.pool.give_back_all(&mut prompt.blocks);
+            self.pool.free_all(&mut prompt.blocks);
         }
     }
 
-    /// Forgets all prompts, also those that are being computed.
+    /// Drops all prompts, also those that are being computed.
     pub(crate) fn drop_prompts(&mut self) {
         for mut prompt in std::mem::take(&mut self.prompts).into_values() {
-            self.pool.give_back_all(&mut prompt.blocks);
+            self.pool.free_all(&mut prompt.blocks);
         }
         for sequence in &mut self.running {
             sequence.leads = false;
         }
     }
 
-    /// Takes a sequence's blocks and lets it wait for its next turn.
+    /// Frees a sequence's blocks and moves it back to the waiting ones.
     fn requeue(&mut self, mut sequence: Sequence) {
         self.release_cache(&mut sequence);
         self.waiting.insert(sequence.rank, sequence);
     }
 
-    /// Puts back everything that runs: what is in the cache is not to be used again.
+    /// Moves all running sequences back to the waiting ones: the contents of the cache are obsolete.
     pub(crate) fn requeue_all(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
             self.requeue(sequence);
@@ -269,8 +269,8 @@ impl Batch {
         self.drop_prompts();
     }
 
-    /// Puts back what has not chosen a token yet, and forgets the prompts: with other weights from now on, everything
-    /// that starts to choose tokens does so on their keys and values alone.
+    /// Moves running sequences without a sampled token back to the waiting ones and drops the prompts, so that sequences
+    /// that sample their first token with new weights use keys and values of these weights only.
     pub(crate) fn requeue_without_tokens(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
             if sequence.has_sampled() {
@@ -282,9 +282,8 @@ impl Batch {
         self.drop_prompts();
     }
 
-    /// Takes half of the sequences out of the batch, those with the least in the cache, for another lane that has these
-    /// weights. Their keys and values go with them, if the decoder can copy them; what other weights have had a part in
-    /// stays.
+    /// Removes half of the sequences, those with the fewest cached tokens, for another lane that has these weights. Their
+    /// keys and values go with them if the decoder can copy them. Sequences with tokens of other versions stay.
     pub(crate) fn split_off_half(&mut self, decoder: &impl Decoder, label: PolicyLabel) -> Vec<Sequence> {
         let all = self.running.iter().chain(self.waiting.values());
         let mut ranks: Vec<(usize, Reverse<Rank>)> =
@@ -306,14 +305,14 @@ impl Batch {
         leaving.into_iter().map(|sequence| self.deregister(sequence)).collect()
     }
 
-    /// Forgets the keys and values that waiting sequences have brought from other lanes: the weights change.
+    /// Drops keys and values that waiting sequences have brought from other lanes, since the weights change.
     pub(crate) fn drop_carried_caches(&mut self) {
         for sequence in self.waiting.values_mut() {
             sequence.carried = None;
         }
     }
 
-    /// Takes a sequence that is neither waiting nor running any more out of the books.
+    /// Removes a sequence that is neither waiting nor running from the accounting.
     pub(super) fn detach(&mut self, sequence: Sequence) -> Sequence {
         self.left.push(sequence.group);
         self.deregister(sequence)
@@ -332,12 +331,12 @@ impl Batch {
         sequence
     }
 
-    /// Gives back what a sequence holds in the cache.
+    /// Frees a sequence's part of the cache.
     fn release_cache(&mut self, sequence: &mut Sequence) {
-        self.pool.give_back_all(&mut sequence.blocks);
+        self.pool.free_all(&mut sequence.blocks);
         sequence.cached = 0;
-        sequence.lookup.expect_nothing();
-        // A prompt whose leader is gone will never be ready; the next of the group begins anew.
+        sequence.lookup.clear();
+        // A prompt without its leader is never completed; the next sequence of the group starts over.
         if std::mem::take(&mut sequence.leads)
             && let Some(group) = sequence.group
         {

@@ -1,4 +1,4 @@
-//! Choosing the next tokens of all sequences that a step has computed.
+//! Sampling of the next tokens of all sequences in a step.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,28 +12,28 @@ use crate::rollout::sampling::{Prediction, SampleScratch};
 use crate::rollout::sequence::{Rank, Sequence};
 use rloom_engine::{PolicyLabel, RequestName, RolloutError};
 
-/// What a running sequence's next tokens are chosen by.
+/// Source of the logits for a sequence's next tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source {
-    /// The answers of this step from this one on: one for the next token, and one more after each drafted one.
+    /// Answers of this step starting at this index: one for the next token, and one after each drafted token.
     Rows(usize),
-    /// The logits kept with its group's prompt.
+    /// Logits kept with the group's prompt.
     Prompt(u64),
 }
 
-/// What choosing takes, kept from step to step.
+/// Buffers for sampling, reused in every step.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// The running sequences that get tokens in this step.
+    /// Running sequences that get tokens in this step.
     pub(super) next: Vec<(usize, Source)>,
     workers: Vec<Mutex<Worker>>,
 }
 
-/// One thread's part: of the sequences in `next` every so-manieth.
+/// Part of one thread: every n-th sequence of `next`, for n threads.
 #[derive(Debug, Default)]
 struct Worker {
     scratch: SampleScratch,
-    /// The places in `next` and what was chosen there, in order; `None` where the logits are not finite.
+    /// Index in `next` and sampled token, in order; `None` if the logits are not finite.
     picks: Vec<(usize, Option<Pick>)>,
 }
 
@@ -48,7 +48,7 @@ impl Choice {
 }
 
 impl Batch {
-    /// Chooses the next tokens of each sequence in `choice.next`: one, and another one as long as it is what was drafted.
+    /// Samples the next tokens of each sequence in `choice.next`: one, and another after each accepted draft.
     pub(super) fn choose(&self, decoder: &impl Decoder) {
         let Choice { next, workers } = &self.choice;
         let by_logits = |&(_, source): &(usize, Source)| match source {
@@ -57,7 +57,7 @@ impl Batch {
             }
             Source::Prompt(_) => true,
         };
-        // What the head has drawn need only be taken.
+        // Tokens drawn by the head only have to be copied.
         let pieces = if next.iter().any(by_logits) { workers.len() } else { 1 };
         decoder.ctx().parallel_for(pieces, |piece| {
             let mut worker = workers[piece].lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ impl Batch {
         });
     }
 
-    /// Gives the chosen tokens to their sequences and answers those that are finished.
+    /// Appends the sampled tokens to their sequences and answers those that have finished.
     pub(super) fn apply(&mut self, label: PolicyLabel) {
         let mut ended: BTreeMap<Rank, Result<StopReason, RolloutError>> = BTreeMap::new();
         for worker in &mut self.choice.workers {
@@ -91,7 +91,7 @@ impl Batch {
                 let sequence = &mut self.running[self.choice.next[i].0];
                 nth = if before == Some(i) { nth + 1 } else { 0 };
                 before = Some(i);
-                // What was chosen behind a token that ends it was never asked for.
+                // Tokens sampled after the end of the completion are discarded.
                 if nth > 0 && ended.contains_key(&sequence.rank) {
                     continue;
                 }
@@ -104,7 +104,7 @@ impl Batch {
                             if let Some(drafts) = &mut self.statistics.drafts {
                                 drafts.accepted_tokens += 1;
                             }
-                            // Its keys and values are there already.
+                            // Its keys and values were computed in this step.
                             sequence.cached += 1;
                         }
                         sequence.push(pick, label)
@@ -133,9 +133,9 @@ impl Batch {
     }
 }
 
-/// Chooses a sequence's next tokens by what the head gave after its last token and after each drafted one, in order and
-/// each by its position's own number, up to the first that is not what was drafted. That one is chosen from the right
-/// logits too: everything before it is.
+/// Samples a sequence's next tokens from the predictions after its last token and after each drafted one, in order, each
+/// with the random number of its position, up to the first that differs from the draft. That one is valid too, since all
+/// tokens before it were accepted.
 fn verify<'a>(
     sequence: &'a Sequence,
     mut rows: impl Iterator<Item = Prediction<'a>>,
@@ -143,15 +143,15 @@ fn verify<'a>(
 ) -> impl Iterator<Item = Option<Pick>> {
     let mut drafted = sequence.lookup.draft().iter();
     let mut position = sequence.tokens.len();
-    let mut goes_on = true;
+    let mut continues = true;
     std::iter::from_fn(move || {
-        if !goes_on {
+        if !continues {
             return None;
         }
         let forbidden = sequence.forbidden(position);
         let pick = sequence.sampler.choose(rows.next()?, forbidden, sequence.uniform(position), scratch);
         position += 1;
-        goes_on = matches!((pick, drafted.next()), (Some(pick), Some(&draft)) if pick.token == draft);
+        continues = matches!((pick, drafted.next()), (Some(pick), Some(&draft)) if pick.token == draft);
         Some(pick)
     })
 }

@@ -1,5 +1,5 @@
-//! The batch against a model whose cache can be read back: its logits are a function of the tokens that the row's
-//! blocks hold, so a wrong block anywhere becomes a wrong token.
+//! The batch with a decoder whose logits are a function of the tokens in the row's blocks, so that a wrong block anywhere
+//! becomes a wrong token.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn logits_after(context: &[u32]) -> Vec<f32> {
         .collect()
 }
 
-/// The same, but for a strong inclination to say again what was said four tokens ago.
+/// The same with a strong preference for the token four positions earlier.
 fn logits_in_a_loop(context: &[u32]) -> Vec<f32> {
     let mut logits = logits_after(context);
     if let Some(&again) = context.len().checked_sub(4).and_then(|i| context.get(i)) {
@@ -50,9 +50,9 @@ type Rule = fn(&[u32]) -> Vec<f32>;
 
 struct Recorder {
     ctx: Ctx,
-    /// The logits after a context.
+    /// Logits after a context.
     rule: Rule,
-    /// The token in each slot.
+    /// Token in each slot.
     cells: Vec<Option<u32>>,
     steps: Vec<usize>,
 }
@@ -124,7 +124,7 @@ fn request(prompt: &[u32], group: Option<u64>, sample: u32, max_new_tokens: usiz
     GenerateRequest { group, stop_tokens: Arc::from([STOP]), ..GenerateRequest::new(key, prompt, sampling) }
 }
 
-/// The request's completion, token by token, without cache or batch.
+/// Completion of a request, token by token, without cache or batch.
 fn alone(request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopReason) {
     alone_by(logits_after, request)
 }
@@ -152,7 +152,7 @@ fn alone_by(rule: Rule, request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopR
     }
 }
 
-struct World {
+struct Fixture {
     batch: Batch,
     decoder: Recorder,
     arrivals: u64,
@@ -160,7 +160,7 @@ struct World {
 
 type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
 
-impl World {
+impl Fixture {
     fn new(blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
         Self::by(logits_after, blocks, max_batch, prefill_chunk)
     }
@@ -210,40 +210,40 @@ fn check_by(rule: Rule, request: &GenerateRequest, answer: &mut Answer) {
 #[test]
 fn a_groups_prompt_is_computed_once() {
     let prompt: Vec<u32> = (0..37).map(|i| i % 5).collect();
-    let mut world = World::new(100, 16, 8);
+    let mut fixture = Fixture::new(100, 16, 8);
     let requests: Vec<_> = (0..6).map(|sample| request(&prompt, Some(4), sample, 3)).collect();
-    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
-    world.run();
+    let mut answers: Vec<_> = requests.iter().map(|r| fixture.submit(r.clone())).collect();
+    fixture.run();
     let mut decoded = 0;
     for (request, answer) in requests.iter().zip(&mut answers) {
         decoded += alone(request).0.len() - 1;
         check(request, answer);
     }
-    let statistics = world.batch.statistics();
+    let statistics = fixture.batch.statistics();
     assert_eq!(statistics.computed_tokens as usize, 37 + decoded);
     assert_eq!(statistics.shared_tokens, 5 * 37);
     // Prefill in chunks of at most eight.
-    assert_eq!(world.decoder.steps[..5], [8, 8, 8, 8, 5]);
+    assert_eq!(fixture.decoder.steps[..5], [8, 8, 8, 8, 5]);
 }
 
 #[test]
-fn the_last_in_line_is_put_back_and_the_first_never() {
-    // Each may come to need 3 blocks of the 5; nothing is left for both.
-    let mut world = World::new(5, 4, 64);
+fn the_last_rank_is_preempted_and_the_first_never() {
+    // Each may need 3 of the 5 blocks.
+    let mut fixture = Fixture::new(5, 4, 64);
     let requests: Vec<_> = (0..2)
         .map(|sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) })
         .collect();
-    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
-    while world.batch.statistics().preempted == 0 {
-        world.step();
+    let mut answers: Vec<_> = requests.iter().map(|r| fixture.submit(r.clone())).collect();
+    while fixture.batch.statistics().preempted == 0 {
+        fixture.step();
     }
-    assert_eq!(world.batch.running.len(), 1);
-    assert_eq!(world.batch.running[0].rank.arrival, 1);
-    world.run();
+    assert_eq!(fixture.batch.running.len(), 1);
+    assert_eq!(fixture.batch.running[0].rank.arrival, 1);
+    fixture.run();
     for (request, answer) in requests.iter().zip(&mut answers) {
         let generation = answer.try_recv().unwrap().unwrap();
         let free = GenerateRequest { stop_tokens: Arc::from([]), ..request.clone() };
-        let mut roomy = World::new(100, 1, 1);
+        let mut roomy = Fixture::new(100, 1, 1);
         let mut expected = roomy.submit(free);
         roomy.run();
         assert_eq!(generation, expected.try_recv().unwrap().unwrap());
@@ -251,84 +251,84 @@ fn the_last_in_line_is_put_back_and_the_first_never() {
 }
 
 #[test]
-fn who_is_first_in_line_runs_first_and_is_put_back_last() {
+fn lower_ranks_run_first_and_are_preempted_last() {
     let long = |sample, priority| GenerateRequest {
         stop_tokens: Arc::from([]),
         priority,
         ..request(&[1, 2, 3], None, sample, 44)
     };
-    let running = |world: &World| world.batch.running.iter().map(|s| s.key.sample).collect::<Vec<_>>();
-    // One place: they run by priority, and by age where that is equal.
-    let mut world = World::new(100, 1, 64);
-    let _answers = [(0, 7), (1, 3), (2, 7), (3, 3)].map(|(s, priority)| world.submit(long(s, priority)));
+    let running = |fixture: &Fixture| fixture.batch.running.iter().map(|s| s.key.sample).collect::<Vec<_>>();
+    // With one place they run by priority, then by age.
+    let mut fixture = Fixture::new(100, 1, 64);
+    let _answers = [(0, 7), (1, 3), (2, 7), (3, 3)].map(|(s, priority)| fixture.submit(long(s, priority)));
     let mut order = Vec::new();
-    while !world.batch.is_empty() {
-        world.step();
-        order.extend(running(&world));
+    while !fixture.batch.is_empty() {
+        fixture.step();
+        order.extend(running(&fixture));
     }
     order.dedup();
     assert_eq!(order, [1, 3, 0, 2]);
 
-    // Room for one whole sequence and a part: who comes later with a lower number is put back by nobody.
-    let mut world = World::new(5, 4, 64);
-    let mut answers = vec![world.submit(long(0, 2))];
-    world.step();
-    answers.push(world.submit(long(1, 1)));
-    world.step();
-    assert_eq!(running(&world), [1, 0], "in order of priority, and nothing is put back for a newcomer");
-    while world.batch.statistics().preempted == 0 {
-        world.step();
+    // Room for one whole sequence and a part. A later request with a lower number is not preempted.
+    let mut fixture = Fixture::new(5, 4, 64);
+    let mut answers = vec![fixture.submit(long(0, 2))];
+    fixture.step();
+    answers.push(fixture.submit(long(1, 1)));
+    fixture.step();
+    assert_eq!(running(&fixture), [1, 0], "in order of priority, without preemption for a new sequence");
+    while fixture.batch.statistics().preempted == 0 {
+        fixture.step();
     }
-    assert_eq!(running(&world), [1]);
-    // What was put back keeps its place: before what came after it with the same number.
-    answers.push(world.submit(long(2, 2)));
-    while running(&world) == [1] {
-        world.step();
+    assert_eq!(running(&fixture), [1]);
+    // A preempted sequence keeps its rank: it precedes later ones with the same number.
+    answers.push(fixture.submit(long(2, 2)));
+    while running(&fixture) == [1] {
+        fixture.step();
     }
-    world.step();
-    assert_eq!(running(&world)[0], 0);
-    world.run();
+    fixture.step();
+    assert_eq!(running(&fixture)[0], 0);
+    fixture.run();
 }
 
 #[test]
-fn those_behind_are_not_in_a_newcomers_way() {
-    let mut world = World::new(5, 2, 64);
+fn later_ranks_do_not_block_a_new_sequence() {
+    let mut fixture = Fixture::new(5, 2, 64);
     let long = |sample, priority| GenerateRequest { priority, ..request(&[1; 40], None, sample, 30) };
-    let _answers = [(0, 5), (1, 5)].map(|(sample, priority)| world.submit(long(sample, priority)));
-    world.step();
-    assert_eq!((world.batch.running(), world.batch.waiting()), (1, 1), "blocks are short");
-    assert!(!world.batch.has_room());
+    let _answers = [(0, 5), (1, 5)].map(|(sample, priority)| fixture.submit(long(sample, priority)));
+    fixture.step();
+    assert_eq!((fixture.batch.running(), fixture.batch.waiting()), (1, 1), "blocks are short");
+    assert!(!fixture.batch.has_room());
     let rank = |priority| Rank { priority, arrival: 3 };
-    assert!(world.batch.has_place(rank(4)) && !world.batch.has_place(rank(5)));
+    assert!(fixture.batch.has_place(rank(4)) && !fixture.batch.has_place(rank(5)));
 }
 
 #[test]
-fn aborted_sequences_give_what_they_have() {
-    let mut world = World::new(50, 4, 64);
+fn aborted_sequences_return_the_tokens_they_have() {
+    let mut fixture = Fixture::new(50, 4, 64);
     let base = GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2], None, 0, 30) };
-    let mut kept = world.submit(base.clone());
+    let mut kept = fixture.submit(base.clone());
     let aborted = GenerateRequest { key: RandomKey { sample: 1, ..base.key }, ..base.clone() };
-    let mut answer = world.submit(aborted);
+    let mut answer = fixture.submit(aborted);
     for _ in 0..5 {
-        world.step();
+        fixture.step();
     }
-    world.batch.abort(Abort::Request(RandomKey { sample: 1, ..base.key }));
+    fixture.batch.abort(Abort::Request(RandomKey { sample: 1, ..base.key }));
     let generation = answer.try_recv().unwrap().unwrap();
     assert_eq!((generation.tokens.len(), generation.stop), (5, StopReason::Aborted));
     assert_eq!(generation.versions[0].range, 0..5);
-    world.run();
+    fixture.run();
     assert_eq!(kept.try_recv().unwrap().unwrap().stop, StopReason::Length);
 }
 
 #[test]
 fn a_cancelled_leader_leaves_its_group_to_the_next() {
     let prompt: Vec<u32> = (0..40).map(|i| i % 5).collect();
-    let mut world = World::new(50, 8, 16);
+    let mut fixture = Fixture::new(50, 8, 16);
     let requests: Vec<_> = (0..3).map(|sample| request(&prompt, Some(1), sample, 5)).collect();
-    let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
-    world.step();
+    let mut answers: Vec<_> = requests.iter().map(|r| fixture.submit(r.clone())).collect();
+    fixture.step();
     drop(answers.remove(0));
-    world.run();
+    fixture.run();
     for (request, answer) in requests[1..].iter().zip(&mut answers) {
         check(request, answer);
     }
@@ -337,28 +337,28 @@ fn a_cancelled_leader_leaves_its_group_to_the_next() {
 #[test]
 fn a_leader_that_resumes_shares_its_prompt_too() {
     let prompt: Vec<u32> = (0..20).map(|i| i % 5).collect();
-    let mut world = World::new(50, 8, 64);
+    let mut fixture = Fixture::new(50, 8, 64);
     let mut leader = request(&prompt, Some(1), 0, 30);
     leader.prefix = vec![1, 2, 3];
     let follower = request(&prompt, Some(1), 1, 5);
-    let mut answers = [world.submit(leader.clone()), world.submit(follower.clone())];
-    world.run();
+    let mut answers = [fixture.submit(leader.clone()), fixture.submit(follower.clone())];
+    fixture.run();
     check(&leader, &mut answers[0]);
     check(&follower, &mut answers[1]);
-    assert_eq!(world.batch.statistics().shared_tokens, 20);
+    assert_eq!(fixture.batch.statistics().shared_tokens, 20);
 }
 
 #[test]
-fn nobody_computes_for_a_caller_that_has_gone() {
-    let mut world = World::new(50, 8, 64);
+fn cancelled_requests_are_not_computed() {
+    let mut fixture = Fixture::new(50, 8, 64);
     let answer =
-        world.submit(GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2], None, 0, 500) });
-    world.step();
+        fixture.submit(GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2], None, 0, 500) });
+    fixture.step();
     drop(answer);
-    world.step();
-    assert!(world.batch.is_empty());
-    assert_eq!(world.batch.take_departed(), [None]);
-    assert_eq!(world.batch.statistics().steps, 1);
+    fixture.step();
+    assert!(fixture.batch.is_empty());
+    assert_eq!(fixture.batch.take_departed(), [None]);
+    assert_eq!(fixture.batch.statistics().steps, 1);
 }
 
 /// One request of a random schedule.
@@ -369,9 +369,9 @@ struct Job {
     max_new_tokens: usize,
     min_new_tokens: usize,
     prefix: usize,
-    /// Steps before it comes.
+    /// Steps before it is submitted.
     delay: usize,
-    /// Steps after which its caller goes away.
+    /// Steps after which it is cancelled.
     patience: Option<usize>,
     priority: u64,
 }
@@ -387,7 +387,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         0u64..3,
     );
     let job = job.prop_map(|(group, prompt, (max_new_tokens, min), prefix, delay, patience, priority)| Job {
-        // A group's prompt is one; now and then a request lies about it.
+        // Requests of a group have the same prompt, with rare exceptions.
         prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
         group,
         max_new_tokens,
@@ -403,17 +403,17 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever shares the batch, in whatever order and chunks, with however few blocks: the tokens are those of the
-    /// request alone, and no block is lost.
+    /// For any batch, order, chunk size and number of blocks, the tokens are those of the request alone, and no block is
+    /// lost.
     #[test]
     fn no_schedule_changes_a_token(
         jobs in jobs(), blocks in 3usize..24, max_batch in 1usize..7, chunk in 1usize..24,
         drafts in proptest::bool::ANY, repeats in proptest::bool::ANY,
     ) {
         let rule = if repeats { logits_in_a_loop } else { logits_after };
-        let mut world = World::by(rule, blocks, max_batch, chunk);
+        let mut fixture = Fixture::by(rule, blocks, max_batch, chunk);
         if drafts {
-            world.batch.draft_always();
+            fixture.batch.draft_always();
         }
         let mut pending: Vec<(Job, GenerateRequest)> = Vec::new();
         for (sample, job) in jobs.into_iter().enumerate() {
@@ -422,7 +422,7 @@ proptest! {
             }
             let prompt: Vec<u32> = (0..job.prompt as u32).map(|i| (i * i + job.prompt as u32) % 6).collect();
             let mut request = request(&prompt, job.group, sample as u32, job.max_new_tokens);
-            // A prefix is what the request itself would have chosen, short of its end.
+            // The prefix is a proper prefix of the request's own completion.
             request.sampling.min_new_tokens = job.min_new_tokens.min(job.max_new_tokens);
             let (tokens, ..) = alone_by(rule, &request);
             request.priority = job.priority;
@@ -431,11 +431,11 @@ proptest! {
         }
         let mut answers: Vec<(GenerateRequest, Answer, Option<usize>)> = Vec::new();
         let mut step = 0;
-        while !pending.is_empty() || !world.batch.is_empty() {
+        while !pending.is_empty() || !fixture.batch.is_empty() {
             let (come, later): (Vec<_>, Vec<_>) = pending.into_iter().partition(|(job, _)| job.delay <= step);
             pending = later;
             for (job, request) in come {
-                let answer = world.submit(request.clone());
+                let answer = fixture.submit(request.clone());
                 answers.push((request, answer, job.patience.map(|p| p + step)));
             }
             for (.., answer, until) in &mut answers {
@@ -443,17 +443,17 @@ proptest! {
                     answer.close();
                 }
             }
-            world.step();
+            fixture.step();
             step += 1;
             prop_assert!(step < 20_000, "no progress");
         }
-        world.run();
+        fixture.run();
         for (request, answer, until) in &mut answers {
             if until.is_none() {
                 check_by(rule, request, answer);
             }
         }
-        match world.batch.statistics().drafts {
+        match fixture.batch.statistics().drafts {
             Some(counted) => prop_assert!(drafts && counted.accepted_tokens <= counted.drafted_tokens),
             None => prop_assert!(!drafts),
         }
@@ -461,7 +461,7 @@ proptest! {
 }
 
 #[test]
-fn text_that_repeats_itself_takes_fewer_steps() {
+fn repetitive_text_takes_fewer_steps() {
     let requests: Vec<_> = (0..4)
         .map(|sample| GenerateRequest {
             stop_tokens: Arc::from([]),
@@ -470,16 +470,16 @@ fn text_that_repeats_itself_takes_fewer_steps() {
         .collect();
     let mut steps = Vec::new();
     for drafts in [false, true] {
-        let mut world = World::by(logits_in_a_loop, 100, 8, 64);
+        let mut fixture = Fixture::by(logits_in_a_loop, 100, 8, 64);
         if drafts {
-            world.batch.draft_always();
+            fixture.batch.draft_always();
         }
-        let mut answers: Vec<_> = requests.iter().map(|r| world.submit(r.clone())).collect();
-        world.run();
+        let mut answers: Vec<_> = requests.iter().map(|r| fixture.submit(r.clone())).collect();
+        fixture.run();
         for (request, answer) in requests.iter().zip(&mut answers) {
             check_by(logits_in_a_loop, request, answer);
         }
-        let statistics = world.batch.statistics();
+        let statistics = fixture.batch.statistics();
         assert_eq!(statistics.sampled_tokens, 480);
         let counted = statistics.drafts.unwrap_or_default();
         let (drafted, accepted) = (counted.drafted_tokens, counted.accepted_tokens);
@@ -494,22 +494,22 @@ fn text_that_repeats_itself_takes_fewer_steps() {
     assert!(steps[1] * 2 < steps[0], "{steps:?}");
 }
 
-/// With blocks for one sequence and a half, drafts take what is left over, and are the reason for no putting back.
+/// With blocks for one and a half sequences, drafts use free blocks and cause no preemption.
 #[test]
-fn drafts_put_nothing_back() {
+fn drafts_preempt_nothing() {
     let long =
         |sample| GenerateRequest { stop_tokens: Arc::from([]), ..request(&[1, 2, 3], None, sample, 44) };
     let preempted = [false, true].map(|drafts| {
-        let mut world = World::by(logits_in_a_loop, 6, 4, 64);
+        let mut fixture = Fixture::by(logits_in_a_loop, 6, 4, 64);
         if drafts {
-            world.batch.draft_always();
+            fixture.batch.draft_always();
         }
-        let mut answers: Vec<_> = (0..2).map(|sample| world.submit(long(sample))).collect();
-        world.run();
+        let mut answers: Vec<_> = (0..2).map(|sample| fixture.submit(long(sample))).collect();
+        fixture.run();
         for (sample, answer) in answers.iter_mut().enumerate() {
             check_by(logits_in_a_loop, &long(sample as u32), answer);
         }
-        world.batch.statistics().preempted
+        fixture.batch.statistics().preempted
     });
     assert_eq!(preempted, [0, 0]);
 }

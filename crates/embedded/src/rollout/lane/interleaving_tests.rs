@@ -1,5 +1,5 @@
-//! Real models under random interleavings of requests, updates, aborts, failures and steps: every log-probability is,
-//! bit for bit, that of a full forward pass with the weights of the version that its span names.
+//! Real models under random interleavings of requests, updates, aborts, failures and steps: every log-probability is
+//! bitwise that of a full forward pass with the weights of the version named by its span.
 
 use std::sync::{Arc, LazyLock};
 
@@ -8,7 +8,7 @@ use rloom_core::{Purpose, RandomKey, StopReason};
 use rloom_model::{Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 
-use super::bench::{Answer, Bench, label};
+use super::harness::{Answer, Harness, label};
 use crate::rollout::batch::{Limits, blocks_for};
 use crate::rollout::decoder::ModelDecoder;
 use crate::rollout::weights::LoadedWeights;
@@ -47,7 +47,7 @@ fn weights(version: u64) -> LoadedWeights {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Move {
+enum Action {
     Submit {
         group: Option<u64>,
         length: usize,
@@ -59,27 +59,27 @@ enum Move {
         lane: usize,
         steps: usize,
     },
-    /// Weights so many versions newer; 0 brings the same again.
+    /// Weights newer by this number of versions; 0 loads the same again.
     Load {
         newer: u64,
         on_update: OnUpdate,
     },
     Release,
     Abort(Abort),
-    /// The caller of a request goes away.
-    Leave {
+    /// The caller of a request drops it.
+    Cancel {
         request: usize,
     },
-    /// A lane's decoder fails.
+    /// A lane fails.
     Fail {
         lane: usize,
     },
 }
 
-fn moves(on_update: &'static [OnUpdate]) -> impl Strategy<Value = Vec<Move>> {
+fn actions(on_update: &'static [OnUpdate]) -> impl Strategy<Value = Vec<Action>> {
     let submit = (proptest::option::of(0..3u64), 1..40usize, 1..50usize, 0..20usize, 0..3u64).prop_map(
-        |(group, length, max_new_tokens, min, priority)| Move::Submit {
-            // A group's prompt is one.
+        |(group, length, max_new_tokens, min, priority)| Action::Submit {
+            // All requests of a group have the same prompt.
             length: group.map_or(length, |g| [5, 16, 33][g as usize]),
             group,
             max_new_tokens,
@@ -94,13 +94,13 @@ fn moves(on_update: &'static [OnUpdate]) -> impl Strategy<Value = Vec<Move>> {
     ];
     let one = prop_oneof![
         6 => submit,
-        8 => (0..2usize, 1..12usize).prop_map(|(lane, steps)| Move::Steps { lane, steps }),
+        8 => (0..2usize, 1..12usize).prop_map(|(lane, steps)| Action::Steps { lane, steps }),
         3 => (0..3u64, proptest::sample::select(on_update))
-            .prop_map(|(newer, on_update)| Move::Load { newer, on_update }),
-        1 => Just(Move::Release),
-        1 => abort.prop_map(Move::Abort),
-        1 => (0..8usize).prop_map(|request| Move::Leave { request }),
-        1 => (0..2usize).prop_map(|lane| Move::Fail { lane }),
+            .prop_map(|(newer, on_update)| Action::Load { newer, on_update }),
+        1 => Just(Action::Release),
+        1 => abort.prop_map(Action::Abort),
+        1 => (0..8usize).prop_map(|request| Action::Cancel { request }),
+        1 => (0..2usize).prop_map(|lane| Action::Fail { lane }),
     ];
     proptest::collection::vec(one, 1..40)
 }
@@ -109,7 +109,7 @@ fn key(ticket: u64) -> RandomKey {
     RandomKey::new(5, 0, Purpose::Rollout, ticket)
 }
 
-/// A request that is made again, with what it has, whenever it is cut off.
+/// A request that is resubmitted with the tokens it has whenever it is interrupted.
 struct Caller {
     request: GenerateRequest,
     answer: Answer,
@@ -119,44 +119,46 @@ struct Caller {
 }
 
 struct World {
-    bench: Bench<ModelDecoder>,
+    harness: Harness<ModelDecoder>,
     callers: Vec<Caller>,
     version: u64,
     has_weights: bool,
-    /// Whether every part is exact, or only what came before weights were changed under it.
+    /// Only the tokens before the first update of a part are exact.
     keeps: bool,
 }
 
 impl World {
     fn new(blocks: usize, max_batch: usize, prefill_chunk: usize, keeps: bool) -> Self {
         let decoders = (0..2).map(|_| ModelDecoder::new(Ctx::serial(), config(), blocks, true)).collect();
-        let bench =
-            Bench::new(decoders, Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off });
-        Self { bench, callers: Vec::new(), version: 0, has_weights: false, keeps }
+        let harness = Harness::new(
+            decoders,
+            Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off },
+        );
+        Self { harness, callers: Vec::new(), version: 0, has_weights: false, keeps }
     }
 
-    /// The same, whose lanes draft what they can.
+    /// The same with lanes that draft as much as possible.
     fn drafting(mut self, drafts: bool) -> Self {
         if drafts {
-            self.bench.lanes.iter_mut().for_each(|lane| lane.batch.draft_always());
+            self.harness.lanes.iter_mut().for_each(|lane| lane.batch.draft_always());
         }
         self
     }
 
     fn submit(&mut self, request: GenerateRequest) {
-        let answer = self.bench.submit(request.clone());
+        let answer = self.harness.submit(request.clone());
         self.callers.push(Caller { request, answer, so_far: None, is_over: false, left: false });
     }
 
     fn load(&mut self, newer: u64, on_update: OnUpdate) {
         self.version = (self.version + newer).min(VERSIONS - 1);
         self.has_weights = true;
-        drop(self.bench.load(Some(&weights(self.version)), on_update));
+        drop(self.harness.load(Some(&weights(self.version)), on_update));
     }
 
-    fn play(&mut self, one: Move) {
-        match one {
-            Move::Submit { group, length, max_new_tokens, min_new_tokens, priority } => {
+    fn play(&mut self, action: Action) {
+        match action {
+            Action::Submit { group, length, max_new_tokens, min_new_tokens, priority } => {
                 let ticket = self.callers.len() as u64;
                 let prompt: Vec<u32> = (0..length).map(|i| ((i * i + length) % VOCABULARY) as u32).collect();
                 let temperature = [1.0, 0.6, 0.0, 1.4][ticket as usize % 4];
@@ -173,30 +175,30 @@ impl World {
                     ..GenerateRequest::new(key(ticket), prompt, sampling)
                 });
             }
-            Move::Steps { lane, steps } => {
+            Action::Steps { lane, steps } => {
                 for _ in 0..steps {
-                    self.bench.step(lane);
+                    self.harness.step(lane);
                 }
             }
-            Move::Load { newer, on_update } => self.load(newer, on_update),
-            Move::Release => {
+            Action::Load { newer, on_update } => self.load(newer, on_update),
+            Action::Release => {
                 self.has_weights = false;
-                drop(self.bench.load(None, OnUpdate::Finish));
+                drop(self.harness.load(None, OnUpdate::Finish));
             }
-            Move::Abort(which) => drop(self.bench.abort(which)),
-            Move::Leave { request } => {
+            Action::Abort(which) => drop(self.harness.abort(which)),
+            Action::Cancel { request } => {
                 if let Some(caller) = self.callers.get_mut(request).filter(|c| !c.is_over) {
                     caller.answer.close();
                     (caller.left, caller.is_over) = (true, true);
                 }
             }
-            Move::Fail { lane } => self.bench.lanes[lane].restart(&WorkerFailure::Unknown),
+            Action::Fail { lane } => self.harness.lanes[lane].restart(&WorkerFailure::Unknown),
         }
-        self.listen();
+        self.collect_answers();
     }
 
-    /// Takes the answers there are, checks each, and asks again for what was cut off.
-    fn listen(&mut self) {
+    /// Takes the available answers, checks them and resubmits interrupted requests.
+    fn collect_answers(&mut self) {
         for caller in self.callers.iter_mut().filter(|c| !c.is_over) {
             let Ok(answer) = caller.answer.try_recv() else { continue };
             match answer {
@@ -217,41 +219,41 @@ impl World {
                 }
             }
             if !caller.is_over {
-                caller.answer = self.bench.submit(caller.request.clone());
+                caller.answer = self.harness.submit(caller.request.clone());
             }
         }
     }
 
-    /// Lets everything come to its end.
+    /// Runs until all requests are answered.
     fn finish(&mut self) {
         if !self.has_weights {
             self.load(0, OnUpdate::Finish);
         }
         for _ in 0..100_000 {
-            let worked = [0, 1].map(|lane| self.bench.step(lane));
-            self.listen();
+            let worked = [0, 1].map(|lane| self.harness.step(lane));
+            self.collect_answers();
             if worked == [false, false] && self.callers.iter().all(|c| c.is_over) {
                 return;
             }
         }
-        panic!("no end");
+        panic!("no progress");
     }
 
-    fn check_books(&self) {
-        let dispatcher = self.bench.shared.dispatcher();
+    fn check_accounting(&self) {
+        let dispatcher = self.harness.shared.dispatcher();
         assert!(dispatcher.is_idle(), "{dispatcher:?}");
-        for lane in &self.bench.lanes {
+        for lane in &self.harness.lanes {
             assert!(lane.batch.is_empty() && lane.batch.used_blocks() == 0, "blocks were lost");
             assert_eq!(lane.loaded(), Some(label(self.version)));
         }
     }
 
-    fn run(&mut self, moves: Vec<Move>) {
-        for one in moves {
-            self.play(one);
+    fn run(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            self.play(action);
         }
         self.finish();
-        self.check_books();
+        self.check_accounting();
         for caller in self.callers.iter().filter(|c| !c.left) {
             let whole = caller.so_far.as_ref().expect("it was answered");
             let request = GenerateRequest { prefix: Vec::new(), ..caller.request.clone() };
@@ -267,8 +269,8 @@ impl World {
     }
 }
 
-/// Spans tile the tokens and never go back; each log-probability is that of its version's weights. With `keeps`, only
-/// the first span's are.
+/// Checks that spans cover the tokens with increasing versions, and that each log-probability is that of its version's
+/// weights; with `keeps`, only in the first span.
 fn check(request: &GenerateRequest, part: &Generation, keeps: bool) {
     assert_eq!(part.tokens.len(), part.logprobs.len());
     let given = request.prompt.len() + request.prefix.len();
@@ -293,7 +295,7 @@ fn check(request: &GenerateRequest, part: &Generation, keeps: bool) {
     assert_eq!(at, part.tokens.len());
 }
 
-/// Blocks for the longest request and some more, so that sequences are put back.
+/// Blocks for the longest request and a few more, so that sequences are preempted.
 fn blocks() -> impl Strategy<Value = usize> {
     let longest = blocks_for(40 + 50);
     longest..longest + 12
@@ -304,30 +306,30 @@ proptest! {
 
     #[test]
     fn every_log_probability_is_that_of_the_version_it_names(
-        moves in moves(&[OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Abort]),
+        actions in actions(&[OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Abort]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
-        World::new(blocks, max_batch, chunk, false).drafting(drafts).run(moves);
+        World::new(blocks, max_batch, chunk, false).drafting(drafts).run(actions);
     }
 
-    /// A part that began with some weights has no keys of older ones, until newer ones come in its middle.
+    /// A part uses only keys of the weights that it started with, until an update.
     #[test]
-    fn with_keep_what_begins_with_some_weights_is_exact_until_the_next(
-        moves in moves(&[OnUpdate::Keep, OnUpdate::Keep, OnUpdate::Finish, OnUpdate::Abort]),
+    fn with_keep_a_part_is_exact_until_the_next_update(
+        actions in actions(&[OnUpdate::Keep, OnUpdate::Keep, OnUpdate::Finish, OnUpdate::Abort]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
-        World::new(blocks, max_batch, chunk, true).drafting(drafts).run(moves);
+        World::new(blocks, max_batch, chunk, true).drafting(drafts).run(actions);
     }
 
-    /// Neither priorities nor aborts, failures or steps leave a trace in a completion while the weights stay.
+    /// Priorities, aborts, failures and scheduling do not affect a completion while the weights stay.
     #[test]
-    fn while_weights_stay_a_completion_is_the_request_s_alone(
-        moves in moves(&[OnUpdate::Recompute]),
+    fn while_weights_stay_a_completion_depends_on_its_request_alone(
+        actions in actions(&[OnUpdate::Recompute]),
         blocks in blocks(), max_batch in 1..6usize, chunk in 1..40usize, drafts in proptest::bool::ANY,
     ) {
         let mut world = World::new(blocks, max_batch, chunk, false).drafting(drafts);
-        let still = moves.into_iter().filter(|m| !matches!(m, Move::Load { .. }));
-        world.run([Move::Load { newer: 0, on_update: OnUpdate::Finish }].into_iter().chain(still).collect());
+        let still = actions.into_iter().filter(|m| !matches!(m, Action::Load { .. }));
+        world.run([Action::Load { newer: 0, on_update: OnUpdate::Finish }].into_iter().chain(still).collect());
         for caller in world.callers.iter().filter(|c| !c.left) {
             let mut alone = World::new(40, 1, 64, false);
             let request = GenerateRequest { prefix: Vec::new(), group: None, ..caller.request.clone() };

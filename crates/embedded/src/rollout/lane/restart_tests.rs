@@ -1,4 +1,4 @@
-//! Lanes that fail and start again, and lanes that hang, through the engine's public face.
+//! Lanes that fail and restart, and lanes that hang, through the engine's public interface.
 
 use std::future::Future;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,7 +10,7 @@ use rloom_model::{KvCache, Model, RowRequest, StepRow};
 use rloom_ops::{Ctx, HeadOutput};
 use tokio::time::timeout;
 
-use super::bench::config;
+use super::harness::config;
 use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
 use crate::rollout::weights::LoadedWeights;
 use crate::{EmbeddedRolloutEngine, publish_model};
@@ -20,24 +20,24 @@ use rloom_engine::{
 };
 
 const VOCABULARY: usize = 16;
-/// Tokens that only prompts have, and that something is done about in the step that sees them.
+/// Tokens that occur in prompts only and trigger a fault in the step that computes them.
 const PANICS: u32 = 12;
 const FAILS: u32 = 13;
-/// Waits for the gate, then goes on.
+/// Waits for the gate.
 const HANGS: u32 = 14;
 /// Waits for the gate, then panics.
 const HANGS_AND_PANICS: u32 = 15;
 
 static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| Arc::new(Model::init(&config(VOCABULARY, 4096), 1)));
 
-/// What the decoders of an engine share with the test.
+/// State shared by the decoders of an engine and the test.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
     opened: Condvar,
-    /// How many loads are to panic.
+    /// Number of loads that panic.
     bad_loads: Mutex<u32>,
-    /// How many copies of blocks are to panic.
+    /// Number of block copies that panic.
     bad_copies: Mutex<u32>,
 }
 
@@ -52,7 +52,7 @@ impl Gate {
     }
 }
 
-/// Counts down: whether there was something left.
+/// Decrements a counter; false if it is 0.
 fn take_one(count: &Mutex<u32>) -> bool {
     let mut count = count.lock().unwrap();
     let any = *count > 0;
@@ -60,16 +60,16 @@ fn take_one(count: &Mutex<u32>) -> bool {
     any
 }
 
-/// Gives equal logits for all tokens but those above.
-struct Moody {
+/// Equal logits for all tokens but those above.
+struct FaultInjector {
     ctx: Ctx,
     gate: Arc<Gate>,
     loaded: bool,
-    /// Hangs up when the decoder is let go of.
+    /// Disconnects when the decoder is dropped.
     alive: Sender<()>,
 }
 
-impl Decoder for Moody {
+impl Decoder for FaultInjector {
     fn fresh(&self) -> Self {
         let (ctx, gate) = (self.ctx.clone(), Arc::clone(&self.gate));
         Self { ctx, gate, loaded: false, alive: self.alive.clone() }
@@ -104,15 +104,15 @@ impl Decoder for Moody {
         wanted: &[RowRequest],
         answers: &mut HeadOutput,
     ) -> Result<(), DecodeError> {
-        assert!(self.loaded, "the weights are gone");
+        assert!(self.loaded, "no weights are loaded");
         for row in rows {
             match row.token {
-                PANICS => panic!("bad luck"),
-                FAILS => return Err(DecodeError::Injected("no luck")),
+                PANICS => panic!("injected panic"),
+                FAILS => return Err(DecodeError::Injected("injected error")),
                 HANGS => self.gate.wait(),
                 HANGS_AND_PANICS => {
                     self.gate.wait();
-                    panic!("bad luck after all");
+                    panic!("injected after the gate");
                 }
                 _ => {}
             }
@@ -127,14 +127,14 @@ impl Decoder for Moody {
 struct World {
     engine: EmbeddedRolloutEngine,
     gate: Arc<Gate>,
-    /// Says nothing, until all decoders are gone.
+    /// Disconnects once all decoders are dropped.
     decoders: Receiver<()>,
 }
 
 fn world(lanes: usize, restarts: u32, timeout_seconds: f64) -> World {
     let gate = Arc::new(Gate::default());
     let (alive, decoders) = channel();
-    let moody = (0..lanes).map(|_| Moody {
+    let injectors = (0..lanes).map(|_| FaultInjector {
         ctx: Ctx::serial(),
         gate: Arc::clone(&gate),
         loaded: false,
@@ -143,7 +143,7 @@ fn world(lanes: usize, restarts: u32, timeout_seconds: f64) -> World {
     let settings = RolloutSettings { max_batch: 4, restarts, timeout_seconds, ..RolloutSettings::default() };
     let config = config(VOCABULARY, 4096);
     let engine =
-        EmbeddedRolloutEngine::with_decoders(&config, &settings, None, 1000, moody.collect()).unwrap();
+        EmbeddedRolloutEngine::with_decoders(&config, &settings, None, 1000, injectors.collect()).unwrap();
     World { engine, gate, decoders }
 }
 
@@ -157,10 +157,10 @@ fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateReques
     GenerateRequest::new(key, prompt, sampling)
 }
 
-/// Runs the future on a small runtime, and fails rather than hangs.
+/// Runs the future on a small runtime with a timeout.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { timeout(Duration::from_secs(20), future).await.expect("it hangs") })
+    runtime.block_on(async { timeout(Duration::from_secs(20), future).await.expect("timed out") })
 }
 
 fn restarted(result: &Result<Generation, RolloutError>, cause: &str) {
@@ -181,14 +181,15 @@ fn is_idle(engine: &EmbeddedRolloutEngine) -> bool {
 }
 
 #[test]
-fn requests_of_a_failed_lane_may_be_made_again() {
+fn requests_of_a_failed_lane_can_be_retried() {
     let World { engine, gate: _, decoders: _ } = world(1, 2, 20.0);
     run(async {
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         let expected = engine.generate(request(1, &[1, 2], 50)).await.unwrap();
-        for (round, (token, cause)) in [(PANICS, "panicked: bad luck"), (FAILS, "no luck")].iter().enumerate()
+        for (round, (token, cause)) in
+            [(PANICS, "panicked: injected panic"), (FAILS, "injected error")].iter().enumerate()
         {
-            // A place is free beside them; which of the two the failure meets does not matter.
+            // The failure may or may not meet the second request.
             let (bad, fine) =
                 (engine.generate(request(0, &[3, *token], 4)), engine.generate(request(1, &[1, 2], 50)));
             restarted(&bad.await, cause);
@@ -202,29 +203,29 @@ fn requests_of_a_failed_lane_may_be_made_again() {
         let health = engine.health(Duration::from_secs(5)).await.unwrap();
         assert_eq!((health.version(PolicyId::MAIN), health.used_blocks), (Some(PolicyVersion(1)), 0));
         assert!(is_idle(&engine));
-        // The third failure is one too many.
+        // The third failure ends the engine.
         let queued: Vec<_> = (2..9).map(|sample| engine.generate(request(sample, &[PANICS], 4))).collect();
         for future in queued {
             let error = future.await.map(drop).unwrap_err();
-            assert_eq!(error.to_string(), "the rollout engine failed: lane 0: panicked: bad luck");
+            assert_eq!(error.to_string(), "the rollout engine failed: lane 0: panicked: injected panic");
             assert!(!error.is_retryable());
         }
     });
 }
 
 #[test]
-fn other_lanes_go_on() {
+fn other_lanes_continue() {
     let World { engine, gate, decoders: _ } = world(2, 1, 20.0);
     run(async {
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
-        // Each in a lane of its own: the lane with the fewest requests gets the next.
+        // They are in different lanes: the lane with the fewest requests gets the next.
         let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
         while engine.workers().iter().all(|lane| lane.activity != WorkerActivity::Step) {
             std::thread::yield_now();
         }
         let fine = engine.generate(request(1, &[1], 1000));
         gate.open();
-        restarted(&bad.await, "panicked: bad luck after all");
+        restarted(&bad.await, "panicked: injected after the gate");
         assert_eq!(fine.await.unwrap().tokens.len(), 1000);
         let mut restarts: Vec<u32> = engine.workers().iter().map(|lane| lane.restarts).collect();
         restarts.sort_unstable();
@@ -253,17 +254,17 @@ fn commands_that_wait_for_a_lane_are_answered_when_it_fails() {
                 }
                 return;
             }
-            restarted(&bad.await, "panicked: bad luck after all");
+            restarted(&bad.await, "panicked: injected after the gate");
             loaded.await.unwrap();
             aborted.await.unwrap();
-            // It had not been taken by the lane, and starts with the new weights.
+            // The lane had not taken it yet, so it starts with the new weights.
             assert_eq!(waiting.await.unwrap().versions[0].version, PolicyVersion(2));
         });
     }
 }
 
 #[test]
-fn a_load_that_panics_is_made_up_for() {
+fn a_load_that_panics_is_repeated_after_the_restart() {
     let World { engine, gate, decoders: _ } = world(1, 2, 20.0);
     run(async {
         *gate.bad_loads.lock().unwrap() = 2;
@@ -274,14 +275,14 @@ fn a_load_that_panics_is_made_up_for() {
     });
 }
 
-/// The request that is being started belongs to nobody in that moment, and goes down with the panic.
+/// While a request is being started it is in no list, so a panic drops it.
 #[test]
-fn a_request_that_is_lost_in_the_failure_is_answered_too() {
+fn a_request_lost_in_a_panic_is_answered() {
     let World { engine, gate, decoders: _ } = world(1, 1, 20.0);
     run(async {
         *gate.bad_copies.lock().unwrap() = 1;
         let of_group = |sample| GenerateRequest { group: Some(1), ..request(sample, &[1; 20], 2000) };
-        // Both wait for weights, so that the lane takes them together.
+        // Both wait for weights, so the lane takes them together.
         let futures = [0, 1].map(|sample| engine.generate(of_group(sample)));
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         for future in futures {
@@ -304,7 +305,7 @@ fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
         }
         let lane = engine.workers().iter().position(|lane| lane.activity == WorkerActivity::Step).unwrap();
         let fine = engine.generate(request(1, &[1], 40)).await.unwrap();
-        assert_eq!(fine.tokens.len(), 40, "the other lane goes on");
+        assert_eq!(fine.tokens.len(), 40, "the other lane continues");
         let newer = weights(2);
         let (loaded, aborted) = (engine.load(&newer, OnUpdate::Abort), engine.abort(Abort::All));
         let (released, asked) = (engine.release(), engine.health(Duration::from_millis(20)));
@@ -326,15 +327,18 @@ fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
         assert!(report.busy >= report.since && report.since >= Duration::from_secs(1), "{report}");
     });
     drop(engine);
-    assert!(decoders.try_recv().is_err_and(|e| e == std::sync::mpsc::TryRecvError::Empty), "it hangs still");
+    assert!(
+        decoders.try_recv().is_err_and(|e| e == std::sync::mpsc::TryRecvError::Empty),
+        "a decoder is still in its step"
+    );
     gate.open();
-    // The lane that was left behind lets go of what it has as soon as it can.
+    // The detached lane drops its state once its step returns.
     let gone = decoders.recv_timeout(Duration::from_secs(20));
     assert_eq!(gone, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
 }
 
 #[test]
-fn lanes_report_what_they_have_done() {
+fn lanes_report_status_and_totals() {
     let World { engine, gate: _, decoders: _ } = world(2, 0, 20.0);
     run(async {
         let before = engine.workers();

@@ -1,4 +1,4 @@
-//! Lanes that fail, through the engine's public face.
+//! Lanes that fail, through the engine's public interface.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use rloom_engine::{
 };
 
 const VOCABULARY: usize = 16;
-/// The token that the model cannot stand. It never draws it.
-const DISLIKED: u32 = 13;
+/// Token that triggers the fault. It is never sampled.
+const TRIGGER: u32 = 13;
 
 #[derive(Clone, Copy)]
 enum Fault {
@@ -28,7 +28,7 @@ enum Fault {
     NotANumber,
 }
 
-/// Gives equal logits, until it is to say what follows [`DISLIKED`].
+/// Equal logits, except after [`TRIGGER`].
 struct Faulty {
     ctx: Ctx,
     fault: Fault,
@@ -65,11 +65,11 @@ impl Decoder for Faulty {
     ) -> Result<(), DecodeError> {
         std::thread::sleep(Duration::from_micros(200));
         answer_by(answers, wanted, VOCABULARY, |row, logits| {
-            logits[DISLIKED as usize] = f32::NEG_INFINITY;
-            if rows[row].token == DISLIKED {
+            logits[TRIGGER as usize] = f32::NEG_INFINITY;
+            if rows[row].token == TRIGGER {
                 match self.fault {
-                    Fault::Panic => panic!("token {DISLIKED} is bad luck"),
-                    Fault::Error => return Err(DecodeError::Injected("no luck")),
+                    Fault::Panic => panic!("token {TRIGGER} triggers a panic"),
+                    Fault::Error => return Err(DecodeError::Injected("injected error")),
                     Fault::NotANumber => logits[3] = f32::NAN,
                 }
             }
@@ -79,7 +79,7 @@ impl Decoder for Faulty {
 }
 
 fn config() -> ModelConfig {
-    super::bench::config(VOCABULARY, 4096)
+    super::harness::config(VOCABULARY, 4096)
 }
 
 fn engine(lanes: usize, fault: Fault) -> EmbeddedRolloutEngine {
@@ -103,26 +103,25 @@ fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateReques
     GenerateRequest::new(key, prompt, sampling)
 }
 
-/// Runs the future on a small runtime, and fails rather than hangs.
-fn within_ten_seconds<T>(future: impl Future<Output = T>) -> T {
+/// Runs the future on a small runtime with a timeout.
+fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { timeout(Duration::from_secs(10), future).await.expect("it hangs") })
+    runtime.block_on(async { timeout(Duration::from_secs(10), future).await.expect("timed out") })
 }
 
 #[test]
 fn a_panic_in_a_lane_is_an_error_for_every_request() {
     let engine = engine(2, Fault::Panic);
-    within_ten_seconds(async {
+    run(async {
         engine.load(&weights(), OnUpdate::Finish).await.unwrap();
-        // The first brings the panic, at the end of its prompt; the others run beside it, run in the other lane, or
-        // wait in line.
-        let bad: Vec<u32> = (0..400).map(|i| if i == 399 { DISLIKED } else { 1 }).collect();
+        // The first panics at the end of its prompt; the others run in the same lane or the other one, or wait.
+        let bad: Vec<u32> = (0..400).map(|i| if i == 399 { TRIGGER } else { 1 }).collect();
         let mut futures = vec![engine.generate(request(0, &bad, 4))];
         futures.extend((1..9).map(|sample| engine.generate(request(sample, &[1, 2], 4000))));
         for future in futures {
             let error = future.await.unwrap_err();
             let RolloutError::EngineFailed { cause, .. } = &error else { panic!("{error}") };
-            assert_eq!(cause.to_string(), "panicked: token 13 is bad luck");
+            assert_eq!(cause.to_string(), "panicked: token 13 triggers a panic");
         }
         let late = [
             engine.generate(request(9, &[1], 1)).await.map(drop),
@@ -140,20 +139,20 @@ fn a_panic_in_a_lane_is_an_error_for_every_request() {
 #[test]
 fn a_model_error_ends_the_engine_with_its_message() {
     let engine = engine(1, Fault::Error);
-    within_ten_seconds(async {
+    run(async {
         engine.load(&weights(), OnUpdate::Finish).await.unwrap();
-        let error = engine.generate(request(0, &[DISLIKED], 4)).await.unwrap_err();
-        assert_eq!(error.to_string(), "the rollout engine failed: lane 0: no luck");
+        let error = engine.generate(request(0, &[TRIGGER], 4)).await.unwrap_err();
+        assert_eq!(error.to_string(), "the rollout engine failed: lane 0: injected error");
     });
 }
 
 #[test]
 fn logits_that_are_not_finite_fail_their_own_request_alone() {
     let engine = engine(1, Fault::NotANumber);
-    within_ten_seconds(async {
+    run(async {
         engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         let fine = engine.generate(request(0, &[1, 2], 50));
-        let error = engine.generate(request(1, &[1, 2, DISLIKED], 4)).await.unwrap_err();
+        let error = engine.generate(request(1, &[1, 2, TRIGGER], 4)).await.unwrap_err();
         let message = error.to_string();
         assert!(message.starts_with("rollout request 5/1: the logits of token 3 are not"), "{message}");
         assert!(message.contains("policy version 1") && message.contains("hint:"), "{message}");
@@ -164,16 +163,16 @@ fn logits_that_are_not_finite_fail_their_own_request_alone() {
 #[test]
 fn a_timeout_names_the_worker_and_the_request() {
     let engine = engine(1, Fault::Error);
-    within_ten_seconds(async {
+    run(async {
         let soon = Some(Duration::from_millis(100));
-        let impatient = |sample| GenerateRequest { timeout: soon, ..request(sample, &[1], 4000) };
-        let error = engine.generate(impatient(0)).await.unwrap_err();
+        let with_timeout = |sample| GenerateRequest { timeout: soon, ..request(sample, &[1], 4000) };
+        let error = engine.generate(with_timeout(0)).await.unwrap_err();
         assert_eq!(
             error.to_string(),
             "no answer within 0.1 s: waited for rollout request 5/0 to be started: no weights are loaded"
         );
         engine.load(&weights(), OnUpdate::Finish).await.unwrap();
-        let error = engine.generate(impatient(1)).await.unwrap_err();
+        let error = engine.generate(with_timeout(1)).await.unwrap_err();
         let RolloutError::Timeout { waited_for, .. } = &error else { panic!("{error}") };
         assert!(matches!(waited_for, WaitedFor::Completion { limit: 4000, .. }), "{error}");
         assert!(
@@ -182,7 +181,7 @@ fn a_timeout_names_the_worker_and_the_request() {
         );
         // The batch is full: the third is not started.
         let long: Vec<_> = (2..4).map(|sample| engine.generate(request(sample, &[1], 4000))).collect();
-        let error = engine.generate(impatient(4)).await.unwrap_err();
+        let error = engine.generate(with_timeout(4)).await.unwrap_err();
         assert!(error.to_string().ends_with("to be started with policy version 1"), "{error}");
         drop(long);
     });
@@ -191,7 +190,7 @@ fn a_timeout_names_the_worker_and_the_request() {
 #[test]
 fn dropping_the_engine_joins_its_lanes_in_the_middle_of_their_work() {
     let engine = engine(2, Fault::Error);
-    within_ten_seconds(async {
+    run(async {
         engine.load(&weights(), OnUpdate::Finish).await.unwrap();
         for sample in 0..6 {
             drop(engine.generate(request(sample, &[1], 4000)));
@@ -199,6 +198,6 @@ fn dropping_the_engine_joins_its_lanes_in_the_middle_of_their_work() {
     });
     let shared = Arc::downgrade(engine.shared());
     drop(engine);
-    // Each lane held it as long as its thread lived.
+    // Each lane holds it until its thread ends.
     assert!(shared.upgrade().is_none());
 }

@@ -1,11 +1,12 @@
-//! What a row more costs a step.
+//! Cost of an additional row in a step.
 
-/// Weight of a step after one more: the last fifty or so count.
+/// Decay of a step's weight per later step: about the last fifty count.
 const MEMORY: f64 = 0.98;
-/// A step counts as at most this many times as long as its rows let expect: the system may have been elsewhere.
+/// Upper limit of a step's duration relative to the expected one: the system may have interrupted it.
 const LONGEST: f64 = 1.5;
 
-/// A line through the measured durations of steps over their rows, `fixed + per_row · rows`, the latest weighing most.
+/// Linear fit of the measured durations of steps over their rows, `fixed + per_row · rows`, with the highest weight on
+/// the latest.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StepCost {
     weight: f64,
@@ -16,7 +17,7 @@ pub(crate) struct StepCost {
 }
 
 impl StepCost {
-    /// Takes in a step.
+    /// Records a step.
     pub(crate) fn record(&mut self, rows: usize, seconds: f64) {
         let rows = rows as f64;
         let mut seconds = seconds;
@@ -35,8 +36,8 @@ impl StepCost {
         }
     }
 
-    /// The share of a step's time that one more row adds, at a step of `rows`: between 0, where rows are free, and
-    /// `1 / rows`, where they are all that costs. `None` when the steps were too few, or of too equal sizes, to tell.
+    /// Fraction of a step's time that one more row adds to a step of `rows` rows: between 0 (rows are free) and `1 / rows`
+    /// (only rows cost time). `None` if there were too few steps, or steps of too similar sizes.
     pub(crate) fn share_of_a_row(&self, rows: usize) -> Option<f64> {
         if self.weight < 4.0 {
             return None;
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_free_and_rows_that_are_everything() {
+    fn rows_may_cost_nothing_or_all_of_the_time() {
         let sizes = [8, 9, 16, 12, 10, 30, 8, 9];
         let free = after(sizes.map(|rows| (rows, 2e-3)));
         assert!(free.share_of_a_row(8).unwrap() < 1e-9);
@@ -77,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn equal_steps_tell_nothing() {
+    fn equal_steps_give_no_estimate() {
         assert_eq!(after([(8, 1e-3); 60]).share_of_a_row(8), None);
         assert_eq!(after([(8, 1e-3), (20, 2e-3)]).share_of_a_row(8), None);
     }
 
     #[test]
-    fn an_interruption_weighs_little_and_a_change_is_learned() {
+    fn an_interruption_counts_little_and_a_change_is_learned() {
         let line = |rows: usize| 1e-3 + rows as f64 * 1e-4;
         let mut cost = after((0..60).map(|i| (8 + i % 9, line(8 + i % 9))));
         let before = cost.share_of_a_row(10).unwrap();

@@ -1,4 +1,4 @@
-//! How many tokens to draft.
+//! Length of the drafts.
 
 use super::cost::StepCost;
 use super::ngram::{Occurrence, follow};
@@ -6,17 +6,18 @@ use super::{NgramIndex, ORDERS};
 
 /// The longest draft.
 pub(crate) const LONGEST_DRAFT: usize = 8;
-/// While it is not known what rows cost, a token is drafted that is this probable: then little can be lost.
+/// Minimum probability of a drafted token while the cost of rows is unknown: little can be lost then.
 const ALMOST_CERTAIN: f64 = 0.85;
-/// And every so many steps one that is as probable as this, to learn it.
+/// Minimum probability in probing steps, which measure the cost of rows.
 const PROBE_ABOVE: f64 = 0.3;
+/// Number of steps per probing step.
 const PROBE_EVERY: u64 = 32;
-/// No draft is taken for more certain.
+/// Upper limit of the estimated probability of a draft.
 const CERTAIN: f64 = 0.98;
-/// What a draft must be expected to win over what it costs.
+/// Minimum ratio of the expected gain of a draft to its cost.
 const MARGIN: f64 = 1.1;
 
-/// A share of hits, of which the latest weigh most.
+/// Hit rate with the highest weight on the latest tries.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Rate {
     tried: f64,
@@ -24,76 +25,76 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Takes in one try; `memory` is the weight of the earlier ones from now on.
+    /// Records a try; earlier ones are weighted by `memory`.
     fn record(&mut self, hit: bool, memory: f64) {
         self.tried = self.tried * memory + 1.0;
         self.hits = self.hits * memory + f64::from(u8::from(hit));
     }
 
-    /// The share, with `prior` standing for `weight` tries.
+    /// Hit rate with a prior of `weight` tries.
     fn with_prior(&self, prior: f64, weight: f64) -> f64 {
         (self.hits + prior * weight) / (self.tried + weight)
     }
 }
 
-/// What a sequence is expected to go on with.
+/// Expected continuation of a sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Lookup {
     index: NgramIndex,
     order: usize,
-    /// Expected tokens; none when its last ones are new to it.
+    /// Expected tokens; empty if its last tokens have not occurred before.
     expected: Vec<u32>,
-    /// How many of them are computed in this step.
+    /// Number of them that are computed in this step.
     pub(crate) drafted: usize,
     rate: Rate,
 }
 
 impl Lookup {
-    /// What is expected to come after these tokens, of a sequence of at most `most`.
+    /// Looks up the expected continuation of these tokens, in a sequence of at most `most` tokens.
     pub(crate) fn expect(&mut self, tokens: &[u32], most: usize) {
         self.drafted = 0;
         self.expected.clear();
         if let Some(Occurrence { order, next }) = self.index.catch_up(tokens, most) {
             self.order = order;
-            // With the token that is due in any case, it must end by then.
+            // The next token is sampled in any case and counts towards the limit.
             let room = most.saturating_sub(tokens.len() + 1);
             follow(tokens, next, room.min(LONGEST_DRAFT), &mut self.expected);
         }
     }
 
-    /// Forgets what was expected.
-    pub(crate) fn expect_nothing(&mut self) {
+    /// Clears the expected tokens.
+    pub(crate) fn clear(&mut self) {
         self.drafted = 0;
         self.expected.clear();
     }
 
-    /// The tokens that are computed in this step.
+    /// Tokens that are computed in this step.
     pub(crate) fn draft(&self) -> &[u32] {
         &self.expected[..self.drafted]
     }
 }
 
-/// One lane's decisions. None of them can change a result, so they may be made by the clock.
+/// Drafting decisions of a lane. They cannot change a result, so they may depend on time.
 #[derive(Debug, Default)]
 pub(crate) struct Drafter {
-    /// Of the tokens that were expected, those that came; by how many tokens had occurred before.
+    /// Hit rates of the expected tokens, by the length of the matching run.
     rates: [Rate; ORDERS],
     cost: StepCost,
     steps: u64,
-    /// Drafts as long as can be, for tests.
+    /// Drafts as much as possible, for tests.
     #[cfg(test)]
     always: bool,
 }
 
 impl Drafter {
-    /// One that drafts whatever it can.
+    /// A drafter that drafts as much as possible.
     #[cfg(test)]
     pub(crate) fn always() -> Self {
         Self { always: true, ..Self::default() }
     }
 
-    /// Begins a step of `rows` rows that gives `tokens` tokens without drafts: how probable a drafted token must be to be
-    /// worth its row.
+    /// Begins a step of `rows` rows that gives `tokens` tokens without drafts. Returns the minimum probability of a drafted
+    /// token that is worth its row.
     pub(crate) fn threshold<'a>(
         &mut self,
         rows: usize,
@@ -106,12 +107,12 @@ impl Drafter {
             return -1.0;
         }
         let Some(share) = self.cost.share_of_a_row(rows) else {
-            // What rows cost shows only where their number varies.
+            // The cost of rows is measurable only if their number varies.
             let probe = self.steps.is_multiple_of(PROBE_EVERY);
             return if probe { PROBE_ABOVE } else { ALMOST_CERTAIN };
         };
-        // A row pays when it brings more tokens than the time that it takes would otherwise. That is the more, the more
-        // of the others are worth it.
+        // A row pays off if it gives more tokens than its time would give otherwise. That threshold rises with the number
+        // of other rows that pay off.
         let first = MARGIN * tokens as f64 * share;
         let (mut more_rows, mut more_tokens) = (0, 0.0);
         for lookup in of {
@@ -127,7 +128,7 @@ impl Drafter {
         first.max(MARGIN * (tokens as f64 + more_tokens) * share / slowdown)
     }
 
-    /// How many of the expected tokens are to be drafted.
+    /// Number of expected tokens to draft.
     pub(crate) fn length(&self, lookup: &Lookup, threshold: f64) -> usize {
         let p = self.probability(lookup);
         let mut reached = p;
@@ -139,14 +140,14 @@ impl Drafter {
         length
     }
 
-    /// How probable it is that the next token is the expected one.
+    /// Estimated probability that the next token is the expected one.
     fn probability(&self, lookup: &Lookup) -> f64 {
         let of_order = self.rates[lookup.order].with_prior(0.25, 4.0);
         lookup.rate.with_prior(of_order, 4.0).min(CERTAIN)
     }
 
-    /// Compares the `nth` token that a sequence has chosen in this step with what was expected, drafted or not: whether
-    /// it was drafted and came.
+    /// Compares the `nth` token that a sequence has sampled in this step with the expected one. Returns true if it was
+    /// drafted and accepted.
     pub(crate) fn compare(&mut self, lookup: &mut Lookup, nth: usize, token: u32) -> bool {
         let Some(&expected) = lookup.expected.get(nth) else { return false };
         let hit = expected == token;
@@ -155,7 +156,7 @@ impl Drafter {
         hit && nth < lookup.drafted
     }
 
-    /// Ends a step.
+    /// Records the duration of a step.
     pub(crate) fn record(&mut self, rows: usize, seconds: f64) {
         self.cost.record(rows, seconds);
     }

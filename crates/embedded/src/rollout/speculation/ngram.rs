@@ -1,33 +1,33 @@
-//! Where the last tokens of a sequence occurred in it before.
+//! Index of earlier occurrences of a sequence's last tokens.
 
-/// The longest run of tokens that is looked for; shorter ones are where it is not found.
+/// Length of the longest run of tokens that is looked up; shorter runs are the fallback.
 pub(crate) const ORDERS: usize = 3;
 
-/// The most entries per order; beyond, newer ones take the place of older ones.
+/// Maximum number of entries per order; newer ones replace older ones.
 const MOST_SLOTS: usize = 1 << 14;
 
-/// For each run of 1 to [`ORDERS`] tokens of a sequence, where it occurred last. An entry may have been overwritten by
-/// another run with the same hash: whoever reads one compares the tokens.
+/// Last occurrence of each run of 1 to [`ORDERS`] tokens of a sequence. An entry may have been overwritten by another run
+/// with the same hash, so lookups compare the tokens.
 #[derive(Debug, Default)]
 pub(crate) struct NgramIndex {
-    /// By order (length minus one) and hash: the position after the run; 0 where there is none.
+    /// Position after the run, by order (length minus one) and hash; 0 if there is none.
     slots: [Vec<u32>; ORDERS],
-    /// Tokens whose runs are in.
+    /// Number of indexed tokens.
     indexed: usize,
 }
 
 /// An earlier occurrence of a sequence's last tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Occurrence {
-    /// How many of them it has, minus one.
+    /// Number of matching tokens minus one.
     pub(crate) order: usize,
     /// The position after it.
     pub(crate) next: usize,
 }
 
 impl NgramIndex {
-    /// Takes in the tokens that came since the last call; of a sequence that will have `most` at the most. The latest
-    /// earlier occurrence of as many of the last tokens as can be found.
+    /// Indexes the tokens added since the last call, of a sequence of at most `most` tokens. Returns the latest earlier
+    /// occurrence of the longest matching run of last tokens.
     pub(crate) fn catch_up(&mut self, tokens: &[u32], most: usize) -> Option<Occurrence> {
         if self.slots[0].is_empty() {
             let slots = (2 * most.max(tokens.len())).next_power_of_two().clamp(64, MOST_SLOTS);
@@ -56,8 +56,8 @@ fn hash(run: &[u32]) -> usize {
     (run.iter().fold(0x51ed_270b, mix) >> 40) as usize
 }
 
-/// The `length` tokens that followed an occurrence. Where the sequence ends before, the draft goes on with its own
-/// tokens: what has repeated itself repeats itself again.
+/// The `length` tokens that followed an occurrence. If the sequence ends before, the draft continues with its own tokens:
+/// repetitions tend to continue.
 pub(crate) fn follow(tokens: &[u32], next: usize, length: usize, draft: &mut Vec<u32>) {
     draft.clear();
     for i in next..next + length {
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// By looking at every place, the latest first.
+    /// Searches all positions, the latest first.
     fn search(tokens: &[u32]) -> Option<Occurrence> {
         (0..ORDERS).rev().find_map(|order| {
             let last = tokens.len().checked_sub(order + 1).map(|start| &tokens[start..])?;
@@ -82,9 +82,9 @@ mod tests {
     }
 
     proptest! {
-        /// However many tokens come at a time; what collisions hide apart, which a roomy table has few of.
+        /// For any number of tokens per call. The table is large enough to avoid collisions.
         #[test]
-        fn finds_what_a_search_finds(
+        fn lookups_agree_with_a_search(
             tokens in proptest::collection::vec(0u32..5, 1..120), cuts in proptest::collection::vec(1usize..9, 120),
         ) {
             let mut index = NgramIndex::default();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_table_finds_nothing_wrong() {
+    fn a_small_table_gives_no_wrong_occurrence() {
         let tokens: Vec<u32> = (0..60_000u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect();
         let mut index = NgramIndex::default();
         for end in (1..tokens.len()).step_by(97) {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_goes_round_where_the_sequence_does() {
+    fn a_draft_repeats_a_cycle_of_the_sequence() {
         let tokens = [9, 1, 2, 3, 1, 2, 3];
         let found = NgramIndex::default().catch_up(&tokens, 20);
         assert_eq!(found, Some(Occurrence { order: 2, next: 4 }));

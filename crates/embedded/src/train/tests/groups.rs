@@ -1,4 +1,4 @@
-//! Groups of samples with a prompt in common, and what a method makes of them.
+//! Groups of samples with a common prompt, and the losses of all methods over them.
 
 use super::super::loss::StepLoss;
 use crate::EmbeddedTrainEngine;
@@ -11,7 +11,7 @@ use rloom_engine::PackedBatch;
 
 use super::support::VOCAB;
 
-/// Samples of one task, by one prompt: mostly of one turn, now and then with an observation in between.
+/// Samples of one task with the same prompt: mostly one turn, some with an observation in between.
 pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
     let of_prompt = RandomKey::new(9, 0, Purpose::Generator, ticket).stream();
     let prompt: Vec<u32> =
@@ -45,29 +45,29 @@ pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
         .collect()
 }
 
-/// Four groups of five, and a sample alone.
+/// Four groups of five and a single sample.
 pub(super) fn groups() -> Vec<Trajectory> {
     let mut all: Vec<Trajectory> = (0..4).flat_map(|ticket| group(ticket, 5)).collect();
     all.extend(group(4, 1));
     all
 }
 
-/// A method's loss over packed groups: an advantage for each sample, the other numbers by token.
+/// A method's loss over packed groups, with an advantage per sample.
 pub(super) struct GroupLoss<'a> {
     pub(super) spec: PolicyLoss,
     pub(super) batches: &'a [PackedBatch],
     pub(super) counts: GlobalCounts,
     pub(super) advantage: fn(SampleKey) -> f32,
-    /// Whether sequences without coefficients are named.
-    pub(super) names_inert: bool,
+    /// Declares sequences without coefficients as inert.
+    pub(super) declares_inert: bool,
 }
 
-/// Some above 0, some below it.
+/// Positive and negative advantages.
 pub(super) fn contrast(key: SampleKey) -> f32 {
     0.7 * ((key.ticket.0 as f32 * 1.3 + key.sample as f32) % 3.0) - 0.8
 }
 
-/// Nothing for every other group.
+/// No advantage for every other group.
 pub(super) fn zero_for_odd(key: SampleKey) -> f32 {
     if key.ticket.0 % 2 == 1 { 0.0 } else { contrast(key) }
 }
@@ -88,7 +88,7 @@ impl<'a> GroupLoss<'a> {
         advantage: fn(SampleKey) -> f32,
     ) -> Self {
         let counts = GlobalCounts::of_lengths(trajectories.iter().map(Trajectory::policy_tokens), 16);
-        Self { spec, batches, counts, advantage, names_inert: true }
+        Self { spec, batches, counts, advantage, declares_inert: true }
     }
 
     fn numbers(&self, micro_batch: usize) -> Numbers {
@@ -143,11 +143,11 @@ impl StepLoss for GroupLoss<'_> {
     fn inert(&self, micro_batch: usize) -> Vec<bool> {
         let numbers = self.numbers(micro_batch);
         let inert = self.spec.inert(&self.batch(micro_batch, &numbers));
-        if self.names_inert { inert } else { Vec::new() }
+        if self.declares_inert { inert } else { Vec::new() }
     }
 }
 
-/// Every method that learns from groups, as its preset has it, and PPO's loss with the values of a shared backbone.
+/// Preset losses of all methods that learn from groups, and PPO's loss with a shared value head.
 pub(super) fn losses() -> Vec<(String, PolicyLoss)> {
     let sampled = Method::ALL.iter().filter(|m| !m.is_supervised());
     let mut losses: Vec<_> =
@@ -157,18 +157,18 @@ pub(super) fn losses() -> Vec<(String, PolicyLoss)> {
     losses
 }
 
-/// The gradient of all weights, in order.
+/// Gradient of all weights, in order.
 pub(super) fn gradient(engine: &EmbeddedTrainEngine) -> Vec<f32> {
     engine.gradients().named().flat_map(|(_, values)| values.iter().copied()).collect()
 }
 
-/// The gradient of one accumulation.
+/// Gradient of one accumulation.
 pub(super) fn gradient_of(mut engine: EmbeddedTrainEngine, loss: &GroupLoss<'_>) -> Vec<f32> {
     engine.accumulate_loss(loss.batches, loss).unwrap();
     gradient(&engine)
 }
 
-/// The distance of two gradients as a share of the first one's length.
+/// Distance of two gradients relative to the norm of the first.
 pub(super) fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm =
         |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();

@@ -12,9 +12,9 @@ fn of_method(method: Method) -> PolicyLoss {
     losses().into_iter().find(|(name, _)| name == method.name()).unwrap().1
 }
 
-/// Of groups without contrast nothing flows back, whoever shares a micro-batch with them; what is told stays the same.
+/// Groups without an advantage are not back-propagated in any micro-batch; the reported sums stay the same.
 #[test]
-fn groups_without_an_advantage_change_nothing_but_the_work() {
+fn groups_without_an_advantage_only_save_work() {
     let all = groups();
     let odd: u64 = all.iter().filter(|t| t.key.ticket.0 % 2 == 1).map(|t| t.tokens.len() as u64).sum::<u64>();
     let tokens: u64 = all.iter().map(|t| t.tokens.len() as u64).sum();
@@ -26,7 +26,7 @@ fn groups_without_an_advantage_change_nothing_but_the_work() {
             let mut skipping = engine(2);
             let report = skipping.accumulate_loss(&batches, &loss).unwrap();
             let blind =
-                GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
+                GroupLoss { declares_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
             let mut thorough = engine(2);
             let whole = thorough.accumulate_loss(&batches, &blind).unwrap();
             let far = distance(&gradient(&thorough), &gradient(&skipping));
@@ -45,27 +45,27 @@ fn groups_without_an_advantage_change_nothing_but_the_work() {
         again.accumulate_loss(&batches, &loss).unwrap();
         assert_eq!(bits(&gradient(&skipping)), bits(&gradient(&again)), "{method}");
         assert_eq!(report.tokens + report.skipped + report.shared, tokens, "{method}");
-        let blind = GroupLoss { names_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
+        let blind = GroupLoss { declares_inert: false, ..GroupLoss::new(spec, &all, &batches, zero_for_odd) };
         let mut thorough = engine(2);
         thorough.accumulate_loss(&batches, &blind).unwrap();
         assert!(distance(&gradient(&thorough), &gradient(&skipping)) <= 1e-5, "{method}");
     }
 }
 
-/// Then there is no backward pass at all, and the optimiser takes its step: weight decay and its moments go on.
+/// Without any coefficient there is no backward pass, and the optimiser still applies weight decay and its moments.
 #[test]
 fn a_step_without_any_coefficient_is_a_step() {
     let all = groups();
     let batches = pack(&all, 60).unwrap();
     let spec = of_method(Method::Grpo);
-    let ends = [true, false].map(|names_inert| {
+    let ends = [true, false].map(|declares_inert| {
         let mut engine = engine(2);
         let loss = GroupLoss::new(spec, &all, &batches, zero_for_odd);
         engine.accumulate_loss(&batches, &loss).unwrap();
         engine.step(&OptimStep { learning_rate: settings().learning_rate }).unwrap();
-        let none = GroupLoss { names_inert, ..GroupLoss::new(spec, &all, &batches, |_| 0.0) };
+        let none = GroupLoss { declares_inert, ..GroupLoss::new(spec, &all, &batches, |_| 0.0) };
         let report = engine.accumulate_loss(&batches, &none).unwrap();
-        assert_eq!(report.tokens == 0, names_inert);
+        assert_eq!(report.tokens == 0, declares_inert);
         assert!(gradient(&engine).iter().all(|&x| x == 0.0));
         let before = weights(&engine);
         let taken = engine.step(&OptimStep { learning_rate: settings().learning_rate }).unwrap();
@@ -76,7 +76,7 @@ fn a_step_without_any_coefficient_is_a_step() {
     assert_eq!(ends[0], ends[1]);
 }
 
-/// A loss that names a sequence which it trains.
+/// A loss that declares a sequence inert and gives it coefficients.
 struct Lying<'a>(GroupLoss<'a>);
 
 impl StepLoss for Lying<'_> {

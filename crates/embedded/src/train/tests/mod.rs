@@ -1,4 +1,4 @@
-//! The embedded engine over policies, value heads and critics.
+//! Training policies, value heads and critics.
 
 mod groups;
 mod inert;

@@ -1,4 +1,4 @@
-//! Policies: splits into micro-batches, hand-over of weights, saving and going on.
+//! Policies: division into micro-batches, publication, saving and restoring.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rloom_engine::{Form, OptimStep, TrainEngine, TrainError, Which};
 
 use super::support::{Loss, engine, spec, train, trajectory, weights};
 
-/// The accumulated gradient itself is compared, tensor by tensor: AdamW's first step would hide its scale.
+/// Compares the accumulated gradient by tensor: AdamW's first step does not depend on its scale.
 #[test]
 fn gradients_do_not_depend_on_the_split() {
     let trajectories: Vec<Trajectory> = (0..9).map(trajectory).collect();
@@ -59,7 +59,7 @@ fn bytes_do_not_depend_on_threads_or_on_a_restart() {
 }
 
 #[test]
-fn what_is_published_never_changes_and_is_not_copied_while_nobody_holds_it() {
+fn published_weights_never_change_and_are_not_copied_without_another_handle() {
     let mut engine = engine(1);
     let published = engine.publish(PolicyVersion(3), Form::Memory).unwrap();
     assert_eq!(published.version, PolicyVersion(3));
@@ -68,13 +68,13 @@ fn what_is_published_never_changes_and_is_not_copied_while_nobody_holds_it() {
     let before = weights(&engine);
     train(&mut engine, 0..1);
     let kept: Vec<u32> = held.named_tensors().flat_map(|(_, v)| v.iter().map(|x| x.to_bits())).collect();
-    assert_eq!(kept, before, "a held version stays as it was");
+    assert_eq!(kept, before, "published weights are unchanged");
     assert_ne!(weights(&engine), before);
 
     drop((published, held));
     let place = Arc::as_ptr(engine.policy());
     train(&mut engine, 1..2);
-    assert_eq!(place, Arc::as_ptr(engine.policy()), "nobody sampled: the step wrote in place");
+    assert_eq!(place, Arc::as_ptr(engine.policy()), "without another handle the step writes in place");
 }
 
 #[test]

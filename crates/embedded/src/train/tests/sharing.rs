@@ -1,4 +1,4 @@
-//! A prompt computed once for its group: the same scores, and the same gradient but for the order of sums.
+//! Shared prompts: bitwise the same scores, and the same gradient up to the order of sums.
 
 use crate::EmbeddedTrainEngine;
 use rloom_algo::{PolicyLoss, TokenScores};
@@ -19,7 +19,7 @@ fn engine_for(loss: &PolicyLoss, threads: usize) -> EmbeddedTrainEngine {
     if loss.value.is_some() { with_values(threads) } else { engine(threads) }
 }
 
-/// By sample: the bits of all its scores, the value after it last.
+/// Bits of all scores of each sample, with the value after its last token at the end.
 fn by_sample(batches: &[PackedBatch], scores: &[TokenScores]) -> Vec<(SampleKey, [Vec<u32>; 4])> {
     let mut out = Vec::new();
     for (batch, scores) in batches.iter().zip(scores) {
@@ -34,8 +34,8 @@ fn by_sample(batches: &[PackedBatch], scores: &[TokenScores]) -> Vec<(SampleKey,
     out
 }
 
-/// An engine whose values are not those of a new head, which are all 0.
-fn with_learnt_values() -> EmbeddedTrainEngine {
+/// An engine with a trained value head; a new one gives 0.
+fn with_trained_values() -> EmbeddedTrainEngine {
     let mut engine = with_values(3);
     let all = groups();
     let batches = pack(&all, 10_000).unwrap();
@@ -45,11 +45,11 @@ fn with_learnt_values() -> EmbeddedTrainEngine {
     engine
 }
 
-/// However many prompts a micro-batch holds and however families are cut.
+/// For any number of prompts in a micro-batch and any division of families.
 #[test]
-fn scores_are_those_of_sequences_by_themselves_to_the_bit() {
+fn scores_are_bitwise_those_of_single_sequences() {
     let all = groups();
-    for (mut engine, values) in [(engine(2), false), (with_learnt_values(), true)] {
+    for (mut engine, values) in [(engine(2), false), (with_trained_values(), true)] {
         let apart = pack_unshared(&all, 1).unwrap();
         assert_eq!(apart.len(), all.len());
         let scores = engine.score(Which::Policy, &apart).unwrap();
@@ -64,9 +64,9 @@ fn scores_are_those_of_sequences_by_themselves_to_the_bit() {
     }
 }
 
-/// For every method, in one micro-batch and in several; and each setting gives its bytes again on any threads.
+/// For every method; each packing gives the same bytes with any number of threads.
 #[test]
-fn gradients_are_those_of_sequences_by_themselves() {
+fn gradients_are_those_of_single_sequences() {
     let all: Vec<Trajectory> = groups();
     let shared = pack(&all, 60).unwrap();
     let apart = pack_unshared(&all, 60).unwrap();
@@ -84,7 +84,7 @@ fn gradients_are_those_of_sequences_by_themselves() {
     }
 }
 
-/// What is told of tokens: prompts are counted where they were computed.
+/// Prompt tokens are counted where they were computed.
 #[test]
 fn shared_tokens_are_counted_once() {
     let all = groups();

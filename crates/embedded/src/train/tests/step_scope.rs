@@ -1,4 +1,4 @@
-//! Losses that see all scores of an optimiser step at once.
+//! Losses over all scores of an optimiser step.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use rloom_engine::{TrainEngine, TrainError, Which};
 
 use super::support::{Loss, engine, spec, trajectory};
 
-/// A loss of each token that is asked as one of the step, and remembers how it was asked.
+/// A token loss with step scope that records its calls.
 struct OfStep {
     loss: Loss,
     seen: Mutex<Vec<Vec<TokenScores>>>,
@@ -46,10 +46,10 @@ fn gradient(engine: &EmbeddedTrainEngine) -> Vec<u32> {
     engine.gradients().named().flat_map(|(_, values)| values.iter().map(|x| x.to_bits())).collect()
 }
 
-/// Asked for the step at once or for each micro-batch, the same coefficients make the same gradient, bit for bit; and
-/// the loss of the step is asked once, about the scores that the forward passes give.
+/// The same coefficients give bitwise the same gradient for the whole step and per micro-batch. A loss of step scope is
+/// evaluated once, on the scores of the forward passes.
 #[test]
-fn a_loss_of_the_step_that_is_one_of_tokens_gives_the_same_gradient() {
+fn a_token_loss_with_step_scope_gives_the_same_gradient() {
     let trajectories: Vec<Trajectory> = (0..7).map(trajectory).collect();
     let whole = OfStep::new(&trajectories);
     let batches = &whole.loss.batches;
@@ -61,14 +61,14 @@ fn a_loss_of_the_step_that_is_one_of_tokens_gives_the_same_gradient() {
         by_token.accumulate_loss(batches, &whole.loss).unwrap(),
     ];
     assert_eq!(*whole.seen.lock().unwrap(), [expected]);
-    assert_eq!(whole.singly.load(Ordering::Relaxed), 0, "it is not asked for single micro-batches");
+    assert_eq!(whole.singly.load(Ordering::Relaxed), 0, "single micro-batches are not evaluated");
     assert_eq!(gradient(&by_step), gradient(&by_token));
     assert!(gradient(&by_step).iter().any(|&bits| bits != 0));
     let [a, b] = reports.map(|report| (report.terms.loss(), report.tokens));
     assert_eq!(a, b);
 }
 
-/// What couples the micro-batches reaches all of them: here each coefficient is divided by the sum over the step.
+/// Coefficients may depend on all micro-batches; here each is divided by a sum over the step.
 #[test]
 fn coefficients_may_depend_on_all_micro_batches() {
     struct Coupled(Loss);
@@ -105,7 +105,7 @@ fn coefficients_may_depend_on_all_micro_batches() {
 }
 
 #[test]
-fn an_answer_for_every_micro_batch_is_asked_for() {
+fn coefficients_are_required_for_every_micro_batch() {
     let trajectories: Vec<Trajectory> = (0..7).map(trajectory).collect();
     let mut loss = OfStep::new(&trajectories);
     loss.forgets = 1;

@@ -1,4 +1,4 @@
-//! Value heads and critics: what is learnt, what is handed over, what goes on after a restart.
+//! Value heads and critics: learning, publication and restarts.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use rloom_ops::Ctx;
 
 use super::support::{Loss, model, settings, spec, trajectory, weights};
 
-/// Σ ½(value − target)² over the step, divided by its tokens; for a policy with a value head beside the policy loss.
+/// Σ ½(value − target)² over the step, divided by its tokens; for a policy with a value head in addition to the policy loss.
 /// The target is a function of the ticket.
 struct Squared {
     policy: Loss,
@@ -89,7 +89,7 @@ fn train(engine: &mut EmbeddedTrainEngine, steps: std::ops::Range<u64>) {
 const BOTH: [OutputHeads; 2] = [OutputHeads::LanguageAndValue, OutputHeads::Value];
 
 #[test]
-fn values_begin_at_zero_and_learn() {
+fn values_start_at_zero_and_learn() {
     for heads in BOTH {
         let mut engine = engine(heads, 2);
         let trajectories: Vec<Trajectory> = (0..6).map(trajectory).collect();
@@ -111,7 +111,7 @@ fn values_begin_at_zero_and_learn() {
     }
 }
 
-/// What the loss is given is what is scored without a gradient, last values too.
+/// A loss receives the scores that are computed without a gradient, last values included.
 #[test]
 fn scores_without_a_gradient_are_those_with_one() {
     struct Seen(std::sync::Mutex<Vec<TokenScores>>, Squared);
@@ -170,9 +170,9 @@ fn bytes_do_not_depend_on_threads_or_on_a_restart() {
     }
 }
 
-/// The next stage begins alike, whether it goes on from this process or from the checkpoint.
+/// Continuing from this process and from the checkpoint are equivalent.
 #[test]
-fn the_policy_that_is_handed_over_is_the_one_in_the_folder() {
+fn the_returned_policy_is_the_one_in_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let mut engine = engine(OutputHeads::LanguageAndValue, 1);
     train(&mut engine, 0..2);
@@ -184,7 +184,7 @@ fn the_policy_that_is_handed_over_is_the_one_in_the_folder() {
 }
 
 #[test]
-fn a_value_head_begins_anew_and_a_critic_is_not_published() {
+fn a_value_head_starts_at_zero_and_a_critic_is_not_published() {
     let mut trained = engine(OutputHeads::LanguageAndValue, 1);
     train(&mut trained, 0..2);
     let start = trained.policy().clone();
@@ -208,7 +208,7 @@ fn a_value_head_begins_anew_and_a_critic_is_not_published() {
     assert!(matches!(error, TrainError::CriticPublished));
 }
 
-/// A loss that answers with lists of fixed lengths.
+/// A loss with coefficients of fixed lengths.
 struct Lengths([usize; 3]);
 
 impl StepLoss for Lengths {

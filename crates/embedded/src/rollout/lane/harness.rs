@@ -1,4 +1,4 @@
-//! Lanes without threads: tests decide who does what when.
+//! Lanes without threads, stepped by the tests.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) fn label(version: u64) -> PolicyLabel {
 
 pub(super) type Answer = oneshot::Receiver<Result<Generation, RolloutError>>;
 
-/// The smallest model there is.
+/// A minimal model.
 pub(super) fn config(vocabulary: usize, max_positions: usize) -> ModelConfig {
     let new = NewModel {
         family: Family::Llama,
@@ -40,12 +40,12 @@ pub(super) fn config(vocabulary: usize, max_positions: usize) -> ModelConfig {
     new.config(vocabulary).unwrap()
 }
 
-pub(super) struct Bench<D> {
+pub(super) struct Harness<D> {
     pub(super) shared: Arc<Shared>,
     pub(super) lanes: Vec<Lane<D>>,
 }
 
-impl<D: Decoder> Bench<D> {
+impl<D: Decoder> Harness<D> {
     pub(super) fn new(decoders: Vec<D>, limits: Limits) -> Self {
         let shared = Arc::new(Shared::new(decoders.len()));
         let lane = |(index, decoder)| {
@@ -67,12 +67,12 @@ impl<D: Decoder> Bench<D> {
     fn command<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<oneshot::Receiver<T>> {
         let mut dispatcher = self.shared.dispatcher();
         let lanes = dispatcher.lanes.iter_mut();
-        let told = lanes.map(|lane| {
-            let (done, told) = oneshot::channel();
+        let answers = lanes.map(|lane| {
+            let (done, answer) = oneshot::channel();
             lane.commands.push_back(command(done));
-            told
+            answer
         });
-        told.collect()
+        answers.collect()
     }
 
     pub(super) fn load(
@@ -90,7 +90,7 @@ impl<D: Decoder> Bench<D> {
         self.command(|done| Command::Abort(which, done))
     }
 
-    /// One step of a lane; `false` when it would sleep.
+    /// Computes one step of a lane; false if it would sleep.
     pub(super) fn step(&mut self, lane: usize) -> bool {
         let lane = &mut self.lanes[lane];
         loop {

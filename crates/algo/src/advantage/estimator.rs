@@ -1,0 +1,217 @@
+//! The contract of an advantage estimator, and the table of them.
+
+use super::report::AdvantageReport;
+use super::view::{GroupView, Raw};
+use super::{AdvantageKind, AdvantageSettings, Estimator, RunningMoments};
+use crate::settings::{keys::OutOfRange, kind::path};
+use crate::{AlgoError, Keep};
+
+/// Inputs of an estimator beyond the rewards.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each input there is")]
+pub(crate) struct Reads {
+    /// A learned value for each token: needs a critic, and returns are computed for it.
+    pub(crate) values: bool,
+    /// Named rewards.
+    pub(crate) components: bool,
+    /// Turns with their own rewards.
+    pub(crate) steps: bool,
+    /// The group's greedy episode.
+    pub(crate) greedy: bool,
+    /// Log-probabilities of a process-reward model with this β.
+    pub(crate) prm: Option<f64>,
+}
+
+/// Whitening of advantages over the batch, unless the recipe says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whitening {
+    Off,
+    On,
+    /// A part of the estimator: without it, it would be `without`.
+    Always {
+        without: AdvantageKind,
+    },
+}
+
+/// The batch that an estimator sees.
+pub(crate) struct Batch<'b, 'g> {
+    pub(crate) groups: &'b [GroupView<'g>],
+    /// Weight of the KL in the reward.
+    pub(crate) kl_coef: f64,
+    /// Rewards of the stage so far.
+    pub(crate) running: &'b mut RunningMoments,
+    pub(crate) report: &'b mut AdvantageReport,
+}
+
+impl<'g> Batch<'_, 'g> {
+    /// Advantages of each group alone.
+    pub(crate) fn each(
+        &mut self,
+        mut of: impl FnMut(&GroupView<'g>, &mut AdvantageReport) -> Vec<Raw>,
+    ) -> Vec<Vec<Raw>> {
+        self.groups.iter().map(|group| of(group, self.report)).collect()
+    }
+}
+
+/// An advantage estimator.
+pub(crate) trait Estimate {
+    /// Checks the values of its settings.
+    fn check(&self) -> Result<(), OutOfRange> {
+        Ok(())
+    }
+
+    /// Keys that have no effect with the values of the others.
+    fn ignored(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// True if it compares the sampled episodes of a group, so that a group of one teaches nothing.
+    fn needs_group(&self) -> bool {
+        true
+    }
+
+    /// True if all tokens of an episode share one advantage.
+    fn is_per_episode(&self) -> bool {
+        true
+    }
+
+    /// True if each token pays its own divergence with KL in the reward; otherwise the episode pays it.
+    fn pays_kl_by_token(&self) -> bool {
+        false
+    }
+
+    /// True if a KL can be part of its reward.
+    fn takes_kl(&self) -> bool {
+        true
+    }
+
+    fn whitening(&self) -> Whitening {
+        Whitening::Off
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::default()
+    }
+
+    /// The episodes that it keeps, if it drops others.
+    fn keep(&self) -> Option<Keep> {
+        None
+    }
+
+    /// The advantages of each episode of each group.
+    fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>>;
+}
+
+/// Generates [`AdvantageKind`] and [`Estimator`] from the table.
+macro_rules! estimators {
+    ($($(#[doc = $doc:literal])+ $file:ident::$kind:ident = $name:literal,)+) => {
+        /// The estimators with their settings.
+        pub mod kinds { $(pub use super::$file::$kind;)+ }
+        $(use $file::$kind;)+
+
+        $crate::settings::choices::choices! {
+            /// The advantage estimator.
+            AdvantageKind { $($(#[doc = $doc])+ $kind = $name,)+ }
+        }
+
+        impl $crate::settings::kind::Kind for AdvantageKind {
+            const TABLE: &'static str = "advantage";
+            const NAMES: &'static [&'static str] = Self::NAMES;
+
+            fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|kind| kind.name() == name)
+            }
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn keys(self) -> &'static [$crate::settings::keys::KeyInfo] {
+                match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
+            }
+
+            fn all_keys() -> &'static $crate::settings::kind::AllKeys {
+                static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
+                    std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(
+                        "advantage",
+                        &[$(<$kind as $crate::settings::keys::Settings>::KEYS,)+],
+                    ));
+                &KEYS
+            }
+        }
+
+        /// An estimator: turns rewards into advantages, before whitening.
+        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Estimator { $($(#[doc = $doc])+ $kind($kind),)+ }
+
+        impl Estimator {
+            pub(crate) fn kernel(&self) -> &dyn estimator::Estimate {
+                match self { $(Self::$kind(estimator) => estimator,)+ }
+            }
+
+            /// Its kind.
+            pub fn kind(&self) -> AdvantageKind {
+                match self { $(Self::$kind(_) => AdvantageKind::$kind,)+ }
+            }
+
+            /// The kind and every setting that it reads.
+            pub(crate) fn settings(&self) -> AdvantageSettings {
+                let ignored = self.kernel().ignored();
+                match self {
+                    $(Self::$kind(own) => AdvantageSettings::resolved(AdvantageKind::$kind, own, ignored),)+
+                }
+            }
+        }
+
+        impl AdvantageSettings {
+            /// The estimator of that kind with these settings, not yet checked.
+            fn estimator(&self, kind: AdvantageKind) -> Estimator {
+                match kind { $(AdvantageKind::$kind => Estimator::$kind(self.apply()),)+ }
+            }
+        }
+    };
+}
+pub(super) use estimators;
+
+impl AdvantageKind {
+    /// The estimator with its default settings.
+    pub fn defaults(self) -> Estimator {
+        AdvantageSettings::default().estimator(self)
+    }
+}
+
+impl AdvantageSettings {
+    /// The estimator, its values checked.
+    pub(crate) fn resolve(&self, kind: AdvantageKind) -> Result<Estimator, AlgoError> {
+        let estimator = self.estimator(kind);
+        match estimator.kernel().check() {
+            Ok(()) => Ok(estimator),
+            Err(OutOfRange { key, value, must, hint }) => {
+                Err(AlgoError::out_of_range(path::<AdvantageKind>(key), value, must, hint))
+            }
+        }
+    }
+}
+
+impl Estimator {
+    /// True if it compares the sampled episodes of a group, so that a group of one teaches nothing.
+    pub fn needs_group(&self) -> bool {
+        self.kernel().needs_group()
+    }
+
+    /// True if all tokens of an episode share one advantage.
+    pub fn is_per_episode(&self) -> bool {
+        self.kernel().is_per_episode()
+    }
+
+    /// True if it compares with the task's greedy episode.
+    pub fn reads_greedy_episode(&self) -> bool {
+        self.kernel().reads().greedy
+    }
+
+    /// True if it reads turns with their own rewards.
+    pub fn reads_steps(&self) -> bool {
+        self.kernel().reads().steps
+    }
+}

@@ -1,0 +1,83 @@
+//! Arrays of a micro-batch: the scores that a loss reads, its other inputs, and its derivatives.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::LossTerms;
+
+/// What the training engine knows of each policy token of a micro-batch, flat over its rows.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenScores {
+    /// log p(token | what precedes it) at the token's sampling temperature (nats).
+    pub logprob: Vec<f32>,
+    /// Entropy of the same distribution over the whole vocabulary (nats).
+    pub entropy: Vec<f32>,
+    /// The value head's output: the value of the prefix before the token; empty without one.
+    pub value: Vec<f32>,
+    /// Per sequence: the value after its last token, from which a truncated episode bootstraps; empty without a value
+    /// head.
+    pub last_value: Vec<f32>,
+    /// Log-probabilities of k requested token ids per scored position, position by position (`[S, k]`); empty if none
+    /// were requested. No loss reads them yet: they are for distillation.
+    pub candidate_logprob: Vec<f32>,
+}
+
+/// Which of the trainer's log-probabilities are held against the sampler's. Where both come from the same weights the
+/// difference is that of two engines; of a stale sample it is its age as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mismatch {
+    /// None: nothing is reported.
+    #[default]
+    Unmeasured,
+    /// The scores themselves, in the first optimiser step of a batch.
+    Scores,
+    /// `old_logprob`, where the trainer has recomputed it.
+    Old,
+}
+
+/// A micro-batch without its scores. It never divides a sequence.
+///
+/// Per-token arrays are flat over the rows' policy tokens. What a loss does not read may be `None`; what it reads and is
+/// not given is an error.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LossBatch<'a> {
+    /// Policy tokens of each sequence in the flat arrays: in order, without gaps, empty where it has none.
+    pub rows: &'a [Range<usize>],
+    /// Rows that are not trained on: all their coefficients are 0, and they stay in every count. Empty for none.
+    pub masked: &'a [bool],
+    /// Advantage of each token; `None` for supervised losses.
+    pub advantage: Option<&'a [f32]>,
+    /// Log-probabilities of the proximal policy, before the batch's first optimiser step; `None` for supervised losses.
+    pub old_logprob: Option<&'a [f32]>,
+    /// The sampler's log-probabilities.
+    pub behavior_logprob: Option<&'a [f32]>,
+    /// The reference model's log-probabilities.
+    pub reference_logprob: Option<&'a [f32]>,
+    /// α of each token where the proximal policy is interpolated: old = beh + α(lp − beh), held constant
+    /// ([`interpolation`]). It then takes the place of `old_logprob`.
+    pub interpolation: Option<&'a [f32]>,
+    /// What each token's value should have been ([`crate::Advantages::returns`]).
+    pub returns: Option<&'a [f32]>,
+    /// The value of each token before the batch's first optimiser step.
+    pub old_value: Option<&'a [f32]>,
+    /// Per row: the outcome, 0 to 1, that [`Surrogate::ImplicitReward`] learns from.
+    pub outcome: Option<&'a [f32]>,
+    /// What `behavior_logprob` is held against.
+    pub mismatch: Mismatch,
+}
+
+/// The derivative of the loss by each score, and the sums behind the metrics.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct LossGrad {
+    /// By each log-probability.
+    pub d_logprob: Vec<f32>,
+    /// By each entropy.
+    pub d_entropy: Vec<f32>,
+    /// By each value; empty without a value head.
+    pub d_value: Vec<f32>,
+    /// Sums to merge over the micro-batches of the optimiser step.
+    pub terms: LossTerms,
+}

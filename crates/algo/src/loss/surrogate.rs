@@ -1,0 +1,155 @@
+//! The table of losses: one line per kind gives its name in recipes, its settings and its kernel.
+
+use super::{LossKind, LossSettings, Scope, Surrogate};
+use crate::AlgoError;
+use crate::settings::{keys::OutOfRange, kind::path};
+
+/// Generates [`LossKind`] and [`Surrogate`] from the table.
+macro_rules! losses {
+    (
+        recipes { $($(#[doc = $doc:literal])+ $file:ident::$kind:ident = $name:literal,)+ }
+        internal { $($(#[doc = $own_doc:literal])+ $own_file:ident::$own:ident,)+ }
+    ) => {
+        /// The losses with their settings.
+        pub mod kinds {
+            $(pub use super::$file::$kind;)+
+            $(pub use super::$own_file::$own;)+
+        }
+        use kinds::*;
+
+        $crate::settings::choices::choices! {
+            /// The policy loss.
+            LossKind { $($(#[doc = $doc])+ $kind = $name,)+ }
+        }
+
+        impl $crate::settings::kind::Kind for LossKind {
+            const TABLE: &'static str = "loss";
+            const NAMES: &'static [&'static str] = Self::NAMES;
+
+            fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|kind| kind.name() == name)
+            }
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn keys(self) -> &'static [$crate::settings::keys::KeyInfo] {
+                match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
+            }
+
+            fn all_keys() -> &'static $crate::settings::kind::AllKeys {
+                static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
+                    std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(
+                        "loss",
+                        &[$(<$kind as $crate::settings::keys::Settings>::KEYS,)+],
+                    ));
+                &KEYS
+            }
+        }
+
+        /// The part of a loss that learns from the advantage (or from demonstrations, or outcomes).
+        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Surrogate {
+            $($(#[doc = $doc])+ $kind($kind),)+
+            $($(#[doc = $own_doc])+ $own($own),)+
+        }
+
+        impl Surrogate {
+            pub(crate) fn kernel(&self) -> &dyn kernel::Kernel {
+                match self {
+                    $(Self::$kind(loss) => loss,)+
+                    $(Self::$own(loss) => loss,)+
+                }
+            }
+
+            /// Its kind; `None` for losses that no recipe chooses.
+            pub fn kind(&self) -> Option<LossKind> {
+                match self {
+                    $(Self::$kind(_) => Some(LossKind::$kind),)+
+                    $(Self::$own(_) => None,)+
+                }
+            }
+
+            /// The kind and every setting that it reads; `None` for losses that no recipe chooses.
+            pub(crate) fn settings(&self) -> Option<LossSettings> {
+                match self {
+                    $(Self::$kind(loss) => Some(LossSettings::resolved(LossKind::$kind, loss, &[])),)+
+                    $(Self::$own(_) => None,)+
+                }
+            }
+        }
+
+        impl LossSettings {
+            /// A loss of that kind with these settings, not yet checked.
+            fn surrogate(&self, kind: LossKind) -> Surrogate {
+                match kind { $(LossKind::$kind => Surrogate::$kind(self.apply()),)+ }
+            }
+        }
+    };
+}
+pub(super) use losses;
+
+impl LossKind {
+    /// The loss with its default settings.
+    pub fn defaults(self) -> Surrogate {
+        LossSettings::default().surrogate(self)
+    }
+}
+
+impl LossSettings {
+    /// The loss, its values checked.
+    pub(crate) fn resolve(&self, kind: LossKind) -> Result<Surrogate, AlgoError> {
+        let surrogate = self.surrogate(kind);
+        match surrogate.kernel().check() {
+            Ok(()) => Ok(surrogate),
+            Err(OutOfRange { key, value, must, hint }) => {
+                Err(AlgoError::out_of_range(path::<LossKind>(key), value, must, hint))
+            }
+        }
+    }
+}
+
+impl Surrogate {
+    /// What of an optimiser step it must see at once.
+    pub fn scope(&self) -> Scope {
+        self.kernel().scope()
+    }
+
+    /// Whether it is one term per sequence: its normaliser is the number of sequences, and all tokens of a sequence
+    /// share one advantage.
+    pub fn is_per_sequence(&self) -> bool {
+        self.kernel().is_per_sequence()
+    }
+
+    /// Whether it reads an advantage.
+    pub fn reads_advantage(&self) -> bool {
+        self.kernel().reads().advantage
+    }
+
+    /// Whether it reads the proximal policy's log-probabilities.
+    pub fn reads_old(&self) -> bool {
+        self.kernel().reads().old
+    }
+
+    /// Whether it reads the sampler's log-probabilities.
+    pub fn reads_behavior(&self) -> bool {
+        self.kernel().reads().behavior
+    }
+
+    /// Whether it reads the reference's log-probabilities.
+    pub fn reads_reference(&self) -> bool {
+        self.kernel().reads().reference
+    }
+
+    /// Whether it reads the outcome of each sequence.
+    pub fn reads_outcome(&self) -> bool {
+        self.kernel().reads().outcome
+    }
+
+    /// Whether it corrects for samples that are a few optimiser steps old.
+    pub fn has_ratio(&self) -> bool {
+        self.reads_old() || self.reads_behavior()
+    }
+}

@@ -1,0 +1,264 @@
+//! A choice among kinds with settings: `loss = "cispo"`, `loss = { kind = "cispo", weight_cap = 5.0 }`, or
+//! `loss = { weight_cap = 4.0 }` to keep the preset's kind.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeSeed, Error, MapAccess, Visitor},
+    ser::SerializeMap,
+};
+
+use super::{
+    keys::{KeyInfo, KeyType, Settings, Value},
+    layer::Layer,
+};
+
+/// The key that names the kind.
+const KIND: &str = "kind";
+/// More keys than any kind has.
+const CAPACITY: usize = 16;
+
+/// A closed set of kinds, each with its settings.
+pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
+    /// The table's key below `[stage.algorithm]`.
+    const TABLE: &'static str;
+    /// Names of all kinds.
+    const NAMES: &'static [&'static str];
+    /// The kind of that name.
+    fn named(name: &str) -> Option<Self>;
+    /// Its name in a recipe.
+    fn name(self) -> &'static str;
+    /// Its settings.
+    fn keys(self) -> &'static [KeyInfo];
+    /// The keys of all kinds, each once.
+    fn all_keys() -> &'static AllKeys;
+}
+
+/// The keys of all kinds of a table.
+#[derive(Debug)]
+pub struct AllKeys {
+    names: Vec<&'static str>,
+    keys: Vec<TableKey>,
+}
+
+#[derive(Debug)]
+struct TableKey {
+    name: &'static str,
+    /// Dotted, below `[stage.algorithm]`.
+    path: String,
+    value_type: KeyType,
+}
+
+impl AllKeys {
+    pub(crate) fn new(table: &str, kinds: &[&'static [KeyInfo]]) -> Self {
+        let mut keys: Vec<TableKey> = Vec::new();
+        for key in kinds.iter().copied().flatten() {
+            if !keys.iter().any(|known| known.name == key.name) {
+                let path = format!("{table}.{}", key.name);
+                keys.push(TableKey { name: key.name, path, value_type: key.value_type });
+            }
+        }
+        let names = std::iter::once(KIND).chain(keys.iter().map(|key| key.name)).collect();
+        Self { names, keys }
+    }
+
+    /// The names of all keys, `kind` first.
+    pub fn names(&self) -> &[&'static str] {
+        &self.names
+    }
+
+    fn get(&self, name: &str) -> Option<&TableKey> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+/// The dotted path of a key of `K`'s table.
+pub(crate) fn path<K: Kind>(key: &str) -> &'static str {
+    K::all_keys().get(key).map_or(K::TABLE, |key| &key.path)
+}
+
+/// A kind and the settings that a recipe or a preset gives it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KindSettings<K> {
+    /// The kind; `None` keeps that of the preset.
+    pub kind: Option<K>,
+    values: [Option<(&'static str, Value)>; CAPACITY],
+}
+
+impl<K: Kind> Default for KindSettings<K> {
+    fn default() -> Self {
+        Self { kind: None, values: [None; CAPACITY] }
+    }
+}
+
+impl<K: Kind> From<K> for KindSettings<K> {
+    fn from(kind: K) -> Self {
+        Self { kind: Some(kind), ..Self::default() }
+    }
+}
+
+impl<K: Kind> KindSettings<K> {
+    /// The settings that are given, in order.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, Value)> {
+        self.values.iter().map_while(|entry| *entry)
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<Value> {
+        self.values().find(|(name, _)| *name == key).map(|(_, value)| value)
+    }
+
+    /// With a key set to a value; a key that no kind has is left out.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        if let Some(known) = K::all_keys().get(key) {
+            self.set(known.name, value.into());
+        }
+        self
+    }
+
+    /// Sets a key; false if there is no room.
+    fn set(&mut self, key: &'static str, value: Value) -> bool {
+        let slot = self.values.iter().position(|entry| entry.is_none_or(|(name, _)| name == key));
+        let Some(slot) = slot else { return false };
+        self.values[slot] = Some((key, value));
+        true
+    }
+
+    /// The settings of a kind: its defaults with the given values over them.
+    pub(crate) fn apply<S: Settings>(&self) -> S {
+        let mut settings = S::default();
+        for (key, value) in self.values() {
+            settings.set(key, value);
+        }
+        settings
+    }
+
+    /// A kind with all settings that it reads.
+    pub(crate) fn resolved<S: Settings>(kind: K, settings: &S, ignored: &[&str]) -> Self {
+        let mut resolved = Self::from(kind);
+        for key in S::KEYS.iter().filter(|key| !ignored.contains(&key.name)) {
+            if let Some(value) = settings.get(key.name) {
+                resolved.set(key.name, value);
+            }
+        }
+        resolved
+    }
+}
+
+impl From<f64> for Value {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl<K: Kind> Layer for KindSettings<K> {
+    /// Another kind has its own defaults: nothing of the one below applies to it.
+    fn over(self, below: Self) -> Self {
+        if self.kind.is_some() && self.kind != below.kind {
+            return self;
+        }
+        let mut merged = below;
+        for (key, value) in self.values() {
+            merged.set(key, value);
+        }
+        merged
+    }
+
+    fn collect(&self, name: &'static str, keys: &mut Vec<(&'static str, Value)>) {
+        if let Some(kind) = self.kind {
+            keys.push((name, Value::Name(kind.name())));
+        }
+        keys.extend(self.values().map(|(key, value)| (path::<K>(key), value)));
+    }
+
+    fn only(self, name: &'static str, wanted: &str) -> Option<Self> {
+        if name == wanted {
+            return self.kind.map(Self::from);
+        }
+        let (key, value) = self.values().find(|(key, _)| path::<K>(key) == wanted)?;
+        Some(Self::default().with(key, value))
+    }
+}
+
+impl<K: Kind> Serialize for KindSettings<K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let (Some(kind), None) = (self.kind, self.values[0]) {
+            return serializer.serialize_str(kind.name());
+        }
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(kind) = self.kind {
+            map.serialize_entry(KIND, kind.name())?;
+        }
+        for (key, value) in self.values() {
+            map.serialize_entry(key, &value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de, K: Kind> Deserialize<'de> for KindSettings<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(KindVisitor(PhantomData))
+    }
+}
+
+struct KindVisitor<K>(PhantomData<K>);
+
+impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
+    type Value = KindSettings<K>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the name of a kind, or a table with `{KIND}` and its settings")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
+        K::named(name).map(KindSettings::from).ok_or_else(|| E::unknown_variant(name, K::NAMES))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let known = K::all_keys();
+        let mut settings = KindSettings::default();
+        while let Some(key) = map.next_key::<String>()? {
+            if key == KIND {
+                let name = map.next_value_seed(ValueSeed(KeyType::Name(K::NAMES)))?;
+                settings.kind = if let Value::Name(name) = name { K::named(name) } else { None };
+                continue;
+            }
+            let Some(key) = known.get(&key) else {
+                return Err(A::Error::unknown_field(&key, known.names()));
+            };
+            let value = map.next_value_seed(ValueSeed(key.value_type))?;
+            if !settings.set(key.name, value) {
+                return Err(A::Error::custom(format!("more than {CAPACITY} settings of one `{}`", K::TABLE)));
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// Reads a value of a known type, so that another one is an error at its place.
+struct ValueSeed(KeyType);
+
+impl<'de> DeserializeSeed<'de> for ValueSeed {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        match self.0 {
+            KeyType::Number => f64::deserialize(deserializer).map(Value::Number),
+            KeyType::Flag => bool::deserialize(deserializer).map(Value::Flag),
+            KeyType::Name(names) => {
+                let given = String::deserialize(deserializer)?;
+                let name = names.iter().copied().find(|name| *name == given);
+                name.map(Value::Name).ok_or_else(|| D::Error::unknown_variant(&given, names))
+            }
+        }
+    }
+}
