@@ -50,7 +50,7 @@ initializer_range = 0.08
 name = "warmup"
 method = "sft"
 steps = 540
-batch = 32
+groups_per_batch = 32
 eval_every = 540
 
 [stage.trainer]
@@ -73,7 +73,7 @@ max_new_tokens = 40
 name = "rl"
 method = "{method}"
 steps = 10000
-batch = {batch}
+groups_per_batch = {batch}
 
 [stage.algorithm]
 minibatches = {minibatches}

@@ -80,7 +80,7 @@ initializer_range = 0.08
 name = "warmup"
 method = "sft"
 steps = {steps}
-batch = 32
+groups_per_batch = 32
 eval_every = {steps}
 
 [stage.trainer]
@@ -103,7 +103,7 @@ max_new_tokens = {limit}
 name = "rl"
 method = "grpo"
 steps = 10000
-batch = 32
+groups_per_batch = 32
 
 [stage.algorithm]
 group_size = 8

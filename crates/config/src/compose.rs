@@ -1,18 +1,19 @@
-//! From the merged tree to typed sections, each with the places of its keys.
+//! Composes typed sections from the merged tree, each with the origins of its keys.
 //!
-//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]` and
-//! `[schedule]` at the top are shared by all stages that read them; a stage's own table of that name is laid over the shared one. Evaluation starts from what the last stage does.
+//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]` and `[schedule]` at the root are shared
+//! by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
+//! last stage.
 
 use rloom_algo::{AdvantageKind, Kind, LossKind};
 use rloom_data::DataSettings;
-use rloom_engine::TrainSettings;
-use rloom_engine::{RolloutSettings, SamplingSettings};
+use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
+use rloom_sched::ScheduleSettings;
 use serde::de::DeserializeOwned;
 
-use crate::keys::{EvalKeys, ModelKeys, RootKeys, ScheduleKeys, StageKeys, TokenizerKeys};
+use crate::keys::{EvalKeys, ModelKeys, RootKeys, StageKeys, TokenizerKeys};
 use crate::layered::fields::field_names;
 use crate::layered::merge::{Choice, STAGES, merge_section};
 use crate::layered::read::{Context, Layer, read};
@@ -20,10 +21,11 @@ use crate::layered::source::{Origin, Sources};
 use crate::layered::suggest;
 use crate::layered::tree::{Node, Table, Value};
 use crate::problem::{Code, Problem};
+use crate::renamed::RENAMED;
 use crate::section::{Section, empty};
 use crate::settings::RunSettings;
 
-/// Tables that describe one of several things.
+/// Tables that describe one of several alternatives.
 pub(crate) const CHOICES: &[Choice] = &[
     Choice { table: "model", keys: &["path", "new"], by_value: &[] },
     Choice { table: "data", keys: &["path", "generator"], by_value: &["generator"] },
@@ -32,14 +34,14 @@ pub(crate) const CHOICES: &[Choice] = &[
     Choice { table: "advantage", keys: &["kind"], by_value: &["kind"] },
 ];
 
-/// Tables at the top that stages share.
+/// Tables at the root that stages share.
 pub(crate) const SHARED: [&str; 7] =
     ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule"];
 
-/// What every stage says.
-const REQUIRED: [&str; 4] = ["name", "method", "steps", "batch"];
+/// Required keys of a stage.
+const REQUIRED: [&str; 4] = ["name", "method", "steps", "groups_per_batch"];
 
-/// Everything that was read, before the checks.
+/// The deserialised configuration before the checks.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) root: Section<()>,
@@ -75,10 +77,10 @@ pub(crate) struct RolloutDraft {
     pub(crate) sampling: Section<SamplingSettings>,
     pub(crate) reward: Section<RewardSettings>,
     pub(crate) engine: Section<RolloutSettings>,
-    pub(crate) schedule: Section<ScheduleKeys>,
+    pub(crate) schedule: Section<ScheduleSettings>,
 }
 
-/// Reads the merged tree. `None` when it cannot be read; then there are problems.
+/// Deserialises the merged tree; `None` if there are problems.
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
@@ -89,7 +91,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("sampling", field_names::<SamplingSettings>()),
         ("trainer", &trainer),
         ("rollout", field_names::<RolloutSettings>()),
-        ("schedule", field_names::<ScheduleKeys>()),
+        ("schedule", field_names::<ScheduleSettings>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
@@ -110,7 +112,7 @@ struct Composer<'a> {
     problems: &'a mut Vec<Problem>,
 }
 
-/// A stage's table and the path of it.
+/// A stage's table with its path.
 struct StageTable<'a> {
     table: &'a Table,
     origin: Origin,
@@ -162,14 +164,14 @@ impl Composer<'_> {
 
     fn stage(&mut self, stage: &StageTable<'_>) -> Option<StageDraft> {
         let node = Node { value: Value::Table(stage.table.clone()), origin: stage.origin };
-        let lacks: Vec<&str> = REQUIRED.into_iter().filter(|key| stage.table.get(key).is_none()).collect();
-        if !lacks.is_empty() {
-            let message = format!("`{}` does not say its {}", stage.path, suggest::list(&lacks));
-            let every = format!("every stage has {}", suggest::list(&REQUIRED));
+        let missing: Vec<&str> = REQUIRED.into_iter().filter(|key| !has_key(stage.table, key)).collect();
+        if !missing.is_empty() {
+            let message = format!("`{}` has no {}", stage.path, suggest::list(&missing));
+            let every = format!("{} are required in every stage", suggest::list(&REQUIRED));
             self.problems.push(Problem::new(Code::MissingKey, message).at(stage.origin, "").hint(every));
         }
         let keys: Option<StageKeys> =
-            if lacks.is_empty() { self.read(&node, &stage.path, &[], &[]) } else { None };
+            if missing.is_empty() { self.read(&node, &stage.path, &[], &[]) } else { None };
         let data = self.section("data", &[stage], stage.origin);
         let environment = self.section("environment", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
@@ -206,7 +208,7 @@ impl Composer<'_> {
             origin: node.origin,
             path: "eval".to_owned(),
         };
-        // The keys themselves are read with the root, which reports what is wrong with them.
+        // Problems of these keys are reported with the root.
         let keys: EvalKeys = read(node, self.context("eval", &[], &[]), &mut Vec::new())?;
         let with = |stage| [stage, Some(&own)].into_iter().flatten().collect::<Vec<_>>();
         let data = self.section("data", &with(last), own.origin);
@@ -225,7 +227,7 @@ impl Composer<'_> {
         })
     }
 
-    /// The length and the stop strings of training, and `[eval.sampling]` over that. Without samples it is greedy.
+    /// Length and stop strings of training, overridden by `[eval.sampling]`. Without samples the default is greedy.
     fn eval_sampling(
         &mut self,
         tables: &[&StageTable<'_>],
@@ -242,13 +244,13 @@ impl Composer<'_> {
         layers.extend(own_layer("sampling", own));
         let mut section: Section<SamplingSettings> =
             self.merged("sampling", layers, format!("{}.sampling", own.path), fallback)?;
-        if samples == 0 && !section.says("temperature") {
+        if samples == 0 && !section.is_set("temperature") {
             section.value.temperature = 0.0;
         }
         Some(section)
     }
 
-    /// The two halves of `[trainer]`: the optimiser's keys and the engine's.
+    /// The two parts of `[trainer]`: the keys of the optimiser and those of the engine.
     fn trainer(
         &mut self,
         stage: &StageTable<'_>,
@@ -265,7 +267,7 @@ impl Composer<'_> {
         (optimizer, self.merged("trainer", of_engine, path, stage.origin))
     }
 
-    /// The table `name` of the root, with those of the given tables over it.
+    /// The table `name` of the root, overridden by those of the given tables.
     fn section<T: DeserializeOwned>(
         &mut self,
         name: &str,
@@ -294,7 +296,7 @@ impl Composer<'_> {
     }
 
     fn context<'c>(&'c self, path: &'c str, layers: &'c [Layer], also: &'c [&'c str]) -> Context<'c> {
-        Context { sources: self.sources, path, layers, also, sections: self.sections }
+        Context { sources: self.sources, path, layers, also, sections: self.sections, renames: RENAMED }
     }
 
     fn read<T: DeserializeOwned>(
@@ -306,7 +308,7 @@ impl Composer<'_> {
     ) -> Option<T> {
         let mut found = Vec::new();
         let value = read(node, self.context(path, layers, also), &mut found);
-        // A value that a problem was cut out of is not what was written.
+        // A value with a part removed is not the one in the file.
         let value = if found.is_empty() { value } else { None };
         self.problems.append(&mut found);
         value
@@ -319,12 +321,18 @@ impl Section<()> {
     }
 }
 
+/// True if a table has a key, also under its former name, which is reported when the table is read.
+fn has_key(stage: &Table, key: &str) -> bool {
+    stage.get(key).is_some() || RENAMED.former_key(STAGES, key).is_some_and(|old| stage.get(old).is_some())
+}
+
 fn own_layer(name: &str, table: &StageTable<'_>) -> Option<Layer> {
     let node = table.table.get(name)?;
     Some(Layer { path: format!("{}.{name}", table.path), node: node.clone() })
 }
 
-/// The keys of a layer that are among `keys`, and the others. Anything but a table is left to the second half.
+/// Splits a layer into the keys that are among `keys` and the others. A value that is not a table stays in the second
+/// part.
 fn halves(layer: Layer, keys: &[&str]) -> (Layer, Layer) {
     let Value::Table(table) = &layer.node.value else {
         return (Layer { path: layer.path.clone(), node: empty(layer.node.origin) }, layer);
@@ -337,7 +345,7 @@ fn halves(layer: Layer, keys: &[&str]) -> (Layer, Layer) {
     (half(first), half(second))
 }
 
-/// All layers in one table, whose place is the last layer's.
+/// Merges all layers into one table with the origin of the last one.
 fn merge_layers(name: &str, layers: &[Layer], fallback: Origin) -> Node {
     let mut merged = empty(fallback);
     for layer in layers {

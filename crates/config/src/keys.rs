@@ -1,18 +1,23 @@
-//! The keys of the configuration's own tables, as they stand in the file. What other rooms own is read by their types.
+//! The configuration's own tables as they are written in a file. The other tables are read by the types of the crates
+//! that own them; their schemas are part of the schema of the file.
 
 use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
-use rloom_core::OnUpdate;
-use rloom_data::Order;
+use rloom_data::{DataSettings, Order};
+use rloom_engine::{RolloutSettings, SamplingSettings};
+use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel};
-use rloom_sched::{CutOrder, OnFailure, Priority, Stragglers};
+use rloom_reward::RewardSettings;
+use rloom_sched::ScheduleSettings;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::schema::{TrainerTable, algorithm_schema, method_schema};
 use crate::settings::RunSettings;
 
-/// A table that is read elsewhere; here it only has to be one.
+/// A table whose content is read elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subtable;
 
@@ -33,7 +38,7 @@ impl<'de> Deserialize<'de> for Subtable {
     }
 }
 
-/// `[[stage]]` as a whole; its entries are read one by one.
+/// The list of stages, which are read one by one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stages;
 
@@ -43,52 +48,97 @@ impl<'de> Deserialize<'de> for Stages {
     }
 }
 
-#[derive(Debug, Deserialize)]
+/// A recipe of RLoom.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "some fields only say that the key exists")]
 pub(crate) struct RootKeys {
+    /// The run: its name, directory, threads and checkpoints.
     #[serde(default)]
     pub(crate) run: RunSettings,
+    /// The model that training starts from: either `path` or `[model.new]`.
     #[serde(default)]
     pub(crate) model: ModelKeys,
+    /// Tokenizer of a new model. Its tokens are characters.
     pub(crate) tokenizer: Option<TokenizerKeys>,
+    /// Tasks of all stages and of evaluation: either `path` or `generator`, with the keys of that source. A stage's own
+    /// table overrides single keys.
+    #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,
+    /// Environment of all stages and of evaluation, with the keys of its kind.
+    #[schemars(with = "Option<EnvironmentSettings>")]
     environment: Option<Subtable>,
+    /// Sampling of training rollouts in all stages. Evaluation takes over `max_new_tokens` and `stop` only.
+    #[schemars(with = "Option<SamplingSettings>")]
     sampling: Option<Subtable>,
+    /// Reward of all stages and of evaluation.
+    #[schemars(with = "Option<RewardSettings>")]
     reward: Option<Subtable>,
+    /// Optimiser and training engine of all stages.
+    #[schemars(with = "Option<TrainerTable>")]
     trainer: Option<Subtable>,
+    /// Rollout engine of all stages and of evaluation.
+    #[schemars(with = "Option<RolloutSettings>")]
     rollout: Option<Subtable>,
+    /// Interleaving of rollouts and training in all stages that sample.
+    #[schemars(with = "Option<ScheduleSettings>")]
     schedule: Option<Subtable>,
+    /// Evaluation on held-out tasks; left out, there is none.
     pub(crate) eval: Option<EvalKeys>,
+    /// The stages of the run, in order.
+    #[schemars(with = "Vec<StageKeys>")]
     stage: Option<Stages>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// `[model]`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelKeys {
+    /// Hugging Face folder, or `organisation/name[@revision]` on the hub.
     pub(crate) path: Option<String>,
+    /// Architecture of a model initialised from scratch.
     pub(crate) new: Option<NewModel>,
-    pub(crate) compute: Dtype,
+    /// Format of weights and activations in matrix products, in training, rollouts and evaluation alike.
+    pub(crate) dtype: Dtype,
 }
 
-#[derive(Debug, Default, Clone, Deserialize)]
+/// `[tokenizer]`.
+#[derive(Debug, Default, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TokenizerKeys {
+    /// The characters, one token each. Default: the characters of the generated tasks and of the environment.
     pub(crate) alphabet: Option<String>,
+    /// Starts every sequence with a beginning-of-sequence token.
     pub(crate) bos: bool,
+    /// Jinja template of conversations. Default: none, prompts are plain text.
     pub(crate) chat_template: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// `[eval]`.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EvalKeys {
+    /// Steps between evaluations, at least 1. The first and last version of a stage are always evaluated.
     pub(crate) every: u64,
+    /// Number of held-out tasks, the same ones in every evaluation; at least 1.
     pub(crate) tasks: u64,
+    /// Samples per task in addition to the greedy completion that gives the accuracy; they estimate `eval/pass@k` for k =
+    /// 1, 2, 4 … up to this number. 0: greedy only.
     pub(crate) samples: u32,
+    /// Sampling of evaluation, over `max_new_tokens` and `stop` of the last stage that samples.
+    #[schemars(with = "Option<SamplingSettings>")]
     sampling: Option<Subtable>,
+    /// Overrides of the last stage's data. Its held-out tasks are evaluated.
+    #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,
+    /// Overrides of the last stage's environment.
+    #[schemars(with = "Option<EnvironmentSettings>")]
     environment: Option<Subtable>,
+    /// Overrides of the reward of the last stage that samples. It needs a verifier, which determines the accuracy.
+    #[schemars(with = "Option<RewardSettings>")]
     reward: Option<Subtable>,
+    /// Overrides of the rollout engine of the last stage that samples.
+    #[schemars(with = "Option<RolloutSettings>")]
     rollout: Option<Subtable>,
 }
 
@@ -107,42 +157,57 @@ impl Default for EvalKeys {
     }
 }
 
-#[derive(Debug, Deserialize)]
+/// `[[stage]]`.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "some fields only say that the key exists")]
 pub(crate) struct StageKeys {
+    /// Name in checkpoints, the journal and overrides (`--set stage.NAME.steps=20`). Required.
     pub(crate) name: String,
+    /// Training method. Required.
+    #[schemars(schema_with = "method_schema")]
     pub(crate) method: Method,
+    /// Initial weights: `"model"` for `[model]`, `"previous"`, or the name of an earlier stage. Default: the previous
+    /// stage, or `"model"` in the first one.
     pub(crate) from: Option<String>,
+    /// Number of steps; each trains one batch. Required, at least 1.
     pub(crate) steps: u64,
-    pub(crate) batch: u64,
+    /// Batch size: groups, each of `algorithm.group_size` episodes of one task, or demonstrations in supervised stages.
+    /// Required, at least 1.
+    pub(crate) groups_per_batch: u64,
+    /// Order of the tasks.
     #[serde(default)]
     pub(crate) order: Order,
+    /// Steps between evaluations; 0 for none in this stage. Default: `eval.every`.
     pub(crate) eval_every: Option<u64>,
+    /// Steps between checkpoints; 0 saves only at the end of the stage. Default: `run.checkpoint_every`.
     pub(crate) checkpoint_every: Option<u64>,
+    /// Allows training on samples of a truncated distribution (`top_k`, `top_p`, `min_p`, `min_new_tokens`), whose
+    /// importance ratios are then biased. Default: false.
     pub(crate) allow_truncated_sampling: Option<bool>,
+    /// Overrides of the method's settings.
     #[serde(default)]
+    #[schemars(schema_with = "algorithm_schema")]
     pub(crate) algorithm: AlgorithmSettings,
+    /// Overrides of `[data]` in this stage.
+    #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,
+    /// Overrides of `[environment]` in this stage.
+    #[schemars(with = "Option<EnvironmentSettings>")]
     environment: Option<Subtable>,
+    /// Overrides of `[sampling]` in this stage.
+    #[schemars(with = "Option<SamplingSettings>")]
     sampling: Option<Subtable>,
+    /// Overrides of `[reward]` in this stage.
+    #[schemars(with = "Option<RewardSettings>")]
     reward: Option<Subtable>,
+    /// Overrides of `[trainer]` in this stage.
+    #[schemars(with = "Option<TrainerTable>")]
     trainer: Option<Subtable>,
+    /// Overrides of `[rollout]` in this stage.
+    #[schemars(with = "Option<RolloutSettings>")]
     rollout: Option<Subtable>,
+    /// Overrides of `[schedule]` in this stage.
+    #[schemars(with = "Option<ScheduleSettings>")]
     schedule: Option<Subtable>,
-}
-
-/// `[schedule]`: what is not said is chosen by what is.
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct ScheduleKeys {
-    pub(crate) max_staleness: u64,
-    pub(crate) pin_version: bool,
-    pub(crate) on_update: Option<OnUpdate>,
-    pub(crate) cut_order: CutOrder,
-    pub(crate) oversample: u64,
-    pub(crate) stragglers: Stragglers,
-    pub(crate) priority: Priority,
-    pub(crate) on_failure: OnFailure,
-    pub(crate) max_failures: Option<u64>,
 }

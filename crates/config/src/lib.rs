@@ -1,21 +1,22 @@
-//! The typed configuration: layered TOML, strict reading, overrides, cross-field checks.
+//! The typed configuration: layered TOML, strict parsing, overrides, cross-field checks, schema.
 //!
-//! [`Config::load`] reads files and overrides into one [`Config`], or says everything that is wrong with them, with
-//! file, line, column, the line itself and a hint. [`Config::to_toml`] writes what was resolved.
+//! [`Config::load`] reads files and overrides into one [`Config`], or reports every error with file, line, column, the
+//! line itself and a hint. [`Config::to_toml`] writes the resolved configuration. [`schema`] is the JSON schema of a
+//! recipe file, and [`reference`] its documentation.
 //!
 //! ```text
 //! defaults < a.toml < b.toml < --set stage.rl.steps=20
 //!
 //! [run]        name, directory, seed, threads, checkpoints
 //! [model]      path = "folder or hub id", or [model.new] with [tokenizer]
-//! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by the stages, and by evaluation
-//! [schedule]   how far rollouts run ahead of training, shared by the stages that sample
+//! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by all stages and by evaluation
+//! [schedule]   staleness and order of batches, shared by all stages that sample
 //! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …
-//! [[stage]]    name, method, steps, batch, from …; [stage.algorithm], and its own [stage.data] …
+//! [[stage]]    name, method, steps, groups_per_batch, from …; [stage.algorithm]; overrides such as [stage.data]
 //! ```
 //!
-//! Nothing is silent: an unknown key is an error, and so is a key that nothing would read. Each room owns the types of
-//! its own settings and checks their ranges; here they are composed, and checked against each other.
+//! An unknown key is an error, and so is a key that has no effect. Each crate owns the types of its settings and checks
+//! their ranges; this crate composes them and checks them against each other.
 
 mod check;
 mod compose;
@@ -23,12 +24,16 @@ mod keys;
 pub mod layered;
 mod load;
 mod problem;
+pub mod reference;
+mod renamed;
 mod render;
 mod resolve;
+mod schema;
 mod secret;
 mod section;
 mod settings;
 
 pub use problem::{Code, ConfigErrors, Label, Problem};
 pub use rloom_sched::{OnFailure, Priority, ScheduleSettings};
+pub use schema::schema;
 pub use settings::{Config, EvalSettings, ModelSource, RunSettings, Stage, StageRollout, Start};

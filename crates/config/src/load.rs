@@ -1,4 +1,4 @@
-//! Files and overrides to a [`Config`].
+//! Loads a [`Config`] from files and overrides.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use crate::secret;
 use crate::settings::Config;
 
 impl Config {
-    /// Reads `files` in order, later ones over earlier ones, then `overrides` (`path.to.key=value`) over all.
-    /// Paths inside the configuration are relative to the current directory.
+    /// Reads `files` in order of increasing precedence, then `overrides` (`path.to.key=value`). Paths in the
+    /// configuration are relative to the current directory.
     ///
     /// # Errors
     ///
-    /// Everything that is wrong, with file, line and column.
+    /// All errors, with file, line and column.
     pub fn load<P: AsRef<Path>, S: AsRef<str>>(files: &[P], overrides: &[S]) -> Result<Self, ConfigErrors> {
         let mut layers = Layers::new(CHOICES);
         for file in files {
@@ -24,7 +24,7 @@ impl Config {
         finish(layers, files.first().map(AsRef::as_ref), overrides)
     }
 
-    /// The same from text; `name` stands for the file in messages.
+    /// Reads a configuration from text; `name` is its file name in messages.
     pub fn from_text<S: AsRef<str>>(name: &str, text: &str, overrides: &[S]) -> Result<Self, ConfigErrors> {
         let mut layers = Layers::new(CHOICES);
         layers.add_text(PathBuf::from(name), text.to_owned());
@@ -46,7 +46,7 @@ fn finish<S: AsRef<str>>(
     }
     let Layers { sources, root, mut problems, .. } = layers;
     secret::find(&root, &sources, &mut problems);
-    // What a torn file or a wrong override leaves of the rest would only raise errors that are not there.
+    // Reading an incomplete tree would only add errors that follow from these.
     if !problems.is_empty() {
         return Err(ConfigErrors::new(sources, problems));
     }

@@ -1,46 +1,52 @@
-//! What is wrong with a configuration.
+//! Errors of a configuration.
 
 use std::fmt;
 
 use crate::layered::source::{Origin, Sources};
 use crate::render::{Paint, render};
 
-/// The kinds of configuration mistakes.
+/// Kind of a configuration error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
-    /// A file could not be read.
+    /// The file cannot be read.
     Unreadable,
-    /// The text is not TOML.
+    /// The text is not valid TOML.
     Syntax,
     /// No setting has this name.
     UnknownKey,
-    /// A setting that cannot be left out is not there.
+    /// The setting has a new name.
+    RenamedKey,
+    /// The value has a new name.
+    RenamedValue,
+    /// A required setting is missing.
     MissingKey,
-    /// The value has another type than the setting.
+    /// The value has the wrong type.
     WrongType,
-    /// None of the names that the setting takes.
+    /// The value is not one of the names that the setting accepts.
     UnknownName,
-    /// The value lies outside what the setting takes.
+    /// The value is outside the range of the setting.
     OutOfRange,
-    /// Settings that contradict each other.
+    /// Settings contradict each other.
     Conflict,
-    /// A setting that nothing would read.
+    /// The setting has no effect in this configuration.
     Unread,
-    /// Names a stage that does not exist.
+    /// No stage has this name.
     UnknownStage,
-    /// Two stages with one name.
+    /// Two stages have the same name.
     DuplicateStage,
-    /// A secret in a file that would be copied into the run directory.
+    /// A secret would be copied into the run directory.
     Secret,
 }
 
 impl Code {
-    /// Its name in messages, `config::` aside.
+    /// Name in messages, without `config::`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unreadable => "unreadable",
             Self::Syntax => "syntax",
             Self::UnknownKey => "unknown-key",
+            Self::RenamedKey => "renamed-key",
+            Self::RenamedValue => "renamed-value",
             Self::MissingKey => "missing-key",
             Self::WrongType => "wrong-type",
             Self::UnknownName => "unknown-name",
@@ -54,51 +60,51 @@ impl Code {
     }
 }
 
-/// A place that a problem points at.
+/// A marked range of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
-    /// Where.
+    /// Range of the source.
     pub origin: Origin,
-    /// What to say there; may be empty.
+    /// Text next to the marker; may be empty.
     pub text: String,
 }
 
-/// One mistake.
+/// One error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// What kind it is.
+    /// Kind of the error.
     pub code: Code,
-    /// What is wrong, in one sentence.
+    /// The error in one sentence.
     pub message: String,
-    /// Where: the place to change first, then what it collides with.
+    /// Marked ranges: first the one to change, then those that it conflicts with.
     pub labels: Vec<Label>,
-    /// What to do about it.
+    /// Suggested fixes.
     pub hints: Vec<String>,
 }
 
 impl Problem {
-    /// A problem without a place.
+    /// Creates a problem without labels.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), labels: Vec::new(), hints: Vec::new() }
     }
 
-    /// Adds a place. The first is the main one.
+    /// Adds a label. The first one is the primary label.
     #[must_use]
     pub fn at(mut self, origin: Origin, text: impl Into<String>) -> Self {
         self.labels.push(Label { origin, text: text.into() });
         self
     }
 
-    /// Adds a place, if the value was written anywhere; where it is a default there is nothing to point at.
+    /// Adds a label if the value was set; a default has no origin.
     #[must_use]
-    pub fn at_written(self, origin: Option<Origin>, text: impl Into<String>) -> Self {
+    pub fn at_if_set(self, origin: Option<Origin>, text: impl Into<String>) -> Self {
         match origin {
             Some(origin) => self.at(origin, text),
             None => self,
         }
     }
 
-    /// Adds advice.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, text: impl Into<String>) -> Self {
         self.hints.push(text.into());
@@ -106,17 +112,17 @@ impl Problem {
     }
 }
 
-/// Everything that is wrong with a configuration, and the texts it was read from.
+/// All errors of a configuration, with the sources that they point into.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
-    /// The texts.
+    /// The texts that were read.
     pub sources: Sources,
-    /// The mistakes, in the order of their places; at least one.
+    /// The errors in the order of their origins; at least one.
     pub problems: Vec<Problem>,
 }
 
 impl ConfigErrors {
-    /// Collects problems, sorted by place, each once.
+    /// Collects problems: sorted by origin, without duplicates.
     pub(crate) fn new(sources: Sources, problems: Vec<Problem>) -> Self {
         let mut distinct: Vec<Problem> = Vec::with_capacity(problems.len());
         for problem in problems {
@@ -129,7 +135,7 @@ impl ConfigErrors {
         Self { sources, problems: distinct }
     }
 
-    /// The text for people, with ANSI colours if asked for.
+    /// Returns the text of all errors, optionally with ANSI colours.
     pub fn render(&self, colour: bool) -> String {
         let paint = Paint { colour };
         let texts: Vec<String> = self.problems.iter().map(|p| render(p, &self.sources, paint)).collect();

@@ -1,14 +1,14 @@
-//! A [`Problem`] as text: message, file and line, the line itself with carets, advice.
+//! Renders a [`Problem`]: message, file and line, the line with carets, hints.
 
 use std::fmt::Write as _;
 
 use crate::layered::source::{SourceId, SourceKind, Sources};
 use crate::problem::{Label, Problem};
 
-/// Whether to write ANSI colours. The text says the same without them.
+/// Styling of the text. Colours carry no information of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Paint {
-    /// Colours on.
+    /// Writes ANSI colours.
     pub(crate) colour: bool,
 }
 
@@ -34,7 +34,7 @@ impl Paint {
     }
 }
 
-/// The problem's text; ends in a line break.
+/// Returns the text of a problem, with a trailing line break.
 pub(crate) fn render(problem: &Problem, sources: &Sources, paint: Paint) -> String {
     let mut out = String::new();
     let head = format!("error[config::{}]", problem.code.name());
@@ -65,7 +65,7 @@ fn line(out: &mut String, text: &str) {
     out.push('\n');
 }
 
-/// The lines of one source that the problem points at; `first` says which source.
+/// Writes the marked lines of the source that `first` is in.
 fn excerpt(
     out: &mut String,
     problem: &Problem,

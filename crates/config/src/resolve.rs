@@ -1,4 +1,4 @@
-//! The resolved configuration as TOML: every key that is read, and no other. Reading it again gives the same.
+//! The resolved configuration as TOML: every key that is read, and no other. Reading it gives an equal configuration.
 
 use rloom_engine::SamplingSettings;
 use rloom_model::{OptimizerSettings, Schedule};
@@ -9,19 +9,19 @@ use toml::{Table, Value};
 use crate::settings::{Config, EvalSettings, ModelSource, Stage};
 
 impl Config {
-    /// The resolved configuration.
+    /// Returns the resolved configuration as TOML.
     pub fn to_toml(&self) -> String {
         let mut root = Table::new();
         root.insert("run".to_owned(), Value::Table(table(&self.run)));
-        let compute = ("compute".to_owned(), Value::String(name_of(&self.dtype)));
+        let dtype = ("dtype".to_owned(), Value::String(name_of(&self.dtype)));
         match &self.model {
             ModelSource::Path(path) => {
                 let path = ("path".to_owned(), Value::String(path.clone()));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([path, compute])));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([path, dtype])));
             }
             ModelSource::New { model, tokenizer } => {
                 let new = ("new".to_owned(), Value::Table(table(model)));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([compute, new])));
+                root.insert("model".to_owned(), Value::Table(Table::from_iter([dtype, new])));
                 root.insert("tokenizer".to_owned(), Value::Table(table(tokenizer)));
             }
         }
@@ -40,7 +40,7 @@ impl Config {
         set("method", stage.algorithm.method.name().into());
         set("from", self.start_name(stage).into());
         set("steps", count(stage.steps));
-        set("batch", count(stage.groups_per_batch));
+        set("groups_per_batch", count(stage.groups_per_batch));
         set("order", Value::String(name_of(&stage.order)));
         if self.eval.is_some() {
             set("eval_every", count(stage.eval_every));
@@ -67,7 +67,7 @@ impl Config {
     }
 }
 
-/// The keys that are read: what is fixed by others is left out.
+/// The keys that are read: keys without effect under the values of others are left out.
 fn schedule_table(schedule: &ScheduleSettings) -> Table {
     let mut keys = Table::new();
     let mut set = |key: &str, value: Value| keys.insert(key.to_owned(), value);
@@ -102,7 +102,7 @@ fn eval_table(eval: &EvalSettings) -> Table {
     ])
 }
 
-/// Greedy completions read the length and the stop strings alone.
+/// Greedy completions read only the length and the stop strings.
 fn eval_sampling_table(eval: &EvalSettings) -> Table {
     let mut keys = sampling_table(&eval.sampling);
     if eval.samples == 0 {
@@ -127,13 +127,13 @@ fn optimizer_table(optimizer: &OptimizerSettings) -> Table {
     keys
 }
 
-/// Counts come from TOML's integers, so they fit them.
+/// Counts come from TOML integers, so they fit.
 fn count(number: u64) -> Value {
     Value::Integer(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-/// The keys of a settings value. It goes through text, because a 32-bit 0.7 has to become `0.7` and not the 64-bit
-/// number nearest to it. Settings are plain tables of what TOML can say, so neither step fails.
+/// The keys of a settings value. Converted through text, because a 32-bit 0.7 must become `0.7` and not the nearest
+/// 64-bit number. Settings are plain tables of TOML types, so neither step fails.
 fn table<T: Serialize>(settings: &T) -> Table {
     toml::to_string(settings).ok().and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -1,15 +1,15 @@
-//! Secrets come from the environment. One that is written into a file would be copied into the run directory.
+//! Detection of secrets, which belong in the environment: one in a file would be copied into the run directory.
 
 use crate::layered::source::{Origin, Sources};
 use crate::layered::tree::{Table, Value};
 use crate::problem::{Code, Problem};
 
-/// Beginnings of access tokens of services that a training run talks to.
-const TOKEN_BEGINNINGS: [&str; 4] = ["hf_", "sk-", "wandb_v1_", "ghp_"];
-/// Tokens are longer than names that happen to begin like one.
-const SHORTEST_TOKEN: usize = 20;
+/// Prefixes of access tokens of services that training runs use.
+const TOKEN_PREFIXES: [&str; 4] = ["hf_", "sk-", "wandb_v1_", "ghp_"];
+/// Minimum length of a token; shorter names may have such a prefix by chance.
+const MIN_TOKEN_LENGTH: usize = 20;
 
-/// Finds values that look like secrets. Their text is not repeated in the message.
+/// Finds values that look like secrets. The message does not repeat them.
 pub(crate) fn find(table: &Table, sources: &Sources, problems: &mut Vec<Problem>) {
     for entry in &table.entries {
         visit(&entry.node.value, entry.node.origin, sources, problems);
@@ -24,9 +24,9 @@ fn visit(value: &Value, origin: Origin, sources: &Sources, problems: &mut Vec<Pr
             problems.push(
                 Problem::new(
                     Code::Secret,
-                    format!("an access token at {source}:{}:{} would be copied into the run directory", at.line, at.column),
+                    format!("the access token at {source}:{}:{} would be copied into the run directory", at.line, at.column),
                 )
-                .hint("take it out of the file (and revoke it, if others have seen the file); the environment's HF_TOKEN is used"),
+                .hint("remove it from the file and set the environment variable HF_TOKEN; revoke it if others have seen the file"),
             );
         }
         Value::Array(items) => {
@@ -40,7 +40,7 @@ fn visit(value: &Value, origin: Origin, sources: &Sources, problems: &mut Vec<Pr
 }
 
 fn is_secret(text: &str) -> bool {
-    text.len() >= SHORTEST_TOKEN
-        && TOKEN_BEGINNINGS.iter().any(|beginning| text.starts_with(beginning))
+    text.len() >= MIN_TOKEN_LENGTH
+        && TOKEN_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
 }

@@ -1,19 +1,19 @@
-//! A settings value together with the tables it was merged from, so that checks can point at keys.
+//! A settings value with the tables that it was merged from, so that checks can point at keys.
 
 use crate::layered::read::{Layer, join};
 use crate::layered::source::Origin;
 use crate::layered::tree::{Entry, Node, Table, Value};
 
-/// A value that was read, and where its keys were written.
+/// A deserialised table and the origins of its keys.
 #[derive(Debug, Clone)]
 pub(crate) struct Section<T> {
-    /// What was read.
+    /// The deserialised settings.
     pub(crate) value: T,
     /// The merged table.
     pub(crate) node: Node,
-    /// The tables that were merged, lowest first; the last is the section's own.
+    /// The tables that were merged, lowest precedence first; the last one is the section's own.
     pub(crate) layers: Vec<Layer>,
-    /// The path of the section's own table, also where that was not written.
+    /// Path of the section's own table, present or not.
     pub(crate) path: String,
 }
 
@@ -23,54 +23,54 @@ impl<T> Section<T> {
         self.node.as_table()?.find(&steps)
     }
 
-    /// Where a key's value was written; `None` for a default.
+    /// Origin of a key's value; `None` for a default.
     pub(crate) fn origin(&self, key: &str) -> Option<Origin> {
         self.entry(key).map(|e| e.node.origin)
     }
 
-    /// Where a key was written; `None` for a default.
+    /// Origin of a key's name; `None` for a default.
     pub(crate) fn key_origin(&self, key: &str) -> Option<Origin> {
         self.entry(key).map(|e| e.key_origin)
     }
 
-    /// Where a key was written, or else the table.
-    pub(crate) fn place(&self, key: &str) -> Origin {
+    /// Origin of a key's value, or of the table if the key is not set.
+    pub(crate) fn origin_or_table(&self, key: &str) -> Origin {
         self.origin(key).unwrap_or(self.node.origin)
     }
 
-    /// The key with its path, as it was written: `sampling.top_p` where the shared table says so.
+    /// Full path of a key in the table that sets it: `sampling.top_p` for a key of the shared table.
     pub(crate) fn name(&self, key: &str) -> String {
         join(self.table_of(key), key)
     }
 
-    /// What `other` is called in the table that says `key`: where a change belongs.
-    pub(crate) fn beside(&self, key: &str, other: &str) -> String {
-        join(self.table_of(key), other)
+    /// Full path of `sibling` in the table that sets `key`, which is the table to change.
+    pub(crate) fn sibling_name(&self, key: &str, sibling: &str) -> String {
+        join(self.table_of(key), sibling)
     }
 
-    /// The path of the table that says `key`; the section's own where none does.
+    /// Path of the table that sets `key`; the section's own if none does.
     fn table_of(&self, key: &str) -> &str {
         let steps: Vec<&str> = key.split('.').collect();
         let origin = self.origin(key);
-        let gave = |layer: &&Layer| {
+        let sets = |layer: &&Layer| {
             let entry = layer.node.as_table().and_then(|t| t.find(&steps));
             entry.is_some_and(|e| Some(e.node.origin) == origin)
         };
-        self.layers.iter().rev().find(gave).map_or(&self.path, |layer| &layer.path)
+        self.layers.iter().rev().find(sets).map_or(&self.path, |layer| &layer.path)
     }
 
-    /// The path of the topmost table that was written; the section's own where none was.
+    /// Path of the table with the highest precedence; the section's own if none is present.
     pub(crate) fn table(&self) -> &str {
         self.layers.last().map_or(&self.path, |layer| &layer.path)
     }
 
-    /// Whether a key was written anywhere.
-    pub(crate) fn says(&self, key: &str) -> bool {
+    /// True if a key is set in any layer.
+    pub(crate) fn is_set(&self, key: &str) -> bool {
         self.entry(key).is_some()
     }
 }
 
-/// An empty table whose place is `origin`.
+/// An empty table with the given origin.
 pub(crate) fn empty(origin: Origin) -> Node {
     Node { value: Value::Table(Table::default()), origin }
 }

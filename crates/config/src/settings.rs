@@ -1,55 +1,54 @@
-//! The typed configuration, resolved: what a run is made of.
+//! The resolved configuration.
 
 use std::path::PathBuf;
 
 use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_data::{DataSettings, Order};
-use rloom_engine::TrainSettings;
-use rloom_engine::{RolloutSettings, SamplingSettings};
+use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_sched::ScheduleSettings;
 use rloom_text::CharacterSettings;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Everything that a run is told. [`Config::to_toml`] writes it, and reading that again gives the same.
+/// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The run itself.
+    /// The run: its name, directory, threads and checkpoints.
     pub run: RunSettings,
-    /// What the first stage starts from.
+    /// Initial model of the first stage.
     pub model: ModelSource,
-    /// `model.compute`: the format of activations and of the weights in matrix products, in training, rollouts and
-    /// evaluation alike.
+    /// Format of weights and activations in matrix products, in training, rollouts and evaluation alike: `model.dtype`.
     pub dtype: Dtype,
-    /// How held-out tasks are tried; `None` for no evaluation.
+    /// Evaluation on held-out tasks; `None` for none.
     pub eval: Option<EvalSettings>,
-    /// What is trained, in order; at least one stage.
+    /// The stages, in order; at least one.
     pub stages: Vec<Stage>,
 }
 
-/// `[run]`: name, place and upkeep of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// `[run]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunSettings {
-    /// The run's name, which is its folder's; by default that of the first configuration file.
+    /// Name of the run and of its folder. Default: the name of the first configuration file, without its extension.
     pub name: String,
-    /// The folder that holds run directories.
+    /// Folder of the run directories.
     pub directory: PathBuf,
-    /// Seed of every random stream.
+    /// Seed of all random streams.
     pub seed: u64,
-    /// Threads that compute; 0 takes one per processor core. No result depends on it.
+    /// Compute threads; 0 for one per processor core. Does not affect results.
     pub threads: usize,
-    /// Steps between checkpoints; 0 saves at the end of each stage alone.
+    /// Steps between checkpoints; 0 saves only at the end of each stage.
     pub checkpoint_every: u64,
-    /// Longest time in which nothing at all happens: no token, no reward, no optimiser step (seconds). Then the run ends
-    /// and says who waited for whom.
+    /// Time without any progress (a token, a reward, an optimizer step) after which the run ends with a report of what is
+    /// waiting for what, in seconds; 1 to 31536000 (a year).
     pub stall_seconds: u64,
-    /// Newest checkpoints that are kept.
+    /// Number of most recent checkpoints to keep, at least 1.
     pub keep_last: u64,
-    /// Checkpoints whose step is a multiple of this are kept for ever; 0 keeps none but the newest, the best and the
-    /// last of each stage.
+    /// Also keeps every checkpoint whose step is a multiple of this number; 0 for none. The best checkpoint and the last
+    /// one of each stage are always kept.
     pub keep_every: u64,
 }
 
@@ -68,125 +67,122 @@ impl Default for RunSettings {
     }
 }
 
-/// `[model]`: where the first policy comes from.
+/// `[model]`: source of the initial model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelSource {
-    /// `path`: a Hugging Face folder, or `organisation/name[@revision]` on the hub.
+    /// A Hugging Face folder, or `organisation/name[@revision]` on the hub.
     Path(String),
-    /// `[model.new]` and `[tokenizer]`: made from nothing.
+    /// A model initialised from scratch.
     New {
-        /// The transformer.
+        /// Architecture of the transformer.
         model: NewModel,
         /// Its character tokenizer.
         tokenizer: CharacterSettings,
     },
 }
 
-/// `[eval]`: how held-out tasks are tried, in every stage alike, so that numbers compare over the whole run.
+/// `[eval]`: evaluation on held-out tasks, the same in every stage, so that results are comparable across the run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalSettings {
-    /// Steps between evaluations; the first and the last version of a stage are always evaluated. A stage may say
-    /// otherwise with `eval_every`.
+    /// Steps between evaluations, unless a stage sets `eval_every`.
     pub every: u64,
-    /// Held-out tasks, the same ones every time.
+    /// Number of held-out tasks.
     pub tasks: u64,
-    /// Every task is tried once greedily, which gives the accuracy. With `samples` above 0 it is also sampled so many
-    /// times, from which `eval/pass@k` is estimated for k = 1, 2, 4 … up to it.
+    /// Samples per task in addition to the greedy completion; 0 for none.
     pub samples: u32,
-    /// How the samples are drawn; greedy where there are none. Length and stop strings hold for greedy completions,
-    /// too, and are by default the last reinforcement-learning stage's.
+    /// Sampling; greedy without samples. Length and stop strings apply to greedy completions as well.
     pub sampling: SamplingSettings,
-    /// Where the tasks come from: by default the last stage's data, whose held-out split is used.
+    /// Source of the tasks; its held-out split is used.
     pub data: DataSettings,
-    /// What they are played in: by default the last stage's environment.
+    /// Environment of the episodes.
     pub environment: EnvironmentSettings,
-    /// How completions are judged: by default as in the last reinforcement-learning stage.
+    /// Scoring of the completions.
     pub reward: RewardSettings,
-    /// The engine that generates: by default as in the last reinforcement-learning stage.
+    /// Rollout engine.
     pub rollout: RolloutSettings,
 }
 
 /// One `[[stage]]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stage {
-    /// Its name: checkpoints, journal and overrides carry it.
+    /// Name in checkpoints, the journal and overrides.
     pub name: String,
-    /// The model that it starts from.
+    /// Initial weights.
     pub start: Start,
-    /// Batches to train.
+    /// Number of steps; each trains one batch.
     pub steps: u64,
-    /// Tasks of a batch: sequences in supervised stages, groups elsewhere.
+    /// Batch size: groups, or demonstrations in supervised stages.
     pub groups_per_batch: u64,
-    /// In which order tasks come.
+    /// Order of the tasks.
     pub order: Order,
-    /// Steps between evaluations; 0 for none in this stage, not even at its ends.
+    /// Steps between evaluations; 0 for none in this stage.
     pub eval_every: u64,
-    /// Steps between checkpoints; 0 saves at the end of the stage alone.
+    /// Steps between checkpoints; 0 saves only at the end of the stage.
     pub checkpoint_every: u64,
-    /// The method with all its knobs.
+    /// The method with all of its settings.
     pub algorithm: Algorithm,
-    /// The settings of the algorithm that the recipe states; [`algorithm`](Self::algorithm) is resolved from them for an exact
+    /// Settings of the algorithm that the recipe sets; [`algorithm`](Self::algorithm) is resolved from them for an exact
     /// sampler.
     pub algorithm_settings: AlgorithmSettings,
-    /// How weights change: the part of `[stage.trainer]` that is the optimiser's.
+    /// Optimiser: its part of `[stage.trainer]`.
     pub optimizer: OptimizerSettings,
-    /// How the trainer divides its work: the rest of `[stage.trainer]`.
+    /// Training engine: the rest of `[stage.trainer]`.
     pub trainer: TrainSettings,
-    /// Where tasks come from.
+    /// Source of the tasks.
     pub data: DataSettings,
-    /// What the policy acts in, and what demonstrations are played in.
+    /// Environment of the episodes and of the demonstrations.
     pub environment: EnvironmentSettings,
-    /// What only a stage that samples has; `None` in supervised ones.
+    /// Settings of sampling and scoring; `None` in supervised stages.
     pub rollout: Option<StageRollout>,
 }
 
-/// The settings of a stage that samples completions and judges them.
+/// Settings of a stage that samples and scores completions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageRollout {
-    /// How tokens are chosen.
+    /// Sampling of tokens.
     pub sampling: SamplingSettings,
-    /// Trains although the sampler is another distribution than the one whose log-probabilities are reported.
+    /// Allows training on samples of a truncated distribution.
     pub allow_truncated_sampling: bool,
-    /// The engine.
+    /// Rollout engine.
     pub engine: RolloutSettings,
-    /// How completions are judged.
+    /// Scoring of the completions.
     pub reward: RewardSettings,
-    /// How far rollouts may run ahead of training, and what happens to those that are late or fail.
+    /// Interleaving of rollouts and training.
     pub schedule: ScheduleSettings,
 }
 
 impl Stage {
-    /// How rollouts and training go together; a supervised stage takes turns.
+    /// Returns the schedule; in a supervised stage the default, which is synchronous.
     pub fn schedule(&self) -> ScheduleSettings {
         self.rollout.as_ref().map(|rollout| rollout.schedule).unwrap_or_default()
     }
 }
 
-/// Where a stage's weights come from.
+/// Source of a stage's initial weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// `from = "model"`: what `[model]` says. The first stage starts here.
+    /// The model of `[model]`. Default of the first stage.
     Model,
-    /// The end of an earlier stage, by its place. By default the one before.
+    /// The final weights of an earlier stage, by index. Default: the previous stage.
     Stage(usize),
 }
 
-/// `from` for the stage before.
+/// Value of `from` for the previous stage.
 pub(crate) const PREVIOUS: &str = "previous";
-/// `from` for the `[model]`.
+/// Value of `from` for `[model]`.
 pub(crate) const MODEL: &str = "model";
 
 impl Config {
-    /// The run's directory.
+    /// Returns the run's directory.
     pub fn run_directory(&self) -> PathBuf {
         self.run.directory.join(&self.run.name)
     }
 
-    /// What a stage's `from` says.
+    /// Returns the value of a stage's `from`.
     pub fn start_name(&self, stage: &Stage) -> &str {
         match stage.start {
             Start::Model => MODEL,
-            Start::Stage(place) => self.stages.get(place).map_or(PREVIOUS, |s| &s.name),
+            Start::Stage(index) => self.stages.get(index).map_or(PREVIOUS, |s| &s.name),
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Every kind of mistake, and what is said about it. The text is a contract: a change of it is a change of what users
-//! read.
+//! Messages of all kinds of errors. Users read these texts; the snapshots show every change of them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,17 +29,17 @@ tasks = 100
 name = "warmup"
 method = "sft"
 steps = 10
-batch = 8
+groups_per_batch = 8
 
 [[stage]]
 name = "rl"
 method = "grpo"
 steps = 10
-batch = 8
+groups_per_batch = 8
 "#;
 
-/// What is said about `text` over the base, as the second of two files.
-fn said(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
+/// The error codes and messages of `text` as a second file over the base.
+fn errors_of(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
     let directory = tempfile::tempdir().unwrap();
     let paths = [("base.toml", BASE), ("mine.toml", text)].map(|(name, text)| {
         let path = directory.path().join(name);
@@ -48,7 +47,7 @@ fn said(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
         path
     });
     match Config::load(&paths, overrides) {
-        Ok(config) => (Vec::new(), format!("no mistake\n{}", config.to_toml())),
+        Ok(config) => (Vec::new(), format!("no error\n{}", config.to_toml())),
         Err(errors) => {
             let codes = errors.problems.iter().map(|p| p.code).collect();
             (codes, errors.to_string().replace(&format!("{}/", directory.path().display()), ""))
@@ -56,15 +55,15 @@ fn said(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
     }
 }
 
-/// Compares with the snapshot `name`: each text with what is said about it.
+/// Compares each text and its messages with the snapshot `name`.
 fn compare(name: &str, cases: &[(&str, &[Code])]) {
-    let mut story = String::new();
+    let mut transcript = String::new();
     for (text, codes) in cases {
-        let (found, message) = said(text, &[]);
+        let (found, message) = errors_of(text, &[]);
         assert_eq!(found, *codes, "{text}\n{message}");
-        let _ = write!(story, "===== mine.toml\n{}\n=====\n{message}\n", text.trim_end());
+        let _ = write!(transcript, "===== mine.toml\n{}\n=====\n{message}\n", text.trim_end());
     }
-    snapshot(name, &story);
+    snapshot(name, &transcript);
 }
 
 fn snapshot(name: &str, text: &str) {
@@ -74,8 +73,8 @@ fn snapshot(name: &str, text: &str) {
 }
 
 #[test]
-fn the_base_is_fine() {
-    let (codes, text) = said("", &[]);
+fn base_recipe_is_valid() {
+    let (codes, text) = errors_of("", &[]);
     assert!(codes.is_empty(), "{text}");
 }
 
@@ -112,7 +111,7 @@ fn keys_and_types() {
 fn losses_and_advantages() {
     const RL: &str = "[[stage]]\nname = \"rl\"\n[stage.algorithm]\n";
     let cases: [(&str, &[Code]); 7] = [
-        ("clip_low = 0.1\ngamma = 0.9\n", &[Code::UnknownKey, Code::UnknownKey]),
+        ("clip_low = 0.1\ngamma = 0.9\nprm.beta = 0.1\n", &[Code::RenamedKey, Code::RenamedKey, Code::RenamedKey]),
         ("loss = \"cipso\"\n", &[Code::UnknownName]),
         ("loss = { kind = \"cispo\", wieght_cap = 4.0 }\n", &[Code::UnknownKey]),
         ("loss = { kind = \"cispo\", weight_cap = \"4\" }\n", &[Code::WrongType]),
@@ -144,6 +143,38 @@ fn layers_of_a_loss() {
 }
 
 #[test]
+fn renamed_keys_and_values() {
+    let cases: &[(&str, &[Code])] = &[
+        ("[model]\ncompute = \"bf16\"\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\nbatch = 4\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"third\"\nmethod = \"sft\"\nsteps = 1\nbatch = 4\n", &[Code::RenamedKey]),
+        ("[trainer]\nrecompute = \"block\"\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\n[stage.trainer]\nrecompute = \"block\"\n", &[Code::RenamedKey]),
+        ("[reward]\ndeadline_seconds = 5.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::RenamedKey]),
+        ("[eval.reward]\ndeadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[rollout]\ndeadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\nrollout.deadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[schedule]\nstragglers = \"put_off\"\n", &[Code::RenamedValue]),
+        ("[[stage]]\nname = \"rl\"\nschedule.stragglers = \"put_off\"\n", &[Code::RenamedValue]),
+    ];
+    compare("renamed", cases);
+    let overrides = [
+        "model.compute=bf16",
+        "stage.rl.batch=4",
+        "trainer.recompute=block",
+        "stage.rl.trainer.recompute=block",
+        "reward.deadline_seconds=5",
+        "rollout.deadline_seconds=5",
+        "schedule.stragglers=put_off",
+        "stage.rl.schedule.stragglers=put_off",
+    ];
+    let (codes, text) = errors_of("", &overrides);
+    assert!(codes.iter().all(|code| matches!(code, Code::RenamedKey | Code::RenamedValue)), "{text}");
+    assert_eq!(codes.len(), overrides.len(), "{text}");
+    snapshot("renamed_overrides", &text);
+}
+
+#[test]
 fn ranges() {
     compare(
         "ranges",
@@ -155,7 +186,7 @@ fn ranges() {
             ("[eval]\ntasks = 0\nevery = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
             ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
-            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n", &[Code::OutOfRange]),
+            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n", &[Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nloss.clip_low = 1.5\n", &[Code::Conflict]),
             ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
             (
@@ -222,7 +253,7 @@ fn schedules() {
                 &[Code::Conflict],
             ),
             (&format!("[schedule]\nmax_staleness = 2\npin_version = true\n{replacing}"), &[Code::Conflict]),
-            // What has no sound correction.
+            // Stale samples without a sound correction.
             (
                 "[schedule]\nmax_staleness = 1\n[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"sampler\"\n",
                 &[Code::Conflict],
@@ -236,7 +267,7 @@ fn schedules() {
 fn environments() {
     const GAME: &str = "[data]\ngenerator = \"guess\"\n[environment]\nkind = \"guess\"\n";
     let reward = "[reward]\ncomponents = [{ kind = \"environment\" }]\n";
-    let (codes, text) = said(&format!("{GAME}{reward}"), &[]);
+    let (codes, text) = errors_of(&format!("{GAME}{reward}"), &[]);
     assert!(codes.is_empty(), "{text}");
     compare(
         "environments",
@@ -275,16 +306,16 @@ fn stages() {
             ("[stage.lr]\nsteps = 3\n", &[Code::UnknownStage]),
         ],
     );
-    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\nbatch = 1\n");
+    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n");
     let errors = Config::from_text("recipe.toml", &twice, &[] as &[&str]).unwrap_err();
     assert_eq!(errors.problems[0].code, Code::DuplicateStage);
     snapshot("duplicate_stage", &errors.to_string());
 }
 
 #[test]
-fn what_nothing_reads() {
+fn keys_without_effect() {
     compare(
-        "what_nothing_reads",
+        "keys_without_effect",
         &[
             ("[[stage]]\nname = \"warmup\"\n[stage.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
             (
@@ -310,18 +341,18 @@ fn what_nothing_reads() {
 }
 
 #[test]
-fn a_shared_mistake_is_said_once() {
-    let (codes, text) = said("[trainer]\nlearning_rate = \"x\"\n[data]\nmax_digits = 99\n", &[]);
+fn errors_in_shared_tables_are_reported_once() {
+    let (codes, text) = errors_of("[trainer]\nlearning_rate = \"x\"\n[data]\nmax_digits = 99\n", &[]);
     assert_eq!(codes, [Code::WrongType], "{text}");
-    let (codes, text) = said("[data]\nmax_digits = 99\n[trainer]\nbeta1 = 2\n", &[]);
+    let (codes, text) = errors_of("[data]\nmax_digits = 99\n[trainer]\nbeta1 = 2\n", &[]);
     assert_eq!(codes, [Code::OutOfRange, Code::OutOfRange], "{text}");
 }
 
 #[test]
-fn overrides_are_shown_as_they_were_given() {
-    let (_, text) = said("", &["trainer.learnin_rate=1e-5", "stage.rl.algorithm.group_size=two"]);
-    let (_, conflict) = said("", &["stage.rl.algorithm.minibatches=3"]);
-    let (_, schedule) = said("", &["schedule.max_staleness=1", "stage.rl.schedule.oversample=4"]);
+fn messages_quote_overrides_verbatim() {
+    let (_, text) = errors_of("", &["trainer.learnin_rate=1e-5", "stage.rl.algorithm.group_size=two"]);
+    let (_, conflict) = errors_of("", &["stage.rl.algorithm.minibatches=3"]);
+    let (_, schedule) = errors_of("", &["schedule.max_staleness=1", "stage.rl.schedule.oversample=4"]);
     snapshot("overrides", &format!("{text}\n{conflict}\n{schedule}"));
 }
 
@@ -336,7 +367,7 @@ fn no_model_and_two_models() {
 }
 
 #[test]
-fn files_that_cannot_be_read() {
+fn unreadable_files() {
     let directory = tempfile::tempdir().unwrap();
     let missing = Config::load(&[directory.path().join("none.toml")], &[] as &[&str]).unwrap_err();
     assert_eq!(missing.problems[0].code, Code::Unreadable);
@@ -346,16 +377,16 @@ fn files_that_cannot_be_read() {
 }
 
 #[test]
-fn secrets_are_refused_and_not_repeated() {
+fn secrets_are_refused_and_not_quoted() {
     let token = format!("hf_{}", "a1".repeat(17));
-    let (codes, text) = said(&format!("[run]\nname = \"{token}\"\n"), &[]);
+    let (codes, text) = errors_of(&format!("[run]\nname = \"{token}\"\n"), &[]);
     assert_eq!(codes, [Code::Secret]);
     assert!(!text.contains(&token), "{text}");
     assert!(text.contains("mine.toml:2:8"), "{text}");
 }
 
 #[test]
-fn held_out_tasks_have_to_exist() {
+fn evaluation_needs_held_out_tasks() {
     let text = "[model]\npath = \"folder\"\n[data]\npath = \"x.jsonl\"\n";
     compare("held_out", &[(text, &[Code::Conflict])]);
 }

@@ -1,12 +1,13 @@
 //! Dtype of matrix products. A property of a run, not of a model folder.
 
 use rloom_ops::{Ctx, Isa};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Format of the weights and inputs of matrix products, including attention's probabilities and their derivatives.
 /// Sums, the residual stream, norms, softmax, logits, losses, all weight gradients and the master weights are `f32` in
 /// both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
     /// 32 bits: the reference.

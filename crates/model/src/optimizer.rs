@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rloom_ops::{self as ops, Ctx};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{TensorFile, write_tensors};
@@ -11,7 +12,7 @@ use crate::tensors::{TensorSet, TensorSpec};
 use crate::{CheckpointError, Gradients, Model, Schedule};
 
 /// Settings of the optimiser.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSettings {
     /// Peak learning rate.

@@ -1,11 +1,12 @@
 //! Learning-rate schedules.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::OptimizerSettings;
 
 /// Learning-rate schedule after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
     /// Stays constant.

@@ -1,11 +1,12 @@
 use rloom_core::OnUpdate;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{CutOrder, Stragglers};
 
 /// `[schedule]`: how rollouts and training are interleaved. The scheduler's part becomes
 /// [`SchedulerSettings`](crate::SchedulerSettings); the rest is for the driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleSettings {
     /// Maximum age of a trained group (η): the number of batches trained since the oldest policy version that wrote any
@@ -62,7 +63,7 @@ impl ScheduleSettings {
 }
 
 /// Order in which waiting completions start when not all can run at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
     /// Lowest ticket first: the group that a batch waits for longest and that becomes stale first.
@@ -73,7 +74,7 @@ pub enum Priority {
 }
 
 /// Reaction to a group that cannot be generated or scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
     /// Ends the run with the cause; the run can be resumed.

@@ -1,9 +1,10 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Requirement, SchedError, ScheduleSettings};
 
 /// Order in which ready groups form batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CutOrder {
     /// By ticket: batches do not depend on which group finished first.
@@ -14,7 +15,7 @@ pub enum CutOrder {
 }
 
 /// Policy for running groups that can no longer be trained in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stragglers {
     /// Ends them as [`End::Stale`](crate::End::Stale).

@@ -1,11 +1,11 @@
-//! `[environment]`: whether it fits the tasks that it is given and the reward that is read from it.
+//! `[environment]`: agreement with the tasks, the reward and the algorithm.
 
 use rloom_algo::{Algorithm, Estimator};
 use rloom_data::{DataSettings, Source};
 use rloom_env::EnvironmentSettings;
 use rloom_reward::{Kind, RewardSettings};
 
-use super::values::refused;
+use super::values::setting;
 use crate::compose::StageDraft;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
@@ -17,29 +17,29 @@ pub(super) fn check(
     problems: &mut Vec<Problem>,
 ) {
     if let Err(error) = environment.value.validate() {
-        problems.push(refused(environment, error.key, &error.problem.to_string()));
+        problems.push(setting(environment, error.key, &error.problem));
     }
     let name = environment.value.name();
     let generator = data.value.source.name();
     match (&environment.value, &data.value.source) {
-        // Files may hold any task; the environment reads each one's answer.
+        // Files may contain any task; the environment parses the answer of each.
         (EnvironmentSettings::Guess(_), Source::Guess(_) | Source::Files(_)) => {}
         (EnvironmentSettings::Guess(_), _) => problems.push(
             Problem::new(
                 Code::Conflict,
                 format!("the `{name}` environment cannot play the tasks of the `{generator}` generator"),
             )
-            .at(environment.place("kind"), "reads range and secret from a task's answer")
-            .at_written(data.origin("generator"), "its answers say neither")
-            .hint(format!("set `{} = \"guess\"`, or leave the environment out", data.name("generator"))),
+            .at(environment.origin_or_table("kind"), "parses range and secret number from a task's answer")
+            .at_if_set(data.origin("generator"), "its answers contain neither")
+            .hint(format!("set `{} = \"guess\"`, or remove the environment", data.name("generator"))),
         ),
         (EnvironmentSettings::SingleTurn, Source::Guess(_)) => problems.push(
             Problem::new(
                 Code::Conflict,
-                "the `guess` generator makes games of several turns, and nobody answers the policy",
+                "the `guess` generator creates games of several turns, but the environment has only one",
             )
-            .at(data.place("generator"), "")
-            .at_written(environment.origin("kind"), "ends after one turn")
+            .at(data.origin_or_table("generator"), "")
+            .at_if_set(environment.origin("kind"), "ends after one turn")
             .hint(set_guess(environment)),
         ),
         (EnvironmentSettings::SingleTurn, _) => {}
@@ -49,33 +49,33 @@ pub(super) fn check(
         && let Some(component) =
             reward.value.components.iter().find(|c| matches!(c.kind, Kind::Environment(_)))
     {
-        let message = format!("there are no step rewards for `{}` to add up", component.name);
+        let message = format!("the component `{}` has no step rewards to add up", component.name);
         problems.push(
             Problem::new(Code::Conflict, message)
-                .at(reward.place("components"), format!("the `{name}` environment rewards no turns"))
-                .at_written(environment.origin("kind"), "")
+                .at(reward.origin_or_table("components"), format!("the `{name}` environment does not reward turns"))
+                .at_if_set(environment.origin("kind"), "")
                 .hint(set_guess(environment)),
         );
     }
 }
 
-/// Credit by step needs steps, and a reward that counts them.
+/// Credit per step needs an environment with steps and a reward that includes them.
 pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
     if !algorithm.advantage.is_some_and(|a| matches!(a.estimator, Estimator::Gigpo { .. })) {
         return;
     }
     let (environment, keys) = (&stage.environment, &stage.keys);
-    let key = if keys.says("algorithm.advantage") { "algorithm.advantage" } else { "method" };
+    let key = if keys.is_set("algorithm.advantage") { "algorithm.advantage" } else { "method" };
     if !environment.value.has_steps() {
         let name = environment.value.name();
         problems.push(
             Problem::new(
                 Code::Conflict,
-                "advantage \"gigpo\" gives credit to steps, and an episode has none",
+                "advantage \"gigpo\" assigns credit to steps, but episodes have none",
             )
-            .at(keys.place(key), "")
-            .at_written(environment.origin("kind"), format!("the `{name}` environment has no steps"))
-            .hint(format!("{}; without steps, `advantage = \"group\"` is the same", set_guess(environment))),
+            .at(keys.origin_or_table(key), "")
+            .at_if_set(environment.origin("kind"), format!("the `{name}` environment has no steps"))
+            .hint(format!("{}; without steps, `advantage = \"group\"` is equivalent", set_guess(environment))),
         );
     } else if let Some(rollout) = &stage.rollout
         && rollout.reward.value.environment_weight().is_none_or(|weight| weight == 0.0)
@@ -83,17 +83,17 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
         problems.push(
             Problem::new(
                 Code::Conflict,
-                "advantage \"gigpo\" gives credit to steps, and the reward counts none",
+                "advantage \"gigpo\" assigns credit to steps, but the reward does not include them",
             )
-            .at(keys.place(key), "")
-            .at(rollout.reward.place("components"), "without the environment's rewards")
+            .at(keys.origin_or_table(key), "")
+            .at(rollout.reward.origin_or_table("components"), "does not include the environment's step rewards")
             .hint("add `{ kind = \"environment\" }` to the components"),
         );
     }
 }
 
-/// Where nothing was written, the shared table is the place: all stages are told the same then.
+/// Hint to set the environment; in the shared table if no table sets it yet.
 fn set_guess(environment: &Section<EnvironmentSettings>) -> String {
-    let key = if environment.says("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
+    let key = if environment.is_set("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
     format!("set `{key} = \"guess\"`")
 }

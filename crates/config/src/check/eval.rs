@@ -19,20 +19,20 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
     check_samples(eval, problems);
     if !eval.reward.value.components.iter().any(|c| c.kind.is_verifier()) {
         problems.push(
-            Problem::new(Code::Conflict, "nothing says whether a held-out task is solved")
-                .at(eval.reward.place("components"), "none of these is a verifier")
-                .hint("verifiers are `exact`, `numeric`, `math`, `countdown` and `environment`; one of weight 0 judges and does not reward"),
+            Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
+                .at(eval.reward.origin_or_table("components"), "none of them is a verifier")
+                .hint("add one of the verifiers `exact`, `numeric`, `math`, `countdown`, `environment`; with `weight = 0` it does not change the reward"),
         );
     }
     if !eval.data.value.has_held_out() {
         problems.push(
             Problem::new(Code::Conflict, "there are no held-out tasks to evaluate")
                 .at(keys.node.origin, "")
-                .at(eval.data.place("path"), "has no held-out split")
+                .at(eval.data.origin_or_table("path"), "has no held-out split")
                 .hint(format!(
-                    "set `{}` to a file of its own, or `{}` to hold rows out",
-                    eval.data.beside("path", "eval_path"),
-                    eval.data.beside("path", "eval_rows")
+                    "set `{}` to another file, or `{}` to hold out rows of this one",
+                    eval.data.sibling_name("path", "eval_path"),
+                    eval.data.sibling_name("path", "eval_rows")
                 )),
         );
     }
@@ -47,17 +47,17 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         && size < keys.value.tasks
     {
         problems.push(
-            Problem::new(Code::Conflict, "more tasks are evaluated than are held out")
-                .at(keys.place("tasks"), format!("{} tasks", keys.value.tasks))
-                .at_written(eval.data.origin("eval_size"), format!("{size} held-out tasks"))
+            Problem::new(Code::Conflict, "there are fewer held-out tasks than `eval.tasks`")
+                .at(keys.origin_or_table("tasks"), format!("{} tasks", keys.value.tasks))
+                .at_if_set(eval.data.origin("eval_size"), format!("{size} held-out tasks"))
                 .hint(format!("raise `{}`, or lower `eval.tasks`", eval.data.name("eval_size"))),
         );
     }
     if !draft.stages.is_empty() && draft.stages.iter().all(|s| s.keys.value.eval_every == Some(0)) {
         let mut problem = Problem::new(Code::Unread, "nothing reads `eval`")
-            .at(keys.node.origin, "every stage says `eval_every = 0`");
+            .at(keys.node.origin, "every stage sets `eval_every = 0`");
         for stage in &draft.stages {
-            problem = problem.at_written(stage.keys.key_origin("eval_every"), "");
+            problem = problem.at_if_set(stage.keys.key_origin("eval_every"), "");
         }
         problems.push(problem);
     }
@@ -78,19 +78,19 @@ fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {
     if samples > 0 && eval.sampling.value.is_greedy() {
         problems.push(
             Problem::new(Code::Conflict, "greedy decoding gives the same completion every time")
-                .at(eval.sampling.place("temperature"), "0 is greedy")
-                .at(eval.keys.place("samples"), format!("{samples} samples of each task"))
-                .hint("greedy accuracy is measured in any case; set the temperature above 0, or leave `samples` out"),
+                .at(eval.sampling.origin_or_table("temperature"), "0 is greedy")
+                .at(eval.keys.origin_or_table("samples"), format!("{samples} samples per task"))
+                .hint("greedy accuracy is always measured; set the temperature above 0, or remove `samples`"),
         );
     }
-    // `temperature = 0` without samples says what is done anyway.
+    // `temperature = 0` without samples is redundant, but true.
     let unread = [("temperature", !eval.sampling.value.is_greedy()), ("min_new_tokens", true)];
     for (key, differs) in unread {
         if let Some(origin) = eval.sampling.key_origin(key).filter(|_| samples == 0 && differs) {
             problems.push(
                 Problem::new(Code::Unread, format!("nothing reads `{}`", eval.sampling.name(key)))
                     .at(origin, "without samples, evaluation is greedy")
-                    .hint("set `eval.samples` to draw samples, too"),
+                    .hint("set `eval.samples` above 0 to draw samples as well"),
             );
         }
     }

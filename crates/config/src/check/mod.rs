@@ -1,4 +1,4 @@
-//! What no single value can tell: settings that contradict each other, and settings that nothing would read.
+//! Checks across settings: those that contradict each other, and those that have no effect.
 
 mod environment;
 mod eval;
@@ -12,7 +12,7 @@ use crate::compose::{Draft, SHARED};
 use crate::problem::{Code, Problem};
 use crate::settings::Config;
 
-/// Checks a draft and makes the configuration of it. `None` when there are problems.
+/// Checks a draft and returns its configuration; `None` if there are problems.
 pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Problem>) -> Option<Config> {
     let before = problems.len();
     let run = run::check(&draft.run, default_name, problems);
@@ -23,11 +23,11 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     if problems.len() > before {
         return None;
     }
-    let compute = draft.model.value.compute;
-    Some(Config { run, model: model?, dtype: compute, eval, stages: stages? })
+    let dtype = draft.model.value.dtype;
+    Some(Config { run, model: model?, dtype, eval, stages: stages? })
 }
 
-/// Shared tables that no stage and no evaluation reads.
+/// Reports shared tables that neither a stage nor evaluation reads.
 fn unread_shared(draft: &Draft, problems: &mut Vec<Problem>) {
     let samples = draft.stages.iter().any(|s| s.rollout.is_some());
     for name in SHARED {
@@ -38,9 +38,9 @@ fn unread_shared(draft: &Draft, problems: &mut Vec<Problem>) {
         };
         if let (false, Some(origin)) = (read, draft.root.key_origin(name)) {
             let problem = Problem::new(Code::Unread, format!("nothing reads `{name}`"))
-                .at(origin, "no stage samples: all learn from demonstrations");
+                .at(origin, "no stage samples: all train on demonstrations");
             problems.push(if name == "sampling" && draft.eval.is_some() {
-                problem.hint("sampling of held-out tasks is set in `[eval.sampling]`")
+                problem.hint("the sampling of evaluation is set in `[eval.sampling]`")
             } else {
                 problem
             });

@@ -6,13 +6,13 @@ use rloom_data::DataSettings;
 use rloom_model::NewModel;
 use rloom_text::CharacterSettings;
 
-use super::values::{at_table, out_of_range};
+use super::values::{at_table, invalid, out_of_range};
 use crate::compose::Draft;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 use crate::settings::ModelSource;
 
-/// The padding and end tokens come before the characters.
+/// Padding and end tokens, which precede the characters.
 const SPECIAL_TOKENS: usize = 2;
 
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelSource> {
@@ -22,12 +22,12 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelS
             if let Some(tokenizer) = &draft.tokenizer {
                 problems.push(
                     Problem::new(Code::Unread, "nothing reads `tokenizer`")
-                        .at(tokenizer.node.origin, "makes a tokenizer from nothing")
-                        .at(section.place("path"), "has its own tokenizer"),
+                        .at(tokenizer.node.origin, "describes a new tokenizer")
+                        .at(section.origin_or_table("path"), "has a tokenizer"),
                 );
             }
             if path.is_empty() {
-                problems.push(out_of_range(section, "path", "is empty"));
+                problems.push(out_of_range(section, "path", "empty", "a folder or a name on the hub"));
             }
             Some(ModelSource::Path(path.clone()))
         }
@@ -41,26 +41,26 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelS
             problems.push(
                 Problem::new(
                     Code::Conflict,
-                    "the model is read from a folder or made from nothing, not both",
+                    "`model.path` and `model.new` are both set",
                 )
-                .at(section.place("path"), "reads one")
-                .at(section.place("new"), "makes one")
+                .at(section.origin_or_table("path"), "an existing model")
+                .at(section.origin_or_table("new"), "a new model")
                 .hint("remove one of the two"),
             );
             None
         }
         (None, None) => {
             problems.push(
-                Problem::new(Code::MissingKey, "there is no model to start from")
+                Problem::new(Code::MissingKey, "no model is set")
                     .at(section.node.origin, "")
-                    .hint("set `model.path` to a folder or a hub id, or describe a new one in `[model.new]`"),
+                    .hint("set `model.path` to a folder or a hub id, or describe a new model in `[model.new]`"),
             );
             None
         }
     }
 }
 
-/// All data that the run reads.
+/// The data of all stages and of evaluation.
 fn all_data(draft: &Draft) -> impl Iterator<Item = &Section<DataSettings>> {
     draft.stages.iter().map(|s| &s.data).chain(draft.eval.iter().map(|e| &e.data))
 }
@@ -73,9 +73,9 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
         match data.value.alphabet() {
             Some(alphabet) => needed.extend(alphabet.chars()),
             None if keys.alphabet.is_none() => problems.push(
-                Problem::new(Code::MissingKey, "a tokenizer from nothing has to know its characters")
-                    .at(data.place("path"), "files may hold any character")
-                    .at(draft.model.place("new"), "has no tokenizer yet")
+                Problem::new(Code::MissingKey, "a new tokenizer needs an alphabet")
+                    .at(data.origin_or_table("path"), "files may contain any character")
+                    .at(draft.model.origin_or_table("new"), "a new model has a new tokenizer")
                     .hint("list them in `tokenizer.alphabet`"),
             ),
             None => {}
@@ -83,13 +83,13 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
         if data.value.prompt_format.chat.unwrap_or(data.value.prompt_format.system.is_some())
             && keys.chat_template.is_none()
         {
-            let key = if data.says("chat") { "chat" } else { "system" };
+            let key = if data.is_set("chat") { "chat" } else { "system" };
             problems.push(
                 Problem::new(
                     Code::Conflict,
-                    "a conversation needs a chat template, and a new tokenizer has none",
+                    "conversations need a chat template, but the new tokenizer has none",
                 )
-                .at(data.place(key), "makes a conversation of each prompt")
+                .at(data.origin_or_table(key), "turns each prompt into a conversation")
                 .hint("set `tokenizer.chat_template`"),
             );
         }
@@ -119,7 +119,7 @@ fn check_alphabet<T>(
 ) {
     let mut seen = BTreeSet::new();
     if let Some(twice) = alphabet.chars().find(|c| !seen.insert(*c)) {
-        problems.push(out_of_range(section, "alphabet", &format!("has {twice:?} twice")));
+        problems.push(invalid(section, "alphabet", &format!("`tokenizer.alphabet` contains {twice:?} twice")));
     }
     let missing: String = needed.difference(&seen).collect();
     if !missing.is_empty() {
@@ -127,11 +127,11 @@ fn check_alphabet<T>(
             Problem::new(
                 Code::Conflict,
                 format!(
-                    "`tokenizer.alphabet` lacks {missing:?}, which prompts, answers and observations use"
+                    "`tokenizer.alphabet` lacks {missing:?}, which occur in prompts, answers or observations"
                 ),
             )
-            .at(section.place("alphabet"), "")
-            .hint("leave `alphabet` out: it is then what the data needs"),
+            .at(section.origin_or_table("alphabet"), "")
+            .hint("remove `alphabet`: the default is the characters of the data"),
         );
     }
 }
@@ -151,8 +151,8 @@ fn check_new<T>(
             (1..=new.heads).filter(|k| new.heads.is_multiple_of(*k)).map(|k| k.to_string()).collect();
         problems.push(
             Problem::new(Code::Conflict, "`model.new.kv_heads` does not divide `model.new.heads`")
-                .at(section.place("new.kv_heads"), format!("{kv_heads} key and value heads"))
-                .at_written(heads, format!("{} query heads share them evenly", new.heads))
+                .at(section.origin_or_table("new.kv_heads"), format!("{kv_heads} key and value heads"))
+                .at_if_set(heads, format!("{} query heads, evenly divided among them", new.heads))
                 .hint(format!("kv_heads = {}", fitting.join(", "))),
         );
         return;
@@ -160,8 +160,8 @@ fn check_new<T>(
     if new.head_dim.is_none() && new.heads > 0 && !new.hidden_size.is_multiple_of(new.heads) {
         problems.push(
             Problem::new(Code::Conflict, "`model.new.heads` does not divide `model.new.hidden_size`")
-                .at_written(heads, format!("{} heads", new.heads))
-                .at_written(section.origin("new.hidden_size"), format!("{} wide", new.hidden_size))
+                .at_if_set(heads, format!("{} heads", new.heads))
+                .at_if_set(section.origin("new.hidden_size"), format!("a width of {}", new.hidden_size))
                 .hint("change one of the two, or set `head_dim`"),
         );
         return;
@@ -175,18 +175,18 @@ fn check_new<T>(
     }
 }
 
-/// A completion needs room beside its prompt.
+/// Prompt and completion have to fit the context.
 fn check_length(draft: &Draft, new: &NewModel, problems: &mut Vec<Problem>) {
     let stages = draft.stages.iter().filter_map(|s| Some(&s.rollout.as_ref()?.sampling));
     for sampling in stages.chain(draft.eval.iter().map(|e| &e.sampling)) {
         let wanted = sampling.value.max_new_tokens;
         if wanted >= new.max_positions {
             problems.push(
-                Problem::new(Code::Conflict, "a completion of full length leaves no room for its prompt")
-                    .at(sampling.place("max_new_tokens"), format!("up to {wanted} new tokens"))
-                    .at_written(
+                Problem::new(Code::Conflict, "the longest completion leaves no room for its prompt")
+                    .at(sampling.origin_or_table("max_new_tokens"), format!("up to {wanted} new tokens"))
+                    .at_if_set(
                         draft.model.origin("new.max_positions"),
-                        format!("{} positions in all", new.max_positions),
+                        format!("{} positions for prompt and completion", new.max_positions),
                     )
                     .hint(format!(
                         "`{}` plus the longest prompt must fit `model.new.max_positions`",

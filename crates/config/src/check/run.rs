@@ -1,14 +1,14 @@
 //! `[run]`.
 
-use super::values::{at_least, out_of_range};
+use super::values::{at_least, invalid, out_of_range};
 use crate::problem::Problem;
 use crate::section::Section;
 use crate::settings::RunSettings;
 
-/// More threads than any machine has are a slip of the keyboard.
-pub(super) const MOST_THREADS: usize = 4096;
+/// Upper bound of thread counts; larger values are typing errors.
+pub(super) const MAX_THREADS: usize = 4096;
 /// A year.
-const MOST_SECONDS: u64 = 31_536_000;
+const MAX_SECONDS: u64 = 31_536_000;
 
 pub(super) fn check(
     section: &Section<RunSettings>,
@@ -16,39 +16,44 @@ pub(super) fn check(
     problems: &mut Vec<Problem>,
 ) -> RunSettings {
     let mut run = section.value.clone();
-    if !section.says("name") {
+    if !section.is_set("name") {
         default_name.clone_into(&mut run.name);
     }
-    if let Some(reason) = refuse_name(&run.name) {
-        let problem = out_of_range(section, "name", &format!("cannot be \"{}\": {reason}", run.name));
-        problems.push(if section.says("name") {
+    if let Some(reason) = invalid_name(&run.name) {
+        let problem = bad_name(section, &run.name, reason);
+        problems.push(if section.is_set("name") {
             problem
         } else {
-            problem.hint("the name comes from the file's; set `run.name`, or use --run-name")
+            problem.hint("the default is the name of the file; set `run.name`, or use --run-name")
         });
     }
-    if run.threads > MOST_THREADS {
-        let reason = format!("is {}, it must be at most {MOST_THREADS} (0 takes one per core)", run.threads);
-        problems.push(out_of_range(section, "threads", &reason));
+    if run.threads > MAX_THREADS {
+        let expected = format_args!("at most {MAX_THREADS} (0: one per core)");
+        problems.push(out_of_range(section, "threads", run.threads, expected));
     }
-    if !(1..=MOST_SECONDS).contains(&run.stall_seconds) {
-        let reason = format!("is {}, it must be between 1 and {MOST_SECONDS}", run.stall_seconds);
-        problems.push(out_of_range(section, "stall_seconds", &reason));
+    if !(1..=MAX_SECONDS).contains(&run.stall_seconds) {
+        let expected = format_args!("between 1 and {MAX_SECONDS}");
+        problems.push(out_of_range(section, "stall_seconds", run.stall_seconds, expected));
     }
     at_least(section, "keep_last", run.keep_last, 1, problems);
     run
 }
 
-/// Why a name cannot be a file's.
-pub(super) fn refuse_name(name: &str) -> Option<&'static str> {
+/// An invalid `name`.
+pub(super) fn bad_name<T>(section: &Section<T>, name: &str, reason: &str) -> Problem {
+    invalid(section, "name", &format!("`{}` cannot be \"{name}\": {reason}", section.name("name")))
+}
+
+/// Reason why a name cannot be part of file names.
+pub(super) fn invalid_name(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
     } else if name.len() > 100 {
         Some("it is longer than 100 characters")
     } else if name.starts_with(['.', '-']) {
-        Some("it begins with `.` or `-`")
+        Some("it starts with `.` or `-`")
     } else if !name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
-        Some("it becomes part of file names, so it consists of letters, digits, `.`, `_` and `-`")
+        Some("it becomes part of file names, so only letters, digits, `.`, `_` and `-` are allowed")
     } else {
         None
     }

@@ -1,4 +1,4 @@
-//! `[schedule]`: how rollouts and training go together.
+//! `[schedule]`: interleaving of rollouts and training.
 
 use rloom_algo::Algorithm;
 use rloom_core::OnUpdate;
@@ -6,28 +6,27 @@ use rloom_sched::{CutOrder, OnFailure, ScheduleSettings, Stragglers};
 
 use super::values::out_of_range;
 use crate::compose::StageDraft;
-use crate::keys::ScheduleKeys;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 
-/// More versions than any run could make use of; keeps sums over batches within 64 bits.
-const MOST_STALENESS: u64 = 10_000;
-/// As many groups may run ahead.
-const MOST_OVERSAMPLE: u64 = 1_000_000;
+/// Upper bound of `max_staleness`; keeps sums over batches within 64 bits.
+const MAX_STALENESS: u64 = 10_000;
+/// Upper bound of `oversample`.
+const MAX_OVERSAMPLE: u64 = 1_000_000;
 
 pub(super) fn check(
     stage: &StageDraft,
-    section: &Section<ScheduleKeys>,
+    section: &Section<ScheduleSettings>,
     algorithm: Option<&Algorithm>,
     problems: &mut Vec<Problem>,
 ) -> ScheduleSettings {
     let keys = section.value;
     for (key, value, most) in [
-        ("max_staleness", keys.max_staleness, MOST_STALENESS),
-        ("oversample", keys.oversample, MOST_OVERSAMPLE),
+        ("max_staleness", keys.max_staleness, MAX_STALENESS),
+        ("oversample", keys.oversample, MAX_OVERSAMPLE),
     ] {
         if value > most {
-            problems.push(out_of_range(section, key, &format!("is {value}, it can be at most {most}")));
+            problems.push(out_of_range(section, key, value, format_args!("at most {most}")));
         }
     }
     check_order(section, problems);
@@ -37,34 +36,27 @@ pub(super) fn check(
     if keys.pin_version {
         check_pin(stage, section, algorithm, problems);
     }
-    ScheduleSettings {
-        max_staleness: keys.max_staleness,
-        pin_version: keys.pin_version,
-        on_update: keys
-            .on_update
-            .unwrap_or_else(|| ScheduleSettings::default_on_update(keys.max_staleness, keys.pin_version)),
-        cut_order: keys.cut_order,
-        oversample: keys.oversample,
-        stragglers: keys.stragglers,
-        priority: keys.priority,
-        on_failure: keys.on_failure,
-        max_failures: keys.max_failures.unwrap_or(ScheduleSettings::default().max_failures),
-    }
+    let on_update = if section.is_set("on_update") {
+        keys.on_update
+    } else {
+        ScheduleSettings::default_on_update(keys.max_staleness, keys.pin_version)
+    };
+    ScheduleSettings { on_update, ..keys }
 }
 
-fn check_order(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
+fn check_order(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
     let keys = section.value;
     if keys.oversample > 0 && keys.cut_order == CutOrder::Ticket {
         problems.push(
             Problem::new(
                 Code::Conflict,
-                format!("`{}` gains nothing with batches in ticket order", section.name("oversample")),
+                format!("`{}` has no benefit with batches in ticket order", section.name("oversample")),
             )
-            .at(section.place("oversample"), "runs more groups than a batch needs")
-            .at_written(section.origin("cut_order"), "a batch waits for the lowest tickets all the same")
+            .at(section.origin_or_table("oversample"), "runs more groups than a batch needs")
+            .at_if_set(section.origin("cut_order"), "a batch still waits for the lowest tickets")
             .hint(format!(
-                "set `{} = \"completion\"`: the groups that are ready first then make the batch",
-                section.beside("oversample", "cut_order")
+                "set `{} = \"completion\"`: a batch then consists of the groups that are ready first",
+                section.sibling_name("oversample", "cut_order")
             )),
         );
     }
@@ -72,24 +64,24 @@ fn check_order(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
         problems.push(
             Problem::new(
                 Code::Conflict,
-                format!("`{}` leaves the batch nothing to choose from", section.name("cut_order")),
+                format!("`{} = \"completion\"` has no effect", section.name("cut_order")),
             )
             .at(
-                section.place("cut_order"),
-                "at `max_staleness = 0` without `oversample` every group that runs is part of the batch",
+                section.origin_or_table("cut_order"),
+                "at `max_staleness = 0` without `oversample`, the batch consists of all running groups",
             )
-            .hint("leave it out, or set `oversample` or `max_staleness` above 0"),
+            .hint("remove it, or set `oversample` or `max_staleness` above 0"),
         );
     }
 }
 
-fn check_stragglers(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
+fn check_stragglers(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
     let keys = section.value;
     if let (CutOrder::Ticket, Some(origin)) = (keys.cut_order, section.key_origin("stragglers")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("stragglers")))
                 .at(origin, "batches in ticket order wait for every group")
-                .at_written(section.origin("cut_order"), "ticket order"),
+                .at_if_set(section.origin("cut_order"), "ticket order"),
         );
     } else if keys.stragglers == Stragglers::Defer && (keys.max_staleness > 0 || keys.oversample == 0) {
         problems.push(
@@ -101,49 +93,50 @@ fn check_stragglers(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>
                 ),
             )
             .at(
-                section.place("stragglers"),
-                "moves groups that a batch was cut without to a later batch of their own",
+                section.origin_or_table("stragglers"),
+                "moves the groups that a batch was cut without to a later batch of deferred groups",
             )
-            .at_written(
+            .at_if_set(
                 section.origin("max_staleness").filter(|_| keys.max_staleness > 0),
-                "such groups run on beside training and join a later batch",
+                "such groups continue during training and join a later batch",
             )
-            .at_written(
+            .at_if_set(
                 section.origin("oversample").filter(|_| keys.oversample == 0),
-                "no batch is cut early",
+                "every batch contains all running groups",
             ),
         );
     }
 }
 
-fn check_update(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
+fn check_update(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
     let keys = section.value;
     if let (0, Some(origin)) = (keys.max_staleness, section.key_origin("on_update")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("on_update")))
-                .at(origin, "at `max_staleness = 0` no completion is under way when weights change"),
+                .at(origin, "at `max_staleness = 0` no completion is in flight when weights are updated"),
         );
     }
 }
 
-fn check_failures(section: &Section<ScheduleKeys>, problems: &mut Vec<Problem>) {
+fn check_failures(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
     if let (OnFailure::Stop, Some(origin)) = (section.value.on_failure, section.key_origin("max_failures")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("max_failures")))
-                .at(origin, "the first group that fails ends the run")
-                .at_written(section.origin("on_failure"), "stop")
+                .at(origin, "the first failed group ends the run")
+                .at_if_set(section.origin("on_failure"), "stop")
                 .hint(format!(
-                    "set `{} = \"replace\"` to draw another group instead",
-                    section.beside("max_failures", "on_failure")
+                    "set `{} = \"replace\"` to replace failed groups",
+                    section.sibling_name("max_failures", "on_failure")
                 )),
         );
     }
 }
 
-/// Pinned groups are a function of their tickets: nothing else may decide when they run, or which of them are trained.
+/// With pinned versions the samples of a group depend only on its ticket: neither timing nor the results of other groups
+/// may affect when it runs or which groups are trained.
 fn check_pin(
     stage: &StageDraft,
-    section: &Section<ScheduleKeys>,
+    section: &Section<ScheduleSettings>,
     algorithm: Option<&Algorithm>,
     problems: &mut Vec<Problem>,
 ) {
@@ -151,18 +144,18 @@ fn check_pin(
     let refuse = |key: &str, label: &str| {
         Problem::new(
             Code::Conflict,
-            format!("`{}` does not go with `{}`", section.name("pin_version"), section.name(key)),
+            format!("`{}` cannot be combined with `{}`", section.name("pin_version"), section.name(key)),
         )
-        .at(section.place("pin_version"), "a group's ticket alone says which version it runs under")
-        .at_written(section.origin(key), label.to_owned())
+        .at(section.origin_or_table("pin_version"), "fixes a group's version by its ticket")
+        .at_if_set(section.origin(key), label.to_owned())
     };
     if keys.cut_order == CutOrder::Completion {
-        problems.push(refuse("cut_order", "which group is ready first depends on timing"));
+        problems.push(refuse("cut_order", "the order of completion depends on timing"));
     }
-    // Without staleness nothing reads `on_update`, which is said elsewhere.
-    if keys.max_staleness > 0 && keys.on_update.is_some_and(|update| update != OnUpdate::Finish) {
-        problems.push(refuse("on_update", "completions would go on under a later version").hint(format!(
-            "leave `{}` out: new weights then wait until the groups of older versions are done",
+    // Without staleness `on_update` is unread, which `check_update` reports.
+    if keys.max_staleness > 0 && section.is_set("on_update") && keys.on_update != OnUpdate::Finish {
+        problems.push(refuse("on_update", "completions would continue with a later version").hint(format!(
+            "remove `{}`: new weights then wait for the groups of older versions",
             section.name("on_update")
         )));
     }
@@ -172,18 +165,18 @@ fn check_pin(
     if keys.on_failure == OnFailure::Replace {
         problems.push(refuse(
             "on_failure",
-            "a group drawn in place of a failed one starts under a later version",
+            "the replacement of a failed group starts with a later version",
         ));
     }
     if algorithm.is_some_and(|a| a.filters.replaces_groups()) {
         problems.push(
             Problem::new(
                 Code::Conflict,
-                format!("`{}` does not go with a filter that replaces groups", section.name("pin_version")),
+                format!("`{}` cannot be combined with a filter that replaces groups", section.name("pin_version")),
             )
-            .at(section.place("pin_version"), "a group's ticket alone says which version it runs under")
-            .at_written(stage.keys.origin("method"), "it draws groups in place of filtered ones, under a later version")
-            .hint("set `max_staleness = 0`, or turn the filter off: `algorithm.filter.dynamic_sampling = false`"),
+            .at(section.origin_or_table("pin_version"), "fixes a group's version by its ticket")
+            .at_if_set(stage.keys.origin("method"), "replaces filtered groups, with a later version")
+            .hint("set `max_staleness = 0`, or disable the filter: `algorithm.filter.dynamic_sampling = false`"),
         );
     }
 }

@@ -3,9 +3,9 @@
 use rloom_algo::{AlgoError, Algorithm, Method};
 
 use super::environment;
-use super::run::refuse_name;
+use super::run::{bad_name, invalid_name};
 use super::schedule;
-use super::values::{self, at_least, out_of_range};
+use super::values::{self, at_least};
 use crate::compose::{Draft, StageDraft};
 use crate::layered::suggest;
 use crate::problem::{Code, Problem};
@@ -14,9 +14,9 @@ use crate::settings::{MODEL, PREVIOUS, Stage, StageRollout, Start};
 pub(super) fn check_all(draft: &Draft, problems: &mut Vec<Problem>) -> Option<Vec<Stage>> {
     if draft.stages.is_empty() {
         problems.push(
-            Problem::new(Code::MissingKey, "there is no stage: nothing would be trained")
+            Problem::new(Code::MissingKey, "there is no stage")
                 .at(draft.root.node.origin, "")
-                .hint("add a `[[stage]]` with `name`, `method`, `steps` and `batch`"),
+                .hint("add a `[[stage]]` with `name`, `method`, `steps` and `groups_per_batch`"),
         );
         return None;
     }
@@ -31,7 +31,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     check_name(draft, place, problems);
     let start = start(draft, place, problems);
     at_least(section, "steps", keys.steps, 1, problems);
-    at_least(section, "batch", keys.batch, 1, problems);
+    at_least(section, "groups_per_batch", keys.groups_per_batch, 1, problems);
     if let (None, Some(origin)) = (&draft.eval, section.key_origin("eval_every")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("eval_every")))
@@ -53,12 +53,12 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         name: keys.name.clone(),
         start: start?,
         steps: keys.steps,
-        groups_per_batch: keys.batch,
+        groups_per_batch: keys.groups_per_batch,
         order: keys.order,
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm: algorithm?,
-        algorithm_settings: stage.keys.value.algorithm,
+        algorithm_settings: keys.algorithm,
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
@@ -67,18 +67,18 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     })
 }
 
-/// The penalty on overlong completions is shown under a name of its own.
+/// The penalty on overlong completions is reported as the component `overlong`.
 fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
     let Some(rollout) = stage.rollout.as_ref().filter(|_| algorithm.overlong.is_some()) else { return };
     if rollout.reward.value.components.iter().any(|c| c.name == "overlong") {
         problems.push(
-            Problem::new(Code::Conflict, "two parts of the reward are called `overlong`")
-                .at(rollout.reward.place("components"), "one is here")
-                .at_written(
+            Problem::new(Code::Conflict, "two reward components are named `overlong`")
+                .at(rollout.reward.origin_or_table("components"), "the first one")
+                .at_if_set(
                     stage.keys.origin("algorithm.overlong.factor").or(stage.keys.origin("method")),
-                    "the other is the algorithm's penalty",
+                    "the second one is the algorithm's penalty",
                 )
-                .hint("give the component another `name`, or set `algorithm.overlong.factor = 0`"),
+                .hint("rename the component, or set `algorithm.overlong.factor = 0`"),
         );
     }
 }
@@ -86,16 +86,16 @@ fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<
 fn check_name(draft: &Draft, place: usize, problems: &mut Vec<Problem>) {
     let section = &draft.stages[place].keys;
     let name = &section.value.name;
-    if let Some(reason) = refuse_name(name) {
-        problems.push(out_of_range(section, "name", &format!("cannot be \"{name}\": {reason}")));
+    if let Some(reason) = invalid_name(name) {
+        problems.push(bad_name(section, name, reason));
     } else if name == PREVIOUS || name == MODEL {
-        problems.push(out_of_range(section, "name", &format!("cannot be \"{name}\": `from` uses that word")));
+        problems.push(bad_name(section, name, "it has a special meaning in `from`"));
     }
     if let Some(first) = draft.stages[..place].iter().find(|s| s.keys.value.name == *name) {
         problems.push(
-            Problem::new(Code::DuplicateStage, format!("two stages are called `{name}`"))
-                .at(section.place("name"), "the second one")
-                .at(first.keys.place("name"), "the first one"),
+            Problem::new(Code::DuplicateStage, format!("two stages are named `{name}`"))
+                .at(section.origin_or_table("name"), "the second one")
+                .at(first.keys.origin_or_table("name"), "the first one"),
         );
     }
 }
@@ -115,18 +115,18 @@ fn start(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     }
     let later = draft.stages[place..].iter().any(|s| s.keys.value.name == from);
     let label =
-        if later { "comes only after this one".to_owned() } else { suggest::did_you_mean(from, &earlier) };
+        if later { "is not an earlier stage".to_owned() } else { suggest::did_you_mean(from, &earlier) };
     let choices = if earlier.is_empty() {
-        "the first stage starts from `model`".to_owned()
+        "the first stage can only start from `model`".to_owned()
     } else {
-        format!("it is `{MODEL}`, `{PREVIOUS}` or an earlier stage: {}", suggest::list(&earlier))
+        format!("use `{MODEL}`, `{PREVIOUS}` or an earlier stage: {}", suggest::list(&earlier))
     };
     problems.push(
         Problem::new(
             Code::UnknownStage,
-            format!("`{}` names no earlier stage: \"{from}\"", section.name("from")),
+            format!("`{}`: there is no earlier stage \"{from}\"", section.name("from")),
         )
-        .at(section.place("from"), label)
+        .at(section.origin_or_table("from"), label)
         .hint(choices),
     );
     None
@@ -145,7 +145,7 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(&name)))
                         .at(origin, found.reason.to_string())
-                        .at_written(section.origin("method"), format!("the method is {}", keys.method)),
+                        .at_if_set(section.origin("method"), format!("the method is {}", keys.method)),
                 );
             }
             return None;
@@ -165,24 +165,24 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
         }
     };
     let minibatches = u64::from(algorithm.minibatches);
-    if keys.batch > 0 && !keys.batch.is_multiple_of(minibatches) {
-        let down = keys.batch / minibatches * minibatches;
+    if keys.groups_per_batch > 0 && !keys.groups_per_batch.is_multiple_of(minibatches) {
+        let down = keys.groups_per_batch / minibatches * minibatches;
         let fitting: Vec<String> =
             [down, down + minibatches].iter().filter(|b| **b > 0).map(ToString::to_string).collect();
         let fewer =
-            (1..=minibatches.min(keys.batch)).rev().find(|m| keys.batch.is_multiple_of(*m)).unwrap_or(1);
+            (1..=minibatches.min(keys.groups_per_batch)).rev().find(|m| keys.groups_per_batch.is_multiple_of(*m)).unwrap_or(1);
         problems.push(
             Problem::new(
                 Code::Conflict,
                 format!(
                     "`{}` does not divide `{}`",
                     section.name("algorithm.minibatches"),
-                    section.name("batch")
+                    section.name("groups_per_batch")
                 ),
             )
-            .at(section.place("algorithm.minibatches"), format!("{minibatches} optimiser steps per pass"))
-            .at(section.place("batch"), format!("{} groups per batch", keys.batch))
-            .hint(format!("use `batch = {}`, or `minibatches = {fewer}`", fitting.join("` or `batch = "))),
+            .at(section.origin_or_table("algorithm.minibatches"), format!("{minibatches} optimizer steps per pass"))
+            .at(section.origin_or_table("groups_per_batch"), format!("{} groups per batch", keys.groups_per_batch))
+            .hint(format!("use `groups_per_batch = {}`, or `minibatches = {fewer}`", fitting.join("` or `groups_per_batch = "))),
         );
     }
     Some(algorithm)
@@ -199,8 +199,8 @@ fn rollout(
             if let Some(origin) = section.key_origin(name) {
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(name)))
-                        .at(origin, "it learns from demonstrations: nothing is sampled or rewarded")
-                        .at_written(section.origin("method"), format!("the method is {}", Method::Sft)),
+                        .at(origin, "supervised stages neither sample nor score")
+                        .at_if_set(section.origin("method"), format!("the method is {}", Method::Sft)),
                 );
             }
         }
@@ -220,8 +220,8 @@ fn rollout(
     })
 }
 
-/// The log-probabilities that training uses are of the full softmax. Where the sampler draws from a part of it, the
-/// importance ratios are wrong by a factor that nobody sees.
+/// Log-probabilities are those of the full softmax. If the sampler uses only a part of it, importance ratios are biased
+/// by a factor that no metric shows.
 fn check_truncation(
     stage: &StageDraft,
     sampling: &crate::section::Section<rloom_engine::SamplingSettings>,
@@ -233,23 +233,23 @@ fn check_truncation(
         Some("temperature") => problems.push(
             Problem::new(
                 Code::Conflict,
-                "greedy decoding gives every completion of a group alike: there is nothing to learn from",
+                "greedy decoding gives equal completions in a group, which have no advantages",
             )
-            .at(sampling.place("temperature"), "0 is greedy")
-            .hint("1.0 is usual in training"),
+            .at(sampling.origin_or_table("temperature"), "0 is greedy")
+            .hint("use 1.0 for training"),
         ),
         Some(key) if !allowed => problems.push(
             Problem::new(
                 Code::Conflict,
                 format!(
-                    "`{}` makes the sampler another distribution than the policy that is trained",
+                    "`{}` makes the sampling distribution differ from the policy that is trained",
                     sampling.name(key)
                 ),
             )
-            .at(sampling.place(key), "the log-probabilities stay those of the full softmax")
-            .at_written(section.origin("allow_truncated_sampling"), "")
+            .at(sampling.origin_or_table(key), "log-probabilities remain those of the full softmax")
+            .at_if_set(section.origin("allow_truncated_sampling"), "")
             .hint(format!(
-                "leave it out in training (evaluation may have it: `[eval.sampling]`), or accept it with \
+                "remove it from training (evaluation may use it: `[eval.sampling]`), or allow it with \
                  `{} = true`",
                 section.name("allow_truncated_sampling")
             )),
@@ -259,7 +259,7 @@ fn check_truncation(
                 Code::Unread,
                 format!("nothing reads `{}`", section.name("allow_truncated_sampling")),
             )
-            .at(section.place("allow_truncated_sampling"), "the sampling is not truncated"),
+            .at(section.origin_or_table("allow_truncated_sampling"), "sampling is not truncated"),
         ),
         _ => {}
     }

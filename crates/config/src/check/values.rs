@@ -1,32 +1,43 @@
-//! Ranges, which the rooms check themselves: their errors name the key, and here it gets its place.
+//! Ranges of single values. The crates that own the settings check them; here their errors get an origin.
+
+use std::fmt;
 
 use rloom_data::{DataError, DataSettings};
-use rloom_engine::{RolloutSettings, SamplingSettings, SettingError};
-use rloom_model::OptimizerError;
+use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
+use rloom_model::{OptimizerError, OptimizerSettings, Schedule};
 use rloom_reward::RewardSettings;
 
-use super::run::MOST_THREADS;
+use super::run::MAX_THREADS;
 use crate::layered::read::{custom, split_hint};
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 
-/// A value outside its range; `reason` goes on from the key's name: "is 3, …".
-pub(super) fn out_of_range<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
-    at_key(section, key, &format!("`{}` {reason}", section.name(key)))
+/// Keys that greedy decoding does not use.
+const TRUNCATION: [&str; 3] = ["top_k", "top_p", "min_p"];
+
+/// A value outside its range; `expected` describes the range.
+pub(super) fn out_of_range<T>(
+    section: &Section<T>,
+    key: &str,
+    value: impl fmt::Display,
+    expected: impl fmt::Display,
+) -> Problem {
+    invalid(section, key, &format!("`{}` must be {expected}, but is {value}", section.name(key)))
 }
 
-/// The same, where `reason` is a sentence of its own.
-pub(super) fn refused<T>(section: &Section<T>, key: &str, reason: &str) -> Problem {
-    at_key(section, key, &format!("`{}`: {reason}", section.name(key)))
-}
-
-fn at_key<T>(section: &Section<T>, key: &str, message: &str) -> Problem {
+/// An invalid value, with the message of the error.
+pub(super) fn invalid<T>(section: &Section<T>, key: &str, message: &str) -> Problem {
     let (message, hint) = split_hint(message);
-    let problem = Problem::new(Code::OutOfRange, message).at(section.place(key), "");
+    let problem = Problem::new(Code::OutOfRange, message).at(section.origin_or_table(key), "");
     hint.into_iter().fold(problem, Problem::hint)
 }
 
-/// A value that is below its least.
+/// An invalid value, with the reason for its refusal.
+pub(super) fn setting<T>(section: &Section<T>, key: &str, reason: &dyn fmt::Display) -> Problem {
+    invalid(section, key, &format!("`{}`: {reason}", section.name(key)))
+}
+
+/// Checks a lower bound.
 pub(super) fn at_least<T>(
     section: &Section<T>,
     key: &str,
@@ -35,23 +46,23 @@ pub(super) fn at_least<T>(
     problems: &mut Vec<Problem>,
 ) {
     if value < least {
-        problems.push(out_of_range(section, key, &format!("is {value}, it must be at least {least}")));
+        problems.push(out_of_range(section, key, value, format_args!("at least {least}")));
     }
 }
 
 pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(of_rollout(section, &error));
+        problems.push(out_of_range(section, error.key, &error.value, error.expected));
     }
     if section.value.is_greedy() {
-        for key in ["top_k", "top_p", "min_p"] {
+        for key in TRUNCATION {
             if let Some(origin) = section.key_origin(key) {
-                let temperature = section.beside(key, "temperature");
+                let temperature = section.sibling_name(key, "temperature");
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(key)))
                         .at(origin, "greedy decoding takes the most probable token")
-                        .at_written(section.origin("temperature"), "0 is greedy")
-                        .hint(format!("set `{temperature}` above 0, or leave `{key}` out")),
+                        .at_if_set(section.origin("temperature"), "0 is greedy")
+                        .hint(format!("set `{temperature}` above 0, or remove `{key}`")),
                 );
             }
         }
@@ -60,53 +71,46 @@ pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<P
 
 pub(super) fn engine(section: &Section<RolloutSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(of_rollout(section, &error));
+        problems.push(out_of_range(section, error.key, &error.value, error.expected));
     }
 }
 
-fn of_rollout<T>(section: &Section<T>, error: &SettingError) -> Problem {
-    let SettingError { key, value, expected } = error;
-    out_of_range(section, key, &format!("is {value}, it must be {expected}"))
-}
-
-pub(super) fn optimizer(section: &Section<rloom_model::OptimizerSettings>, problems: &mut Vec<Problem>) {
+pub(super) fn optimizer(section: &Section<OptimizerSettings>, problems: &mut Vec<Problem>) {
     match section.value.validate() {
         Ok(()) => {}
         Err(OptimizerError::Setting { key, value, range }) => {
-            problems.push(out_of_range(section, key, &format!("is {value}, it must be {range}")));
+            problems.push(out_of_range(section, key, value, range));
         }
         Err(other) => problems.push(at_table(section, &other.to_string())),
     }
-    if section.value.schedule == rloom_model::Schedule::Constant
+    if section.value.schedule == Schedule::Constant
         && let Some(origin) = section.key_origin("min_lr_ratio")
     {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("min_lr_ratio")))
-                .at(origin, "a constant learning rate does not fall")
-                .at_written(section.origin("schedule"), "constant")
+                .at(origin, "a constant learning rate does not decay")
+                .at_if_set(section.origin("schedule"), "constant")
                 .hint(format!(
                     "set `{} = \"linear\"` or `\"cosine\"`",
-                    section.beside("min_lr_ratio", "schedule")
+                    section.sibling_name("min_lr_ratio", "schedule")
                 )),
         );
     }
 }
 
-pub(super) fn trainer(section: &Section<rloom_engine::TrainSettings>, problems: &mut Vec<Problem>) {
+pub(super) fn trainer(section: &Section<TrainSettings>, problems: &mut Vec<Problem>) {
     let settings = &section.value;
     at_least(section, "micro_batch_tokens", settings.micro_batch_tokens as u64, 1, problems);
-    if settings.threads > MOST_THREADS {
-        let reason = format!("is {}, it must be at most {MOST_THREADS} (0 chooses)", settings.threads);
-        problems.push(out_of_range(section, "threads", &reason));
+    if settings.threads > MAX_THREADS {
+        let expected = format_args!("at most {MAX_THREADS} (0: all threads of the run)");
+        problems.push(out_of_range(section, "threads", settings.threads, expected));
     }
 }
 
 pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>) {
     match section.value.validate() {
         Ok(()) => {}
-        Err(DataError::Setting { key, problem }) => {
-            problems.push(refused(section, key, &problem.to_string()));
-        }
+        Err(DataError::Setting { key, problem }) => problems.push(setting(section, key, &problem)),
         Err(other) => problems.push(at_table(section, &other.to_string())),
     }
 }
@@ -117,7 +121,7 @@ pub(super) fn reward(section: &Section<RewardSettings>, problems: &mut Vec<Probl
     }
 }
 
-/// An error in its own words about the whole table.
+/// An error about a whole table.
 pub(super) fn at_table<T>(section: &Section<T>, message: &str) -> Problem {
     let (message, hint) = split_hint(message);
     let problem =

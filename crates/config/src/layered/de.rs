@@ -1,8 +1,8 @@
-//! A serde deserializer over [`Node`]s whose errors say which value is wrong.
+//! A serde deserializer over [`Node`]s with structured errors.
 //!
-//! It differs from going through `toml::Value` in two ways. Every error carries the path to the value, from which the
-//! reader finds the place in the file; and serde's own error constructors are kept apart (unknown key, missing key,
-//! wrong type …) instead of being flattened into text, so that hints can be computed from them.
+//! Unlike `toml::Value`, every error carries the path to the value, from which the reader finds its origin; and the kinds
+//! of serde's errors (unknown key, missing key, wrong type …) are kept instead of being formatted as text, so that hints
+//! can be derived from them.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor, value::StrDese
 use super::source::Sources;
 use super::tree::{Entry, Node, Step, Value};
 
-/// What serde found wrong.
+/// Kind of an error of deserialisation.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Fault {
     UnknownKey { key: String, known: &'static [&'static str] },
@@ -22,7 +22,7 @@ pub(super) enum Fault {
     Custom(String),
 }
 
-/// A fault and the path to the value it is about.
+/// A fault with the path to the value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ReadError {
     pub(super) fault: Fault,
@@ -78,7 +78,7 @@ impl de::Error for ReadError {
     }
 
     fn duplicate_field(key: &'static str) -> Self {
-        Self::new(Fault::Custom(format!("`{key}` is given twice")))
+        Self::new(Fault::Custom(format!("`{key}` occurs twice")))
     }
 }
 
@@ -94,7 +94,7 @@ impl<'a> NodeReader<'a> {
         Self { node, ..self }
     }
 
-    /// `--set run.name=7`: where a string is wanted, the text of a bare override is that string.
+    /// The text of an unquoted override, for settings that take a string: `--set run.name=7`.
     fn bare_override(self) -> Option<&'a str> {
         let scalar = matches!(
             self.node.value,
@@ -227,7 +227,7 @@ struct NoContent;
 
 impl NoContent {
     fn wants<T>(what: &str) -> Result<T, ReadError> {
-        Err(ReadError::new(Fault::WrongType { expected: format!("a table that gives {what}") }))
+        Err(ReadError::new(Fault::WrongType { expected: format!("a table with {what}") }))
     }
 }
 
@@ -268,7 +268,7 @@ impl<'de> de::EnumAccess<'de> for Keyed<'de> {
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), ReadError> {
         let name: StrDeserializer<'de, ReadError> = self.entry.key.as_str().into_deserializer();
         let variant = seed.deserialize(name).map_err(|mut e: ReadError| {
-            // A variant's name in key position is a key to whoever wrote it.
+            // The name of a variant in key position is reported as a key.
             if let Fault::UnknownName { given, known } = e.fault {
                 e.fault = Fault::UnknownKey { key: given, known };
             }
@@ -288,7 +288,7 @@ impl<'de> de::VariantAccess<'de> for Keyed<'de> {
     type Error = ReadError;
 
     fn unit_variant(self) -> Result<(), ReadError> {
-        Err(ReadError::new(Fault::WrongType { expected: format!("the text \"{}\"", self.entry.key) }))
+        Err(ReadError::new(Fault::WrongType { expected: format!("the string \"{}\"", self.entry.key) }))
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, ReadError> {

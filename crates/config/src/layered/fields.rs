@@ -1,43 +1,43 @@
-//! The names of a settings type's keys, asked from its `Deserialize` implementation.
+//! The keys of a settings type, from its `Deserialize` implementation.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Visitor};
 
-/// The keys of a settings struct, in declaration order; empty for types that are not structs.
+/// Returns the keys of a settings struct in declaration order; empty for types that are not structs.
 pub fn field_names<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     match T::deserialize(Probe) {
-        Err(Answer(names)) => names,
+        Err(FieldNames(names)) => names,
         Ok(_) => &[],
     }
 }
 
-/// A derived `Deserialize` of a struct passes the names of its fields to the deserializer before it asks for
-/// anything; the probe hands them back as its error.
+/// A deserializer that returns the names of the fields as its error. A derived `Deserialize` of a struct passes them
+/// before it reads a value.
 struct Probe;
 
 #[derive(Debug)]
-struct Answer(&'static [&'static str]);
+struct FieldNames(&'static [&'static str]);
 
-impl fmt::Display for Answer {
+impl fmt::Display for FieldNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
 }
 
-impl std::error::Error for Answer {}
+impl std::error::Error for FieldNames {}
 
-impl de::Error for Answer {
+impl de::Error for FieldNames {
     fn custom<T: fmt::Display>(_message: T) -> Self {
         Self(&[])
     }
 }
 
 impl<'de> de::Deserializer<'de> for Probe {
-    type Error = Answer;
+    type Error = FieldNames;
 
-    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Answer> {
-        Err(Answer(&[]))
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, FieldNames> {
+        Err(FieldNames(&[]))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -45,8 +45,8 @@ impl<'de> de::Deserializer<'de> for Probe {
         _name: &'static str,
         fields: &'static [&'static str],
         _visitor: V,
-    ) -> Result<V::Value, Answer> {
-        Err(Answer(fields))
+    ) -> Result<V::Value, FieldNames> {
+        Err(FieldNames(fields))
     }
 
     serde::forward_to_deserialize_any! {

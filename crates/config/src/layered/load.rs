@@ -1,4 +1,4 @@
-//! Files and overrides, read and merged.
+//! Reads and merges files and overrides.
 
 use std::path::{Path, PathBuf};
 
@@ -9,25 +9,25 @@ use super::source::{Source, SourceKind, Sources};
 use super::tree::Table;
 use crate::problem::{Code, Problem};
 
-/// The layers of a configuration so far.
+/// The layers of a configuration.
 #[derive(Debug)]
 pub struct Layers {
-    /// The texts.
+    /// The texts that were read.
     pub sources: Sources,
-    /// Everything merged.
+    /// The merged tree.
     pub root: Table,
-    /// What was wrong on the way.
+    /// Problems of reading, parsing and merging.
     pub problems: Vec<Problem>,
     choices: &'static [Choice],
 }
 
 impl Layers {
-    /// No layers yet.
+    /// Creates an empty configuration.
     pub fn new(choices: &'static [Choice]) -> Self {
         Self { sources: Sources::default(), root: Table::default(), problems: Vec::new(), choices }
     }
 
-    /// Lays a TOML file on top.
+    /// Adds a TOML file as the layer of highest precedence.
     pub fn add_file(&mut self, path: &Path) {
         match std::fs::read_to_string(path) {
             Ok(text) => self.add_text(path.to_owned(), text),
@@ -38,7 +38,7 @@ impl Layers {
                 };
                 let problem = Problem::new(Code::Unreadable, message);
                 self.problems.push(if path.is_dir() {
-                    problem.hint(format!("name the file, for example {}", path.join("config.toml").display()))
+                    problem.hint(format!("give the path of a file, for example {}", path.join("config.toml").display()))
                 } else {
                     problem
                 });
@@ -46,16 +46,16 @@ impl Layers {
         }
     }
 
-    /// Lays TOML text on top; `path` is what messages call it.
+    /// Adds TOML text as the layer of highest precedence; `path` is its name in messages.
     pub fn add_text(&mut self, path: PathBuf, text: String) {
-        // A byte order mark is no part of the text, and columns would count it.
+        // A byte order mark is not part of the text and would count as a column.
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let source = self.sources.add(Source { kind: SourceKind::File(path), text });
         let table = parse(&self.sources.get(source).text, source, &mut self.problems);
         merge(&mut self.root, table, self.choices, &mut self.problems);
     }
 
-    /// Lays `path.to.key=value` on top.
+    /// Adds `path.to.key=value` as the layer of highest precedence.
     pub fn add_override(&mut self, text: &str) {
         let table = parse_override(text, &mut self.sources, &mut self.problems);
         merge(&mut self.root, table, self.choices, &mut self.problems);

@@ -1,32 +1,31 @@
-//! How a later layer changes an earlier one.
+//! Merges layers.
 //!
-//! Tables merge key by key, at every depth. Anything else replaces what was there: an array is never appended to.
-//! The one exception is the list of stages: an entry whose `name` already exists merges into that stage, any other is
-//! appended. A layer above the first may also address stages as a table (`[stage.rl]`, `--set stage.rl.steps=20`);
-//! then the name has to exist.
+//! Tables merge key by key, at every depth. Any other value is replaced; arrays are never appended to. The exception is
+//! the list of stages: an entry whose `name` exists is merged into that stage, any other is appended. Later layers may
+//! also address stages as a table (`[stage.rl]`, `--set stage.rl.steps=20`); the name must then exist.
 //!
-//! TOML has no null, so a later layer cannot delete a key. It needs to where a table describes one of several things (a
-//! model that is read from a folder or made from nothing): there, a layer that chooses another one drops everything
-//! that the layers below say about the first.
+//! TOML has no null, so a layer cannot delete a key of a lower one. Tables that describe one of several alternatives (a
+//! model from a folder, or a new model) need that: a layer that selects another alternative drops the keys of the lower
+//! layers.
 
 use super::suggest;
 use super::tree::{Entry, Node, Table, Value};
 use crate::problem::{Code, Problem};
 
-/// The key whose array of tables merges by `name`.
+/// The array of tables that merges by `name`.
 pub const STAGES: &str = "stage";
 
-/// Tables that a name may stand for: `loss = "cispo"` is `loss = { kind = "cispo" }`.
+/// Tables with a short form, the name of their kind: `loss = "cispo"` is `loss = { kind = "cispo" }`.
 const NAMED: [&str; 2] = ["loss", "advantage"];
 
-/// A table that describes one of several things.
+/// A table that describes one of several alternatives.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice {
-    /// The table's name.
+    /// Name of the table.
     pub table: &'static str,
-    /// The keys that exclude each other.
+    /// Mutually exclusive keys.
     pub keys: &'static [&'static str],
-    /// The keys among them whose value chooses, too: another value is another thing.
+    /// Those keys whose value selects an alternative as well.
     pub by_value: &'static [&'static str],
 }
 
@@ -44,7 +43,7 @@ impl Choice {
     }
 }
 
-/// Lays `over` on `base`.
+/// Merges `over` into `base`.
 pub fn merge(base: &mut Table, over: Table, choices: &[Choice], problems: &mut Vec<Problem>) {
     for entry in over.entries {
         if entry.key == STAGES {
@@ -55,7 +54,7 @@ pub fn merge(base: &mut Table, over: Table, choices: &[Choice], problems: &mut V
     }
 }
 
-/// Lays the table `over`, called `name`, on `base`.
+/// Merges the table `over`, whose name is `name`, into `base`.
 pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choice]) {
     if choices.iter().any(|choice| choice.table == name && choice.changes(base, &over)) {
         base.entries.clear();
@@ -119,13 +118,13 @@ fn merge_stages(base: &mut Table, entry: Entry, choices: &[Choice], problems: &m
                             format!("stage `{}` is a table, not {}", named.key, value.kind()),
                         )
                         .at(named.node.origin, "")
-                        .hint(format!("name the key that is to change: `stage.{}.steps=20`", named.key)),
+                        .hint(format!("set one of its keys: `stage.{}.steps=20`", named.key)),
                     ),
                     (None, _) => {
                         let names: Vec<&str> =
                             stages.iter().filter_map(|s| s.as_table()?.string("name")).collect();
                         problems.push(
-                            Problem::new(Code::UnknownStage, format!("no stage is named `{}`", named.key))
+                            Problem::new(Code::UnknownStage, format!("there is no stage `{}`", named.key))
                                 .at(named.key_origin, suggest::did_you_mean(&named.key, &names))
                                 .hint(format!("the stages are {}", suggest::list(&names))),
                         );

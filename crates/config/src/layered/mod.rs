@@ -1,6 +1,6 @@
-//! Layers of TOML, merged into one tree in which every value remembers where it was written.
+//! Layers of TOML, merged into one tree that records the origin of every value.
 //!
-//! `files, then overrides → parse → merge → read::<T>`. Nothing here knows what RLoom's settings are.
+//! `files, then overrides → parse → merge → read::<T>`. Independent of the settings that are read.
 
 mod de;
 pub mod fields;
@@ -9,6 +9,7 @@ pub mod merge;
 pub mod overrides;
 pub mod parse;
 pub mod read;
+pub mod renames;
 pub mod source;
 pub mod suggest;
 pub mod tree;

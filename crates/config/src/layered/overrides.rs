@@ -1,7 +1,7 @@
 //! `--set path.to.key=value`.
 //!
-//! The text is one line of TOML, dotted key and all, so spans point into the argument. A value that is not TOML is a
-//! string without its quotes: `--set run.name=first` needs no shell quoting.
+//! The text is parsed as one line of TOML with a dotted key, so spans point into the argument. A value that is not valid
+//! TOML is taken as a string without quotes: `--set run.name=first` needs no shell quoting.
 
 use super::parse::parse;
 use super::source::{Origin, Source, SourceKind, Sources};
@@ -14,7 +14,7 @@ pub fn parse_override(text: &str, sources: &mut Sources, problems: &mut Vec<Prob
     let whole = Origin { source, start: 0, end: text.len() };
     let Some((key, value)) = text.split_once('=') else {
         problems.push(
-            Problem::new(Code::Syntax, "an override needs a `=`")
+            Problem::new(Code::Syntax, "an override needs an `=`")
                 .at(whole, "")
                 .hint("write `--set section.key=value`, for example `--set stage.rl.steps=20`"),
         );
@@ -24,9 +24,9 @@ pub fn parse_override(text: &str, sources: &mut Sources, problems: &mut Vec<Prob
     let bare = value.trim();
     if bare.is_empty() {
         problems.push(
-            Problem::new(Code::Syntax, format!("`{}` is given no value", key.trim()))
+            Problem::new(Code::Syntax, format!("`{}` has no value", key.trim()))
                 .at(whole, "")
-                .hint("an empty text is written `''` (quote it for the shell, too)"),
+                .hint("an empty string is `''` (quoted for the shell as well)"),
         );
         return Table::default();
     }
@@ -39,7 +39,7 @@ pub fn parse_override(text: &str, sources: &mut Sources, problems: &mut Vec<Prob
         problems.append(&mut found);
         return Table::default();
     }
-    // The key alone, with a value that is replaced: its spans hold in the argument as well.
+    // The spans of the key are the same with any value.
     found.clear();
     let mut table = parse(&format!("{key}=0"), source, &mut found);
     let string = Value::String(bare.to_owned());
@@ -51,7 +51,7 @@ pub fn parse_override(text: &str, sources: &mut Sources, problems: &mut Vec<Prob
     table
 }
 
-/// Replaces the one leaf by `value`.
+/// Replaces the only leaf by `value`.
 fn fill(table: &mut Table, value: &Node) {
     for entry in &mut table.entries {
         match &mut entry.node.value {

@@ -1,4 +1,4 @@
-//! TOML text to [`Node`]s, with every syntax error of the text, not only the first.
+//! Parses TOML into [`Node`]s and reports all syntax errors of the text.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -7,8 +7,7 @@ use super::source::{Origin, SourceId};
 use super::tree::{Entry, Node, Table, Value};
 use crate::problem::{Code, Problem};
 
-/// Parses text; the origins of what it holds name `source`. Tables that could be read are returned even when there
-/// were problems.
+/// Parses the text of `source`. Also returns tables if there are problems: those that could be parsed.
 pub fn parse(text: &str, source: SourceId, problems: &mut Vec<Problem>) -> Table {
     let (root, errors) = DeTable::parse_recoverable(text);
     for error in &errors {

@@ -1,97 +1,104 @@
-//! A settings type from a tree, with all mistakes and their places.
+//! Reads a settings type from a tree and reports all errors with their origins.
 //!
-//! serde stops at the first error. To find the others, the reader cuts the offending value out of a copy of the tree
-//! and reads again, until nothing is wrong or nothing is left to cut; a key that is missing because it was cut is not
+//! serde stops at the first error. To find the others, the reader removes the offending value from a copy of the tree and
+//! reads again until there is no error or nothing left to remove. Keys that are missing because they were removed are not
 //! reported.
 
 use serde::de::DeserializeOwned;
 
 use super::de::{Fault, NodeReader, ReadError};
+use super::renames::Renames;
 use super::source::{Origin, Sources};
 use super::suggest;
 use super::tree::{Node, Step, Value, dotted};
 use crate::problem::{Code, Problem};
 
-/// The keys of the sections of a configuration, to say where a misplaced key belongs.
+/// The keys of the sections of a configuration, to suggest the section of a misplaced key.
 pub type Sections<'a> = [(&'a str, &'a [&'a str])];
 
-/// What surrounds the value that is read.
+/// Context of the value that is read.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// The texts.
+    /// The texts that were read.
     pub sources: &'a Sources,
-    /// The path to the value in the configuration, as messages show it: `stage.rl.algorithm`; empty at the root.
+    /// Path of the value in messages: `stage.rl.algorithm`; empty at the root.
     pub path: &'a str,
-    /// The tables that were merged into the value, lowest first. What one of them gave is called by its path.
+    /// The tables that were merged into the value, lowest precedence first. Messages use the path of the table that set
+    /// a key.
     pub layers: &'a [Layer],
-    /// Keys that the table has beside the type's own.
+    /// Keys of the table that belong to another type.
     pub also: &'a [&'a str],
-    /// Where else a key may belong.
+    /// The keys of other sections.
     pub sections: &'a Sections<'a>,
+    /// Former names of settings.
+    pub renames: Renames<'a>,
 }
 
-/// A table that went into a merged one.
+/// One of the tables of a merged table.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    /// Its path.
+    /// Path of the table.
     pub path: String,
-    /// What was written there.
+    /// Content of the table.
     pub node: Node,
 }
 
 impl<'a> Context<'a> {
-    /// The path in front of a value at `steps` whose place is `origin`.
+    /// Path of the table that set the value at `steps` with the given origin.
     fn prefix(&self, steps: &[Step], origin: Origin) -> &'a str {
-        let gave = |layer: &&Layer| layer.node.at(steps).is_some_and(|node| node.origin == origin);
-        self.layers.iter().rev().find(gave).map_or(self.path, |layer| &layer.path)
+        let sets = |layer: &&Layer| layer.node.at(steps).is_some_and(|node| node.origin == origin);
+        self.layers.iter().rev().find(sets).map_or(self.path, |layer| &layer.path)
     }
 }
 
-/// Reads a `T`. `None` when the tree cannot give one; then there is at least one problem more.
+/// Reads a `T`. Returns `None`, with at least one more problem, if the tree does not contain a valid one.
 pub fn read<T: DeserializeOwned>(
     node: &Node,
     context: Context<'_>,
     problems: &mut Vec<Problem>,
 ) -> Option<T> {
     let mut rest = node.clone();
-    let mut cut: Vec<Vec<Step>> = Vec::new();
+    let mut removed: Vec<Vec<Step>> = Vec::new();
     loop {
         let error = match T::deserialize(NodeReader { node: &rest, sources: context.sources }) {
             Ok(value) => return Some(value),
             Err(error) => error,
         };
-        let steps = place(&error, &rest);
-        if !follows_from(&error.fault, &steps, &cut) {
+        let steps = path_of(&error, &rest);
+        if !follows_from(&error.fault, &steps, &removed) {
             problems.push(describe(&error, &steps, &rest, context));
         }
         if let Fault::UnknownKey { key, known } = &error.fault {
-            // A misspelt key is reported once: not as a missing one, too.
-            if let (Some(near), Some((_, table))) = (suggest::nearest(key, known), steps.split_last()) {
-                cut.push([table, &[Step::Key(near.to_owned())]].concat());
+            // A misspelt or renamed key is not reported as missing as well.
+            let path = join(context.path, &dotted(&steps));
+            let renamed = context.renames.key(&path, known).map(|(new, _)| new);
+            let meant = renamed.or_else(|| suggest::nearest(key, known));
+            if let (Some(meant), Some((_, table))) = (meant, steps.split_last()) {
+                removed.push([table, &[Step::Key(meant.to_owned())]].concat());
             }
         }
         if !rest.remove(&steps) {
             return None;
         }
-        cut.push(steps);
+        removed.push(steps);
     }
 }
 
-/// Whether an error is there only because something was cut out.
-fn follows_from(fault: &Fault, steps: &[Step], cut: &[Vec<Step>]) -> bool {
+/// True if an error is a consequence of removed values.
+fn follows_from(fault: &Fault, steps: &[Step], removed: &[Vec<Step>]) -> bool {
     match fault {
         Fault::MissingKey { key } => {
-            cut.iter().any(|c| c.split_last() == Some((&Step::Key((*key).to_owned()), steps)))
+            removed.iter().any(|r| r.split_last() == Some((&Step::Key((*key).to_owned()), steps)))
         }
         Fault::WrongType { .. } | Fault::BadValue { .. } => {
-            cut.iter().any(|c| c.len() > steps.len() && c.starts_with(steps))
+            removed.iter().any(|r| r.len() > steps.len() && r.starts_with(steps))
         }
         _ => false,
     }
 }
 
-/// The path to what the error is about. serde reports an unknown key at the table that holds it.
-fn place(error: &ReadError, root: &Node) -> Vec<Step> {
+/// The path to the offending value. serde reports an unknown key at the table that contains it.
+fn path_of(error: &ReadError, root: &Node) -> Vec<Step> {
     let mut steps = error.path.clone();
     if let Fault::UnknownKey { key, .. } = &error.fault {
         let table = root.at(&steps).and_then(Node::as_table);
@@ -116,9 +123,13 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
                 .at(node.origin, format!("has no `{key}`"))
         }
         Fault::UnknownName { given, known } => {
+            if let Some(new) = context.renames.value(&name, given, known) {
+                return Problem::new(Code::RenamedValue, format!("`{name} = \"{given}\"` is now `\"{new}\"`"))
+                    .at(node.origin, format!("write \"{new}\""));
+            }
             let problem = Problem::new(Code::UnknownName, format!("`{name}` cannot be \"{given}\""))
                 .at(node.origin, suggest::did_you_mean(given, known));
-            problem.hint(format!("it is one of {}", suggest::list(known)))
+            problem.hint(format!("use one of {}", suggest::list(known)))
         }
         Fault::WrongType { expected } | Fault::BadValue { expected } => {
             wrong_value(error, expected, &name, node, context.sources)
@@ -127,16 +138,16 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
     }
 }
 
-/// `prefix.inner`, where either may be empty.
+/// Formats `prefix.inner`; either may be empty.
 pub fn join(prefix: &str, inner: &str) -> String {
     let separator = if prefix.is_empty() || inner.is_empty() || inner.starts_with('[') { "" } else { "." };
     format!("{prefix}{separator}{inner}")
 }
 
-/// An error in a type's own words. Where it quotes a key of the table that it is about, the key is pointed at.
+/// An error with a message of its type. If it quotes a key of the table, the key is marked.
 pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
     let (message, hint) = split_hint(message);
-    if let Some(problem) = not_of_this_kind(message, name, node) {
+    if let Some(problem) = unread_by_kind(message, name, node) {
         return problem;
     }
     let text = if name.is_empty() { message.to_owned() } else { format!("`{name}`: {message}") };
@@ -149,22 +160,23 @@ pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
     hint.into_iter().fold(problem, Problem::hint)
 }
 
-/// A flat table of one of several kinds refuses another kind's key in serde's words, with the kind in brackets behind.
-fn not_of_this_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
+/// A key that the selected kind of a flat table does not read. The message is that of serde, followed by the kind in
+/// parentheses.
+fn unread_by_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
     let (key, rest) = message.strip_prefix("unknown field `")?.split_once('`')?;
     let entry = node.as_table()?.entry(key)?;
     let (expected, kind) = rest.rsplit_once(" (").unwrap_or((rest, ""));
     let problem = Problem::new(Code::Unread, format!("nothing reads `{}`", join(name, key)));
     let keys = kind.trim_end_matches(')');
-    let label = if keys.is_empty() { String::new() } else { format!("not among the {keys}") };
+    let label = if keys.is_empty() { String::new() } else { format!("not one of the {keys}") };
     let problem = problem.at(entry.key_origin, label);
     Some(match expected.strip_prefix(", expected ") {
-        Some(keys) => problem.hint(format!("those are {}", keys.trim_start_matches("one of "))),
-        None => problem.hint("there are none"),
+        Some(keys) => problem.hint(format!("they are {}", keys.trim_start_matches("one of "))),
+        None => problem.hint("it has no keys"),
     })
 }
 
-/// Splits `…\nhint: …`, the form of the workspace's errors.
+/// Splits an error message into message and hint: `…\nhint: …`.
 pub fn split_hint(message: &str) -> (&str, Option<&str>) {
     match message.split_once("\nhint: ") {
         Some((message, hint)) => (message, Some(hint)),
@@ -183,16 +195,17 @@ fn key_origin(steps: &[Step], root: &Node) -> Origin {
 fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: Context<'_>) -> Problem {
     let section = name.strip_suffix(key).unwrap_or(name).trim_end_matches('.');
     let place = if section.is_empty() { String::new() } else { format!(" in `{section}`") };
-    let problem = Problem::new(Code::UnknownKey, format!("unknown key `{key}`{place}"));
-    if let Some(new) = renamed(name) {
-        return problem.at(origin, format!("it has moved to `{new}`"));
+    if let Some((new, path)) = context.renames.key(name, known) {
+        return Problem::new(Code::RenamedKey, format!("`{name}` is now `{path}`"))
+            .at(origin, format!("rename it to `{new}`"));
     }
+    let problem = Problem::new(Code::UnknownKey, format!("unknown key `{key}`{place}"));
     if let Some(near) = suggest::nearest(key, known) {
         return problem.at(origin, format!("did you mean `{near}`?"));
     }
     let last = section.rsplit('.').next().unwrap_or(section);
-    if let Some((here, whose)) = suggest::translate(key, last, known, context.sections) {
-        return problem.at(origin, format!("{whose}; here it is `{here}`"));
+    if let Some((ours, source)) = suggest::translate(key, last, known, context.sections) {
+        return problem.at(origin, format!("{source}; use `{ours}`"));
     }
     let elsewhere: Vec<&str> = context
         .sections
@@ -204,16 +217,10 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
         return problem.at(origin, format!("`{key}` belongs to {}", suggest::list(&elsewhere)));
     }
     let keys = match known {
-        [] => "there are no keys here".to_owned(),
-        known => format!("the keys here are {}", suggest::list(known)),
+        [] => "this table has no keys".to_owned(),
+        known => format!("the keys of this table are {}", suggest::list(known)),
     };
     problem.at(origin, "").hint(keys)
-}
-
-/// The present name of an algorithm's key that has moved.
-fn renamed(name: &str) -> Option<&'static str> {
-    let (_, key) = name.split_once(".algorithm.")?;
-    rloom_algo::RENAMED_KEYS.iter().find(|(old, _)| *old == key).map(|(_, new)| *new)
 }
 
 fn wrong_value(error: &ReadError, expected: &str, name: &str, node: &Node, sources: &Sources) -> Problem {
@@ -227,17 +234,17 @@ fn wrong_value(error: &ReadError, expected: &str, name: &str, node: &Node, sourc
     let problem = match (&error.fault, &node.value) {
         (Fault::BadValue { .. }, Value::Integer(i)) => {
             Problem::new(Code::OutOfRange, format!("`{name}` cannot be {i}"))
-                .at(node.origin, format!("takes {expected}"))
+                .at(node.origin, format!("must be {expected}"))
         }
-        _ => Problem::new(Code::WrongType, format!("`{name}` takes {expected}, not {given}"))
+        _ => Problem::new(Code::WrongType, format!("`{name}` must be {expected}, not {given}"))
             .at(node.origin, ""),
     };
     match &node.value {
         Value::String(text) if expected.contains("number") && text.parse::<f64>().is_ok() => {
-            problem.hint("leave out the quotes")
+            problem.hint("remove the quotes")
         }
         Value::String(text) if expected.contains("`true`") && matches!(text.as_str(), "true" | "false") => {
-            problem.hint("leave out the quotes")
+            problem.hint("remove the quotes")
         }
         Value::Float(x) if expected.contains("whole number") && x.fract() == 0.0 && x.abs() < 1e15 => {
             problem.hint(format!("write {x:.0}"))
@@ -246,12 +253,12 @@ fn wrong_value(error: &ReadError, expected: &str, name: &str, node: &Node, sourc
             problem.hint("put it in quotes")
         }
         Value::Array(_) | Value::Table(_) => problem,
-        _ if expected == "an array" => problem.hint(format!("a list of one is written `[{given}]`")),
+        _ if expected == "an array" => problem.hint(format!("write `[{given}]` for a list with one entry")),
         _ => problem,
     }
 }
 
-/// serde's names of types in the words of a TOML file.
+/// Translates serde's names of types.
 fn plain(expected: &str) -> &str {
     match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or larger",

@@ -1,9 +1,9 @@
-//! Where configuration text comes from, and how a byte range becomes file, line and column.
+//! Sources of configuration text, and positions in them.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Names one source of a configuration. Later sources win over earlier ones.
+/// Identifier of a source. Later sources override earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(usize);
 
@@ -18,16 +18,16 @@ pub struct Origin {
     pub end: usize,
 }
 
-/// What kind of text a source is.
+/// Kind of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceKind {
-    /// A TOML file, by the path the user gave.
+    /// A TOML file, with the path that the user gave.
     File(PathBuf),
     /// The text after `--set`: `path.to.key=value`.
     Override,
 }
 
-/// One layer's text.
+/// The text of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// File or override.
@@ -45,37 +45,37 @@ impl fmt::Display for Source {
     }
 }
 
-/// A place for people: both numbers start at 1, columns count characters.
+/// Line and column, both from 1; columns count characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// Line number.
     pub line: usize,
-    /// Character in the line.
+    /// Column number.
     pub column: usize,
 }
 
-/// Every source of a configuration, in order of precedence (lowest first).
+/// All sources of a configuration, lowest precedence first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sources(Vec<Source>);
 
 impl Sources {
-    /// Adds a layer above the ones that are there.
+    /// Adds a layer of higher precedence than the present ones.
     pub fn add(&mut self, source: Source) -> SourceId {
         self.0.push(source);
         SourceId(self.0.len() - 1)
     }
 
-    /// The source of an origin. Ids come from [`Sources::add`] of the same set, so it is there.
+    /// Returns a source. The id must come from [`Sources::add`] of the same set.
     pub fn get(&self, id: SourceId) -> &Source {
         &self.0[id.0]
     }
 
-    /// The source of lowest precedence; where nothing else can be pointed at, its beginning is.
+    /// Returns the source of lowest precedence, whose start is the origin of problems without a better one.
     pub fn first(&self) -> SourceId {
         SourceId(0)
     }
 
-    /// Line and column of an origin's first byte.
+    /// Returns line and column of an origin's first byte.
     pub fn position(&self, origin: Origin) -> Position {
         let text = &self.get(origin.source).text;
         let before = &text[..text.floor_char_boundary(origin.start)];
@@ -83,22 +83,22 @@ impl Sources {
         Position { line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
     }
 
-    /// The text of a line (1-based), without its line break.
+    /// Returns the text of a line (from 1), without its line break.
     pub fn line(&self, source: SourceId, line: usize) -> &str {
         self.get(source).text.lines().nth(line - 1).unwrap_or("")
     }
 
-    /// The text of an origin.
+    /// Returns the text of an origin.
     pub fn text(&self, origin: Origin) -> &str {
         self.get(origin.source).text.get(origin.start..origin.end).unwrap_or("")
     }
 
-    /// How many characters of its first line an origin covers: at least 1, so that a caret can be drawn.
+    /// Returns the number of characters of its first line that an origin covers; at least 1, to draw a caret.
     pub fn width(&self, origin: Origin) -> usize {
         self.text(origin).lines().next().map_or(1, |line| line.trim_end().chars().count().max(1))
     }
 
-    /// Whether the origin lies in an override.
+    /// True if the origin is in an override.
     pub fn is_override(&self, origin: Origin) -> bool {
         self.get(origin.source).kind == SourceKind::Override
     }

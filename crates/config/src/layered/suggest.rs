@@ -1,6 +1,6 @@
-//! "Did you mean …": the nearest known name.
+//! Suggestions for unknown names: the nearest known name, and the names of other programs.
 
-/// Edit distance with transpositions of neighbours (optimal string alignment), case and `-`/`_` ignored.
+/// Edit distance with transpositions of neighbours (optimal string alignment), ignoring case and `-`/`_`.
 fn distance(a: &str, b: &str) -> usize {
     let normal = |s: &str| -> Vec<char> {
         s.chars().map(|c| if c == '-' { '_' } else { c.to_ascii_lowercase() }).collect()
@@ -27,7 +27,7 @@ fn distance(a: &str, b: &str) -> usize {
     d[a.len() * width + b.len()]
 }
 
-/// The known name that `given` most likely stands for, if any is near enough.
+/// Returns the known name nearest to `given`, if it is near enough.
 pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
     let limit = (given.chars().count() / 3).max(1);
     known
@@ -38,38 +38,37 @@ pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// Names that users bring from elsewhere: theirs, ours (with its table, where others have a key of that name), and who has
-/// it.
+/// Names of settings in other programs: theirs, ours (with its table if others have such a key), and their origin.
 const FOREIGN: &[(&str, &str, &str)] = &[
-    ("optimizer", "trainer", "the optimiser's settings are the trainer's"),
-    ("optim", "trainer", "the optimiser's settings are the trainer's"),
-    ("train", "trainer", "TRL's and verl's word"),
-    ("dataset", "data", "TRL's word"),
-    ("batch_size", "batch", "many programs call it so"),
-    ("per_device_train_batch_size", "batch", "TRL counts per device"),
-    ("train_batch_size", "batch", "verl's name"),
-    ("max_steps", "steps", "TRL's name"),
-    ("lr", "learning_rate", "the short name"),
-    ("max_completion_length", "max_new_tokens", "TRL's name"),
-    ("max_tokens", "max_new_tokens", "vLLM's name"),
-    ("response_length", "max_new_tokens", "verl's name"),
-    ("num_generations", "group_size", "TRL's name"),
-    ("rollouts_per_example", "group_size", "prime-rl's name"),
-    ("n", "group_size", "verl's name"),
-    ("epsilon", "loss.clip_low", "TRL's name"),
-    ("epsilon_high", "loss.clip_high", "TRL's name"),
-    ("clip_ratio", "loss.clip_low", "verl's name, for both sides"),
-    ("num_iterations", "epochs", "TRL's name"),
-    ("ppo_epochs", "epochs", "verl's name"),
-    ("beta", "kl", "TRL's name for the weight of the KL, `kl.coef`"),
-    ("clip_grad", "max_grad_norm", "verl's name"),
-    ("lr_scheduler_type", "trainer.schedule", "TRL's name"),
-    ("output_dir", "directory", "TRL's name"),
-    ("max_head_offpolicyness", "max_staleness", "AReaL's name"),
-    ("max_off_policy_steps", "max_staleness", "prime-rl's name"),
-    ("async_generation_ratio", "max_staleness", "ROLL's name"),
-    ("staleness", "max_staleness", "a short name"),
-    ("model_name_or_path", "model.path", "TRL's name"),
+    ("optimizer", "trainer", "the optimiser is part of the trainer"),
+    ("optim", "trainer", "the optimiser is part of the trainer"),
+    ("train", "trainer", "the name in TRL and verl"),
+    ("dataset", "data", "the name in TRL"),
+    ("batch_size", "groups_per_batch", "the name in many programs"),
+    ("per_device_train_batch_size", "groups_per_batch", "the name in TRL, which counts per device"),
+    ("train_batch_size", "groups_per_batch", "the name in verl"),
+    ("max_steps", "steps", "the name in TRL"),
+    ("lr", "learning_rate", "an abbreviation"),
+    ("max_completion_length", "max_new_tokens", "the name in TRL"),
+    ("max_tokens", "max_new_tokens", "the name in vLLM"),
+    ("response_length", "max_new_tokens", "the name in verl"),
+    ("num_generations", "group_size", "the name in TRL"),
+    ("rollouts_per_example", "group_size", "the name in prime-rl"),
+    ("n", "group_size", "the name in verl"),
+    ("epsilon", "loss.clip_low", "the name in TRL"),
+    ("epsilon_high", "loss.clip_high", "the name in TRL"),
+    ("clip_ratio", "loss.clip_low", "the name in verl, for both sides"),
+    ("num_iterations", "epochs", "the name in TRL"),
+    ("ppo_epochs", "epochs", "the name in verl"),
+    ("beta", "kl", "the name in TRL for the weight of the KL, `kl.coef`"),
+    ("clip_grad", "max_grad_norm", "the name in verl"),
+    ("lr_scheduler_type", "trainer.schedule", "the name in TRL"),
+    ("output_dir", "directory", "the name in TRL"),
+    ("max_head_offpolicyness", "max_staleness", "the name in AReaL"),
+    ("max_off_policy_steps", "max_staleness", "the name in prime-rl"),
+    ("async_generation_ratio", "max_staleness", "the name in ROLL"),
+    ("staleness", "max_staleness", "an abbreviation"),
+    ("model_name_or_path", "model.path", "the name in TRL"),
     ("num_hidden_layers", "layers", "the name in `config.json`"),
     ("num_attention_heads", "heads", "the name in `config.json`"),
     ("num_key_value_heads", "kv_heads", "the name in `config.json`"),
@@ -77,32 +76,32 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ("tie_word_embeddings", "tie_embeddings", "the name in `config.json`"),
 ];
 
-/// What another program's name of a setting is called here, with its table where that is not `table`, which has the keys
-/// `known`; and whose name it is.
+/// Translates another program's name of a setting: returns our name, with its table unless that is `table` (which has the
+/// keys `known`), and the origin of the other name.
 pub fn translate(
     given: &str,
     table: &str,
     known: &[&str],
     sections: &[(&str, &[&str])],
 ) -> Option<(String, &'static str)> {
-    let (_, ours, whose) = FOREIGN.iter().find(|(theirs, ..)| *theirs == given)?;
+    let (_, ours, origin) = FOREIGN.iter().find(|(theirs, ..)| *theirs == given)?;
     let (own_table, key) = ours.rsplit_once('.').unwrap_or(("", ours));
     if known.contains(&key) && (own_table.is_empty() || own_table == table) {
-        return Some((key.to_owned(), whose));
+        return Some((key.to_owned(), origin));
     }
     if !own_table.is_empty() {
-        return Some(((*ours).to_owned(), whose));
+        return Some(((*ours).to_owned(), origin));
     }
     let (elsewhere, _) = sections.iter().find(|(_, keys)| keys.contains(&key))?;
-    Some((format!("{elsewhere}.{key}"), whose))
+    Some((format!("{elsewhere}.{key}"), origin))
 }
 
-/// ``did you mean `name`?``, or nothing.
+/// Returns ``did you mean `name`?``, or an empty string.
 pub fn did_you_mean(given: &str, known: &[&str]) -> String {
     nearest(given, known).map_or_else(String::new, |name| format!("did you mean `{name}`?"))
 }
 
-/// `` `a`, `b` and `c` ``.
+/// Formats a list: `` `a`, `b` and `c` ``.
 pub fn list<S: AsRef<str>>(names: &[S]) -> String {
     let quoted: Vec<String> = names.iter().map(|n| format!("`{}`", n.as_ref())).collect();
     match quoted.as_slice() {
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_names_are_found_and_far_ones_are_not() {
+    fn only_near_names_are_suggested() {
         let known = ["group_size", "learning_rate", "steps", "kl_coefficient"];
         assert_eq!(nearest("grup_size", &known), Some("group_size"));
         assert_eq!(nearest("group-size", &known), Some("group_size"));
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_read_like_sentences() {
+    fn lists_are_quoted_and_joined() {
         assert_eq!(list::<&str>(&[]), "none");
         assert_eq!(list(&["a"]), "`a`");
         assert_eq!(list(&["a", "b", "c"]), "`a`, `b` and `c`");

@@ -1,4 +1,4 @@
-//! The machinery over settings made up for the tests.
+//! The reader on settings of the tests.
 
 use std::fmt::Write as _;
 
@@ -8,6 +8,7 @@ use super::fields::field_names;
 use super::load::Layers;
 use super::merge::Choice;
 use super::read::{Context, read};
+use super::renames::Renames;
 use super::tree::{Node, Value};
 use crate::problem::{Code, ConfigErrors};
 
@@ -98,7 +99,7 @@ fn load(files: &[(&str, &str)], overrides: &[&str]) -> Result<Root, ConfigErrors
         [("optimizer", field_names::<Optimizer>()), ("model.new", field_names::<New>())].into();
     let value = read::<Root>(
         &node,
-        Context { sources: &sources, path: "", layers: &[], also: &[], sections: &keys },
+        Context { sources: &sources, path: "", layers: &[], also: &[], sections: &keys, renames: Renames::NONE },
         &mut problems,
     );
     match value {
@@ -107,8 +108,8 @@ fn load(files: &[(&str, &str)], overrides: &[&str]) -> Result<Root, ConfigErrors
     }
 }
 
-/// Files, overrides and what came of them, as one text to compare.
-fn story(files: &[(&str, &str)], overrides: &[&str]) -> String {
+/// Files, overrides and the result as one text.
+fn transcript(files: &[(&str, &str)], overrides: &[&str]) -> String {
     let mut text = String::new();
     for (name, content) in files {
         let _ = writeln!(text, "=== {name}\n{}", content.trim());
@@ -128,7 +129,7 @@ fn story(files: &[(&str, &str)], overrides: &[&str]) -> String {
 
 fn compare(name: &str, files: &[(&str, &str)], overrides: &[&str]) {
     insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
-        insta::assert_snapshot!(name, story(files, overrides));
+        insta::assert_snapshot!(name, transcript(files, overrides));
     });
 }
 
@@ -138,7 +139,7 @@ fn later_layers_win() {
                 [[stage]]\nname = 'warm'\nsteps = 5\n[[stage]]\nname = 'rl'\nsteps = 7\n[stage.optimizer]\nnesterov = true\n";
     let over = "name = 'over'\n[optimizer]\nbetas = [0.1]\n[[stage]]\nname = 'rl'\noptimizer.warmup_steps = 4\n\
                 [[stage]]\nname = 'last'\nsteps = 1\n";
-    let sets = ["stage.warm.steps=50", "optimizer.learning_rate=1e-5", "name=by hand"];
+    let sets = ["stage.warm.steps=50", "optimizer.learning_rate=1e-5", "name=set by hand"];
     compare("later_layers_win", &[("base.toml", base), ("over.toml", over)], &sets);
 }
 
@@ -154,7 +155,7 @@ fn stages_are_addressed_by_name() {
 }
 
 #[test]
-fn another_choice_drops_what_belongs_to_the_first() {
+fn another_alternative_drops_the_keys_of_the_first() {
     let root = load(&[("a.toml", "model.path = 'x'"), ("b.toml", "[model.new]\nlayers = 2")], &[]).unwrap();
     assert!(root.model.path.is_none() && root.model.new.is_some());
     let root = load(&[("a.toml", "[model.new]\nlayers = 2"), ("b.toml", "model.path = 'x'")], &[]).unwrap();
@@ -164,18 +165,18 @@ fn another_choice_drops_what_belongs_to_the_first() {
     let base = ("a.toml", "model.path = 'x'\nmodel.revision = 'r'");
     assert!(
         load(&[base], &["model.path=x"]).unwrap().model.revision.is_some(),
-        "the same choice keeps the rest"
+        "the same alternative keeps the other keys"
     );
     assert!(load(&[base], &["model.path=y"]).unwrap().model.revision.is_none());
     let root = load(&[("a.toml", "model.path = 'x'\n[model.new]\nlayers = 2")], &[]).unwrap();
     assert!(
         root.model.path.is_some() && root.model.new.is_some(),
-        "one file that names both is not repaired"
+        "both in one file are kept"
     );
 }
 
 #[test]
-fn every_mistake_of_a_file_is_found() {
+fn all_errors_of_a_file_are_reported() {
     let text = "\
 name = 7
 sede = 1
@@ -205,7 +206,7 @@ optimizer.betas = [0.9, \"x\"]
 }
 
 #[test]
-fn mistakes_in_overrides_point_into_the_argument() {
+fn errors_in_overrides_point_into_the_argument() {
     let base = "[[stage]]\nname = 'rl'\nsteps = 5\n";
     let sets = [
         "optimizer.lerning_rate=1e-5",
@@ -219,7 +220,7 @@ fn mistakes_in_overrides_point_into_the_argument() {
 }
 
 #[test]
-fn bare_overrides_are_strings_where_strings_are_wanted() {
+fn unquoted_overrides_are_strings_for_settings_that_take_strings() {
     for (given, name) in
         [("name=7", "7"), ("name=true", "true"), ("name=a b=c", "a b=c"), ("name=\"7\"", "7")]
     {
@@ -228,7 +229,7 @@ fn bare_overrides_are_strings_where_strings_are_wanted() {
 }
 
 #[test]
-fn syntax_errors_name_the_place() {
+fn syntax_errors_have_an_origin() {
     compare(
         "syntax",
         &[("recipe.toml", "name = \n[optimizer\nlearning_rate = 1e-5\nlearning_rate = 2\n")],
@@ -242,7 +243,7 @@ fn syntax_errors_name_the_place() {
 }
 
 #[test]
-fn variants_with_settings_keep_their_places() {
+fn variants_with_settings_keep_their_origins() {
     let good = load(&[("a.toml", "[optimizer.schedule.steps]\nevery = 5\nfactor = 0.5")], &[]).unwrap();
     assert!(matches!(good.optimizer.schedule, Schedule::Steps { every: 5, factor } if factor == 0.5));
     let wrong = "[optimizer.schedule.steps]\nevry = 5\nfactor = \"x\"\n";

@@ -1,15 +1,15 @@
-//! The merged configuration: TOML values that remember where they were written.
+//! TOML values with their origins.
 
 use std::fmt::Write as _;
 
 use super::source::Origin;
 
-/// A value and its place.
+/// A value with its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What was written.
+    /// The value.
     pub value: Value,
-    /// Where. Of a table that several files write into, the last header that was read.
+    /// Its origin; for a table in several files, that of the last header.
     pub origin: Origin,
 }
 
@@ -24,7 +24,7 @@ pub enum Value {
     Float(f64),
     /// `true` or `false`.
     Boolean(bool),
-    /// A date or time, which no setting takes; kept so that the error can say what it is.
+    /// A date or time. No setting takes one; kept for the error message.
     Datetime(String),
     /// A list.
     Array(Vec<Node>),
@@ -33,7 +33,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// What it is, for messages.
+    /// Returns the type, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::String(_) => "a string",
@@ -50,38 +50,38 @@ impl Value {
 /// One key of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Its name.
+    /// The name.
     pub key: String,
-    /// Where the name was written.
+    /// Origin of the name.
     pub key_origin: Origin,
-    /// Its value.
+    /// The value.
     pub node: Node,
 }
 
-/// Keys and values in the order in which they were first written.
+/// Keys and values in the order of their first occurrence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Table {
-    /// The entries; no key occurs twice.
+    /// The entries, with distinct keys.
     pub entries: Vec<Entry>,
 }
 
 impl Table {
-    /// The entry of a key.
+    /// Returns the entry of a key.
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.key == key)
     }
 
-    /// The entry of a key.
+    /// Returns the entry of a key for changes.
     pub fn entry_mut(&mut self, key: &str) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|e| e.key == key)
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Node> {
         self.entry(key).map(|e| &e.node)
     }
 
-    /// The value of a key, when it is a string.
+    /// Returns the value of a key if it is a string.
     pub fn string(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.value {
             Value::String(text) => Some(text),
@@ -89,18 +89,18 @@ impl Table {
         }
     }
 
-    /// The value of a key, when it is a table.
+    /// Returns the value of a key if it is a table.
     pub fn table(&self, key: &str) -> Option<&Table> {
         self.get(key)?.as_table()
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     pub fn remove(&mut self, key: &str) -> Option<Entry> {
         let at = self.entries.iter().position(|e| e.key == key)?;
         Some(self.entries.remove(at))
     }
 
-    /// Follows keys through nested tables.
+    /// Finds an entry through nested tables.
     pub fn find(&self, path: &[&str]) -> Option<&Entry> {
         let (last, tables) = path.split_last()?;
         let table = tables.iter().try_fold(self, |table, key| table.table(key))?;
@@ -108,7 +108,7 @@ impl Table {
     }
 }
 
-/// One step from a value to a value inside it.
+/// One step of a path into a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Into a table.
@@ -118,7 +118,7 @@ pub enum Step {
 }
 
 impl Node {
-    /// The table, when it is one.
+    /// Returns the table if the value is one.
     pub fn as_table(&self) -> Option<&Table> {
         match &self.value {
             Value::Table(table) => Some(table),
@@ -126,7 +126,7 @@ impl Node {
         }
     }
 
-    /// The value at the end of `steps`.
+    /// Returns the value at a path.
     pub fn at(&self, steps: &[Step]) -> Option<&Node> {
         steps.iter().try_fold(self, |node, step| match (&node.value, step) {
             (Value::Table(table), Step::Key(key)) => table.get(key),
@@ -143,7 +143,7 @@ impl Node {
         })
     }
 
-    /// Cuts out the value at the end of `steps`; false when there is none, or nothing to cut it from.
+    /// Removes the value at a path; false if there is none.
     pub fn remove(&mut self, steps: &[Step]) -> bool {
         let Some((last, parents)) = steps.split_last() else { return false };
         match (self.at_mut(parents).map(|n| &mut n.value), last) {
@@ -157,7 +157,7 @@ impl Node {
     }
 }
 
-/// `a.b[2].c`, for messages.
+/// Formats a path: `a.b[2].c`.
 pub fn dotted(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {

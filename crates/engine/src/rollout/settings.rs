@@ -1,3 +1,4 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SettingError;
@@ -6,7 +7,7 @@ use super::SettingError;
 ///
 /// Filters apply in the order of `transformers`: temperature, top-k, top-p, min-p, each to the tokens left by the one
 /// before. The log-probability reported for a token is always that of the *full* softmax at the temperature.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSettings {
     /// Divisor of the logits. 0 is greedy decoding: the most probable token, the lowest id among equals; its
@@ -106,7 +107,7 @@ pub fn inverse_temperature(temperature: f32) -> f32 {
 }
 
 /// Speculative decoding. Tokens and log-probabilities are bitwise identical with and without it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Speculation {
     /// One token of each sequence per step.
@@ -119,7 +120,7 @@ pub enum Speculation {
 }
 
 /// Resources of the embedded rollout engine. They affect speed and memory, never a token or a log-probability.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSettings {
     /// Threads for generation. 0 shares the threads of the engine's compute context; any other number creates the

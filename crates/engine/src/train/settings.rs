@@ -1,8 +1,9 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
 /// compute for memory. Scores and gradients are bitwise identical.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationCheckpointing {
     /// Keeps all activations that are expensive to compute.
@@ -15,7 +16,7 @@ pub enum ActivationCheckpointing {
 }
 
 /// Settings of the embedded training engine, `[stage.trainer]` in a recipe.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSettings {
     /// Maximum number of tokens (prompt and completion; a shared prompt counts once) per forward and backward pass. A

@@ -14,6 +14,7 @@ mod unsupported;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -24,7 +25,7 @@ pub use output_heads::OutputHeads;
 pub use rope::RopeScaling;
 
 /// Supported families of decoder-only transformers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
     /// Llama 2, 3 and models of the same architecture.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -9,7 +10,7 @@ use super::{ConfigError, Family, Inconsistency, ModelConfig, OutputHeads, RopeSc
 use crate::Dtype;
 
 /// Settings of a model initialised from scratch; the vocabulary is that of its tokenizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewModel {
     /// Model family, which determines how `transformers` opens the folder.
