@@ -1,4 +1,4 @@
-//! A recipe that runs in a second: what the tests of whole runs share.
+//! A recipe that runs in a second, for tests of whole runs.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ components = [{ kind = "exact" }]
 name = "warmup"
 method = "sft"
 steps = 4
-batch = 16
+groups_per_batch = 16
 
 [stage.trainer]
 learning_rate = 3e-3
@@ -50,7 +50,7 @@ learning_rate = 3e-3
 name = "rl"
 method = "grpo"
 steps = 6
-batch = 6
+groups_per_batch = 6
 
 [stage.algorithm]
 group_size = 4
@@ -59,9 +59,9 @@ group_size = 4
 learning_rate = 1e-3
 "#;
 
-/// The recipe in `directory`, with overrides.
+/// The recipe with overrides, for a run below `directory`.
 pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
-    let place = format!("run.directory={}", directory.display());
-    let all: Vec<&str> = std::iter::once(place.as_str()).chain(overrides.iter().copied()).collect();
+    let parent = format!("run.directory={}", directory.display());
+    let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
     Config::from_text("tiny.toml", TEXT, &all).map_err(|errors| errors.to_string()).unwrap()
 }
