@@ -1,4 +1,4 @@
-//! Preset and overrides become an algorithm, or an error that says why not.
+//! Resolves a preset and its overrides into an algorithm.
 
 mod advantage;
 mod compatible;
@@ -14,11 +14,11 @@ use crate::{
 };
 
 impl Algorithm {
-    /// A method as its preset has it, where every sample is the newest policy's.
+    /// The preset of a method, for samples of the newest policy alone.
     ///
     /// # Errors
     ///
-    /// None for the presets there are; a test resolves every one.
+    /// Infallible for built-in presets (covered by a test).
     pub fn preset(method: Method) -> Result<Self, AlgoError> {
         Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
@@ -26,9 +26,9 @@ impl Algorithm {
     /// The preset of `method` with `settings` over it, for samples of policies up to `max_staleness` versions older than
     /// the one that trains on them.
     ///
-    /// Above 0 every loss makes up for that unless `correction.level = "none"` says otherwise: by a weight, which is then
-    /// the default of `[correction]`, or by a ratio to the sampler. How old they may be does not matter beyond that. What
-    /// learns from demonstrations samples nothing, and `max_staleness` changes nothing of it.
+    /// Above 0 every loss corrects for staleness unless `correction.level = "none"`: by a weight, which is then the default
+    /// of `[correction]`, or by a ratio to the sampler. The bound itself does not matter beyond that. Supervised methods
+    /// sample nothing and ignore `max_staleness`.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
     }
 }
 
-/// Reads what was asked for, part by part.
+/// Resolves the settings part by part.
 fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Algorithm, AlgoError> {
     let mut reader = Reader { asked: *asked, record: AlgorithmSettings::default() };
     let r = &mut reader;
@@ -161,7 +161,7 @@ fn loss(r: &mut Reader) -> Result<Surrogate, AlgoError> {
     Ok(surrogate)
 }
 
-/// What the ratio is taken to, what makes up for the sampler, and where the proximal policy comes from.
+/// The denominator of the ratio, the correction for the sampler, and the source of the proximal policy.
 fn against_the_sampler(
     r: &mut Reader,
     surrogate: &Surrogate,

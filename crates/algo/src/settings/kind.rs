@@ -1,7 +1,9 @@
 //! A choice among kinds with settings: `loss = "cispo"`, `loss = { kind = "cispo", weight_cap = 5.0 }`, or
 //! `loss = { weight_cap = 4.0 }` to keep the preset's kind.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -31,6 +33,8 @@ pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
     fn name(self) -> &'static str;
     /// Its settings.
     fn keys(self) -> &'static [KeyInfo];
+    /// The kind with its default settings written out.
+    fn defaults(self) -> KindSettings<Self>;
     /// The keys of all kinds, each once.
     fn all_keys() -> &'static AllKeys;
 }
@@ -201,6 +205,35 @@ impl<K: Kind> Serialize for KindSettings<K> {
             map.serialize_entry(key, &value)?;
         }
         map.end()
+    }
+}
+
+/// A name, or a table of one kind. Without `kind` the table may hold the keys of any.
+impl<K: Kind> JsonSchema for KindSettings<K> {
+    fn schema_name() -> Cow<'static, str> {
+        Cow::Borrowed(K::TABLE)
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let kinds = K::NAMES.iter().filter_map(|name| K::named(name)).map(|kind| {
+            let defaults = kind.defaults();
+            let keys = kind.keys().iter().map(|key| (key.name, key_schema(key, defaults.get(key.name))));
+            let name = (KIND, json_schema!({ "const": kind.name() }));
+            let properties: BTreeMap<&str, Schema> = std::iter::once(name).chain(keys).collect();
+            json_schema!({ "type": "object", "properties": properties, "additionalProperties": false })
+        });
+        let named = json_schema!({ "enum": K::NAMES });
+        let schemas: Vec<Schema> = std::iter::once(named).chain(kinds).collect();
+        json_schema!({ "anyOf": schemas })
+    }
+}
+
+fn key_schema(key: &KeyInfo, default: Option<Value>) -> Schema {
+    // A key without a default may be left out.
+    match key.value_type {
+        KeyType::Number => json_schema!({ "type": "number", "description": key.doc, "default": default }),
+        KeyType::Flag => json_schema!({ "type": "boolean", "description": key.doc, "default": default }),
+        KeyType::Name(names) => json_schema!({ "enum": names, "description": key.doc, "default": default }),
     }
 }
 
