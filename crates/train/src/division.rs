@@ -84,6 +84,7 @@ impl<'a> Division<'a> {
             entropy: tokens(|s| &s.entropy),
             value: tokens(|s| &s.value),
             last_value: last.1,
+            ..TokenScores::default()
         }
     }
 }

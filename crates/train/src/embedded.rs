@@ -197,7 +197,7 @@ fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError
     }
     // The model has one for each segment, those of prompts included.
     let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
-    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect() })
+    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
 }
 
 impl TrainEngine for EmbeddedTrainEngine {
