@@ -1,3 +1,4 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::AlgoError;
@@ -29,7 +30,7 @@ impl GlobalCounts {
 ///
 /// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. There is no mode
 /// that divides by a micro-batch's own counts: its result would depend on the split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
     /// Σ_i Σ_t ℓ / T: every token weighs the same (DAPO; verl's `token-mean`).

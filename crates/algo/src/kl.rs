@@ -1,6 +1,7 @@
 //! Estimators of KL(policy ‖ reference) from the log-probability of the sampled token
 //! (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Log-ratios are clamped to this before `exp`: e²⁰ ≈ 4.9e8 is already far beyond use, and nothing overflows.
@@ -13,7 +14,7 @@ pub(crate) fn ratio(log_ratio: f64) -> (f64, f64) {
 }
 
 /// Which estimate of the divergence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
     /// lp − ref: unbiased as a value; its gradient is zero in expectation, so it belongs in the reward.
@@ -61,7 +62,7 @@ impl KlEstimator {
 }
 
 /// Where the divergence enters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPlacement {
     /// Subtracted from the reward, held constant: −coef·(old − ref).

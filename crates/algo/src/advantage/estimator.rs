@@ -130,6 +130,10 @@ macro_rules! estimators {
                 match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
             }
 
+            fn schema(self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                match self { $(Self::$kind => <$kind as schemars::JsonSchema>::json_schema(generator),)+ }
+            }
+
             fn all_keys() -> &'static $crate::settings::kind::AllKeys {
                 static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
                     std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(

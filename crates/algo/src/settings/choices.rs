@@ -4,7 +4,7 @@
 macro_rules! choices {
     ($(#[$about:meta])* $choice:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         pub enum $choice { $($(#[$doc])* #[serde(rename = $name)] $variant,)+ }
 
         impl $choice {
@@ -114,15 +114,15 @@ choices! {
 }
 
 choices! {
-    /// Over what a recipe wants the importance weight to multiply up.
+    /// Unit of the importance weight that corrects for the sampler, in a recipe.
     CorrectionLevel {
-        /// No weight, said so: where samples may be stale, leaving the key out gives one.
+        /// No weight, not even for stale samples, for which the default has one.
         None = "none",
-        /// As [`WeightLevel::Token`].
+        /// One weight per token.
         Token = "token",
-        /// As [`WeightLevel::Sequence`].
+        /// The product of the tokens' weights.
         Sequence = "sequence",
-        /// As [`WeightLevel::Geometric`].
+        /// The geometric mean of the tokens' weights.
         Geometric = "geometric",
     }
 }

@@ -111,7 +111,7 @@ macro_rules! settings {
         $($(#[doc = $doc:literal])+ $key:ident: $type:ty = $default:expr,)*
     }) => {
         $(#[doc = $about])+
-        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         #[serde(default, deny_unknown_fields)]
         pub struct $name { $($(#[doc = $doc])+ pub $key: $type,)* }
 

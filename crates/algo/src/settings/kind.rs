@@ -3,6 +3,7 @@
 
 use std::{fmt, marker::PhantomData};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeSeed, Error, MapAccess, Visitor},
@@ -20,7 +21,7 @@ const KIND: &str = "kind";
 const CAPACITY: usize = 16;
 
 /// A closed set of kinds, each with its settings.
-pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
+pub trait Kind: JsonSchema + Copy + PartialEq + fmt::Debug + 'static {
     /// The table's key below `[stage.algorithm]`.
     const TABLE: &'static str;
     /// Names of all kinds.
@@ -31,6 +32,8 @@ pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
     fn name(self) -> &'static str;
     /// Its settings.
     fn keys(self) -> &'static [KeyInfo];
+    /// The schema of its settings.
+    fn schema(self, generator: &mut SchemaGenerator) -> Schema;
     /// The keys of all kinds, each once.
     fn all_keys() -> &'static AllKeys;
 }
@@ -207,6 +210,30 @@ impl<K: Kind> Serialize for KindSettings<K> {
 impl<'de, K: Kind> Deserialize<'de> for KindSettings<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(KindVisitor(PhantomData))
+    }
+}
+
+/// The name of a kind, or a table of one kind.
+impl<K: Kind> JsonSchema for KindSettings<K> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("{}Settings", K::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let name = K::json_schema(generator);
+        let kinds = K::NAMES.iter().filter_map(|name| K::named(name));
+        let tables: Vec<Schema> = kinds
+            .map(|kind| {
+                let mut table = kind.schema(generator);
+                let properties =
+                    table.ensure_object().entry("properties").or_insert_with(|| json_schema!({}).into());
+                if let Some(properties) = properties.as_object_mut() {
+                    properties.insert(KIND.to_owned(), json_schema!({ "const": kind.name() }).into());
+                }
+                table
+            })
+            .collect();
+        json_schema!({ "anyOf": [name, { "oneOf": tables }] })
     }
 }
 

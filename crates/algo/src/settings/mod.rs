@@ -14,6 +14,7 @@ pub use keys::{KeyInfo, KeyType, Value};
 pub use kind::{Kind, KindSettings};
 pub use renamed::RENAMED_KEYS;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::layer::{Layer, plain};
@@ -27,7 +28,7 @@ plain!(KlPlacement, |placement| Value::Name(placement.name()));
 macro_rules! overrides {
     ($prefix:literal $(#[$about:meta])* $table:ident { $($(#[doc = $doc:literal])+ $key:ident: $type:ty,)+ }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct $table {
             $($(#[doc = $doc])+ #[serde(skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)+
