@@ -1,9 +1,8 @@
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::AlgoError;
 
-/// What is counted over the *whole* optimiser step: every micro-batch of it is divided by the same numbers.
+/// Counts over the *whole* optimiser step, which are the divisors of all its micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GlobalCounts {
     /// Policy tokens.
@@ -26,11 +25,11 @@ impl GlobalCounts {
     }
 }
 
-/// How the per-token terms of an optimiser step become one number.
+/// Normaliser of the per-token terms of an optimiser step.
 ///
 /// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. There is no mode
 /// that divides by a micro-batch's own counts: its result would depend on the split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
     /// Σ_i Σ_t ℓ / T: every token weighs the same (DAPO; verl's `token-mean`).
@@ -57,7 +56,7 @@ impl Aggregation {
         }
     }
 
-    /// What a token's term is divided by, in a sequence of `length` policy tokens.
+    /// Divisor of a token's term in a sequence of `length` policy tokens.
     pub(crate) fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
         let sequences = counts.sequences as f64;
         match self {

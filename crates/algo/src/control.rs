@@ -1,4 +1,4 @@
-//! Weights that follow what training shows, and what an algorithm carries from batch to batch.
+//! Weights that adapt during training, and the state that an algorithm carries from batch to batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -53,13 +53,13 @@ impl EntropyControl {
         }
     }
 
-    /// What is applied of `coef` where the last optimiser step's mean entropy was `last`; nothing before the first.
+    /// The weight to apply after an optimiser step of mean entropy `last`: `coef` or 0; 0 before the first.
     pub fn applied(&self, coef: f64, last: Option<f64>) -> f64 {
         if last.is_some_and(|entropy| entropy <= self.target) { coef } else { 0.0 }
     }
 }
 
-/// What an algorithm carries from batch to batch. Part of every checkpoint.
+/// State that an algorithm carries from batch to batch. Part of every checkpoint.
 ///
 /// It is read through [`Algorithm::advantage_at`] and [`Algorithm::loss_at`] and carried on by [`Self::after_batch`] and
 /// [`Self::after_step`].
@@ -103,7 +103,7 @@ impl AlgorithmState {
 }
 
 impl Algorithm {
-    /// How the next batch's rewards become advantages; `None` for supervised methods.
+    /// The advantage of the next batch; `None` for supervised methods.
     pub fn advantage_at(&self, state: &AlgorithmState) -> Option<AdvantageSpec> {
         let adapted = state.kl_coef.filter(|_| self.kl_control.is_some());
         self.advantage.map(|spec| AdvantageSpec { kl_coef: adapted.unwrap_or(spec.kl_coef), ..spec })

@@ -24,20 +24,20 @@ pub enum Score {
     PrmLogprob,
     /// Log-probability under what the process-reward model started from.
     PrmReferenceLogprob,
-    /// How far the proximal policy lies between sampler and current policy.
+    /// Position of the proximal policy between sampler and current policy.
     Interpolation,
     /// The value before the batch's first optimiser step.
     OldValue,
-    /// What a value should have been.
+    /// Target of a value.
     Return,
-    /// How an episode ended, 0 to 1.
+    /// Outcome of an episode, 0 to 1.
     Outcome,
     /// A coefficient that the loss returns.
     Coefficient,
 }
 
 impl Score {
-    /// What it is called in errors.
+    /// Name in errors.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Logprob => "log-probability",
@@ -87,19 +87,19 @@ fn suggestion(nearest: Option<&Method>) -> String {
     }
 }
 
-/// What the algorithms refuse.
+/// Errors of settings, advantages and losses.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AlgoError {
     /// No method of that name.
-    #[error("there is no method \"{name}\"\nhint: {}", suggestion(.nearest.as_ref()))]
+    #[error("unknown method \"{name}\"\nhint: {}", suggestion(.nearest.as_ref()))]
     UnknownMethod {
-        /// What was asked for.
+        /// The given name.
         name: String,
         /// The method whose name is close to it.
         nearest: Option<Method>,
     },
     /// Settings that nothing would read.
-    #[error("not read by method \"{method}\": {}\nhint: remove what is not read", unread_list(.keys))]
+    #[error("not read by method \"{method}\": {}\nhint: remove these keys", unread_list(.keys))]
     NotRead {
         /// The stage's method.
         method: Method,
@@ -119,11 +119,11 @@ pub enum AlgoError {
     /// Arrays that do not belong together.
     #[error("{what} has {got} entries for {expected} policy tokens")]
     Length {
-        /// Which array.
+        /// The array.
         what: Score,
         /// Its length.
         got: usize,
-        /// What the rows or the log-probabilities ask for.
+        /// Length of the rows or the log-probabilities.
         expected: usize,
     },
     /// Rows do not tile the flat arrays.
@@ -137,19 +137,19 @@ pub enum AlgoError {
         start: usize,
         /// Its end.
         end: usize,
-        /// Where it should start, or where the rows should end.
+        /// Its expected start, or the expected end of the rows.
         expected: usize,
     },
     /// An input that the loss reads was not given.
     #[error("the loss reads the {what} and none was given")]
     Missing {
-        /// Which one.
+        /// Its name or number.
         what: Score,
     },
     /// NaN or infinity.
     #[error("{what} is {value} at row {row}, policy token {token}")]
     NonFinite {
-        /// Which number.
+        /// The number.
         what: Score,
         /// The sequence, by its place in the batch's rows.
         row: usize,
@@ -176,7 +176,7 @@ pub enum AlgoError {
          them all"
     )]
     EpisodeLength {
-        /// Which array.
+        /// The array.
         what: Score,
         /// The group's place among those given.
         group: usize,
@@ -192,7 +192,7 @@ pub enum AlgoError {
     BaselineEpisodes {
         /// The group's place among those given.
         group: usize,
-        /// How many it has.
+        /// Their number.
         got: usize,
     },
     /// Episodes of one group with different named rewards, or without any.
@@ -202,9 +202,9 @@ pub enum AlgoError {
         group: usize,
         /// The episode's place in its group.
         episode: usize,
-        /// How many it has.
+        /// Their number.
         got: usize,
-        /// How many the group's first episode has.
+        /// Their number in the group's first episode.
         expected: usize,
     },
     /// A step outside its episode, or before the end of the step before it.
@@ -302,9 +302,9 @@ pub enum AlgoError {
     /// An error in one micro-batch of a step.
     #[error("micro-batch {micro_batch}: {error}")]
     InMicroBatch {
-        /// Which one.
+        /// Its name or number.
         micro_batch: usize,
-        /// What is wrong with it; its row is counted within the micro-batch.
+        /// The error; its row is counted within the micro-batch.
         error: Box<AlgoError>,
     },
 }

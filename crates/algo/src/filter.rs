@@ -1,4 +1,4 @@
-//! Which groups and episodes are not trained on.
+//! Groups and episodes that are not trained on.
 
 use rloom_core::Role;
 
@@ -6,7 +6,7 @@ use crate::advantage::{kept, no_spread};
 use crate::settings::choices::choices;
 use crate::{GroupRewards, Keep};
 
-/// What is filtered and masked.
+/// Filters of groups and masks of episodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Filters {
     /// Groups whose outcomes are all equal are replaced by others (DAPO, arXiv 2503.14476).
@@ -26,7 +26,7 @@ pub struct Filters {
 }
 
 choices! {
-    /// Why a group is replaced by another. Its name follows [`rloom_core::metric::FILTERED_PREFIX`].
+    /// Reason to replace a group by another. Its name follows [`rloom_core::metric::FILTERED_PREFIX`].
     FilterReason {
         /// No outcome applies to any of its episodes.
         NoOutcome = "no_outcome",
@@ -38,13 +38,13 @@ choices! {
 }
 
 choices! {
-    /// Why an episode is not trained on. Its name follows [`rloom_core::metric::MASKED_PREFIX`].
+    /// Reason not to train on an episode. Its name follows [`rloom_core::metric::MASKED_PREFIX`].
     MaskReason {
         /// It was cut off.
         Truncated = "truncated",
         /// The rewards of its group are all equal.
         ZeroVariance = "zero_variance",
-        /// It has fewer policy tokens than are asked for.
+        /// It has fewer policy tokens than required.
         TooShort = "too_short",
         /// It has more policy tokens than are allowed.
         TooLong = "too_long",
@@ -52,12 +52,12 @@ choices! {
 }
 
 impl Filters {
-    /// Whether a group can be replaced by another before training.
+    /// True if a group can be replaced by another before training.
     pub fn replaces_groups(&self) -> bool {
         self.dynamic_sampling || self.keep.is_some()
     }
 
-    /// Whether an episode can be left out of training.
+    /// True if an episode can be left out of training.
     pub fn masks_episodes(&self) -> bool {
         self.mask_truncated
             || self.mask_zero_variance
@@ -65,7 +65,7 @@ impl Filters {
             || self.max_tokens.is_some()
     }
 
-    /// Why a group is to be replaced; `None` where it is to be trained on.
+    /// The reason to replace a group; `None` if it is to be trained on.
     ///
     /// Dynamic sampling looks at the `outcomes` of its train episodes before any shaping (a penalty on length makes a
     /// contrast that says nothing about the task), which are equal up to the resolution of `f32`; what is kept follows
@@ -89,7 +89,7 @@ impl Filters {
         (self.dynamic_sampling && no_spread(present)).then_some(FilterReason::EqualOutcomes)
     }
 
-    /// Why each episode of a group is not trained on, by surrogate, KL and entropy alike; `None` where it is. Episodes
+    /// The reason why each episode of a group is not trained on, by surrogate, KL and entropy alike; `None` if it is. Episodes
     /// that are not for training are never masked: they are not trained on in any case.
     ///
     /// A masked episode stays in its group's baseline and in every count. `truncated` says of each episode whether it

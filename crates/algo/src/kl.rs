@@ -1,7 +1,6 @@
 //! Estimators of KL(policy ‖ reference) from the log-probability of the sampled token
 //! (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html).
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Log-ratios are clamped to this before `exp`: e²⁰ ≈ 4.9e8 is already far beyond use, and nothing overflows.
@@ -13,8 +12,8 @@ pub(crate) fn ratio(log_ratio: f64) -> (f64, f64) {
     (ratio, if log_ratio.abs() <= LOG_RATIO_LIMIT { ratio } else { 0.0 })
 }
 
-/// Which estimate of the divergence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Estimator of the divergence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
     /// lp − ref: unbiased as a value; its gradient is zero in expectation, so it belongs in the reward.
@@ -30,7 +29,7 @@ pub enum KlEstimator {
 }
 
 impl KlEstimator {
-    /// Its name in a recipe.
+    /// Name in a recipe.
     pub fn name(self) -> &'static str {
         match self {
             Self::K1 => "k1",
@@ -61,8 +60,8 @@ impl KlEstimator {
     }
 }
 
-/// Where the divergence enters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Place of the divergence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlPlacement {
     /// Subtracted from the reward, held constant: −coef·(old − ref).
@@ -72,7 +71,7 @@ pub enum KlPlacement {
 }
 
 impl KlPlacement {
-    /// Its name in a recipe.
+    /// Name in a recipe.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reward => "reward",
@@ -88,7 +87,7 @@ pub struct KlLoss {
     pub coef: f64,
     /// k2, k3 or k3+.
     pub estimator: KlEstimator,
-    /// Whether it is multiplied by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). It is the
+    /// Multiplies it by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). It is the
     /// surrogate's ratio; where a weight answers for the sampler, the one to the sampler. Off the policy, that is what makes k3 unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref),
     /// whose expectation is the gradient of the reverse KL. For k3+ that gradient is taken as it is, so that with the
     /// ratio k3 and k3+ are the same; ρk2 estimates the mean of k2, and so does its gradient.

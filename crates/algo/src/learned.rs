@@ -5,7 +5,7 @@ use crate::{Backbone, ValueLoss};
 /// The learned value of PPO.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CriticSpec {
-    /// What the value head sits on.
+    /// Backbone of the value head.
     pub backbone: Backbone,
     /// Its learning rate as a multiple of the policy's; 1 on a shared backbone.
     pub learning_rate_scale: f64,
@@ -16,7 +16,7 @@ pub struct CriticSpec {
 }
 
 impl CriticSpec {
-    /// Whether the value head sits on the policy's backbone.
+    /// True if the value head shares the policy's backbone.
     pub fn is_shared(&self) -> bool {
         self.backbone == Backbone::Shared
     }

@@ -1,19 +1,22 @@
 //! Reinforcement-learning algorithms as pure functions of per-token numbers.
 //!
-//! A training engine yields [`TokenScores`]; [`policy_loss`] maps them to a loss *and to the loss's derivative by
-//! each score*, which the engine back-propagates; [`step_loss`] does for losses that must see a whole optimiser step, and
-//! [`value_loss`] for a critic of its own. [`advantages`] maps rewards to the weights that the losses use. No tensor,
-//! no I/O, no clock, no random number: the same numbers in give the same bits out.
+//! A training engine yields [`TokenScores`]; [`LossStep`] maps them to a loss *and to the loss's derivative by each
+//! score*, which the engine back-propagates. A loss is data, so an engine in another process evaluates the same function.
+//! [`advantages`] maps rewards to the weights that the losses use. No tensors, no I/O, no clock and no hidden random
+//! numbers: equal inputs give bitwise identical outputs.
 //!
-//! Two rules hold everywhere:
+//! Two rules hold throughout:
 //!
 //! * **Losses are sums; [`GlobalCounts`] divide.** A coefficient depends on its own sequence and on the counts of
-//!   the whole optimiser step, never on what shares its micro-batch, so a split into micro-batches gives the same
-//!   bits. The metrics do too, because [`ExactSum`] adds without rounding.
+//!   the whole optimiser step, never on the other sequences of its micro-batch, so results do not depend on the split
+//!   into micro-batches. Neither do the metrics, because [`ExactSum`] adds without rounding.
 //! * **Coefficients are computed in `f64` and rounded once.** Log-ratios are clamped to ±20 before `exp`.
 //!
 //! A named [`Method`] is a preset: a point in {advantage × loss × KL × aggregation}. [`AlgorithmSettings`] overrides
-//! its knobs one by one and [`Algorithm::resolve`] refuses what makes no sense.
+//! its settings one by one and [`Algorithm::resolve`] refuses combinations that make no sense.
+//!
+//! A loss is one file in `loss/`, an estimator one file in `advantage/`: settings, defaults, checks and kernel, with a line
+//! in the table of its module. A preset is an entry in the table of `methods`.
 //!
 //! Legend: `lp` current log-probability, `old` that of the policy before the batch's first optimiser step, `beh`
 //! the sampler's, `ref` the reference model's; R reward, A advantage, ρ = exp(lp − old).

@@ -3,7 +3,7 @@ use std::{fmt, str::FromStr};
 use crate::{AlgoError, Method};
 
 impl Method {
-    /// Whether it learns from demonstrations: then nothing is sampled and nothing rewarded.
+    /// True if it learns from demonstrations: nothing is sampled and nothing rewarded.
     pub fn is_supervised(self) -> bool {
         matches!(self, Self::Sft)
     }

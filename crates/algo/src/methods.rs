@@ -143,7 +143,7 @@ fn preset(advantage: A, loss: L, aggregation: Aggregation) -> Option<AlgorithmSe
     Some(grouped(advantage, loss, aggregation))
 }
 
-/// The plain policy gradient of tokens or of whole completions: one optimizer step per batch.
+/// The plain policy gradient of tokens or of whole completions: one optimiser step per batch.
 fn policy_gradient(advantage: A, level: Level) -> AlgorithmSettings {
     let aggregation = if level == Level::Token { Aggregation::TokenMean } else { Aggregation::SequenceSum };
     AlgorithmSettings {

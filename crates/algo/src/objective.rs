@@ -1,4 +1,4 @@
-//! A loss as data: everything that a training engine needs to evaluate one optimizer step, in this process or another.
+//! A loss as data: everything that a training engine needs to evaluate one optimiser step, in this process or another.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -32,7 +32,7 @@ pub struct LossInputs {
     pub reference: Option<Vec<f32>>,
     /// Target of each token's value.
     pub returns: Option<Vec<f32>>,
-    /// Value of each token before the batch's first optimizer step.
+    /// Value of each token before the batch's first optimiser step.
     pub old_value: Option<Vec<f32>>,
     /// Outcome of each row, from 0 to 1.
     pub outcome: Option<Vec<f32>>,
@@ -66,22 +66,22 @@ impl LossInputs {
 pub struct PolicyObjective {
     /// The loss.
     pub loss: PolicyLoss,
-    /// Key of the random stream for losses that draw tokens. Each optimizer step has its own.
+    /// Key of the random stream for losses that draw tokens. Each optimiser step has its own.
     pub draws: RandomKey,
 }
 
-/// The function that an optimizer step minimizes.
+/// The function that an optimiser step minimises.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Objective {
     /// Trains a policy or a process-reward model; reads log-probabilities.
     Policy(PolicyObjective),
-    /// Trains a critic with its own backbone; reads values.
+    /// Trains a separate critic; reads values.
     Value(ValueLoss),
 }
 
 impl Objective {
-    /// Part of an optimizer step that the objective must see at once.
+    /// Part of an optimiser step that the objective must see at once.
     pub fn scope(&self) -> Scope {
         match self {
             Self::Policy(policy) => policy.loss.scope(),
@@ -112,15 +112,15 @@ impl Objective {
     }
 }
 
-/// The loss of one optimizer step: objective, counts and the inputs of every micro-batch.
+/// The loss of one optimiser step: objective, counts and the inputs of every micro-batch.
 ///
 /// Serializable, so that a remote engine evaluates the same function on its own side: every number survives a round
 /// trip through JSON with the same bits. Deserializing gives a `LossStep<'static>`, which owns its inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LossStep<'a> {
-    /// The function to minimize.
+    /// The function to minimise.
     pub objective: Objective,
-    /// Counts over the whole optimizer step, over all ranks.
+    /// Counts over the whole optimiser step, over all ranks.
     pub counts: GlobalCounts,
     /// Inputs of each micro-batch, in order.
     pub inputs: Cow<'a, [LossInputs]>,
@@ -142,7 +142,7 @@ impl<'a> LossStep<'a> {
         }
     }
 
-    /// Part of the optimizer step that the loss must see at once. For [`Scope::Step`] the engine scores all
+    /// Part of the optimiser step that the loss must see at once. For [`Scope::Step`] the engine scores all
     /// micro-batches and calls [`evaluate_step`](Self::evaluate_step); otherwise it may call
     /// [`evaluate`](Self::evaluate) for each.
     pub fn scope(&self) -> Scope {

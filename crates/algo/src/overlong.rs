@@ -9,7 +9,7 @@ pub struct Overlong {
 }
 
 impl Overlong {
-    /// What a completion of `tokens` policy tokens is punished by where `limit` is the most there may be: from 0 to
+    /// Penalty of a completion of `tokens` policy tokens under the limit `limit`: from 0 to
     /// −factor, never −0. A buffer longer than the limit grows over the whole of it.
     pub fn penalty(&self, tokens: u64, limit: u64) -> f64 {
         let buffer = self.buffer.unwrap_or(limit / 5).clamp(1, limit.max(1));

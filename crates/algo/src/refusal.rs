@@ -37,9 +37,9 @@ pub enum Refusal {
         /// `filter.max_tokens`.
         max: u64,
     },
-    /// Several optimizer steps on the same samples without an importance ratio.
+    /// Several optimiser steps on the same samples without an importance ratio.
     #[error(
-        "{epochs} x {minibatches} optimizer steps per batch with a loss without a ratio: after the first step the \
+        "{epochs} x {minibatches} optimiser steps per batch with a loss without a ratio: after the first step the \
          samples are no longer the policy's, and nothing corrects for it"
     )]
     StepsWithoutRatio {
@@ -64,7 +64,7 @@ pub enum Refusal {
     SameWithoutWhitening {
         /// The advantage.
         advantage: AdvantageKind,
-        /// What it would be.
+        /// The equivalent advantage.
         without: AdvantageKind,
     },
     /// k1 in the loss.

@@ -1,4 +1,4 @@
-//! What `rloom algo list` and `rloom algo show` say: the pages of `docs/algorithms`, which are part of the binary.
+//! Text of `rloom algo list` and `rloom algo show`: the pages of `docs/algorithms`, which are part of the binary.
 
 use crate::{AlgoError, Algorithm, Method};
 
@@ -7,19 +7,19 @@ use crate::{AlgoError, Algorithm, Method};
 pub struct MethodInfo {
     /// The method.
     pub method: Method,
-    /// What it is, in one line.
+    /// Summary in one line.
     pub summary: &'static str,
-    /// Where it was published, with its arXiv number.
+    /// Publication, with its arXiv number.
     pub paper: &'static str,
 }
 
-/// How the line that names the paper begins.
+/// Start of the line that names the paper.
 const PAPER: &str = "Paper: ";
-/// How the line under the title that says what a method is ends.
+/// End of the summary line under the title.
 const END: char = '.';
 
 impl Method {
-    /// What lists say of it: the first paragraph of its page and the paper.
+    /// Its entry in lists: the first paragraph of its page and the paper.
     pub fn info(self) -> MethodInfo {
         let mut lines = self.page().lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         let summary = lines.next().unwrap_or_default().trim_end_matches(END);
@@ -47,7 +47,7 @@ impl Algorithm {
 /// Widest line of a page in a terminal.
 const WIDTH: usize = 100;
 
-/// Markdown without its marks: titles at the margin, all else indented, tables in columns.
+/// Plain text of Markdown: titles at the margin, everything else indented, tables in columns.
 fn plain(page: &str) -> String {
     let mut out = String::new();
     let mut table: Vec<Vec<&str>> = Vec::new();

@@ -188,7 +188,7 @@ fn values_returns_and_advantages_belong_to_their_tokens() {
     let mut engines = engines(plain);
     // The critic's values rise by a half with each step, beyond the bound of 0.2 around what they were.
     engines.critic = Some(recorder(|token, steps| (0.0, token as f32 / 128.0 + 0.5 * steps as f32), plain));
-    let json = r#"{"gamma":1,"lambda":1,"whiten":false,"epochs":2}"#;
+    let json = r#"{"advantage":{"gamma":1,"lambda":1},"whiten":false,"epochs":2}"#;
     train(Method::Ppo, json, &mut engines, &[group(vec![whole, cut])]);
     let critic = engines.critic.unwrap();
     for token in 1..=5u32 {
@@ -273,7 +273,7 @@ fn masked_episodes_stay_in_the_count() {
 #[test]
 fn what_the_algorithm_carries_goes_on_to_the_next_batch() {
     let groups = [group(vec![ended(&[1, 2], 1.0), ended(&[3], 0.0)])];
-    let json = r#"{"group_size":2,"advantage":"normalized","mean_from":"running","std_from":"none","entropy_control":{"target":2.0}}"#;
+    let json = r#"{"group_size":2,"advantage":{"kind":"normalized","mean_from":"running","std_from":"none"},"entropy_control":{"target":2.0}}"#;
     let report = train(Method::Grpo, json, &mut engines(plain), &groups);
     assert_eq!((report.state.rewards.count, report.state.rewards.mean), (2, 0.5));
     assert_eq!((report.state.entropy, report.state.entropy_coef), (Some(1.0), Some(0.005)));

@@ -137,7 +137,7 @@ impl Environment for Broken {
             Trouble::Panic => panic!("this cannot be"),
             _ => {
                 let problem = "it has no such place".to_owned();
-                let failed = EnvError::Failed { name: "broken".into(), task: task.index, problem };
+                let failed = EnvError::Failed { name: "broken".into(), task: task.index, source: problem.into() };
                 Box::pin(std::future::ready(Err(failed)))
             }
         }
@@ -399,7 +399,7 @@ fn a_lane_that_dies_is_restarted_or_ends_the_run() {
             [&["rollout.lanes=1", "schedule.max_staleness=2", "eval.every=100"], replace].concat();
         let trial = Trial::new(&overrides);
         let error = trial.run(lane(9)).unwrap_err().to_string();
-        assert!(error.contains("the rollout engine died: lane 0: panicked: it was told to"), "{error}");
+        assert!(error.contains("the rollout engine failed: lane 0: panicked: failure requested by a test"), "{error}");
         assert!(error.contains("stage `rl`, step") && error.contains("last good checkpoint"), "{error}");
         trial.run(healthy()).unwrap();
     }

@@ -25,7 +25,7 @@ pub use policy::Policy;
 pub use rebuild::Origin;
 pub use recorded::FoundIn;
 pub use replay::{Difference, Replay, Verdict, replay, replay_on};
-pub use stage_setup::RunInputs;
+pub use stage_setup::{EpisodeHook, RunInputs};
 pub use stop::StopFlag;
 pub use train::{Summary, resume, train, train_on};
 

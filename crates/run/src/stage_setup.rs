@@ -1,5 +1,6 @@
 //! From the configuration of a stage to its collectors.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,24 @@ use crate::{Policy, RunError};
 /// Rewards computed at once beyond one per thread.
 const EXTRA_REWARD_SLOTS: usize = 2;
 
+/// Adjusts the settings of episodes before they run, for programs that bring their own rewards or environments. The
+/// `stage` of evaluations is [`u32::MAX`].
+#[derive(Clone)]
+pub struct EpisodeHook(Arc<dyn Fn(&mut EpisodeSettings) + Send + Sync>);
+
+impl EpisodeHook {
+    /// Wraps a function that is called once per stage and once per evaluation of a stage.
+    pub fn new(adjust: impl Fn(&mut EpisodeSettings) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(adjust))
+    }
+}
+
+impl fmt::Debug for EpisodeHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EpisodeHook")
+    }
+}
+
 /// Inputs that all stages of a run share.
 #[derive(Debug, Clone)]
 pub struct RunInputs {
@@ -40,6 +59,8 @@ pub struct RunInputs {
     pub context: usize,
     /// Parameters of the policy.
     pub parameters: u64,
+    /// Adjusts the settings of episodes.
+    pub episode_hook: Option<EpisodeHook>,
 }
 
 impl RunInputs {
@@ -53,6 +74,7 @@ impl RunInputs {
             stop_tokens: policy.stop_tokens(),
             context: policy.model.config().max_positions,
             parameters: policy.model.parameter_count(),
+            episode_hook: None,
         }
     }
 
@@ -64,7 +86,7 @@ impl RunInputs {
         rollout: &RolloutSettings,
         stage: u32,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
-        let settings = EpisodeSettings {
+        let mut settings = EpisodeSettings {
             environment,
             tokenizer: Arc::clone(&self.tokenizer),
             scorer: Arc::new(Scorer::new(reward, self.seed, stage)?),
@@ -77,6 +99,9 @@ impl RunInputs {
             timeout: Duration::from_secs_f64(rollout.timeout_seconds),
             reward_timeout: Duration::from_secs_f64(reward.timeout_seconds),
         };
+        if let Some(EpisodeHook(adjust)) = &self.episode_hook {
+            adjust(&mut settings);
+        }
         Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
     }
 

@@ -191,9 +191,7 @@ fn a_critic_warms_up_alone() {
 #[test]
 fn running_statistics_and_adaptive_weights_are_resumed() {
     let more = [
-        "stage.rl.algorithm.advantage=normalized",
-        "stage.rl.algorithm.mean_from=running",
-        "stage.rl.algorithm.std_from=running",
+        "stage.rl.algorithm.advantage={kind='normalized',mean_from='running',std_from='running'}",
         "stage.rl.algorithm.kl={coef=0.1,placement='reward',target=0.01,horizon=20.0}",
         "stage.rl.algorithm.entropy_control={target=9.0}",
     ];

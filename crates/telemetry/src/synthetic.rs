@@ -210,7 +210,7 @@ fn trajectory(ticket: u64, sample: u32, version: u64) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
         tokens: (0..9).collect(),
-        spans: vec![Span::new(Author::Prompt, 0..3), Span::new(Author::Policy, 3..9).at(0.8)],
+        spans: vec![Span::new(Author::Prompt, 0..3), Span::new(Author::Policy, 3..9).with_temperature(0.8)],
         logprobs: vec![-0.5, -0.25, -1.5, -0.25, 0.0, -0.5],
         versions: match version {
             0 => vec![span(0, 3..9)],

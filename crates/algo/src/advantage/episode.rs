@@ -5,17 +5,17 @@ use rloom_core::Role;
 pub struct StepReward<'a> {
     /// Its policy tokens, counted within the episode: start and end. Steps are in order and do not overlap.
     pub tokens: (usize, usize),
-    /// What was given for it. What the whole episode earned belongs to its last step: steps are compared by what
-    /// follows them.
+    /// Reward of the step. The reward of the whole episode belongs to its last step: steps are compared by the returns
+    /// that follow them.
     pub reward: f64,
-    /// Names what the policy saw before it; steps with one key in a group are compared. `None` compares with nobody.
+    /// Key of the state before it; steps with the same key in a group are compared. `None` is compared with none.
     pub state: Option<&'a str>,
 }
 
-/// What one episode of a group gives to the advantage. What an estimator does not read may be empty.
+/// Inputs of the advantage from one episode of a group. Those that an estimator does not read may be empty.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EpisodeRewards<'a> {
-    /// What it is for. Only [`Role::Train`] is trained on; [`Estimator::Remax`] compares with [`Role::Baseline`].
+    /// Role of the episode. Only [`Role::Train`] is trained on; [`Estimator::Remax`] compares with [`Role::Baseline`].
     ///
     /// [`Estimator::Remax`]: crate::Estimator::Remax
     pub role: Role,

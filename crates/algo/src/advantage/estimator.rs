@@ -130,8 +130,8 @@ macro_rules! estimators {
                 match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
             }
 
-            fn schema(self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                match self { $(Self::$kind => <$kind as schemars::JsonSchema>::json_schema(generator),)+ }
+            fn defaults(self) -> AdvantageSettings {
+                self.defaults().settings()
             }
 
             fn all_keys() -> &'static $crate::settings::kind::AllKeys {

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 /// `f32`, and 0.1 + 0.2 is not 0.3.
 const RESOLUTION: f64 = f32::EPSILON as f64;
 
-/// Whether values between `low` and `high` are all equal up to float resolution.
+/// True if values between `low` and `high` are all equal up to float resolution.
 fn is_level(low: f64, high: f64) -> bool {
     high - low <= RESOLUTION * low.abs().max(high.abs())
 }
 
-/// Whether values are all equal up to float resolution. True for none and for one.
+/// True if values are all equal up to float resolution, and for none or one.
 pub(crate) fn no_spread(values: impl Iterator<Item = f64>) -> bool {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     low > high || is_level(low, high)
@@ -73,7 +73,7 @@ impl RunningMoments {
         if self.count < 2 { 0.0 } else { (self.m2 / (self.count - 1) as f64).sqrt() }
     }
 
-    /// Whether all values are equal up to float resolution.
+    /// True if all values are equal up to float resolution.
     pub(super) fn no_spread(&self) -> bool {
         is_level(self.low, self.high)
     }

@@ -23,7 +23,7 @@ impl EpisodeAdvantage {
         out.extend(range.map(|t| self.at(t)));
     }
 
-    /// Whether no token of the episode is pushed.
+    /// True if all its advantages are 0.
     pub fn is_zero(&self) -> bool {
         match self {
             Self::Constant(a) => *a == 0.0,

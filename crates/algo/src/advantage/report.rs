@@ -4,10 +4,10 @@ use super::moments::no_spread;
 use super::view::GroupView;
 use super::{AdvantageSpec, EpisodeRewards};
 
-/// What was met on the way, for metrics. Counts are over the batch.
+/// Counts and means over the batch, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AdvantageReport {
-    /// Whether the estimator compares the episodes of a group at all.
+    /// True if the estimator compares the episodes of a group.
     pub compares: bool,
     /// Groups with at least one applicable reward.
     pub groups: usize,
@@ -23,7 +23,7 @@ pub struct AdvantageReport {
     pub baselines_missing: usize,
     /// Groups of which no episode is kept ([`crate::Estimator::RaftPp`]).
     pub none_kept: usize,
-    /// Whether there is no contrast in any group of the batch, so that nothing is learnt ([`crate::Estimator::Gpg`]).
+    /// True if no group of the batch has any contrast, so that nothing is learnt ([`crate::Estimator::Gpg`]).
     pub no_contrast: bool,
     /// Steps of the episodes that are compared ([`crate::Estimator::Gigpo`]).
     pub steps: usize,
@@ -42,7 +42,7 @@ impl AdvantageReport {
         (self.groups > 0).then(|| self.zero_spread_groups as f64 / self.groups as f64)
     }
 
-    /// Under the field's names: what was measured, and the counts of what happened.
+    /// The measured values and non-zero counts, by name.
     pub fn named(&self) -> Vec<(&'static str, f64)> {
         let count = |n: usize| (n > 0).then_some(n as f64);
         let once = (self.steps > 0).then(|| self.states_seen_once as f64 / self.steps as f64);
@@ -62,7 +62,7 @@ impl AdvantageReport {
         .collect()
     }
 
-    /// What can be told before any advantage is known.
+    /// The counts and means that are known before the advantages.
     pub(super) fn of(spec: &AdvantageSpec, groups: &[GroupView<'_>]) -> Self {
         let mut report = Self { compares: spec.estimator.needs_group(), ..Self::default() };
         for group in groups {

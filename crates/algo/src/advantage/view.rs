@@ -10,13 +10,13 @@ pub(crate) enum Raw {
     PerToken(Vec<f64>),
 }
 
-/// A group as the estimators see it.
+/// The part of a group that the estimators read.
 #[derive(Debug)]
 pub(crate) struct GroupView<'a> {
     pub(crate) episodes: &'a [EpisodeRewards<'a>],
     /// Of each episode, what is compared: its reward less the KL penalty; `None` where it takes no part.
     pub(crate) rewards: Vec<Option<f64>>,
-    /// Whether the estimator compares and one episode, or none, is left to compare: nothing is learnt.
+    /// True if the estimator compares episodes and at most one is left: nothing is learnt.
     pub(crate) alone: bool,
 }
 
@@ -41,7 +41,7 @@ impl<'a> GroupView<'a> {
         RunningMoments::of(self.present())
     }
 
-    /// Whether all that is compared is equal.
+    /// True if all compared rewards are equal.
     pub(crate) fn is_level(&self) -> bool {
         no_spread(self.present())
     }
@@ -53,7 +53,7 @@ impl<'a> GroupView<'a> {
         numbered.filter_map(|(i, (e, reward))| reward.map(|r| (i, e, r)))
     }
 
-    /// What `of` gives the members; the others are out.
+    /// The result of `of` for the members; the others are out.
     pub(crate) fn each(&self, mut of: impl FnMut(usize, &EpisodeRewards<'a>, f64) -> Raw) -> Vec<Raw> {
         let mut raw = vec![Raw::Out; self.episodes.len()];
         for (i, e, reward) in self.members() {

@@ -24,7 +24,7 @@ pub(super) fn whiten(groups: &[GroupView<'_>], raw: &mut [Vec<Raw>]) {
     let mean = weighted.iter().map(|&(x, n)| n * x).sum::<f64>() / tokens;
     let variance = weighted.iter().map(|&(x, n)| n * (x - mean) * (x - mean)).sum::<f64>() / tokens;
     let scale = variance.max(MIN_VARIANCE).sqrt().recip();
-    // Without a token, mean is NaN and nobody reads it: `equal` holds then.
+    // Without a token the mean is NaN and unused: `equal` holds then.
     let whitened = |x: f64| if equal { 0.0 } else { (x - mean) * scale };
     for a in raw.iter_mut().flatten() {
         match a {

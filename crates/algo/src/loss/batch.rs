@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LossTerms;
 
-/// What the training engine knows of each policy token of a micro-batch, flat over its rows.
+/// Scores of each policy token of a micro-batch from the training engine, flat over its rows.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenScores {
@@ -24,8 +24,8 @@ pub struct TokenScores {
     pub candidate_logprob: Vec<f32>,
 }
 
-/// Which of the trainer's log-probabilities are held against the sampler's. Where both come from the same weights the
-/// difference is that of two engines; of a stale sample it is its age as well.
+/// The trainer's log-probabilities that are compared with the sampler's. If both come from the same weights, the
+/// difference is that of two engines; for a stale sample it includes its age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mismatch {
@@ -40,8 +40,8 @@ pub enum Mismatch {
 
 /// A micro-batch without its scores. It never divides a sequence.
 ///
-/// Per-token arrays are flat over the rows' policy tokens. What a loss does not read may be `None`; what it reads and is
-/// not given is an error.
+/// Per-token arrays are flat over the rows' policy tokens. An array that the loss does not read may be `None`; a
+/// missing one that it reads is an error.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LossBatch<'a> {
     /// Policy tokens of each sequence in the flat arrays: in order, without gaps, empty where it has none.
@@ -59,13 +59,13 @@ pub struct LossBatch<'a> {
     /// α of each token where the proximal policy is interpolated: old = beh + α(lp − beh), held constant
     /// ([`interpolation`]). It then takes the place of `old_logprob`.
     pub interpolation: Option<&'a [f32]>,
-    /// What each token's value should have been ([`crate::Advantages::returns`]).
+    /// Target of each token's value ([`crate::Advantages::returns`]).
     pub returns: Option<&'a [f32]>,
     /// The value of each token before the batch's first optimiser step.
     pub old_value: Option<&'a [f32]>,
     /// Per row: the outcome, 0 to 1, that [`Surrogate::ImplicitReward`] learns from.
     pub outcome: Option<&'a [f32]>,
-    /// What `behavior_logprob` is held against.
+    /// The log-probabilities that `behavior_logprob` is compared with.
     pub mismatch: Mismatch,
 }
 

@@ -4,13 +4,13 @@ use super::kernel::Row;
 use crate::kl::ratio;
 use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel, unbounded};
 
-/// What makes up for a sampler that is not the proximal policy: an importance weight, rejection, or both. They hold for
-/// the surrogate alone, never for KL, entropy or value; what is masked or rejected stays in the normaliser's count.
+/// Correction for a sampler that is not the proximal policy: an importance weight, rejection, or both. They apply to
+/// the surrogate alone, never to KL, entropy or value; masked and rejected tokens stay in the normaliser's count.
 ///
 /// Both compare the proximal policy with the sampler, whatever the surrogate's own ratio is taken to. So they are the
-/// same in all optimiser steps of a batch: they answer for the sampler, and how far training has moved since is the
-/// surrogate's own business. A surrogate without a ratio takes one step per batch, and the scores of that step are the
-/// proximal policy's: nothing needs to be scored before.
+/// same in all optimiser steps of a batch: they correct for the sampler, and the surrogate bounds how far training moves
+/// from there. A surrogate without a ratio takes one step per batch, and the scores of that step are the proximal
+/// policy's: no earlier pass is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Correction {
     /// The weight; `None` for 1.
@@ -22,9 +22,9 @@ pub struct Correction {
 /// sg(π_old/β), bounded: truncated importance sampling, or IcePop's mask.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ImportanceWeight {
-    /// Over what it multiplies up.
+    /// Unit over which it is multiplied.
     pub level: WeightLevel,
-    /// What becomes of a weight outside its bounds.
+    /// Treatment of a weight outside its bounds.
     pub action: WeightAction,
     /// Lower bound, 0 for none.
     pub low: f64,
@@ -37,7 +37,7 @@ pub struct ImportanceWeight {
 pub struct Rejection {
     /// The estimate: k1 = beh − old, k2 = ½(beh − old)², k3 = exp(old − beh) − (old − beh) − 1.
     pub estimator: KlEstimator,
-    /// What is rejected together.
+    /// Unit that is rejected together.
     pub level: RejectLevel,
     /// Smallest divergence that stays; −∞ for no bound.
     #[serde(with = "unbounded::low")]
@@ -49,11 +49,11 @@ pub struct Rejection {
 /// A token's part in the surrogate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Weight {
-    /// What multiplies value and coefficient.
+    /// Factor of value and coefficient.
     pub(super) value: f64,
-    /// Whether the importance weight was out of its bounds and is masked, so that it is 0.
+    /// True if the importance weight is out of its bounds and masked: then it is 0.
     pub(super) is_masked: bool,
-    /// Whether the divergence is out of its bounds, so that it is 0.
+    /// True if the divergence is out of its bounds: then the weight is 0.
     pub(super) is_rejected: bool,
 }
 
@@ -62,7 +62,7 @@ impl Correction {
         self.weight.is_some() || self.rejection.is_some()
     }
 
-    /// Whether it tells the tokens of a sequence apart.
+    /// True if it differs between the tokens of a sequence.
     pub(super) fn is_by_token(&self) -> bool {
         self.weight.is_some_and(|w| w.level == WeightLevel::Token)
             || self.rejection.is_some_and(|r| r.level == RejectLevel::Token)

@@ -1,4 +1,4 @@
-//! Covariance of advantage and log-probability over the optimizer step (arXiv 2505.22617), shared by `clip_cov` and
+//! Covariance of advantage and log-probability over the optimiser step (arXiv 2505.22617), shared by `clip_cov` and
 //! `kl_cov`. The few tokens of high covariance drive the entropy down; both losses single them out.
 
 use super::kernel::{Row, StepToken};

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::kernel::{Clipped, Kernel, Reads, Row, Scope, TokenTerm};
 use super::sapo::sigmoid;
 
-/// What trains PRIME's implicit process-reward model (arXiv 2502.01456, eq. 5): with S = β·Σ_t (lp_t − ref_t),
+/// Loss of PRIME's implicit process-reward model (arXiv 2502.01456, eq. 5): with S = β·Σ_t (lp_t − ref_t),
 ///
 /// ℓ_i = cross-entropy of σ(S_i) with the outcome o_i, over the number of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -57,7 +57,7 @@ pub(super) fn rounded(coefficient: f64, row: usize, token: usize) -> Result<f32,
     }
 }
 
-/// What a value loss reads.
+/// Inputs of a value loss.
 pub(super) struct ValueInputs<'a> {
     pub(super) value: &'a [f32],
     pub(super) returns: &'a [f32],
@@ -104,7 +104,7 @@ pub(super) struct Inputs<'a> {
     outcome: Option<&'a [f32]>,
     mismatch: Mismatch,
     ratio_to: RatioTo,
-    /// Whether the scores take the place of the proximal policy's log-probabilities.
+    /// True if the scores stand in for the proximal policy's log-probabilities.
     is_its_own_proximal: bool,
     base: Base,
 }
@@ -139,7 +139,7 @@ impl<'a> Inputs<'a> {
         Ok(inputs)
     }
 
-    /// The inputs of the loss of a critic of its own: no log-probabilities.
+    /// The inputs of a separate critic's loss: no log-probabilities.
     pub(super) fn of_critic(
         spec: &ValueLoss,
         batch: &LossBatch<'a>,
@@ -206,7 +206,7 @@ impl<'a> Inputs<'a> {
         self.old.is_some() || self.interpolation.is_some()
     }
 
-    /// Whether everything is there that the loss reads.
+    /// Checks that every input is given that the loss reads.
     fn check_given(&self, loss: &PolicyLoss, batch: &LossBatch<'_>) -> Result<(), AlgoError> {
         let has_ratio = loss.surrogate.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
         let corrects = loss.correction.is_some();
@@ -253,7 +253,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Whether the batch says which rows are masked.
+    /// True if the batch has a mask.
     pub(super) fn has_mask(&self) -> bool {
         !self.masked.is_empty()
     }
@@ -262,7 +262,7 @@ impl<'a> Inputs<'a> {
         self.masked.get(row).copied().unwrap_or(false)
     }
 
-    /// What the trainer and the sampler make of a row's tokens, for the metrics; of masked rows too.
+    /// Compares trainer and sampler on a row's tokens, for the metrics; on masked rows too.
     pub(super) fn observe_mismatch(&self, range: &Range<usize>, terms: &mut LossTerms) {
         let trainer = match self.mismatch {
             Mismatch::Unmeasured => return,
@@ -275,7 +275,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Sums for the metrics, of which no coefficient depends.
+    /// Adds to sums for the metrics; no coefficient depends on them.
     pub(super) fn observe(&self, row: &Row<'_>, t: usize, terms: &mut LossTerms) {
         match self.base {
             Base::Unknown => {}
@@ -288,7 +288,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// A row's inputs in `f64`; its memory serves for the next one.
+/// A row's inputs in `f64`; the memory is reused for the next row.
 #[derive(Default)]
 pub(super) struct Wide {
     lp: Vec<f64>,

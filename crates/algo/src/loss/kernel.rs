@@ -4,7 +4,7 @@ pub(crate) use crate::kl::ratio;
 use crate::settings::keys::OutOfRange;
 use crate::{RatioTo, WeightAction, WeightLevel};
 
-/// What of an optimiser step a loss must see at once.
+/// Part of an optimiser step that a loss must see at once.
 ///
 /// An engine calls the loss with whole sequences in any case. A loss of step scope is called once
 /// ([`step_loss`](crate::step_loss)), after all micro-batches of the optimiser step have been scored.
@@ -19,7 +19,7 @@ pub enum Scope {
     Step,
 }
 
-/// Where a constant branch of the loss is active, or a held weight is at its bound.
+/// The bound at which a constant branch of the loss is active, or a held weight stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Clipped {
     #[default]
@@ -33,7 +33,7 @@ pub(crate) enum Clipped {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
     pub(crate) lp: &'a [f64],
-    /// What the ratio is taken to: the proximal policy or the sampler.
+    /// Denominator of the ratio: the proximal policy or the sampler.
     pub(crate) old: &'a [f64],
     /// The proximal policy; `lp` where it is not given.
     pub(crate) proximal: &'a [f64],
@@ -43,7 +43,7 @@ pub(crate) struct Row<'a> {
     pub(crate) reference: &'a [f64],
     /// 0 where it is not given.
     pub(crate) advantage: &'a [f64],
-    /// Tokens picked out of the whole step; empty but for losses of step scope.
+    /// Tokens picked out of the whole step; empty except for losses of step scope.
     pub(crate) picked: &'a [bool],
     /// 0 where it is not given.
     pub(crate) outcome: f64,
@@ -68,7 +68,7 @@ pub(crate) struct TokenTerm {
     pub(crate) clipped: Clipped,
 }
 
-/// What a surrogate reads beside the log-probability.
+/// Inputs of a surrogate beyond the log-probability.
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each array there is")]
 pub(crate) struct Reads {
@@ -90,7 +90,7 @@ impl Reads {
     pub(crate) const BEHAVIOR: Self = Self { behavior: true, ..Self::ADVANTAGE };
 }
 
-/// Which bounds a surrogate has, so that their shares are worth reporting.
+/// The bounds of a surrogate whose shares are reported.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Bounds {
     pub(crate) low: bool,
@@ -139,7 +139,7 @@ pub(crate) trait Kernel {
         Ok(())
     }
 
-    /// What the ratio is taken to where samples may be stale and the recipe gives no weight. A ratio that bounds how far
+    /// Denominator of the ratio if samples may be stale and the recipe gives no weight. A ratio that bounds how far
     /// the policy moves from the start of the batch stays with the proximal policy: one to the sampler would have used up
     /// that bound before the first step.
     fn stale_ratio_to(&self) -> RatioTo {
@@ -156,7 +156,7 @@ pub(crate) trait Kernel {
         Scope::Token
     }
 
-    /// Whether it is one term per sequence, so that its normaliser is the number of sequences and all tokens of a
+    /// True if it is one term per sequence, so that its normaliser is the number of sequences and all tokens of a
     /// sequence share one advantage. Its value is the sum of the values of its tokens.
     fn is_per_sequence(&self) -> bool {
         false
@@ -168,7 +168,7 @@ pub(crate) trait Kernel {
         Bounds::default()
     }
 
-    /// Whether the derivative of every token is a finite number times its advantage, so that it is 0 where that is,
+    /// True if the derivative of every token is a finite number times its advantage, so that it is 0 where that is,
     /// whatever the log-probabilities.
     fn scales_with_advantage(&self) -> bool {
         false

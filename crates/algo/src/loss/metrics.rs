@@ -60,7 +60,7 @@ pub struct LossMetrics {
 }
 
 impl LossMetrics {
-    /// What was measured, under the field's names.
+    /// The measured metrics by name.
     pub fn named(&self) -> Vec<(&'static str, f64)> {
         [
             (metric::LOSS, Some(self.loss)),

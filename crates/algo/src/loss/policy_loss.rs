@@ -13,12 +13,12 @@ use crate::{Aggregation, AlgoError, GlobalCounts, KlLoss, RatioTo};
 pub struct PolicyLoss {
     /// The surrogate.
     pub surrogate: Surrogate,
-    /// What its importance ratio is taken to.
+    /// Denominator of its importance ratio.
     pub ratio_to: RatioTo,
     /// Weights and rejection for a sampler that is not the proximal policy. They hold for the surrogate alone.
     pub correction: Correction,
-    /// Whether samples may be of an older policy. The metrics then tell how far the policy has gone from its samplers also
-    /// where no weight does ([`LossMetrics::correction_weight_mean`]); no coefficient depends on it.
+    /// Samples may be from an older policy. The metrics then report the distance from the samplers even without a weight
+    /// ([`LossMetrics::correction_weight_mean`](crate::LossMetrics::correction_weight_mean)); no coefficient depends on it.
     pub is_stale: bool,
     /// Normaliser of the per-token terms: a token-scoped surrogate, KL and entropy. A surrogate that is one term per
     /// sequence is divided by the number of sequences.
@@ -27,7 +27,7 @@ pub struct PolicyLoss {
     pub kl: Option<KlLoss>,
     /// Weight of the entropy bonus, 0 for none.
     pub entropy_coef: f64,
-    /// The value loss of a shared backbone; a critic of its own has [`value_loss`].
+    /// The value loss of a shared backbone; a separate critic has [`value_loss`].
     pub value: Option<ValueLoss>,
 }
 
@@ -46,12 +46,12 @@ impl PolicyLoss {
         }
     }
 
-    /// Whether it reads the reference's log-probabilities.
+    /// True if it reads the reference's log-probabilities.
     pub fn reads_reference(&self) -> bool {
         self.kl.is_some() || self.surrogate.reads_reference()
     }
 
-    /// What of an optimiser step it must see at once: the engine calls [`policy_loss`] with at least that much, and
+    /// Part of an optimiser step that it must see at once: the engine calls [`policy_loss`] with at least that much, and
     /// [`step_loss`] where it is [`Scope::Step`].
     pub fn scope(&self) -> Scope {
         self.surrogate.scope()
@@ -137,7 +137,7 @@ struct OfRow<'a> {
     start: usize,
 }
 
-/// Whether the surrogate leaves a token out because its ratio is out of bounds.
+/// True if the surrogate drops a token because its ratio is out of bounds.
 fn is_dropped(term: &TokenTerm) -> bool {
     term.clipped != Clipped::No && term.d_logprob == 0.0
 }

@@ -30,7 +30,7 @@ impl Kernel for Reinforce {
         true
     }
 
-    /// Without a ratio there is one optimizer step per batch, and the weight is exp(lp − beh) of one action. It is
+    /// Without a ratio there is one optimiser step per batch, and the weight is exp(lp − beh) of one action. It is
     /// truncated, not masked: without a clip nothing else bounds a large one, and a mask would drop whole sequences.
     fn stale_weight(&self) -> Option<StaleWeight> {
         let level = match self.level {

@@ -10,8 +10,8 @@ use crate::{AlgoError, GlobalCounts};
 ///
 /// A loss of [`Scope::Step`] picks tokens out of the whole step first: by their place in it, by statistics of all of it,
 /// and by `draw`, which gives 64 random bits for a token's place among all policy tokens of the step
-/// ([`RandomStream::bits`](rloom_core::RandomStream::bits) of a stream that the optimiser step has for itself).
-/// So the split into micro-batches changes no bit. Masked rows take no part in it.
+/// ([`RandomStream::bits`](rloom_core::RandomStream::bits) of a stream of the optimiser step alone).
+/// So the result does not depend on the split into micro-batches. Masked rows are never picked.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ fn within(micro_batch: usize) -> impl Fn(AlgoError) -> AlgoError {
     move |error| AlgoError::InMicroBatch { micro_batch, error: Box::new(error) }
 }
 
-/// Whether each policy token of the step is picked.
+/// Marks the policy tokens of the step that are picked.
 fn pick(
     loss: &PolicyLoss,
     batches: &[LossBatch<'_>],

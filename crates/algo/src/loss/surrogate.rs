@@ -38,8 +38,8 @@ macro_rules! losses {
                 match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
             }
 
-            fn schema(self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                match self { $(Self::$kind => <$kind as schemars::JsonSchema>::json_schema(generator),)+ }
+            fn defaults(self) -> LossSettings {
+                self.defaults().settings().unwrap_or_default()
             }
 
             fn all_keys() -> &'static $crate::settings::kind::AllKeys {
@@ -116,43 +116,43 @@ impl LossSettings {
 }
 
 impl Surrogate {
-    /// What of an optimiser step it must see at once.
+    /// Part of an optimiser step that it must see at once.
     pub fn scope(&self) -> Scope {
         self.kernel().scope()
     }
 
-    /// Whether it is one term per sequence: its normaliser is the number of sequences, and all tokens of a sequence
+    /// True if it is one term per sequence: its normaliser is the number of sequences, and all tokens of a sequence
     /// share one advantage.
     pub fn is_per_sequence(&self) -> bool {
         self.kernel().is_per_sequence()
     }
 
-    /// Whether it reads an advantage.
+    /// True if it reads an advantage.
     pub fn reads_advantage(&self) -> bool {
         self.kernel().reads().advantage
     }
 
-    /// Whether it reads the proximal policy's log-probabilities.
+    /// True if it reads the proximal policy's log-probabilities.
     pub fn reads_old(&self) -> bool {
         self.kernel().reads().old
     }
 
-    /// Whether it reads the sampler's log-probabilities.
+    /// True if it reads the sampler's log-probabilities.
     pub fn reads_behavior(&self) -> bool {
         self.kernel().reads().behavior
     }
 
-    /// Whether it reads the reference's log-probabilities.
+    /// True if it reads the reference's log-probabilities.
     pub fn reads_reference(&self) -> bool {
         self.kernel().reads().reference
     }
 
-    /// Whether it reads the outcome of each sequence.
+    /// True if it reads the outcome of each sequence.
     pub fn reads_outcome(&self) -> bool {
         self.kernel().reads().outcome
     }
 
-    /// Whether it corrects for samples that are a few optimiser steps old.
+    /// True if it corrects for samples that are a few optimiser steps old.
     pub fn has_ratio(&self) -> bool {
         self.reads_old() || self.reads_behavior()
     }

@@ -10,7 +10,7 @@ use crate::{
     AlgoError, Correction, ExactSum, GlobalCounts, KlEstimator, WeightAction, kl::LOG_RATIO_LIMIT, kl::ratio,
 };
 
-/// What the micro-batches of an optimiser step add up to. Merging is exact: order and split do not matter.
+/// Sums over the micro-batches of an optimiser step. Merging is exact: order and split do not matter.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct LossTerms {
     tokens: u64,
@@ -41,7 +41,7 @@ pub struct LossTerms {
 /// Sums over the tokens that a correction weighs, or would.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct CorrectionTerms {
-    /// Whether the ratio to the sampler stands in for a weight that there is not.
+    /// True if the ratio to the sampler stands in for a missing weight.
     is_by_ratio: bool,
     masks: bool,
     rejects: bool,

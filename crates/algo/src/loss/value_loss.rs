@@ -13,13 +13,13 @@ use crate::{AlgoError, GlobalCounts};
 /// constant branch is active.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ValueLoss {
-    /// Its weight; 1 for a critic of its own.
+    /// Its weight; 1 for a separate critic.
     pub coef: f64,
     /// ε; `None` for no clip.
     pub clip: Option<f64>,
 }
 
-/// Value and coefficients of a micro-batch for a critic of its own, whose scores are values alone: `d_logprob` and
+/// Value and coefficients of a micro-batch for a separate critic, whose scores are values alone: `d_logprob` and
 /// `d_entropy` are empty. On a shared backbone the same term is part of [`policy_loss`](crate::policy_loss).
 ///
 /// Rows, masks, counts and errors are as there; it reads `returns`, and `old_value` where it clips.

@@ -1,4 +1,4 @@
-//! Preset and overrides become an algorithm, or an error that says why not.
+//! Resolves a preset and its overrides into an algorithm.
 
 mod advantage;
 mod compatible;
@@ -14,11 +14,11 @@ use crate::{
 };
 
 impl Algorithm {
-    /// A method as its preset has it, where every sample is the newest policy's.
+    /// The preset of a method, for samples of the newest policy alone.
     ///
     /// # Errors
     ///
-    /// None for the presets there are; a test resolves every one.
+    /// Infallible for built-in presets (covered by a test).
     pub fn preset(method: Method) -> Result<Self, AlgoError> {
         Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
@@ -104,7 +104,7 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
     }
 }
 
-/// Reads what was asked for, part by part.
+/// Resolves the settings part by part.
 fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Algorithm, AlgoError> {
     let mut reader = Reader { asked: *asked, record: AlgorithmSettings::default() };
     let r = &mut reader;
@@ -162,7 +162,7 @@ fn loss(r: &mut Reader) -> Result<Surrogate, AlgoError> {
     Ok(surrogate)
 }
 
-/// What the ratio is taken to, what makes up for the sampler, and where the proximal policy comes from.
+/// The denominator of the ratio, the correction for the sampler, and the source of the proximal policy.
 fn against_the_sampler(
     r: &mut Reader,
     surrogate: &Surrogate,

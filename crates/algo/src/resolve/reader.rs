@@ -107,7 +107,7 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",
         "critic.learning_rate_scale" | "critic.warmup_batches" => {
-            "the value head shares the policy's backbone and its optimizer"
+            "the value head shares the policy's backbone and its optimiser"
         }
         "critic.coef" => "a critic with its own backbone has its own loss",
         key if key.starts_with("prm.") => "only advantage = \"prime\" has a process-reward model",

@@ -45,7 +45,7 @@ macro_rules! choices {
 pub(crate) use choices;
 
 choices! {
-    /// What a loss takes as one action.
+    /// Unit that a loss treats as one action.
     Level {
         /// A token.
         Token = "token",
@@ -55,7 +55,7 @@ choices! {
 }
 
 choices! {
-    /// Where a statistic of rewards is taken.
+    /// Source of a statistic of rewards.
     StatisticFrom {
         /// Over the episode's group.
         Group = "group",
@@ -63,13 +63,13 @@ choices! {
         Batch = "batch",
         /// Over all batches of the stage so far, this one included.
         Running = "running",
-        /// Nowhere: 0 for a mean, 1 for a standard deviation.
+        /// None: 0 for a mean, 1 for a standard deviation.
         None = "none",
     }
 }
 
 choices! {
-    /// Which episodes `raft_pp` keeps.
+    /// Episodes that `raft_pp` keeps.
     Keep {
         /// Those with a positive reward.
         Positive = "positive",
@@ -79,7 +79,7 @@ choices! {
 }
 
 choices! {
-    /// What the importance ratio is taken to.
+    /// Policy in the denominator of the importance ratio.
     RatioTo {
         /// The policy before the batch's first optimiser step.
         Old = "old",
@@ -89,19 +89,19 @@ choices! {
 }
 
 choices! {
-    /// Where the proximal policy's log-probabilities (`old`) come from.
+    /// Source of the proximal policy's log-probabilities (`old`).
     Proximal {
-        /// The sampler's own, which on the embedded engine at staleness 0 equal the trainer's to the bit.
+        /// The sampler's own, bitwise identical to the trainer's on the embedded engine at staleness 0.
         Sampler = "sampler",
-        /// A pass of the trainer before the batch's first optimiser step, over what it has not itself sampled to the bit.
+        /// A pass of the trainer before the batch's first optimiser step, over sequences whose sampled log-probabilities are not its own.
         Recompute = "recompute",
-        /// Between sampler and current policy by their versions, held constant: no pass.
+        /// Interpolated between sampler and current policy by their versions, held constant: no extra pass.
         LogLinear = "log_linear",
     }
 }
 
 choices! {
-    /// Over what an importance weight multiplies up. `old` is the proximal policy; of a loss without a ratio, the policy
+    /// Unit over which an importance weight is multiplied. `old` is the proximal policy; of a loss without a ratio, the policy
     /// itself.
     WeightLevel {
         /// exp(old_t − beh_t).
@@ -114,21 +114,21 @@ choices! {
 }
 
 choices! {
-    /// Unit of the importance weight that corrects for the sampler, in a recipe.
+    /// Unit of the importance weight in a recipe.
     CorrectionLevel {
-        /// No weight, not even for stale samples, for which the default has one.
+        /// Explicitly no weight: if samples may be stale, leaving the key out gives one.
         None = "none",
-        /// One weight per token.
+        /// As [`WeightLevel::Token`].
         Token = "token",
-        /// The product of the tokens' weights.
+        /// As [`WeightLevel::Sequence`].
         Sequence = "sequence",
-        /// The geometric mean of the tokens' weights.
+        /// As [`WeightLevel::Geometric`].
         Geometric = "geometric",
     }
 }
 
 impl CorrectionLevel {
-    /// That of the weight; `None` for no weight.
+    /// The unit; `None` for no weight.
     pub(crate) fn weight(self) -> Option<WeightLevel> {
         match self {
             Self::None => None,
@@ -150,7 +150,7 @@ impl From<WeightLevel> for CorrectionLevel {
 }
 
 choices! {
-    /// What becomes of a weight outside its bounds.
+    /// Treatment of a weight outside its bounds.
     WeightAction {
         /// It is set to the bound (truncated importance sampling).
         Clamp = "clamp",
@@ -160,7 +160,7 @@ choices! {
 }
 
 choices! {
-    /// What is rejected together.
+    /// Unit that is rejected together.
     RejectLevel {
         /// A token, by its own divergence.
         Token = "token",
@@ -172,9 +172,9 @@ choices! {
 }
 
 choices! {
-    /// What the value head sits on.
+    /// Backbone of the value head.
     Backbone {
-        /// A transformer of its own, which starts as the policy's.
+        /// Its own transformer, initialised from the policy's.
         Own = "own",
         /// The policy's.
         Shared = "shared",

@@ -51,7 +51,7 @@ impl std::fmt::Display for Value {
 
 /// A type that a setting may have.
 pub(crate) trait Setting: Copy {
-    /// What a recipe may write.
+    /// The type of its value in a recipe.
     const TYPE: KeyType;
     /// From a recipe's value; `None` if it is of another type.
     fn read(value: Value) -> Option<Self>;
@@ -111,7 +111,7 @@ macro_rules! settings {
         $($(#[doc = $doc:literal])+ $key:ident: $type:ty = $default:expr,)*
     }) => {
         $(#[doc = $about])+
-        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct $name { $($(#[doc = $doc])+ pub $key: $type,)* }
 

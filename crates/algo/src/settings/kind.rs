@@ -1,9 +1,10 @@
 //! A choice among kinds with settings: `loss = "cispo"`, `loss = { kind = "cispo", weight_cap = 5.0 }`, or
 //! `loss = { weight_cap = 4.0 }` to keep the preset's kind.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeSeed, Error, MapAccess, Visitor},
@@ -21,7 +22,7 @@ const KIND: &str = "kind";
 const CAPACITY: usize = 16;
 
 /// A closed set of kinds, each with its settings.
-pub trait Kind: JsonSchema + Copy + PartialEq + fmt::Debug + 'static {
+pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
     /// The table's key below `[stage.algorithm]`.
     const TABLE: &'static str;
     /// Names of all kinds.
@@ -32,8 +33,8 @@ pub trait Kind: JsonSchema + Copy + PartialEq + fmt::Debug + 'static {
     fn name(self) -> &'static str;
     /// Its settings.
     fn keys(self) -> &'static [KeyInfo];
-    /// The schema of its settings.
-    fn schema(self, generator: &mut SchemaGenerator) -> Schema;
+    /// The kind with its default settings written out.
+    fn defaults(self) -> KindSettings<Self>;
     /// The keys of all kinds, each once.
     fn all_keys() -> &'static AllKeys;
 }
@@ -207,33 +208,38 @@ impl<K: Kind> Serialize for KindSettings<K> {
     }
 }
 
-impl<'de, K: Kind> Deserialize<'de> for KindSettings<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(KindVisitor(PhantomData))
+/// A name, or a table of one kind. Without `kind` the table may hold the keys of any.
+impl<K: Kind> JsonSchema for KindSettings<K> {
+    fn schema_name() -> Cow<'static, str> {
+        Cow::Borrowed(K::TABLE)
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let kinds = K::NAMES.iter().filter_map(|name| K::named(name)).map(|kind| {
+            let defaults = kind.defaults();
+            let keys = kind.keys().iter().map(|key| (key.name, key_schema(key, defaults.get(key.name))));
+            let name = (KIND, json_schema!({ "const": kind.name() }));
+            let properties: BTreeMap<&str, Schema> = std::iter::once(name).chain(keys).collect();
+            json_schema!({ "type": "object", "properties": properties, "additionalProperties": false })
+        });
+        let named = json_schema!({ "enum": K::NAMES });
+        let schemas: Vec<Schema> = std::iter::once(named).chain(kinds).collect();
+        json_schema!({ "anyOf": schemas })
     }
 }
 
-/// The name of a kind, or a table of one kind.
-impl<K: Kind> JsonSchema for KindSettings<K> {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        format!("{}Settings", K::schema_name()).into()
+fn key_schema(key: &KeyInfo, default: Option<Value>) -> Schema {
+    // A key without a default may be left out.
+    match key.value_type {
+        KeyType::Number => json_schema!({ "type": "number", "description": key.doc, "default": default }),
+        KeyType::Flag => json_schema!({ "type": "boolean", "description": key.doc, "default": default }),
+        KeyType::Name(names) => json_schema!({ "enum": names, "description": key.doc, "default": default }),
     }
+}
 
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = K::json_schema(generator);
-        let kinds = K::NAMES.iter().filter_map(|name| K::named(name));
-        let tables: Vec<Schema> = kinds
-            .map(|kind| {
-                let mut table = kind.schema(generator);
-                let properties =
-                    table.ensure_object().entry("properties").or_insert_with(|| json_schema!({}).into());
-                if let Some(properties) = properties.as_object_mut() {
-                    properties.insert(KIND.to_owned(), json_schema!({ "const": kind.name() }).into());
-                }
-                table
-            })
-            .collect();
-        json_schema!({ "anyOf": [name, { "oneOf": tables }] })
+impl<'de, K: Kind> Deserialize<'de> for KindSettings<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(KindVisitor(PhantomData))
     }
 }
 

@@ -14,7 +14,6 @@ pub use keys::{KeyInfo, KeyType, Value};
 pub use kind::{Kind, KindSettings};
 pub use renamed::RENAMED_KEYS;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::layer::{Layer, plain};
@@ -28,7 +27,7 @@ plain!(KlPlacement, |placement| Value::Name(placement.name()));
 macro_rules! overrides {
     ($prefix:literal $(#[$about:meta])* $table:ident { $($(#[doc = $doc:literal])+ $key:ident: $type:ty,)+ }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, schemars::JsonSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct $table {
             $($(#[doc = $doc])+ #[serde(skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)+
@@ -81,7 +80,7 @@ overrides! {
         entropy_coef: f64,
         /// Passes over each batch.
         epochs: u32,
-        /// Optimizer steps per pass.
+        /// Optimiser steps per pass.
         minibatches: u32,
         /// Divergence from the reference model.
         kl: KlSettings,
@@ -179,7 +178,7 @@ overrides! {
     EntropyControlSettings {
         /// Entropy in nats per token below which the bonus grows.
         target: f64,
-        /// Change of the weight per optimizer step.
+        /// Change of the weight per optimiser step.
         step: f64,
         /// Smallest weight.
         min: f64,

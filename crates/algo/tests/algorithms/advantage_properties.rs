@@ -79,7 +79,7 @@ proptest! {
         }
     }
 
-    /// To the bit where nothing looks beyond the group.
+    /// Bitwise identical for estimators that do not look beyond the group.
     #[test]
     fn permuting_groups_permutes_advantages(batch in batches(), kl_coef in prop_oneof![Just(0.0), Just(0.1)]) {
         let turned: Batch = batch.iter().rev().cloned().collect();
@@ -209,7 +209,7 @@ proptest! {
         for e in batch[1..].iter_mut().flatten() {
             e.components.push((2.0, Some(1.0)));
         }
-        for estimator in EVERY.into_iter().filter(|e| e.needs_group()) {
+        for estimator in EVERY.into_iter().filter(Estimator::needs_group) {
             if matches!(estimator, Estimator::RaftPp { .. }) {
                 continue; // the best of equals is the first
             }

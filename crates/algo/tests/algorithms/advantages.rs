@@ -141,7 +141,7 @@ fn a_group_of_one_is_counted_and_teaches_nothing() {
             assert_eq!((a.report.zero_spread_groups, a.report.not_applicable), (1, 6));
         }
     }
-    // Returns compare with nobody.
+    // Returns involve no comparison.
     let a = advantages(&spec(RETURNS, false), &groups(&rewards, 2)).unwrap();
     assert_eq!(constants(&a, 0), [1.0, 0.0, 0.0]);
     assert_eq!(a.report.groups_of_one, 0);

@@ -75,7 +75,7 @@ fn a_statistic_without_spread_gives_nothing() {
     }
 }
 
-/// Two batches one after the other are one batch to the running moments, and nobody else touches them.
+/// Two successive batches are one batch to the running moments, and other estimators do not change them.
 #[test]
 fn running_moments_are_carried_on() {
     use StatisticFrom::{Group, Running};
@@ -189,7 +189,7 @@ fn gdpo_normalises_each_reward_alone() {
     for (got, wanted) in got.into_iter().zip([root, -root + half, -half, 0.0]) {
         assert!((got - wanted).abs() < 1e-6);
     }
-    // What was compared with nobody is not whitened into an advantage either.
+    // An episode without comparison is not whitened into an advantage either.
     let whiten = AdvantageSpec { whiten: true, ..plain(spec) };
     let whitened = advantages(&whiten, &RunningMoments::default(), &[group]).unwrap();
     assert_eq!(first(&whitened, 0)[3], 0.0);

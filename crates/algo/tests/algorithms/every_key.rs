@@ -30,6 +30,23 @@ fn every_key_is_documented() {
     }
 }
 
+/// The schema that editors and the reference use has every key with its documentation and default.
+#[test]
+fn the_schema_has_every_key() {
+    let schema = serde_json::to_value(schemars::schema_for!(AlgorithmSettings)).unwrap();
+    // Documentation of several lines keeps its line breaks there.
+    let text = schema.to_string().replace("\\n", " ");
+    for &method in Method::ALL {
+        for key in method.keys().unwrap() {
+            assert!(text.contains(key.doc), "{method}: {}", key.key);
+        }
+    }
+    let kinds = schema["$defs"]["loss"]["anyOf"].as_array().unwrap();
+    assert_eq!(kinds.len(), 1 + LossKind::ALL.len());
+    let cispo = kinds.iter().find(|kind| kind["properties"]["kind"]["const"] == "cispo").unwrap();
+    assert_eq!(cispo["properties"]["weight_cap"]["default"], 5.0);
+}
+
 /// A recipe may leave the kind out, so a key must mean the same type everywhere; and a kind has room for all its keys.
 #[test]
 fn a_key_has_one_type_in_all_kinds() {

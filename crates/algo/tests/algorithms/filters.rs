@@ -41,7 +41,7 @@ fn groups_of_which_nothing_is_kept_are_replaced() {
     assert_eq!(
         positive.verdict(&[Some(1.0), Some(1.0)], &[Some(1.0), Some(1.0)]),
         None,
-        "equal is fine, unless it is asked for"
+        "equal outcomes are kept unless dynamic sampling is on"
     );
     let both = Filters { keep: Some(Keep::Positive), ..DYNAMIC };
     assert_eq!(

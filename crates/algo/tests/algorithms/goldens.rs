@@ -87,7 +87,7 @@ struct LossCase {
     metrics: BTreeMap<String, f64>,
 }
 
-/// The loss of a critic of its own.
+/// The loss of a separate critic.
 #[derive(Deserialize)]
 struct ValueCase {
     name: String,
@@ -144,7 +144,7 @@ fn metric_of(metrics: &LossMetrics, name: &str) -> f64 {
 impl LossCase {
     /// The loss, and whether its proximal policy is interpolated.
     fn loss(&self) -> (PolicyLoss, bool) {
-        // What trains the process-reward model of `prime` is a loss of its own.
+        // The process-reward model of `prime` has its own loss.
         if self.method == "prime_prm" {
             let beta = self.settings["advantage"]["beta"].as_f64().expect(&self.name);
             let surrogate = Surrogate::ImplicitReward(ImplicitReward { beta });

@@ -1,4 +1,4 @@
-//! Sequences of which it is known before they are scored that nothing of them is trained.
+//! Sequences that are known to have no gradient before they are scored.
 
 use proptest::prelude::*;
 use rloom_algo::{Algorithm, LossBatch, Method, Surrogate};

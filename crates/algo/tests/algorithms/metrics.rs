@@ -300,7 +300,7 @@ fn corrections_are_measured() {
     );
 }
 
-/// A critic of its own and a shared backbone measure alike; the weight is in the loss alone.
+/// A separate critic and a shared backbone measure alike; the weight is in the loss alone.
 #[test]
 fn values_are_measured() {
     let step = Step {

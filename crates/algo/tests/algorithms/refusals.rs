@@ -86,7 +86,7 @@ fn wrong_lengths_are_named() {
     let rows = whole.rows(0..3);
     for (wanted, column) in COLUMNS {
         if wanted == Score::Logprob {
-            continue; // The rows are held against it.
+            continue; // The rows are checked against it.
         }
         let mut step = step();
         column(&mut step).push(0.0);

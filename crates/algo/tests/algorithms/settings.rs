@@ -274,7 +274,7 @@ fn what_nothing_reads_is_an_error() {
     assert_eq!(
         text,
         "not read by method \"rloo\": loss.clip_low (not a setting of loss \"reinforce\": level)\n\
-         hint: remove what is not read"
+         hint: remove these keys"
     );
     // They become readable with what reads them.
     assert!(resolve(Rloo, r#"{"loss":{"kind":"ppo_clip","clip_low":0.1},"epochs":2}"#).is_ok());

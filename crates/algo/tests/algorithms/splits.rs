@@ -1,4 +1,4 @@
-//! Micro-batches: the same bits however an optimiser step is cut.
+//! Micro-batches: results are bitwise identical for any split of an optimiser step.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ fn pieces(sequences: usize, cuts: u16) -> Vec<Range<usize>> {
     pieces
 }
 
-/// Micro-batches against the step at once, to the bit.
+/// Compares micro-batches with the whole step, bitwise.
 fn compare(step: &Step, whole: &LossGrad, parts: &[LossGrad], backwards: bool) -> Result<(), TestCaseError> {
     prop_assert_eq!(bits(parts.iter().flat_map(|g| &g.d_logprob)), bits(&whole.d_logprob));
     prop_assert_eq!(bits(parts.iter().flat_map(|g| &g.d_entropy)), bits(&whole.d_entropy));

@@ -177,7 +177,7 @@ fn what_is_unsound_is_refused() {
     }
 }
 
-/// How far the policy has gone from its samplers is told by every method, whether it weighs by that or not.
+/// Every method reports the distance of the policy from its samplers, also without a weight.
 #[test]
 fn staleness_is_always_measured() {
     let names = [metric::CORRECTION_ESS, metric::CORRECTION_WEIGHT_MEAN, metric::CORRECTION_MASKED_RATIO];
@@ -211,7 +211,7 @@ fn staleness_is_always_measured() {
         let has = |name| preset.iter().any(|(n, _)| *n == name);
         assert_eq!(names.into_iter().any(has), method == Method::DecoupledPpo, "{method}: {preset:?}");
     }
-    // Ratios 2, 1 and 1; TOPR applies 1 to the first two, and what is told is the ratio.
+    // Ratios 2, 1 and 1; TOPR applies 1 to the first two, and the ratio is reported.
     let m = step.metrics(&default(Method::Topr).loss);
     assert!((m.correction_weight_mean.unwrap() - 4.0 / 3.0).abs() < 1e-6);
     assert!((m.correction_ess.unwrap() - 16.0 / 18.0).abs() < 1e-6);
@@ -230,7 +230,7 @@ fn staleness_is_always_measured() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Where every sampler was the proximal policy, what is done about stale samples is nothing, to the bit. (Without a
+    /// If every sampler was the proximal policy, corrections for staleness change nothing, bitwise. (Without a
     /// ratio there is one step per batch, so the policy is the proximal one.)
     #[test]
     fn nothing_is_stale(step in steps()) {

@@ -133,7 +133,7 @@ impl Step {
         step_loss(loss, &batches, &scores, &self.counts(), draw)
     }
 
-    /// A micro-batch of a critic of its own.
+    /// A micro-batch of a separate critic.
     pub(crate) fn critic(&self, spec: &ValueLoss, sequences: Range<usize>) -> Result<LossGrad, AlgoError> {
         let rows = self.rows(sequences.clone());
         let scores = TokenScores { value: self.scores(sequences.clone()).value, ..TokenScores::default() };

@@ -266,7 +266,7 @@ mod tests {
             tokens: (0..n as u32).map(|i| i + 100 * ticket as u32).collect(),
             spans: vec![
                 Span::new(Author::Prompt, 0..prompt),
-                Span::new(Author::Policy, prompt..n).at(temperature),
+                Span::new(Author::Policy, prompt..n).with_temperature(temperature),
             ],
             logprobs: (0..policy).map(|i| -(i as f32) - ticket as f32).collect(),
             versions: vec![],
@@ -425,9 +425,9 @@ mod tests {
         let mut game = trajectory(0, 2, 6, 1.0);
         game.spans.truncate(1);
         game.spans.extend([
-            Span::new(Author::Policy, 2..4).at(0.5),
+            Span::new(Author::Policy, 2..4).with_temperature(0.5),
             Span::new(Author::Environment, 4..7),
-            Span::new(Author::Policy, 7..8).at(0.5),
+            Span::new(Author::Policy, 7..8).with_temperature(0.5),
         ]);
         game.logprobs = vec![-1.0, -2.0, -3.0];
         let packed = pack([&trajectory(1, 1, 1, 1.0), &game], 100).unwrap().remove(0);

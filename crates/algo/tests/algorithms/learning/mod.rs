@@ -179,7 +179,7 @@ fn tokens_are_picked_by_covariance() {
     }
 }
 
-/// The value comes to explain returns, on a backbone of its own and on the policy's.
+/// The value learns to explain returns, on its own backbone and on the policy's.
 #[test]
 fn values_are_learnt() {
     let own = preset_learns(Method::Ppo);

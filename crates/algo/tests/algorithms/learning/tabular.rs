@@ -15,7 +15,7 @@ pub(crate) struct Episode {
     pub(crate) actions: Vec<usize>,
     /// Share of right actions.
     pub(crate) share: f64,
-    /// 1 where all that was asked for was done, else 0.
+    /// 1 if every token is as required, else 0.
     pub(crate) solved: f64,
 }
 
@@ -93,7 +93,7 @@ pub(crate) enum Choose {
 /// What is to be learnt.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Game {
-    /// Three tasks of one to three tokens; each place of each task has a state of its own.
+    /// Three tasks of one to three tokens; each position of each task has its own state.
     Words,
     /// A row of rooms: the right action leads to the next one, any other stays, so that rooms are seen again.
     Rooms,

@@ -23,11 +23,11 @@ pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
             let mut tokens = prompt.clone();
             tokens.extend((0..n as u64).map(|i| stream.below(i, VOCAB) as u32));
             let mut spans =
-                vec![Span::new(Author::Prompt, 0..p), Span::new(Author::Policy, p..p + n).at(0.8)];
+                vec![Span::new(Author::Prompt, 0..p), Span::new(Author::Policy, p..p + n).with_temperature(0.8)];
             if n > 4 && sample % 3 == 1 {
                 spans[1].range.end = p + 2;
                 spans.push(Span::new(Author::Environment, p + 2..p + 4));
-                spans.push(Span::new(Author::Policy, p + 4..p + n).at(0.8));
+                spans.push(Span::new(Author::Policy, p + 4..p + n).with_temperature(0.8));
             }
             let scored = spans.iter().filter(|s| s.author == Author::Policy).map(|s| s.range.len()).sum();
             Trajectory {
