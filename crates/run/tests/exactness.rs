@@ -63,7 +63,7 @@ fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
 
 fn what_is_sampled_is_what_is_scored(compute: Dtype) {
     let directory = tempfile::tempdir().unwrap();
-    let format = format!("model.compute={}", compute.name());
+    let format = format!("model.dtype={}", compute.name());
     let overrides =
         ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7", &format];
     let config = recipe::config(directory.path(), &overrides);

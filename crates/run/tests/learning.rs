@@ -62,7 +62,7 @@ const SIGNIFICANT: f64 = 3.090;
 const METHODS: [(&str, &[&str]); 4] = [
     ("grpo", &[]),
     ("gspo", &[]),
-    ("ppo", &["stage.rl.batch=256", "stage.rl.algorithm.group_size=1"]),
+    ("ppo", &["stage.rl.groups_per_batch=256", "stage.rl.algorithm.group_size=1"]),
     ("prime", &[]),
 ];
 
@@ -84,7 +84,7 @@ fn accuracy_rises_and_not_with_the_sign_flipped() {
         assert!(z(before, after, n) > SIGNIFICANT, "{method}: {before} → {after} on {n} tasks");
         if method == "grpo" {
             // Products of bf16 numbers learn as well: from the same start to where f32 ends, but for chance.
-            let (start, other, n) = train("bf16", &["model.compute=bf16"]);
+            let (start, other, n) = train("bf16", &["model.dtype=bf16"]);
             assert!(z(start, other, n) > SIGNIFICANT, "bf16: {start} → {other} on {n} tasks");
             let apart = z(other, after, n).abs();
             assert!(apart <= SIGNIFICANT, "bf16 ends at {other}, f32 at {after}, on {n} tasks");

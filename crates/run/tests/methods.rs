@@ -19,9 +19,9 @@ const SHORT: [&str; 9] = [
     "eval.tasks=1",
     "eval.reward.components=[{kind='exact'}]",
     "stage.warmup.steps=1",
-    "stage.warmup.batch=4",
+    "stage.warmup.groups_per_batch=4",
     "stage.rl.steps=2",
-    "stage.rl.batch=4",
+    "stage.rl.groups_per_batch=4",
     "run.checkpoint_every=1",
     "stage.rl.trainer.micro_batch_tokens=64",
 ];

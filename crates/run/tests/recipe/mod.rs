@@ -41,7 +41,7 @@ components = [{ kind = "exact" }]
 name = "warmup"
 method = "sft"
 steps = 4
-batch = 16
+groups_per_batch = 16
 
 [stage.trainer]
 learning_rate = 3e-3
@@ -50,7 +50,7 @@ learning_rate = 3e-3
 name = "rl"
 method = "grpo"
 steps = 6
-batch = 6
+groups_per_batch = 6
 
 [stage.algorithm]
 group_size = 4
