@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::schema::{TrainerTable, algorithm_schema, method_schema};
+use crate::schema::{TrainerTable, method_schema};
 use crate::settings::RunSettings;
 
 /// A table whose content is read elsewhere.
@@ -187,7 +187,6 @@ pub(crate) struct StageKeys {
     pub(crate) allow_truncated_sampling: Option<bool>,
     /// Overrides of the method's settings.
     #[serde(default)]
-    #[schemars(schema_with = "algorithm_schema")]
     pub(crate) algorithm: AlgorithmSettings,
     /// Overrides of `[data]` in this stage.
     #[schemars(with = "Option<DataSettings>")]

@@ -30,11 +30,6 @@ pub(crate) fn method_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": names, (VALUE_DOCS): { "docs": { "enumValues": summaries } } })
 }
 
-/// Schema of `[stage.algorithm]`.
-pub(crate) fn algorithm_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object" })
-}
-
 /// Extension of the TOML language server Taplo that documents the values of an enumeration.
 pub(crate) const VALUE_DOCS: &str = "x-taplo";
 
@@ -182,9 +177,22 @@ fn merged(key: &str, kinds: &[Value]) -> Value {
         _ => text(&schema, "description").to_owned(),
     };
     if let Some(object) = schema.as_object_mut() {
-        object.insert("description".to_owned(), description.into());
+        let same_default = with_key().all(|(_, other)| other.get("default") == object.get("default"));
+        let defaults = if same_default { String::new() } else { defaults(with_key()) };
+        if !same_default {
+            object.shift_remove("default");
+        }
+        object.insert("description".to_owned(), format!("{description}{defaults}").into());
     }
     schema
+}
+
+/// The defaults of a key in several kinds as a sentence.
+fn defaults<'a>(kinds: impl Iterator<Item = (&'a Value, &'a Value)>) -> String {
+    let with_default = kinds.filter_map(|(kind, schema)| Some((label(kind)?, schema.get("default")?)));
+    let listed: Vec<String> =
+        with_default.map(|(label, default)| format!("`{default}` with {label}")).collect();
+    if listed.is_empty() { String::new() } else { format!(" Default: {}.", listed.join(", ")) }
 }
 
 /// The setting that selects a kind: its tag, or its only required key.

@@ -111,7 +111,10 @@ fn keys_and_types() {
 fn losses_and_advantages() {
     const RL: &str = "[[stage]]\nname = \"rl\"\n[stage.algorithm]\n";
     let cases: [(&str, &[Code]); 7] = [
-        ("clip_low = 0.1\ngamma = 0.9\nprm.beta = 0.1\n", &[Code::RenamedKey, Code::RenamedKey, Code::RenamedKey]),
+        (
+            "clip_low = 0.1\ngamma = 0.9\nprm.beta = 0.1\n",
+            &[Code::RenamedKey, Code::RenamedKey, Code::RenamedKey],
+        ),
         ("loss = \"cipso\"\n", &[Code::UnknownName]),
         ("loss = { kind = \"cispo\", wieght_cap = 4.0 }\n", &[Code::UnknownKey]),
         ("loss = { kind = \"cispo\", weight_cap = \"4\" }\n", &[Code::WrongType]),
@@ -186,7 +189,10 @@ fn ranges() {
             ("[eval]\ntasks = 0\nevery = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
             ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
-            ("[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n", &[Code::OutOfRange]),
+            (
+                "[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n",
+                &[Code::OutOfRange],
+            ),
             ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nloss.clip_low = 1.5\n", &[Code::Conflict]),
             ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
             (
@@ -306,7 +312,8 @@ fn stages() {
             ("[stage.lr]\nsteps = 3\n", &[Code::UnknownStage]),
         ],
     );
-    let twice = format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n");
+    let twice =
+        format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n");
     let errors = Config::from_text("recipe.toml", &twice, &[] as &[&str]).unwrap_err();
     assert_eq!(errors.problems[0].code, Code::DuplicateStage);
     snapshot("duplicate_stage", &errors.to_string());

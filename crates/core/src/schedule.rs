@@ -16,7 +16,7 @@ pub enum OnUpdate {
     /// log-probabilities of the later tokens. Completions without a token yet restart, so that the first tokens of
     /// every completion are exactly those of the version they name.
     Keep,
-    /// Ends them with [`StopReason::Aborted`](crate::StopReason::Aborted); each returns the tokens it has.
+    /// Aborts them; each returns the tokens it has.
     Abort,
 }
 

@@ -15,19 +15,22 @@ pub struct ScheduleSettings {
     /// Samples group `t` with version `max(0, ⌊t/B⌋ − η)` from its first token to its last, so that a run is bitwise
     /// reproducible at any η. New weights then wait for the groups of older versions.
     pub pin_version: bool,
-    /// Policy for in-flight completions when a new version is published.
+    /// Policy for in-flight completions when a new version is published, with `max_staleness` above 0. Default:
+    /// `"recompute"`, or `"finish"` with `pin_version`.
     pub on_update: OnUpdate,
     /// Order in which ready groups form batches.
     pub cut_order: CutOrder,
-    /// Groups that may run beyond the number that the batches need, so that a batch need not wait for the slowest.
+    /// Groups that may run beyond the number that the batches need, so that a batch need not wait for the slowest; 0 for
+    /// none. Requires `cut_order = "completion"`.
     pub oversample: u64,
-    /// Policy for groups that can no longer be part of a batch in time.
+    /// Policy for groups that can no longer be part of a batch in time, with `cut_order = "completion"`. `"defer"` requires
+    /// `max_staleness = 0` and `oversample` above 0.
     pub stragglers: Stragglers,
     /// Order in which waiting completions start when not all can run at once.
     pub priority: Priority,
     /// Reaction to a group that cannot be generated or scored.
     pub on_failure: OnFailure,
-    /// With [`OnFailure::Replace`], the number of groups that may fail per batch, times the `1 + max_staleness` batches
+    /// With `on_failure = "replace"`, the number of groups that may fail per batch, times the `1 + max_staleness` batches
     /// in preparation at once; one more ends the run.
     pub max_failures: u64,
 }

@@ -18,7 +18,7 @@ pub enum CutOrder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stragglers {
-    /// Ends them as [`End::Stale`](crate::End::Stale).
+    /// Ends them as stale.
     #[default]
     Drop,
     /// Cancels them and starts them again later, in a batch of deferred groups only (tail batching).

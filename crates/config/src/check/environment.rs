@@ -52,7 +52,10 @@ pub(super) fn check(
         let message = format!("the component `{}` has no step rewards to add up", component.name);
         problems.push(
             Problem::new(Code::Conflict, message)
-                .at(reward.origin_or_table("components"), format!("the `{name}` environment does not reward turns"))
+                .at(
+                    reward.origin_or_table("components"),
+                    format!("the `{name}` environment does not reward turns"),
+                )
                 .at_if_set(environment.origin("kind"), "")
                 .hint(set_guess(environment)),
         );
@@ -75,7 +78,10 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
             )
             .at(keys.origin_or_table(key), "")
             .at_if_set(environment.origin("kind"), format!("the `{name}` environment has no steps"))
-            .hint(format!("{}; without steps, `advantage = \"group\"` is equivalent", set_guess(environment))),
+            .hint(format!(
+                "{}; without steps, `advantage = \"group\"` is equivalent",
+                set_guess(environment)
+            )),
         );
     } else if let Some(rollout) = &stage.rollout
         && rollout.reward.value.environment_weight().is_none_or(|weight| weight == 0.0)
@@ -86,7 +92,10 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
                 "advantage \"gigpo\" assigns credit to steps, but the reward does not include them",
             )
             .at(keys.origin_or_table(key), "")
-            .at(rollout.reward.origin_or_table("components"), "does not include the environment's step rewards")
+            .at(
+                rollout.reward.origin_or_table("components"),
+                "does not include the environment's step rewards",
+            )
             .hint("add `{ kind = \"environment\" }` to the components"),
         );
     }
@@ -94,6 +103,7 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
 
 /// Hint to set the environment; in the shared table if no table sets it yet.
 fn set_guess(environment: &Section<EnvironmentSettings>) -> String {
-    let key = if environment.is_set("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
+    let key =
+        if environment.is_set("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
     format!("set `{key} = \"guess\"`")
 }

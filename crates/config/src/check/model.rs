@@ -39,21 +39,18 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelS
         }
         (Some(_), Some(_)) => {
             problems.push(
-                Problem::new(
-                    Code::Conflict,
-                    "`model.path` and `model.new` are both set",
-                )
-                .at(section.origin_or_table("path"), "an existing model")
-                .at(section.origin_or_table("new"), "a new model")
-                .hint("remove one of the two"),
+                Problem::new(Code::Conflict, "`model.path` and `model.new` are both set")
+                    .at(section.origin_or_table("path"), "an existing model")
+                    .at(section.origin_or_table("new"), "a new model")
+                    .hint("remove one of the two"),
             );
             None
         }
         (None, None) => {
             problems.push(
-                Problem::new(Code::MissingKey, "no model is set")
-                    .at(section.node.origin, "")
-                    .hint("set `model.path` to a folder or a hub id, or describe a new model in `[model.new]`"),
+                Problem::new(Code::MissingKey, "no model is set").at(section.node.origin, "").hint(
+                    "set `model.path` to a folder or a hub id, or describe a new model in `[model.new]`",
+                ),
             );
             None
         }
@@ -119,7 +116,11 @@ fn check_alphabet<T>(
 ) {
     let mut seen = BTreeSet::new();
     if let Some(twice) = alphabet.chars().find(|c| !seen.insert(*c)) {
-        problems.push(invalid(section, "alphabet", &format!("`tokenizer.alphabet` contains {twice:?} twice")));
+        problems.push(invalid(
+            section,
+            "alphabet",
+            &format!("`tokenizer.alphabet` contains {twice:?} twice"),
+        ));
     }
     let missing: String = needed.difference(&seen).collect();
     if !missing.is_empty() {

@@ -163,20 +163,22 @@ fn check_pin(
         return;
     }
     if keys.on_failure == OnFailure::Replace {
-        problems.push(refuse(
-            "on_failure",
-            "the replacement of a failed group starts with a later version",
-        ));
+        problems.push(refuse("on_failure", "the replacement of a failed group starts with a later version"));
     }
     if algorithm.is_some_and(|a| a.filters.replaces_groups()) {
         problems.push(
             Problem::new(
                 Code::Conflict,
-                format!("`{}` cannot be combined with a filter that replaces groups", section.name("pin_version")),
+                format!(
+                    "`{}` cannot be combined with a filter that replaces groups",
+                    section.name("pin_version")
+                ),
             )
             .at(section.origin_or_table("pin_version"), "fixes a group's version by its ticket")
             .at_if_set(stage.keys.origin("method"), "replaces filtered groups, with a later version")
-            .hint("set `max_staleness = 0`, or disable the filter: `algorithm.filter.dynamic_sampling = false`"),
+            .hint(
+                "set `max_staleness = 0`, or disable the filter: `algorithm.filter.dynamic_sampling = false`",
+            ),
         );
     }
 }

@@ -169,8 +169,10 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
         let down = keys.groups_per_batch / minibatches * minibatches;
         let fitting: Vec<String> =
             [down, down + minibatches].iter().filter(|b| **b > 0).map(ToString::to_string).collect();
-        let fewer =
-            (1..=minibatches.min(keys.groups_per_batch)).rev().find(|m| keys.groups_per_batch.is_multiple_of(*m)).unwrap_or(1);
+        let fewer = (1..=minibatches.min(keys.groups_per_batch))
+            .rev()
+            .find(|m| keys.groups_per_batch.is_multiple_of(*m))
+            .unwrap_or(1);
         problems.push(
             Problem::new(
                 Code::Conflict,
@@ -180,9 +182,18 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
                     section.name("groups_per_batch")
                 ),
             )
-            .at(section.origin_or_table("algorithm.minibatches"), format!("{minibatches} optimizer steps per pass"))
-            .at(section.origin_or_table("groups_per_batch"), format!("{} groups per batch", keys.groups_per_batch))
-            .hint(format!("use `groups_per_batch = {}`, or `minibatches = {fewer}`", fitting.join("` or `groups_per_batch = "))),
+            .at(
+                section.origin_or_table("algorithm.minibatches"),
+                format!("{minibatches} optimizer steps per pass"),
+            )
+            .at(
+                section.origin_or_table("groups_per_batch"),
+                format!("{} groups per batch", keys.groups_per_batch),
+            )
+            .hint(format!(
+                "use `groups_per_batch = {}`, or `minibatches = {fewer}`",
+                fitting.join("` or `groups_per_batch = ")
+            )),
         );
     }
     Some(algorithm)

@@ -38,7 +38,10 @@ impl Layers {
                 };
                 let problem = Problem::new(Code::Unreadable, message);
                 self.problems.push(if path.is_dir() {
-                    problem.hint(format!("give the path of a file, for example {}", path.join("config.toml").display()))
+                    problem.hint(format!(
+                        "give the path of a file, for example {}",
+                        path.join("config.toml").display()
+                    ))
                 } else {
                     problem
                 });

@@ -124,8 +124,11 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
         }
         Fault::UnknownName { given, known } => {
             if let Some(new) = context.renames.value(&name, given, known) {
-                return Problem::new(Code::RenamedValue, format!("`{name} = \"{given}\"` is now `\"{new}\"`"))
-                    .at(node.origin, format!("write \"{new}\""));
+                return Problem::new(
+                    Code::RenamedValue,
+                    format!("`{name} = \"{given}\"` is now `\"{new}\"`"),
+                )
+                .at(node.origin, format!("write \"{new}\""));
             }
             let problem = Problem::new(Code::UnknownName, format!("`{name}` cannot be \"{given}\""))
                 .at(node.origin, suggest::did_you_mean(given, known));

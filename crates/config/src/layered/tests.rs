@@ -99,7 +99,14 @@ fn load(files: &[(&str, &str)], overrides: &[&str]) -> Result<Root, ConfigErrors
         [("optimizer", field_names::<Optimizer>()), ("model.new", field_names::<New>())].into();
     let value = read::<Root>(
         &node,
-        Context { sources: &sources, path: "", layers: &[], also: &[], sections: &keys, renames: Renames::NONE },
+        Context {
+            sources: &sources,
+            path: "",
+            layers: &[],
+            also: &[],
+            sections: &keys,
+            renames: Renames::NONE,
+        },
         &mut problems,
     );
     match value {
@@ -169,10 +176,7 @@ fn another_alternative_drops_the_keys_of_the_first() {
     );
     assert!(load(&[base], &["model.path=y"]).unwrap().model.revision.is_none());
     let root = load(&[("a.toml", "model.path = 'x'\n[model.new]\nlayers = 2")], &[]).unwrap();
-    assert!(
-        root.model.path.is_some() && root.model.new.is_some(),
-        "both in one file are kept"
-    );
+    assert!(root.model.path.is_some() && root.model.new.is_some(), "both in one file are kept");
 }
 
 #[test]

@@ -161,14 +161,21 @@ fn collect(path: &str, schema: &Value, tables: &mut Vec<TableDoc>) {
         if schema.get("items").is_some_and(|items| items.get("properties").is_some()) {
             collect(&format!("{path}[]"), &schema["items"], &mut inner);
         }
+        // A table with a short form, such as `loss`.
+        if let Some(table) = alternatives(schema).iter().find(|choice| choice.get("properties").is_some()) {
+            collect(&path, table, &mut inner);
+        }
     }
     tables.push(table);
     tables.append(&mut inner);
 }
 
 fn key_doc(path: String, schema: &Value) -> KeyDoc {
-    let docs = &schema[VALUE_DOCS]["docs"]["enumValues"];
-    let values = schema.get("enum").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let names =
+        std::iter::once(schema).chain(alternatives(schema)).find(|choice| choice.get("enum").is_some());
+    let names = names.unwrap_or(&Value::Null);
+    let docs = &names[VALUE_DOCS]["docs"]["enumValues"];
+    let values = names.get("enum").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let values = values.iter().enumerate().map(|(i, value)| {
         let doc = docs.get(i).and_then(Value::as_str).unwrap_or_default();
         (value.to_string(), doc.to_owned())
@@ -182,9 +189,14 @@ fn key_doc(path: String, schema: &Value) -> KeyDoc {
     }
 }
 
+fn alternatives(schema: &Value) -> &[Value] {
+    schema.get("anyOf").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
 /// Type of a value in words.
 fn value_type(schema: &Value) -> String {
-    if let Some(Value::Array(choices)) = schema.get("anyOf") {
+    let choices = alternatives(schema);
+    if !choices.is_empty() {
         return choices.iter().map(value_type).collect::<Vec<_>>().join(" or ");
     }
     match schema.get("type").and_then(Value::as_str).unwrap_or_default() {

@@ -1,0 +1,58 @@
+//! The documented keys are the keys that recipes have.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use rloom_algo::Method;
+use rloom_config::Config;
+use rloom_config::reference::{EngineKind, KeyDoc, key_paths, keys, tables};
+
+/// Maximum number of keys that apply to one method with one engine.
+const MAX_KEYS: usize = 100;
+
+fn documented() -> Vec<KeyDoc> {
+    tables().into_iter().flat_map(|table| table.keys).collect()
+}
+
+#[test]
+fn every_key_is_documented() {
+    for key in documented() {
+        assert!(key.description.len() > 10, "{key:?}");
+        let is_internal = key.description.contains("[`") || key.description.contains("::");
+        assert!(!is_internal, "refers to an item of the source: {key:?}");
+        assert!(!key.value_type.is_empty(), "{key:?}");
+    }
+}
+
+#[test]
+fn keys_are_documented_once() {
+    let keys = documented();
+    let paths: BTreeSet<&str> = keys.iter().map(|key| key.path.as_str()).collect();
+    assert_eq!(paths.len(), keys.len());
+}
+
+#[test]
+fn all_keys_of_the_recipes_are_documented() {
+    let documented: BTreeSet<String> = documented().into_iter().map(|key| key.path).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    for recipe in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
+        let config = Config::load(&[folder.join(recipe)], &[] as &[&str]).unwrap();
+        let undocumented: Vec<String> = key_paths(&config).difference(&documented).cloned().collect();
+        assert!(undocumented.is_empty(), "{recipe}: {undocumented:?}");
+    }
+}
+
+#[test]
+fn a_method_has_at_most_a_hundred_keys() {
+    let mut counts = String::new();
+    let mut most = 0;
+    for engine in EngineKind::ALL {
+        for method in Method::ALL {
+            let keys = keys(*method, engine).unwrap_or_else(|errors| panic!("{method}: {errors}"));
+            let _ = writeln!(counts, "{method}, {engine:?}: {}", keys.len());
+            most = most.max(keys.len());
+        }
+    }
+    assert!(most <= MAX_KEYS, "more than {MAX_KEYS} keys:\n{counts}");
+}
