@@ -63,11 +63,7 @@ fn sampled_and_recomputed_log_probabilities_are_bitwise_identical() {
 
 fn check_log_probabilities(dtype: Dtype) {
     let directory = tempfile::tempdir().unwrap();
-<<<<<<< HEAD
     let chosen = format!("model.dtype={}", dtype.name());
-=======
-    let format = format!("model.dtype={}", compute.name());
->>>>>>> wt-run
     let overrides =
         ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7", &chosen];
     let config = recipe::config(directory.path(), &overrides);

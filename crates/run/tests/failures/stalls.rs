@@ -14,7 +14,7 @@ const IDLE: &str =
 fn stall(trial: &Trial, faults: Faults) -> String {
     let mut impatient = trial.config.clone();
     impatient.run.stall_seconds = 1;
-    let error = trial.attempt_with(impatient, faults, StopFlag::default(), None).unwrap_err();
+    let error = Trial::attempt_with(impatient, faults, StopFlag::default(), None).unwrap_err();
     let RunError::Stalled { stage, report, checkpoint, .. } = &error else { panic!("{error}") };
     assert_eq!(stage, "rl");
     assert!(!checkpoint.is_empty());

@@ -58,12 +58,11 @@ impl Trial {
         stop: StopFlag,
         observer: Option<Seen>,
     ) -> Result<Summary, RunError> {
-        self.attempt_with(self.config.clone(), faults, stop, observer)
+        Self::attempt_with(self.config.clone(), faults, stop, observer)
     }
 
     /// Starts the run with a variant of its configuration, or resumes it.
     pub(crate) fn attempt_with(
-        &self,
         config: Config,
         faults: Faults,
         stop: StopFlag,
