@@ -5,6 +5,8 @@
 //!
 //!     cargo run --release --example grpo
 
+#![expect(clippy::print_stdout, reason = "an example prints its progress")]
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
