@@ -7,7 +7,7 @@ use rloom_algo::{
 use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, Role};
 
-use crate::rows::BatchScores;
+use crate::BatchScores;
 
 /// Owned inputs of the advantage of an episode.
 #[derive(Debug, Default)]

@@ -9,8 +9,8 @@ use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, metric};
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::report::StepMeasurements;
-use crate::rows::{BatchScores, Member, loss_inputs, members, outcome_inputs, split_groups, split_scores};
-use crate::{BatchReport, Models, advantages};
+use crate::rows::{Member, loss_inputs, members, outcome_inputs, split_groups, split_scores};
+use crate::{BatchReport, BatchScores, Models, advantages};
 
 /// Trains on the batches of a stage.
 #[derive(Debug, Clone, Copy)]

@@ -13,9 +13,8 @@ mod scores;
 
 #[cfg(test)]
 mod batch_tests;
-#[cfg(test)]
-mod sampler_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use models::Models;
 pub use report::BatchReport;
+pub use scores::BatchScores;

@@ -6,6 +6,8 @@ use rloom_algo::{Advantages, LossInputs, Mismatch, TokenScores};
 use rloom_core::{Group, PolicyVersion, Role, Trajectory};
 use rloom_engine::PackedBatch;
 
+use crate::BatchScores;
+
 /// A trained trajectory and its position in the batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Member<'a> {
@@ -43,28 +45,6 @@ pub(crate) fn is_of_version(trajectory: &Trajectory, version: PolicyVersion) -> 
 pub(crate) fn split_groups(n: usize, parts: usize) -> Vec<Range<usize>> {
     let parts = parts.clamp(1, n.max(1));
     (0..parts).map(|i| i * n / parts..(i + 1) * n / parts).collect()
-}
-
-/// Per-token numbers of each trained trajectory of a batch, computed before the first optimiser step. Lists that the
-/// algorithm does not read are empty.
-#[derive(Debug, Default)]
-pub(crate) struct BatchScores {
-    /// Log-probabilities of the reference policy.
-    pub(crate) reference: Vec<Vec<f32>>,
-    /// Log-probabilities of the policy before the first optimiser step; empty if the sampler's are used.
-    pub(crate) old: Vec<Vec<f32>>,
-    /// Interpolation factor α of each token ([`LossInputs::interpolation`]).
-    pub(crate) interpolation: Vec<Vec<f32>>,
-    /// Values before the first optimiser step: of each token, and after the last one.
-    pub(crate) values: Vec<Vec<f32>>,
-    pub(crate) last_values: Vec<f32>,
-    /// Targets of the values.
-    pub(crate) returns: Vec<Vec<f32>>,
-    /// Log-probabilities of the process-reward model and of its reference.
-    pub(crate) prm: Vec<Vec<f32>>,
-    pub(crate) prm_reference: Vec<Vec<f32>>,
-    /// True for trajectories that are excluded from training.
-    pub(crate) masked: Vec<bool>,
 }
 
 /// Scores split by trajectory.

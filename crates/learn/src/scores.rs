@@ -1,14 +1,48 @@
 //! Scores of a batch before its first optimiser step.
 
 use rloom_algo::{Proximal, TokenScores, interpolation};
-use rloom_core::{PolicyVersion, Trajectory};
+use rloom_core::{Group, PolicyVersion, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which};
 
-use crate::rows::{BatchScores, Member, is_of_version, split_scores};
+use crate::rows::{Member, is_of_version, members, split_scores};
 use crate::{BatchTrainer, Models};
 
+/// Per-token numbers of each trained trajectory of a batch, computed before the first optimiser step: a list per
+/// trajectory, with one number per policy token. Numbers that the algorithm does not read are empty.
+#[derive(Debug, Default)]
+pub struct BatchScores {
+    /// Log-probabilities of the reference policy.
+    pub reference: Vec<Vec<f32>>,
+    /// Log-probabilities of the policy before the first optimiser step; empty if the sampler's are used.
+    pub old: Vec<Vec<f32>>,
+    /// Interpolation factor α of each token ([`LossInputs::interpolation`](rloom_algo::LossInputs)).
+    pub(crate) interpolation: Vec<Vec<f32>>,
+    /// Values before the first optimiser step: of each token, and after the last one.
+    pub(crate) values: Vec<Vec<f32>>,
+    pub(crate) last_values: Vec<f32>,
+    /// Targets of the values.
+    pub(crate) returns: Vec<Vec<f32>>,
+    /// Log-probabilities of the process-reward model and of its reference.
+    pub(crate) prm: Vec<Vec<f32>>,
+    pub(crate) prm_reference: Vec<Vec<f32>>,
+    /// True for trajectories that are excluded from training.
+    pub(crate) masked: Vec<bool>,
+}
+
 impl BatchTrainer {
-    /// Scores the batch under every model that the algorithm reads, before any of them is updated.
+    /// Scores the batch that is trained from `version` under every model that the algorithm reads, as
+    /// [`train`](Self::train) does before it updates any of them. Log-probabilities that an exact sampler has recorded
+    /// are taken from the trajectories instead of being computed.
+    pub fn batch_scores<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        groups: &[Group],
+        version: PolicyVersion,
+    ) -> Result<BatchScores, TrainError> {
+        self.scores(models, &members(groups), version)
+    }
+
+    /// Scores the trained trajectories of a batch.
     pub(crate) fn scores<E: TrainEngine>(
         &self,
         models: &mut Models<E>,

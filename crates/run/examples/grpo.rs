@@ -14,10 +14,10 @@ use rloom_algo::{
     Objective, PolicyObjective, advantages,
 };
 use rloom_core::{
-    Author, OnUpdate, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, Span, Task,
-    Ticket, Trajectory,
+    Author, OnUpdate, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, Span, Task, Ticket,
+    Trajectory,
 };
-use rloom_data::{ArithmeticSettings, DataSettings, Dataset, PromptFormat, Source, Split};
+use rloom_data::{ArithmeticSettings, DataSettings, Dataset, Operation, PromptFormat, Source, Split};
 use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
 use rloom_engine::{
     Form, GenerateRequest, Generation, OptimStep, RolloutEngine, RolloutSettings, SamplingSettings,
@@ -35,7 +35,7 @@ const LEARNING_RATE: f64 = 2e-3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Tasks: "3+4=" with the answer "7", from a generator; all numbers in turn.
-    let sums = ArithmeticSettings { operations: vec!["+".parse()?], max_digits: 1, ..Default::default() };
+    let sums = ArithmeticSettings { operations: vec![Operation::Add], max_digits: 1, ..Default::default() };
     let data = DataSettings { source: Source::Arithmetic(sums), prompt_format: PromptFormat::default() };
     let tasks = Dataset::open(&data, Split::Train, SEED)?;
 
@@ -46,10 +46,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         layers: 2,
         hidden_size: 64,
         heads: 4,
-        kv_heads: 2,
+        kv_heads: Some(2),
         intermediate_size: 128,
         max_positions: 16,
-        ..NewModel::default()
+        head_dim: None,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        initializer_range: 0.08,
     };
     let shape = shape.config(tokenizer.vocab_size())?;
     let policy = Arc::new(Model::init(&shape, SEED));

@@ -106,18 +106,13 @@ impl EmbeddedEngines {
     }
 
     fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {
-        match start {
-            StageStart::Initial => Ok(Arc::clone(&self.initial)),
-            StageStart::Published(policy) => match &policy.weights {
-                PublishedWeights::Folder(folder) => self.load(folder.path()),
-                _ => {
-                    let form = policy.form();
-                    let model = model_of(&policy).ok_or(RunError::ForeignWeights { form })?;
-                    drop(policy);
-                    Ok(without_value_head(model))
-                }
-            },
+        let StageStart::Published(policy) = start else { return Ok(Arc::clone(&self.initial)) };
+        if let PublishedWeights::Folder(folder) = &policy.weights {
+            return self.load(folder.path());
         }
+        let model = model_of(&policy).ok_or(RunError::ForeignWeights { form: policy.form() })?;
+        drop(policy);
+        Ok(without_value_head(model))
     }
 
     fn load(&self, folder: &Path) -> Result<Arc<Model>, RunError> {

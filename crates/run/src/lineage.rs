@@ -1,6 +1,6 @@
-//! Where a sample came from and what became of it: task, random key, versions, rewards, the step that trained on it.
+//! Lineage of samples: task, random key, versions, rewards, and the step that trained on them.
 //!
-//! Events say how a group ended; what it consists of comes from the rollouts of the step that trained on it, or from the
+//! The end of a group comes from the events; its content from the rollouts of the step that trained on it, or from the
 //! journal.
 
 mod name;
@@ -12,63 +12,62 @@ use rloom_collect::{completion_text, prompt_text};
 use rloom_core::{
     Episode, PolicyVersion, RewardComponent, Rewards, Role, StopReason, Trajectory, VersionSpan,
 };
+use rloom_telemetry::{Activity, Event, EventLine, LoggedTrajectory, read_events, surviving};
 use rloom_text::Tokenizer;
 use serde::Serialize;
 
 pub(crate) use self::name::ranges;
 pub use self::name::{LineageError, SampleName};
 
-use crate::recorded::{Found, JournalFate, Journaled, RecordedStage};
-use rloom_telemetry::{Activity, Event, EventLine};
-use rloom_telemetry::{LoggedTrajectory, read_events, surviving};
+use crate::recorded::{JournalFate, JournalGroup, RecordedGroup, RecordedStage};
 
-/// What became of a group.
+/// Fate of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
-    /// It was trained on.
+    /// A step has trained on the group.
     Trained {
-        /// By which step, from 1.
+        /// The step, from 1.
         step: u64,
-        /// The version that was trained from.
+        /// The version that the step started from.
         version: PolicyVersion,
-        /// How many versions older its oldest policy token was.
+        /// Age of its oldest policy token in versions.
         age: u64,
     },
-    /// It ended without being trained on.
+    /// The group ended without being trained on.
     Ended {
         /// `filtered`, `stale`, `failed` or `surplus`.
         end: String,
-        /// Why, where more is known.
+        /// The reason, if known.
         reason: Option<String>,
     },
-    /// It was put off, and will be started again.
-    PutOff,
-    /// It is being generated.
-    UnderWay,
-    /// It was generated, and waits to be trained on.
+    /// The group is deferred and will be restarted.
+    Deferred,
+    /// The group is being generated.
+    InFlight,
+    /// The group is complete and waits for a batch.
     Waiting,
-    /// It is in a batch that is not trained yet.
+    /// The group is part of a batch that is not trained yet.
     InBatch {
-        /// The step that trains on it, from 1.
+        /// The step of the batch, from 1.
         step: u64,
     },
 }
 
-/// When a group was generated.
+/// Time at which a group was generated.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Generated {
-    /// In which attempt.
+    /// The attempt.
     pub attempt: u32,
-    /// Seconds since that attempt began.
+    /// Start in seconds since the start of the attempt.
     pub start: f64,
-    /// Seconds since that attempt began.
+    /// End in seconds since the start of the attempt.
     pub end: f64,
 }
 
-/// The names of a sample's random stream (`rloom_core::RandomKey`).
+/// Key of a sample's random stream (`rloom_core::RandomKey`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the same fields as RandomKey has")]
+#[expect(missing_docs, reason = "the fields are those of RandomKey")]
 pub struct StreamName {
     pub seed: u64,
     pub stage: u32,
@@ -81,75 +80,75 @@ pub struct StreamName {
 /// Log-probabilities of the policy tokens when they were sampled, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Logprobs {
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Their mean.
+    /// Mean over the tokens.
     pub mean: f64,
-    /// The least likely one's.
+    /// Minimum over the tokens.
     pub lowest: f32,
-    /// Their sum: the log-probability of all of it.
+    /// Sum over the tokens: the log-probability of the completion.
     pub sum: f64,
 }
 
 /// One trajectory of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SampleLineage {
-    /// Where its random numbers came from.
+    /// Key of its random stream.
     pub random: StreamName,
-    /// Whether it is trained on, or others are compared with it.
+    /// Trained on, or a baseline.
     pub role: Role,
-    /// Tokens in all, the prompt included.
+    /// Number of tokens, the prompt included.
     pub tokens: usize,
-    /// Which version sampled which of them.
+    /// Versions that sampled its tokens.
     pub versions: Vec<VersionSpan>,
-    /// Versions between the oldest of its tokens and the one that was trained from.
+    /// Age of its oldest policy token in versions; `None` if no batch trains on it.
     pub age: Option<u64>,
-    /// `None` where the policy said nothing.
+    /// `None` if there are no policy tokens.
     pub logprobs: Option<Logprobs>,
-    /// Total reward, where one applies.
+    /// Total reward; `None` if no component applies.
     pub reward: Option<f64>,
-    /// Its parts with their weights.
+    /// Components of the reward with their weights.
     pub components: Vec<RewardComponent>,
-    /// Whether the task was solved.
+    /// True if the task was solved; `None` if no verifier says so.
     pub solved: Option<bool>,
-    /// Its episode's advantage.
+    /// Advantage of its episode.
     pub advantage: Option<f64>,
-    /// Why it ended.
+    /// Reason for its end.
     pub stop: StopReason,
-    /// Everything after the prompt as text.
+    /// Text after the prompt.
     pub completion: String,
 }
 
 /// The task that a group attempts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TaskLineage {
-    /// Its place in its dataset, where that is recorded: not of groups that are incomplete or were replaced.
+    /// Index in the dataset; not recorded for groups that are incomplete or were replaced.
     pub index: Option<u64>,
-    /// The prompt as text.
+    /// Text of the prompt.
     pub prompt: String,
-    /// The reference answer, where that is recorded.
+    /// The reference answer, if recorded.
     pub answer: Option<String>,
 }
 
-/// What is known of a group.
+/// Lineage of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Lineage {
     /// The stage.
     pub stage: String,
     /// The group.
     pub ticket: u64,
-    /// What became of it.
+    /// Its fate.
     #[serde(flatten)]
     pub fate: Fate,
-    /// When it was generated, where that was told.
+    /// Time at which it was generated, if recorded.
     pub generated: Option<Generated>,
-    /// What it attempts; unknown of groups whose tokens are nowhere any more.
+    /// Its task; `None` if no tokens are recorded.
     pub task: Option<TaskLineage>,
-    /// Its trajectories, or the one that was asked for.
+    /// Its trajectories, or the requested one.
     pub samples: Vec<SampleLineage>,
 }
 
-/// The lineage of a sample, or of all samples of a ticket, of the run in `directory`, whose files are only read.
+/// Returns the lineage of a sample, or of all samples of a ticket, of the run in `directory`. Only reads its files.
 pub fn lineage(directory: &Path, name: &SampleName) -> Result<Lineage, LineageError> {
     let all = read_events(&directory.join("events.jsonl"))?;
     let lines = surviving(&all);
@@ -160,12 +159,12 @@ pub fn lineage(directory: &Path, name: &SampleName) -> Result<Lineage, LineageEr
 /// A stage that samples.
 struct StageHistory {
     name: String,
-    /// Its place in the recipe.
+    /// Index in the recipe.
     index: u32,
-    history: RecordedStage,
+    recorded: RecordedStage,
 }
 
-/// The stages that sample, or the one that was asked for.
+/// Reads the stages that sample, or the wanted one.
 fn stages(
     directory: &Path,
     lines: &[&EventLine],
@@ -173,7 +172,7 @@ fn stages(
 ) -> Result<Vec<StageHistory>, LineageError> {
     let mut names: Vec<&str> = Vec::new();
     for line in lines {
-        // Demonstrations are no groups that anybody asks for.
+        // Groups of demonstrations have no lineage.
         if let Event::StageStarted { outline, .. } = &line.event
             && outline.method != "sft"
             && !names.contains(&outline.name.as_str())
@@ -185,25 +184,25 @@ fn stages(
         let stages = names.into_iter().map(str::to_owned).collect();
         return Err(LineageError::Stage { stage: stage.to_owned(), stages });
     }
-    let (_, places) = told_of_run(lines);
-    let asked_for = names.into_iter().filter(|name| wanted.is_none_or(|wanted| *name == wanted));
+    let (_, order) = seed_and_stages(lines);
+    let selected = names.into_iter().filter(|name| wanted.is_none_or(|wanted| *name == wanted));
     let read = |name: &str| {
-        let index = places.iter().position(|stage| stage == name).unwrap_or(0) as u32;
-        let history = RecordedStage::read(directory, index, name, lines)?;
-        Ok(StageHistory { name: name.to_owned(), index, history })
+        let index = order.iter().position(|stage| stage == name).unwrap_or(0) as u32;
+        let recorded = RecordedStage::read(directory, index, name, lines)?;
+        Ok(StageHistory { name: name.to_owned(), index, recorded })
     };
-    asked_for.map(read).collect()
+    selected.map(read).collect()
 }
 
-/// The run's seed and its stages in order.
-fn told_of_run(lines: &[&EventLine]) -> (u64, Vec<String>) {
-    let told = lines.iter().rev().find_map(|line| match &line.event {
+/// Returns the run's seed and the names of its stages in order.
+fn seed_and_stages(lines: &[&EventLine]) -> (u64, Vec<String>) {
+    let started = lines.iter().rev().find_map(|line| match &line.event {
         Event::RunStarted { seed, stages, .. } => {
             Some((*seed, stages.iter().map(|stage| stage.name.clone()).collect()))
         }
         _ => None,
     });
-    told.unwrap_or_default()
+    started.unwrap_or_default()
 }
 
 struct Finder<'a> {
@@ -237,8 +236,8 @@ impl Finder<'_> {
         Ok(lineage)
     }
 
-    /// What is told of a ticket, the last first.
-    fn told(&self, stage: &str, ticket: u64) -> impl Iterator<Item = &EventLine> {
+    /// Events of a group, latest first.
+    fn events(&self, stage: &str, ticket: u64) -> impl Iterator<Item = &EventLine> {
         self.lines.iter().rev().copied().filter(move |line| {
             line.stage == stage
                 && matches!(&line.event,
@@ -248,28 +247,28 @@ impl Finder<'_> {
     }
 
     fn group(&self, stage: &StageHistory, ticket: u64) -> Result<Option<Lineage>, LineageError> {
-        let generated = self.told(&stage.name, ticket).find_map(|line| match line.event {
+        let generated = self.events(&stage.name, ticket).find_map(|line| match line.event {
             Event::Activity { start, end, .. } => Some(Generated { attempt: line.attempt, start, end }),
             _ => None,
         });
-        let told = self.told(&stage.name, ticket).next().map(|line| match &line.event {
-            Event::GroupEnded { end, .. } if end == "deferred" => Fate::PutOff,
+        let reported = self.events(&stage.name, ticket).next().map(|line| match &line.event {
+            Event::GroupEnded { end, .. } if end == "deferred" => Fate::Deferred,
             Event::GroupEnded { end, reason, .. } => Fate::Ended { end: end.clone(), reason: reason.clone() },
             _ => Fate::Waiting,
         });
-        let (fate, task, samples) = match stage.history.find(ticket)? {
-            Some(Found::Trained { step, lines }) => {
+        let (fate, task, samples) = match stage.recorded.find(ticket)? {
+            Some(RecordedGroup::Trained { step, lines }) => {
                 let version = lines.first().map_or(PolicyVersion(step - 1), |line| line.version);
                 let age = lines.iter().filter_map(|line| age(&line.trajectory, version)).max().unwrap_or(0);
                 let fate = Fate::Trained { step, version, age };
                 (fate, lines.first().map(task_of_line), self.logged(stage, lines))
             }
-            Some(Found::Journaled(group)) => {
-                let fate = journal_fate(&group, told);
-                let (task, samples) = self.journaled(stage, group);
+            Some(RecordedGroup::Journal(group)) => {
+                let fate = journal_fate(&group, reported);
+                let (task, samples) = self.content(stage, group);
                 (fate, task, samples)
             }
-            None => match told {
+            None => match reported {
                 Some(fate) => (fate, None, Vec::new()),
                 None => return Ok(None),
             },
@@ -278,18 +277,22 @@ impl Finder<'_> {
     }
 
     fn logged(&self, stage: &StageHistory, lines: Vec<LoggedTrajectory>) -> Vec<SampleLineage> {
-        let (seed, _) = told_of_run(&self.lines);
+        let (seed, _) = seed_and_stages(&self.lines);
         let sample = |line: LoggedTrajectory| {
             let mut sample = sample(&line.trajectory, seed, stage.index, Some(line.version));
-            sample.judged(line.role, line.rewards);
+            sample.set_rewards(line.role, line.rewards);
             SampleLineage { advantage: line.advantage, completion: line.completion, ..sample }
         };
         lines.into_iter().map(sample).collect()
     }
 
-    /// The task and the samples of a group whose tokens the journal has, and nothing else.
-    fn journaled(&self, stage: &StageHistory, group: Journaled) -> (Option<TaskLineage>, Vec<SampleLineage>) {
-        let (seed, _) = told_of_run(&self.lines);
+    /// The task and the samples of a group of the journal.
+    fn content(
+        &self,
+        stage: &StageHistory,
+        group: JournalGroup,
+    ) -> (Option<TaskLineage>, Vec<SampleLineage>) {
+        let (seed, _) = seed_and_stages(&self.lines);
         let tokenizer = crate::policy::tokenizer_of(self.directory);
         let trained_from = match group.fate {
             Some(JournalFate::Cut { batch, .. }) => Some(PolicyVersion(batch)),
@@ -305,7 +308,7 @@ impl Finder<'_> {
         for Episode { role, segments, rewards } in group.episodes.into_values() {
             for trajectory in segments {
                 let mut sample = sample(&trajectory, seed, stage.index, trained_from);
-                sample.judged(role, rewards.clone());
+                sample.set_rewards(role, rewards.clone());
                 sample.completion = texts(tokenizer.as_ref(), &trajectory).1;
                 samples.push(sample);
             }
@@ -315,7 +318,7 @@ impl Finder<'_> {
 
     fn unknown(&self, ticket: u64) -> LineageError {
         let known = self.stages.iter().map(|stage| {
-            let mut tickets = stage.history.tickets();
+            let mut tickets = stage.recorded.tickets();
             tickets.extend(self.lines.iter().filter(|line| line.stage == stage.name).filter_map(|line| {
                 match &line.event {
                     Event::GroupEnded { ticket, .. } => Some(*ticket),
@@ -329,24 +332,24 @@ impl Finder<'_> {
     }
 }
 
-/// What became of a group that is in the journal, where events `told` of it.
-fn journal_fate(group: &Journaled, told: Option<Fate>) -> Fate {
-    match (&group.fate, told) {
-        (Some(JournalFate::Cut { batch, trained: false }), _) => Fate::InBatch { step: batch + 1 },
-        (Some(JournalFate::Cut { batch, trained: true }), _) => {
+/// Returns the fate of a group of the journal. `reported` is the one that the events report, if any.
+fn journal_fate(group: &JournalGroup, reported: Option<Fate>) -> Fate {
+    match (&group.fate, reported) {
+        (Some(JournalFate::Cut { batch, is_trained: false }), _) => Fate::InBatch { step: batch + 1 },
+        (Some(JournalFate::Cut { batch, is_trained: true }), _) => {
             let version = PolicyVersion(*batch);
             let trajectories = group.episodes.values().flat_map(|episode| &episode.segments);
             let age = trajectories.filter_map(|trajectory| age(trajectory, version)).max().unwrap_or(0);
             Fate::Trained { step: batch + 1, version, age }
         }
-        // Events know why, and which groups were let go: the journal does not repeat what follows from it.
-        (_, Some(ended @ (Fate::Ended { .. } | Fate::PutOff))) => ended,
+        // The journal has neither reasons of filters nor groups that the scheduler deferred or discarded.
+        (_, Some(ended @ (Fate::Ended { .. } | Fate::Deferred))) => ended,
         (Some(JournalFate::Filtered), _) => Fate::Ended { end: "filtered".to_owned(), reason: None },
         (Some(JournalFate::Failed(reason)), _) => {
             Fate::Ended { end: "failed".to_owned(), reason: Some(reason.clone()) }
         }
         (None, _) if group.task.is_some() => Fate::Waiting,
-        (None, _) => Fate::UnderWay,
+        (None, _) => Fate::InFlight,
     }
 }
 
@@ -354,7 +357,7 @@ fn task_of_line(line: &LoggedTrajectory) -> TaskLineage {
     TaskLineage { index: Some(line.task), prompt: line.prompt.clone(), answer: Some(line.answer.clone()) }
 }
 
-/// Prompt and completion as text, or their token ids where the tokenizer is not at hand.
+/// Returns prompt and completion as text, or their token ids if no tokenizer is available.
 fn texts(tokenizer: Option<&Tokenizer>, trajectory: &Trajectory) -> (String, String) {
     if let Some(tokenizer) = tokenizer {
         return (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory));
@@ -363,12 +366,12 @@ fn texts(tokenizer: Option<&Tokenizer>, trajectory: &Trajectory) -> (String, Str
     (format!("tokens {prompt:?}"), format!("tokens {completion:?}"))
 }
 
-/// Versions between the oldest of its tokens and the one that was trained from.
+/// Returns the age of a trajectory's oldest policy token at the version that a step starts from.
 fn age(trajectory: &Trajectory, trained_from: PolicyVersion) -> Option<u64> {
     trajectory.oldest_version().map(|oldest| trained_from.0.saturating_sub(oldest.0))
 }
 
-/// What the trajectory itself says.
+/// The lineage of a trajectory without rewards and text.
 fn sample(
     trajectory: &Trajectory,
     seed: u64,
@@ -407,7 +410,7 @@ fn sample(
 }
 
 impl SampleLineage {
-    fn judged(&mut self, role: Role, rewards: Rewards) {
+    fn set_rewards(&mut self, role: Role, rewards: Rewards) {
         self.role = role;
         self.reward = rewards.total();
         self.solved = rewards.solved;

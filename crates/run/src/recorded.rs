@@ -1,79 +1,72 @@
-//! What a stage generated and trained on, as its files have it: those of `rollouts/`, and the journal.
+//! Groups of a stage as recorded in `rollouts/` and in the journal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rloom_core::{Episode, Group, Task, Ticket};
+use rloom_store::journal::{self, Record};
+use rloom_telemetry::{Event, EventLine, LoggedTrajectory, StepFiles, rollout_log};
 use serde::Serialize;
 
 use crate::RunError;
-use rloom_store::journal::{self, Record};
-use rloom_telemetry::StepFiles;
-use rloom_telemetry::{Event, EventLine};
-use rloom_telemetry::{LoggedTrajectory, rollout_log};
 
-/// Where a sample was found.
+/// Place of a sample's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FoundIn {
-    /// Among the rollouts of the step that it was trained on in.
+    /// The rollouts of the step that trained on it.
     Rollouts {
         /// The step.
         step: u64,
     },
-    /// In the journal: it is not trained on, or the file of its step is gone.
+    /// The journal: no step has trained on it, or the file of the step is gone.
     Journal,
 }
 
-/// A group that was found.
+/// Record of a group.
 #[derive(Debug)]
-pub(crate) enum Found {
-    /// Among the rollouts of a step.
+pub(crate) enum RecordedGroup {
+    /// The rollouts of the step that trained on it.
     Trained { step: u64, lines: Vec<LoggedTrajectory> },
-    /// In the journal.
-    Journaled(Journaled),
+    /// The journal.
+    Journal(JournalGroup),
 }
 
 /// A group of the journal.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Journaled {
-    /// Its episodes that are finished.
+pub(crate) struct JournalGroup {
+    /// Complete episodes by sample.
     pub(crate) episodes: BTreeMap<u32, Episode>,
-    /// Known once it is complete.
+    /// The task, once the group is complete.
     pub(crate) task: Option<Task>,
-    /// What was decided about it; `None` while it is under way, or waits.
+    /// `None` while the group is in flight or waits for a batch.
     pub(crate) fate: Option<JournalFate>,
 }
 
-/// What the journal says became of a group.
+/// Fate of a group according to the journal.
 #[derive(Debug, Clone)]
 pub(crate) enum JournalFate {
-    /// It was replaced, because nothing can be learned from it.
+    /// Replaced by a filter.
     Filtered,
-    /// It failed, and why.
+    /// Failed for this reason.
     Failed(String),
-    /// It is in a batch.
-    Cut {
-        /// The batch.
-        batch: u64,
-        /// Whether the batch is trained.
-        trained: bool,
-    },
+    /// Part of a batch.
+    Cut { batch: u64, is_trained: bool },
 }
 
-/// The samples and batches of one stage.
+/// Recorded groups and batches of one stage.
 #[derive(Debug)]
 pub(crate) struct RecordedStage {
     files: StepFiles,
-    groups: BTreeMap<Ticket, Journaled>,
+    groups: BTreeMap<Ticket, JournalGroup>,
     cuts: BTreeMap<u64, Vec<Ticket>>,
-    /// Checksums of the weights that batches gave.
+    /// Digests of the weights after each batch.
     weights: BTreeMap<u64, u64>,
 }
 
 impl RecordedStage {
-    /// Reads the journal of the stage called `name` in place `index` of the recipe of the run in `directory`, whose
-    /// surviving events are `lines`.
+    /// Reads the records of the stage called `name`, the one at `index` of the recipe, of the run in `directory`. `lines`
+    /// are the surviving events of the run.
     pub(crate) fn read(
         directory: &Path,
         index: u32,
@@ -81,7 +74,7 @@ impl RecordedStage {
         lines: &[&EventLine],
     ) -> Result<Self, RunError> {
         let recovered = journal::read(&directory.join("journal"), index)?;
-        let mut groups: BTreeMap<Ticket, Journaled> = BTreeMap::new();
+        let mut groups: BTreeMap<Ticket, JournalGroup> = BTreeMap::new();
         let mut cuts: BTreeMap<u64, Vec<Ticket>> = BTreeMap::new();
         let mut weights = BTreeMap::new();
         for record in recovered.snapshot.into_iter().chain(recovered.log) {
@@ -99,8 +92,8 @@ impl RecordedStage {
                 Record::Cut { batch, tickets } => {
                     cuts.insert(batch, tickets);
                 }
-                Record::Trained { batch, weights: checksum, .. } => {
-                    weights.insert(batch, checksum);
+                Record::Trained { batch, weights: digest, .. } => {
+                    weights.insert(batch, digest);
                 }
                 Record::PartialEpisode { ticket, .. } => {
                     groups.entry(ticket).or_default();
@@ -114,7 +107,7 @@ impl RecordedStage {
         }
         for (&batch, tickets) in &cuts {
             for ticket in tickets {
-                let fate = JournalFate::Cut { batch, trained: weights.contains_key(&batch) };
+                let fate = JournalFate::Cut { batch, is_trained: weights.contains_key(&batch) };
                 groups.entry(*ticket).or_default().fate = Some(fate);
             }
         }
@@ -122,52 +115,52 @@ impl RecordedStage {
         Ok(Self { files, groups, cuts, weights })
     }
 
-    /// A group that is not unheard of.
-    pub(crate) fn find(&self, ticket: u64) -> Result<Option<Found>, RunError> {
+    /// Returns the record of a group.
+    pub(crate) fn find(&self, ticket: u64) -> Result<Option<RecordedGroup>, RunError> {
         if let Some((step, lines)) = self.files.group(ticket)? {
-            return Ok(Some(Found::Trained { step, lines }));
+            return Ok(Some(RecordedGroup::Trained { step, lines }));
         }
-        Ok(self.groups.get(&Ticket(ticket)).cloned().map(Found::Journaled))
+        Ok(self.groups.get(&Ticket(ticket)).cloned().map(RecordedGroup::Journal))
     }
 
-    /// Everything that [`find`](Self::find) finds.
+    /// Tickets of all recorded groups.
     pub(crate) fn tickets(&self) -> BTreeSet<u64> {
         self.files.tickets().into_iter().chain(self.groups.keys().map(|ticket| ticket.0)).collect()
     }
 
-    /// The samples of a ticket that can be had.
+    /// Indices of a group's complete samples.
     pub(crate) fn samples(&self, ticket: u64) -> Vec<u64> {
         match self.find(ticket) {
-            Ok(Some(Found::Trained { lines, .. })) => {
+            Ok(Some(RecordedGroup::Trained { lines, .. })) => {
                 (0..rollout_log::episodes(lines).len() as u64).collect()
             }
-            Ok(Some(Found::Journaled(group))) => {
+            Ok(Some(RecordedGroup::Journal(group))) => {
                 group.episodes.keys().map(|&sample| u64::from(sample)).collect()
             }
             Ok(None) | Err(_) => Vec::new(),
         }
     }
 
-    /// An episode, and where it was found.
+    /// Returns an episode and the place of its record.
     pub(crate) fn episode(&self, ticket: u64, sample: u32) -> Result<Option<(Episode, FoundIn)>, RunError> {
         Ok(match self.find(ticket)? {
-            Some(Found::Trained { step, lines }) => rollout_log::episodes(lines)
+            Some(RecordedGroup::Trained { step, lines }) => rollout_log::episodes(lines)
                 .into_iter()
                 .nth(sample as usize)
                 .map(|episode| (episode, FoundIn::Rollouts { step })),
-            Some(Found::Journaled(mut group)) => {
+            Some(RecordedGroup::Journal(mut group)) => {
                 group.episodes.remove(&sample).map(|episode| (episode, FoundIn::Journal))
             }
             None => None,
         })
     }
 
-    /// Whether the groups of a batch are there.
+    /// True if the groups of a batch are recorded.
     pub(crate) fn has_batch(&self, batch: u64) -> bool {
         self.files.has(batch + 1) || self.cut(batch).is_some()
     }
 
-    /// The groups of a batch in training order: by the journal's cut, or as the rollouts of its step have them.
+    /// Returns the groups of a batch in training order, from the journal or from the rollouts of its step.
     pub(crate) fn batch(&self, batch: u64) -> Result<Option<Vec<Group>>, RunError> {
         if let Some(groups) = self.cut(batch) {
             return Ok(Some(groups));
@@ -178,7 +171,7 @@ impl RecordedStage {
         Ok(rollout_log::read(&self.files.path(batch + 1)).map(Some)?)
     }
 
-    /// The checksum of the weights that a batch gave, where the journal has it.
+    /// Digest of the weights after a batch, if the journal has it.
     pub(crate) fn weights(&self, batch: u64) -> Option<u64> {
         self.weights.get(&batch).copied()
     }
@@ -193,7 +186,8 @@ impl RecordedStage {
     }
 }
 
-/// The last step of a stage that survives. Events are telemetry: where they tell of none, every file counts.
+/// The last step of a stage that was not repeated by a later attempt. Without any step in the events, which are telemetry,
+/// every file counts.
 fn last_step(lines: &[&EventLine], stage: &str) -> u64 {
     let steps = lines.iter().filter(|line| line.stage == stage && matches!(line.event, Event::Step { .. }));
     steps.map(|line| line.step).max().unwrap_or(u64::MAX)

@@ -335,8 +335,9 @@ fn compare(
         if was != is {
             return Some(Difference::Token { segment, position, recorded: was, replayed: is });
         }
-        if logprobs[at].to_bits() != replay.logprobs[at].to_bits() {
-            let (recorded, replayed) = (logprobs[at], replay.logprobs[at]);
+        if let (Some(&recorded), Some(&replayed)) = (logprobs.get(at), replay.logprobs.get(at))
+            && recorded.to_bits() != replayed.to_bits()
+        {
             return Some(Difference::Logprob { segment, position, recorded, replayed });
         }
     }

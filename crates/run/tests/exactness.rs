@@ -1,4 +1,4 @@
-//! Bits: what was sampled equals what is trained on, and a run repeats itself.
+//! Exactness: sampled log-probabilities are bitwise those that training computes, and runs are reproducible.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ struct Line {
     trajectory: Trajectory,
 }
 
-/// The trajectories that a step was trained on.
+/// Trajectories that a step was trained on.
 fn rollouts(run: &Path, step: u64) -> Vec<Trajectory> {
     let path = run.join(format!("rollouts/rl-step-{step:06}.jsonl.zst"));
     let bytes = zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
@@ -55,36 +55,36 @@ fn largest_difference(model: &Model, trajectories: &[Trajectory], per_batch: usi
 }
 
 #[test]
-fn sampled_and_recomputed_log_probabilities_are_equal_to_the_bit() {
-    for compute in [Dtype::F32, Dtype::Bf16] {
-        what_is_sampled_is_what_is_scored(compute);
+fn sampled_and_recomputed_log_probabilities_are_bitwise_identical() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        check_log_probabilities(dtype);
     }
 }
 
-fn what_is_sampled_is_what_is_scored(compute: Dtype) {
+fn check_log_probabilities(dtype: Dtype) {
     let directory = tempfile::tempdir().unwrap();
-    let format = format!("model.dtype={}", compute.name());
+    let chosen = format!("model.dtype={}", dtype.name());
     let overrides =
-        ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7", &format];
+        ["run.checkpoint_every=1", "stage.rl.algorithm.minibatches=2", "sampling.temperature=0.7", &chosen];
     let config = recipe::config(directory.path(), &overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let run = config.run_directory();
     let mut compared = 0;
     for step in 2..=6 {
-        // Step n was sampled with the weights that step n − 1 left.
+        // Step n is sampled with the weights of step n − 1.
         let model = Model::load(&run.join(format!("checkpoints/rl-step-{:06}", step - 1))).unwrap();
-        let model = model.with_dtype(compute);
+        let model = model.with_dtype(dtype);
         let trajectories = rollouts(&run, step);
         assert_eq!(trajectories.len(), 24);
         for (per_batch, threads) in [(1, 1), (5, 2), (24, 2), (24, 3)] {
             let difference = largest_difference(&model, &trajectories, per_batch, threads);
-            assert_eq!(difference, 0.0, "{}, step {step}", compute.name());
+            assert_eq!(difference, 0.0, "{}, step {step}", dtype.name());
         }
         compared += trajectories.iter().map(Trajectory::policy_tokens).sum::<usize>();
     }
     assert!(compared > 200, "{compared} tokens");
 
-    // The run's own measure says the same, and it is measured at every step.
+    // The run measures the same at every step.
     let measured: Vec<f64> = read_events(&run.join("events.jsonl"))
         .unwrap()
         .iter()
@@ -96,10 +96,10 @@ fn what_is_sampled_is_what_is_scored(compute: Dtype) {
     assert_eq!(measured, [0.0; 6]);
 }
 
-/// Five turns of a game are one sequence: what was observed is read and not trained on, and what was written has the
-/// log-probabilities that a forward pass over the whole gives.
+/// The turns of a game are one sequence. Observations are not trained on, and the log-probabilities of all turns are those
+/// of a forward pass over the whole sequence.
 #[test]
-fn a_game_of_several_turns_is_exact_to_the_bit() {
+fn several_turns_are_bitwise_exact() {
     let directory = tempfile::tempdir().unwrap();
     let overrides = [
         "run.checkpoint_every=1",
@@ -152,7 +152,7 @@ fn later_minibatches_and_epochs_clip() {
         "stage.rl.algorithm.minibatches=2",
         "stage.rl.algorithm.epochs=3",
         "stage.rl.trainer.learning_rate=2e-2",
-        // Every group then has something to compare.
+        // Gives every group contrast.
         "reward.components=[{kind='random'},{kind='exact'}]",
     ];
     let config = recipe::config(directory.path(), &overrides);
@@ -170,7 +170,7 @@ fn later_minibatches_and_epochs_clip() {
     assert!(clipped > 0.0);
 }
 
-/// Every file of the last checkpoint's model.
+/// Files of the last checkpoint.
 fn final_model(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let latest = run.join("checkpoints/rl-step-000006");
     ["model.safetensors", "config.json", "tokenizer.json", "trainer/optimizer.safetensors"]

@@ -1,4 +1,4 @@
-//! The files of a checkpoint that other crates write: a full disk is an error that names the file.
+//! A full disk while a checkpoint is written is an error that names the file.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -12,7 +12,7 @@ use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::TrainEngine;
 use rloom_run::Policy;
 
-/// Writes all that a checkpoint has of model, optimiser, value head and tokenizer.
+/// Writes model, optimiser state, value head and tokenizer as a checkpoint has them.
 fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
     let ctx = rloom_run::context(1).unwrap();
     let optimizer = rloom_model::OptimizerSettings::default();
@@ -24,12 +24,12 @@ fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn every_file_of_a_checkpoint_says_that_the_disk_is_full() {
+fn a_full_disk_is_an_error_for_every_file_of_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let policy = Policy::initial(&recipe::config(directory.path(), &[])).unwrap();
-    let sound = directory.path().join("sound");
-    std::fs::create_dir_all(&sound).unwrap();
-    save(&policy, &sound).unwrap();
+    let intact = directory.path().join("intact");
+    std::fs::create_dir_all(&intact).unwrap();
+    save(&policy, &intact).unwrap();
     let files = |folder: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         entries
@@ -37,8 +37,8 @@ fn every_file_of_a_checkpoint_says_that_the_disk_is_full() {
             .map(|p| p.file_name().unwrap().to_str().unwrap().to_owned())
             .collect()
     };
-    let mut names = files(&sound);
-    names.extend(files(&sound.join("trainer")).into_iter().map(|name| format!("trainer/{name}")));
+    let mut names = files(&intact);
+    names.extend(files(&intact.join("trainer")).into_iter().map(|name| format!("trainer/{name}")));
     assert!(names.len() >= 6, "{names:?}");
     for name in names {
         let full = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Reinforcement learning learns: accuracy on held-out tasks rises, and does not when the advantage's sign is flipped.
+//! Reinforcement learning raises the accuracy on held-out tasks, and does not if the sign of the reward is flipped.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ use rloom_config::Config;
 use rloom_run::StopFlag;
 use rloom_telemetry::{Event, read_events};
 
-/// What the flagship recipe does, from the same file, with fewer reinforcement-learning steps.
+/// The main recipe; tests run it with fewer reinforcement-learning steps.
 const RECIPE: &str = include_str!("../../../recipes/arithmetic.toml");
 
 const SHORT: [&str; 4] =
@@ -31,15 +31,15 @@ fn accuracies(config: &Config) -> (f64, f64, f64) {
 }
 
 fn config(text: &str, directory: &Path, overrides: &[&str]) -> Config {
-    let place = format!("run.directory={}", directory.display());
-    let all: Vec<&str> = std::iter::once(place.as_str()).chain(overrides.iter().copied()).collect();
+    let parent = format!("run.directory={}", directory.display());
+    let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
     match Config::from_text("arithmetic.toml", text, &all) {
         Ok(config) => config,
         Err(errors) => panic!("{errors}"),
     }
 }
 
-/// The recipe without its warm-up, from a model that has had it.
+/// The recipe without its warm-up, starting from a model that has had it.
 fn from_model(folder: &Path) -> String {
     let (head, rest) = RECIPE.split_once("[model.new]").unwrap();
     let (_, rest) = rest.split_once("[data]").unwrap();
@@ -48,7 +48,7 @@ fn from_model(folder: &Path) -> String {
     format!("{head}[model]\npath = '{}'\n\n[data]{shared}[[stage]]{rl}", folder.display())
 }
 
-/// One-sided two-proportion z: how far `after` lies above `before`, in standard errors.
+/// One-sided two-proportion z: the difference of `after` and `before` in standard errors.
 fn z(before: f64, after: f64, n: f64) -> f64 {
     let pooled = f64::midpoint(before, after);
     (after - before) / (2.0 * pooled * (1.0 - pooled) / n).sqrt()
@@ -57,8 +57,8 @@ fn z(before: f64, after: f64, n: f64) -> f64 {
 /// p < 1e-3, one-sided.
 const SIGNIFICANT: f64 = 3.090;
 
-/// Methods that learn in other ways: by a group, by a sequence's ratio, by a critic, by a process-reward model. Each with
-/// what it needs beside the recipe.
+/// Methods of different kinds (group baseline, sequence ratio, critic, process-reward model), with their overrides of the
+/// recipe.
 const METHODS: [(&str, &[&str]); 4] = [
     ("grpo", &[]),
     ("gspo", &[]),
@@ -67,7 +67,7 @@ const METHODS: [(&str, &[&str]); 4] = [
 ];
 
 #[test]
-fn accuracy_rises_and_not_with_the_sign_flipped() {
+fn accuracy_rises_unless_the_reward_is_flipped() {
     let directory = tempfile::tempdir().unwrap();
     let warmup =
         config(RECIPE, directory.path(), &[SHORT[2], SHORT[3], "stage.rl.steps=1", "eval.every=1000"]);
@@ -83,13 +83,13 @@ fn accuracy_rises_and_not_with_the_sign_flipped() {
         let (before, after, n) = train("learns", &[]);
         assert!(z(before, after, n) > SIGNIFICANT, "{method}: {before} → {after} on {n} tasks");
         if method == "grpo" {
-            // Products of bf16 numbers learn as well: from the same start to where f32 ends, but for chance.
+            // bf16 starts and ends like f32, within statistical error.
             let (start, other, n) = train("bf16", &["model.dtype=bf16"]);
             assert!(z(start, other, n) > SIGNIFICANT, "bf16: {start} → {other} on {n} tasks");
-            let apart = z(other, after, n).abs();
-            assert!(apart <= SIGNIFICANT, "bf16 ends at {other}, f32 at {after}, on {n} tasks");
+            let difference = z(other, after, n).abs();
+            assert!(difference <= SIGNIFICANT, "bf16 ends at {other}, f32 at {after}, on {n} tasks");
         }
-        // The same warm start, and a reward whose sign, and with it the advantage's, is the other one.
+        // The same start with the opposite sign of the reward, and so of the advantage.
         let (start, after, n) = train(
             "flipped",
             &["reward.components=[{kind='numeric',extract=['hashes','whole'],weight=-1.0}]"],

@@ -1,5 +1,5 @@
-//! Every method on the real engine: it runs, its first step has the identities that it must have, and a run that is
-//! interrupted ends in the same bytes.
+//! Every method on the embedded engines: it runs, the identities of its first step hold, and an interrupted run ends in the
+//! same bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ const SHORT: [&str; 9] = [
     "stage.rl.trainer.micro_batch_tokens=64",
 ];
 
-/// A game of several turns, for what gives credit by step.
+/// A game of several turns, for methods with step rewards.
 const STEPS: [&str; 6] = [
     "model.new.max_positions=48",
     "data={generator='guess'}",
@@ -58,7 +58,7 @@ impl Observer for StopEarly {
     }
 }
 
-/// Every file of the last checkpoint but what names paths or times.
+/// Files of the last checkpoint.
 fn files(config: &Config) -> BTreeMap<String, Vec<u8>> {
     let last = config.run_directory().join("checkpoints/rl-step-000002");
     let mut found = BTreeMap::new();
@@ -105,7 +105,7 @@ fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<B
     let summary = rloom_run::train(&interrupted, &mut StopEarly(stage, stop.clone()), &stop).unwrap();
     assert!(summary.interrupted, "{method}");
     rloom_run::resume(&interrupted.run_directory(), &interrupted, &mut (), &StopFlag::default()).unwrap();
-    assert!(files(&undisturbed) == files(&interrupted), "{method}: another end after a resume");
+    assert!(files(&undisturbed) == files(&interrupted), "{method}: another result after a resume");
 
     let (again, steps) = (steps(&interrupted), steps(&undisturbed));
     assert_eq!(steps.len(), 2, "{method}");
@@ -130,7 +130,7 @@ fn every_method_runs_and_resumes_to_the_same_bytes() {
     for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
         let steps = check(method, &[]);
         if Algorithm::preset(method).unwrap().loss.surrogate.reads_old() {
-            // One optimiser step a batch: the policy is still the one that sampled.
+            // With one optimiser step per batch the policy is still the one that sampled.
             for metrics in &steps {
                 assert_eq!((metrics["ratio/min"], metrics["ratio/max"]), (1.0, 1.0), "{method}");
             }
@@ -139,7 +139,7 @@ fn every_method_runs_and_resumes_to_the_same_bytes() {
 }
 
 #[test]
-fn several_optimiser_steps_a_batch_move_the_ratio() {
+fn several_optimiser_steps_per_batch_move_the_ratio() {
     for method in [Method::Grpo, Method::Gspo, Method::ClipCov, Method::Ppo, Method::DecoupledPpo] {
         let more = ["stage.rl.algorithm.epochs=2", "stage.rl.algorithm.minibatches=2"];
         let steps = check(method, &more);
@@ -147,17 +147,17 @@ fn several_optimiser_steps_a_batch_move_the_ratio() {
     }
 }
 
-/// Critic and reward model are then made from a policy that was read, not from one in memory.
+/// Critic and reward model then start from a policy that was read from a checkpoint.
 #[test]
-fn an_interrupted_warm_up_changes_nothing() {
+fn an_interrupted_warm_up_does_not_change_the_result() {
     for method in [Method::Ppo, Method::Prime] {
         check_stopped_in("warmup", method, &[]);
     }
 }
 
-/// A critic begins at zero and explains nothing; so does an implicit reward, whose cross-entropy is then ln 2.
+/// A new critic predicts zero. A new process-reward model equals its reference, so its cross-entropy is ln 2.
 #[test]
-fn learned_models_begin_where_they_must() {
+fn new_critics_and_reward_models_have_the_expected_losses() {
     let ppo = check(Method::Ppo, &[]);
     assert!(ppo[0]["value/explained_variance"].abs() < 1e-9, "{}", ppo[0]["value/explained_variance"]);
     assert!(ppo[0]["value/loss"] > 0.0 && ppo[0]["value/grad_norm"] > 0.0);
@@ -166,15 +166,15 @@ fn learned_models_begin_where_they_must() {
 }
 
 #[test]
-fn a_shared_backbone_learns_values_beside_the_policy() {
+fn a_shared_backbone_trains_values_and_policy_together() {
     let steps = check(Method::Ppo, &["stage.rl.algorithm.critic.backbone=shared"]);
     assert!(steps[0]["value/loss"] > 0.0);
     assert!(!steps[0].contains_key("value/grad_norm"), "there is one gradient");
 }
 
-/// While the critic warms up, the policy stays what it was.
+/// While the critic warms up, the policy does not change.
 #[test]
-fn a_critic_warms_up_alone() {
+fn a_critic_warm_up_leaves_the_policy_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let config = config(directory.path(), Method::Ppo, &["stage.rl.algorithm.critic.warmup_batches=2"]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -187,7 +187,7 @@ fn a_critic_warms_up_alone() {
     assert!(steps.iter().all(|m| m["value/grad_norm"] > 0.0 && !m.contains_key("grad_norm")));
 }
 
-/// What an algorithm carries from batch to batch survives an interruption.
+/// The state that an algorithm carries from batch to batch survives an interruption.
 #[test]
 fn running_statistics_and_adaptive_weights_are_resumed() {
     let more = [
@@ -200,7 +200,7 @@ fn running_statistics_and_adaptive_weights_are_resumed() {
     assert_eq!((steps[0]["entropy_coef"], steps[1]["entropy_coef"]), (0.0, 0.005));
 }
 
-/// ReMax compares with what the policy does without chance.
+/// ReMax compares samples with the greedy completion.
 #[test]
 fn the_baseline_episode_is_greedy() {
     let directory = tempfile::tempdir().unwrap();
@@ -218,16 +218,16 @@ fn the_baseline_episode_is_greedy() {
         assert!(policy.clone().all(|s| s["temperature"] == temperature), "{line}");
         *roles.entry(role).or_insert(0) += 1;
     }
-    assert_eq!(roles["train"], 4 * roles["baseline"], "four samples and one greedy episode a group");
+    assert_eq!(roles["train"], 4 * roles["baseline"], "four samples and one greedy episode per group");
 }
 
-/// What speculation does is told with each step, and only where there is any; what is sampled does not change by it.
+/// Speculation does not change samples, and its metrics are reported only if it is enabled.
 #[test]
-fn drafted_tokens_are_told_where_rollouts_speculate() {
+fn drafted_tokens_are_reported_if_rollouts_speculate() {
     let directory = tempfile::tempdir().unwrap();
     let [without, with] = ["off", "ngram"].map(|speculation| {
         let chosen = format!("rollout.speculation={speculation}");
-        // So cold and so long that it repeats itself.
+        // Cold and long enough for the text to repeat itself.
         let more = [
             &chosen,
             "sampling.temperature=0.02",
@@ -241,29 +241,29 @@ fn drafted_tokens_are_told_where_rollouts_speculate() {
     assert_eq!(without.1, with.1);
     let names = ["rollout/drafted_tokens", "rollout/accepted_tokens"];
     assert!(without.0.iter().all(|metrics| names.iter().all(|&name| !metrics.contains_key(name))));
-    let mut came = 0.0;
+    let mut total_accepted = 0.0;
     for metrics in &with.0 {
         let [drafted, accepted] = names.map(|name| metrics[name]);
         assert!((0.0..=drafted).contains(&accepted), "{drafted} drafted, {accepted} accepted");
-        came += accepted;
+        total_accepted += accepted;
     }
-    assert!(came > 0.0);
+    assert!(total_accepted > 0.0);
 }
 
-/// The same state comes again within a group: at least each game's first.
+/// At least the first state of each game occurs in every episode of a group.
 #[test]
 fn steps_from_the_same_state_are_compared() {
     let steps = check(Method::Gigpo, &[]);
     assert!(steps.iter().all(|m| m["frac_states_seen_once"] < 1.0));
 }
 
-/// Groups without contrast are replaced until the batch is full, and it is said how many.
+/// Groups without contrast are replaced until the batch is full; metrics and errors count them.
 #[test]
 fn dynamic_sampling_replaces_groups_without_contrast() {
-    let seldom = "reward.components=[{kind='random',probability=0.1}]";
+    let rarely = "reward.components=[{kind='random',probability=0.1}]";
     let punished = check(Method::Dapo, &[]);
     assert!(punished.iter().all(|m| m["reward/overlong"] < 0.0));
-    let steps = check(Method::Dapo, &[seldom, "stage.rl.algorithm.overlong.factor=0.0"]);
+    let steps = check(Method::Dapo, &[rarely, "stage.rl.algorithm.overlong.factor=0.0"]);
     for metrics in &steps {
         assert!(metrics["filtered/equal_outcomes"] > 0.0);
         assert_eq!(metrics["frac_reward_zero_std"], 0.0);
@@ -272,6 +272,6 @@ fn dynamic_sampling_replaces_groups_without_contrast() {
     let never = "reward.components=[{kind='random',probability=0.0}]";
     let config = config(directory.path(), Method::Dapo, &[never, "stage.rl.algorithm.filter.max_draws=3"]);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err().to_string();
-    // Three batches of four groups: with nine replaced, three are left of twelve.
+    // Of three batches of four groups, nine are replaced: fewer than a batch are left.
     assert!(error.contains("3 batches' worth") && error.contains("9 equal_outcomes"), "{error}");
 }

@@ -87,7 +87,7 @@ fn rescored(folder: &Path, line: &LoggedTrajectory) -> Vec<f32> {
     let inv_temperature = vec![1.0; rows.len()];
     let packed =
         PackedTokens { tokens: &trajectory.tokens, seq_starts: &[0, trajectory.tokens.len()], parents: &[] };
-    let rows = ScoreRows { rows: &rows, inv_temperature: &inv_temperature, targets: None };
+    let rows = ScoreRows { rows: &rows, inv_temperature: &inv_temperature };
     model.score(&Ctx::serial(), &packed, &rows).unwrap().logprob
 }
 
@@ -247,7 +247,9 @@ impl Observer for StopAfter {
         if line.stage == "rl" && matches!(line.event, Event::Step { .. }) && self.steps > 0 {
             self.steps -= 1;
             if self.steps == 0 {
-                (0..self.requests).for_each(|_| drop(self.stop.request()));
+                for _ in 0..self.requests {
+                    self.stop.request();
+                }
             }
         }
     }

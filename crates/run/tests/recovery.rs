@@ -1,4 +1,4 @@
-//! Nothing is lost: runs that are interrupted, damaged or starved go on and end in the same bytes.
+//! Recovery: interrupted runs, runs with damaged files and runs on a full disk resume and end in the same bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use rloom_store::StoreError;
 use rloom_store::faults::{Fault, FaultPlan, install};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
-/// What a run leaves: the bytes of the last model and of the optimiser's moments.
+/// Final weights and optimiser state.
 fn result(config: &Config) -> (Vec<u8>, Vec<u8>) {
     let steps = config.stages[1].steps;
     let last = config.run_directory().join(format!("checkpoints/rl-step-{steps:06}"));
@@ -31,7 +31,7 @@ fn resume(config: &Config) -> Result<rloom_run::Summary, RunError> {
     rloom_run::resume(&config.run_directory(), config, &mut (), &StopFlag::default())
 }
 
-/// Asks to stop when an event is seen.
+/// Requests a stop at an event.
 struct StopAt<F: FnMut(&EventLine) -> bool>(F, StopFlag);
 
 impl<F: FnMut(&EventLine) -> bool> Observer for StopAt<F> {
@@ -43,7 +43,7 @@ impl<F: FnMut(&EventLine) -> bool> Observer for StopAt<F> {
 }
 
 #[test]
-fn an_interrupted_run_saves_and_goes_on() {
+fn an_interrupted_run_saves_and_resumes() {
     let expected = undisturbed(&[]);
     for (stage, step) in [("warmup", 1), ("warmup", 3), ("rl", 1), ("rl", 3)] {
         let directory = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn an_interrupted_run_saves_and_goes_on() {
 }
 
 #[test]
-fn a_finished_run_has_nothing_left_to_do() {
+fn resuming_a_finished_run_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &[]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -83,7 +83,7 @@ fn newest(config: &Config) -> PathBuf {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
+fn a_damaged_checkpoint_is_named_and_the_previous_one_is_used() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &[]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -102,14 +102,14 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
         })
         .collect();
     assert!(
-        warnings.iter().any(|w| w.contains("rl-step-000006") && w.contains("going on from rl-step-000004")),
+        warnings.iter().any(|w| w.contains("rl-step-000006") && w.contains("resuming from rl-step-000004")),
         "{warnings:?}"
     );
 }
 
-/// Stops, and the resumed attempts after them, are replayed as one history, from a checkpoint before all of them.
+/// Several stops and resumed attempts are replayed as one history from a checkpoint before all of them.
 #[test]
-fn damaged_checkpoints_of_stops_are_passed_over() {
+fn damaged_checkpoints_of_stops_are_skipped() {
     for schedule in [
         &["schedule.max_staleness=2"][..],
         &["schedule.max_staleness=2", "schedule.pin_version=true"],
@@ -160,7 +160,7 @@ fn damaged_checkpoints_of_stops_are_passed_over() {
         };
         let again = rloom_run::resume(&run, &config, &mut StopAt(here, stop.clone()), &stop).unwrap();
         assert!(again.interrupted);
-        // What that attempt recorded, from where it left the earlier ones, is part of the history too.
+        // The records of that attempt are part of the history as well.
         damage();
         assert!(!resume(&config).unwrap().interrupted, "{schedule:?}");
         let lines = read_events(&run.join("events.jsonl")).unwrap();
@@ -181,15 +181,15 @@ fn damaged_checkpoints_of_stops_are_passed_over() {
             )
         };
         for attempt in 1..=4 {
-            for told in rewards(attempt) {
-                assert!(told.0 < 5 || rewards(5).any(|last| last == told), "{schedule:?}: {told:?}");
+            for step in rewards(attempt) {
+                assert!(step.0 < 5 || rewards(5).any(|last| last == step), "{schedule:?}: {step:?}");
             }
         }
     }
 }
 
 #[test]
-fn a_pinned_run_without_its_journal_says_what_is_missing() {
+fn a_pinned_run_without_its_journal_names_the_missing_weights() {
     let directory = tempfile::tempdir().unwrap();
     let overrides = ["schedule.max_staleness=2", "schedule.pin_version=true", "stage.rl.steps=12"];
     let config = recipe::config(directory.path(), &overrides);
@@ -202,18 +202,18 @@ fn a_pinned_run_without_its_journal_says_what_is_missing() {
         std::fs::remove_file(segment.unwrap().path()).unwrap();
     }
     match resume(&config) {
-        // Every group was still under way.
+        // All groups were still in flight.
         Ok(_) => {}
         Err(error @ RunError::PinnedWeightsMissing { .. }) => {
             let text = error.to_string();
-            assert!(text.contains("rl-step-000006") && text.contains("hint: put the files"), "{text}");
+            assert!(text.contains("rl-step-000006") && text.contains("hint: restore the files"), "{text}");
         }
         Err(error) => panic!("{error}"),
     }
 }
 
 #[test]
-fn two_processes_cannot_work_on_one_run() {
+fn a_run_is_locked_by_one_process() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &["stage.warmup.steps=1", "stage.rl.steps=1"]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -225,7 +225,7 @@ fn two_processes_cannot_work_on_one_run() {
 }
 
 #[test]
-fn a_full_disk_stops_the_run_and_loses_nothing() {
+fn a_run_stopped_by_a_full_disk_resumes_to_the_same_result() {
     let expected = undisturbed(&[]);
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &[]);
@@ -233,7 +233,7 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     let here = |line: &EventLine| line.stage == "rl" && matches!(line.event, Event::Step { .. });
     rloom_run::train(&config, &mut StopAt(here, stop.clone()), &stop).unwrap();
     let below = config.run_directory().join("journal");
-    // All but the folder, which is there.
+    // Operation 0 creates the folder, which exists.
     let full = install(FaultPlan {
         folder: below,
         faults: (1..100).map(|number| (number, Fault::DiskFull)).collect(),
@@ -248,7 +248,7 @@ fn a_full_disk_stops_the_run_and_loses_nothing() {
     assert!(result(&config) == expected);
 }
 
-/// Remembers how many lines of telemetry were lost.
+/// Records the number of lost telemetry lines.
 struct Lost(u64);
 impl Observer for Lost {
     fn observe(&mut self, line: &EventLine) {
@@ -259,10 +259,10 @@ impl Observer for Lost {
 }
 
 #[test]
-fn telemetry_that_cannot_be_written_is_counted_and_stops_nothing() {
+fn telemetry_that_cannot_be_written_is_counted_and_does_not_stop_the_run() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &["stage.warmup.steps=1", "stage.rl.steps=1"]);
-    // A folder in the place of the file: it cannot be opened for writing.
+    // A folder instead of the file cannot be opened for writing.
     let run = config.run_directory();
     std::fs::create_dir_all(&run).unwrap();
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -288,7 +288,7 @@ fn a_loss_that_is_not_finite_names_step_samples_and_checkpoint() {
 }
 
 #[test]
-fn weights_that_diverged_are_noticed_where_they_are_sampled_from() {
+fn diverged_weights_are_an_error_of_the_sampler() {
     let directory = tempfile::tempdir().unwrap();
     let overrides =
         ["stage.rl.trainer.learning_rate=1e38", "reward.components=[{kind='random'},{kind='exact'}]"];
@@ -299,7 +299,7 @@ fn weights_that_diverged_are_noticed_where_they_are_sampled_from() {
 }
 
 #[test]
-fn a_prompt_that_does_not_fit_names_its_task() {
+fn a_prompt_that_exceeds_the_context_names_its_task() {
     let directory = tempfile::tempdir().unwrap();
     let config = recipe::config(directory.path(), &["model.new.max_positions=9", "stage.warmup.steps=1"]);
     // Sums of two digits and five new tokens need up to eleven positions.
@@ -314,7 +314,7 @@ fn a_prompt_that_does_not_fit_names_its_task() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_named() {
+fn a_directory_that_cannot_be_written_is_named() {
     let config = recipe::config(Path::new("/proc/no-such-place"), &[]);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err().to_string();
     assert!(error.contains("/proc/no-such-place/tiny"), "{error}");

@@ -1,4 +1,4 @@
-//! Samples of finished runs, generated again.
+//! Replay: samples of finished runs are generated again.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
 use rloom_core::{
-    PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
+    OnUpdate, PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
 };
 use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
-use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
+use rloom_engine::{GenerateRequest, Generation, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_run::lineage::{Fate, SampleName, lineage};
-use rloom_run::{Difference, FoundIn, Origin, Policy, Replay, RunError, StopFlag, Verdict};
+use rloom_run::{Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, RunError, StopFlag, Verdict};
 use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::Value;
 
 /// Rewards that differ within every group, so that every batch changes the weights.
-const LIVELY: &str = "reward.components=[{kind='random'},{kind='exact'}]";
+const CONTRAST: &str = "reward.components=[{kind='random'},{kind='exact'}]";
 
 fn trained(directory: &Path, overrides: &[&str]) -> Config {
     let config = recipe::config(directory, overrides);
@@ -50,12 +50,11 @@ fn tamper(path: &Path, change: impl Fn(&mut Value)) {
 }
 
 #[test]
-fn every_sample_whose_version_has_a_checkpoint_is_the_same_to_the_bit() {
+fn samples_are_bitwise_identical_under_the_checkpoint_of_their_version() {
     let directory = tempfile::tempdir().unwrap();
-    let overrides = ["run.checkpoint_every=1", "sampling.temperature=0.7", "sampling.stop=['7']", LIVELY];
+    let overrides = ["run.checkpoint_every=1", "sampling.temperature=0.7", "sampling.stop=['7']", CONTRAST];
     let config = trained(directory.path(), &overrides);
-    let stepped: Vec<u64> = vec![1, 2, 4];
-    for step in stepped {
+    for step in [1, 2, 4] {
         for sample in ["0", "3"] {
             let found = replay(&config, &format!("rl/{}/{sample}", (step - 1) * 6 + 1), false).unwrap();
             assert_eq!((found.verdict, found.found), (Verdict::Equal, FoundIn::Rollouts { step }));
@@ -67,7 +66,7 @@ fn every_sample_whose_version_has_a_checkpoint_is_the_same_to_the_bit() {
 }
 
 #[test]
-fn every_turn_of_a_game_is_repeated() {
+fn every_turn_of_an_episode_is_replayed() {
     let directory = tempfile::tempdir().unwrap();
     let game = [
         "data={generator='guess'}",
@@ -86,7 +85,7 @@ fn every_turn_of_a_game_is_repeated() {
 }
 
 #[test]
-fn a_greedy_baseline_is_repeated_greedily() {
+fn a_greedy_baseline_is_replayed_greedily() {
     let directory = tempfile::tempdir().unwrap();
     let config = trained(directory.path(), &["stage.rl.method=remax", "stage.rl.steps=1"]);
     let size = config.stages[1].algorithm.group_size;
@@ -94,10 +93,10 @@ fn a_greedy_baseline_is_repeated_greedily() {
 }
 
 #[test]
-fn a_version_without_checkpoint_is_named_or_trained_again() {
+fn a_version_without_a_checkpoint_is_named_or_retrained() {
     let directory = tempfile::tempdir().unwrap();
     let config =
-        trained(directory.path(), &["run.keep_every=0", "run.keep_last=1", "eval.every=100", LIVELY]);
+        trained(directory.path(), &["run.keep_every=0", "run.keep_last=1", "eval.every=100", CONTRAST]);
     // Step 4 was sampled from version 3; checkpoints of the odd ones were never written.
     let error = replay(&config, "19/2", false).unwrap_err();
     let RunError::VersionMissing { missing, base, missing_batch: None, .. } = &error else {
@@ -108,7 +107,7 @@ fn a_version_without_checkpoint_is_named_or_trained_again() {
     let rebuilt = replay(&config, "19/2", true).unwrap();
     assert_eq!(rebuilt.verdict, Verdict::Equal);
     assert_eq!(rebuilt.versions, BTreeMap::from([(3, Origin::Rebuilt { from: 0 })]));
-    // Training on other rewards gives other weights: the version is really trained again.
+    // Training on other rewards gives other weights, so the version is really retrained.
     tamper(&rollouts(&config, 2), |line| {
         let value = &mut line["rewards"]["components"][0]["value"];
         *value = Value::from(1.0 - value.as_f64().unwrap());
@@ -120,10 +119,10 @@ fn a_version_without_checkpoint_is_named_or_trained_again() {
 }
 
 #[test]
-fn a_rebuild_goes_on_from_a_checkpoint_with_all_that_training_carries() {
+fn a_rebuild_starts_from_the_complete_state_of_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let overrides =
-        ["stage.rl.algorithm.minibatches=2", "stage.rl.trainer.schedule=cosine", "eval.every=100", LIVELY];
+        ["stage.rl.algorithm.minibatches=2", "stage.rl.trainer.schedule=cosine", "eval.every=100", CONTRAST];
     let config = trained(directory.path(), &overrides);
     for (sample, version, from) in [("20/0", 3, 2), ("31/1", 5, 4)] {
         let rebuilt = replay(&config, sample, true).unwrap();
@@ -133,7 +132,7 @@ fn a_rebuild_goes_on_from_a_checkpoint_with_all_that_training_carries() {
 }
 
 #[test]
-fn a_tampered_number_is_found_in_its_place() {
+fn a_tampered_record_is_located() {
     let directory = tempfile::tempdir().unwrap();
     let config = trained(directory.path(), &["stage.rl.steps=1"]);
     let path = rollouts(&config, 1);
@@ -149,14 +148,10 @@ fn a_tampered_number_is_found_in_its_place() {
     let Verdict::Different { first: Difference::Logprob { position, recorded, replayed, .. } } =
         replay(&config, "2/1", false).unwrap().verdict
     else {
-        panic!("one bit of a log-probability");
+        panic!("one changed bit of a log-probability is a difference");
     };
     assert_eq!(recorded.to_bits(), replayed.to_bits() + 1);
-    assert_eq!(
-        replay(&config, "2/0", false).unwrap().verdict,
-        Verdict::Equal,
-        "the others are what they were"
-    );
+    assert_eq!(replay(&config, "2/0", false).unwrap().verdict, Verdict::Equal, "other samples are unchanged");
     std::fs::write(&path, whole).unwrap();
     tamper(&path, |line| {
         if mine(line) {
@@ -172,7 +167,7 @@ fn a_tampered_number_is_found_in_its_place() {
     );
 }
 
-/// Stops at once after a step.
+/// Requests an immediate stop after a step.
 struct StopAt(u64, StopFlag);
 
 impl Observer for StopAt {
@@ -184,7 +179,7 @@ impl Observer for StopAt {
     }
 }
 
-/// What a run warns of.
+/// Warnings of a run.
 #[derive(Default)]
 struct Warnings(Vec<String>);
 
@@ -197,9 +192,9 @@ impl Observer for Warnings {
 }
 
 #[test]
-fn without_rollouts_the_journal_has_samples_and_batches() {
+fn without_rollout_files_samples_and_batches_come_from_the_journal() {
     let directory = tempfile::tempdir().unwrap();
-    let config = recipe::config(directory.path(), &["run.checkpoint_every=100", "eval.every=100", LIVELY]);
+    let config = recipe::config(directory.path(), &["run.checkpoint_every=100", "eval.every=100", CONTRAST]);
     let stop = StopFlag::default();
     let ended = rloom_run::train(&config, &mut StopAt(4, stop.clone()), &stop);
     assert!(matches!(ended, Err(RunError::StoppedNow { .. })));
@@ -207,13 +202,16 @@ fn without_rollouts_the_journal_has_samples_and_batches() {
     std::fs::create_dir(config.run_directory().join("rollouts")).unwrap();
     let found = replay(&config, "13/2", true).unwrap();
     assert_eq!((found.verdict, found.found), (Verdict::Equal, FoundIn::Journal));
-    let told = lineage(&config.run_directory(), &"13/2".parse().unwrap()).unwrap();
-    assert_eq!(told.fate, Fate::Trained { step: 3, version: PolicyVersion(2), age: 0 });
-    let task = told.task.unwrap();
+    let found_lineage = lineage(&config.run_directory(), &"13/2".parse().unwrap()).unwrap();
+    assert_eq!(found_lineage.fate, Fate::Trained { step: 3, version: PolicyVersion(2), age: 0 });
+    let task = found_lineage.task.unwrap();
     assert!(task.prompt.ends_with('=') && task.index.is_some(), "{task:?}");
-    assert_eq!(told.samples[0].components.len(), 2);
-    assert!(!told.samples[0].completion.starts_with("tokens"), "its tokenizer is that of a checkpoint");
-    // The stage before is at its end and gives what it gave: what was journalled since is gone on from.
+    assert_eq!(found_lineage.samples[0].components.len(), 2);
+    assert!(
+        !found_lineage.samples[0].completion.starts_with("tokens"),
+        "the tokenizer comes from a checkpoint"
+    );
+    // The finished stage before publishes the same weights, so the run resumes from its journal.
     let mut warnings = Warnings::default();
     rloom_run::resume(&config.run_directory(), &config, &mut warnings, &StopFlag::default()).unwrap();
     assert!(warnings.0.is_empty(), "{:?}", warnings.0);
@@ -221,7 +219,7 @@ fn without_rollouts_the_journal_has_samples_and_batches() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn errors_name_what_exists_instead() {
     let directory = tempfile::tempdir().unwrap();
     let config = trained(directory.path(), &["stage.rl.steps=1"]);
     let error = replay(&config, "77/0", false).unwrap_err();
@@ -237,7 +235,7 @@ fn what_is_not_there_is_said() {
     }
 }
 
-/// Generates from position `from` of a turn on, at most to the turn's `limit`, under a checkpoint's weights.
+/// Generates the rest of a turn of at most `limit` tokens after `prefix`, under the weights of a checkpoint.
 fn generate(
     config: &Config,
     checkpoint: &str,
@@ -264,7 +262,7 @@ fn generate(
     })
 }
 
-/// Makes sample 2 of some group of step 2 one whose version changes after its second token; returns its ticket.
+/// Rewrites sample 2 of a group of step 2 so that its version changes after its second token. Returns the ticket.
 fn change_version_within_a_turn(config: &Config) -> u64 {
     let found = Cell::new(None);
     tamper(&rollouts(config, 2), |line| {
@@ -299,20 +297,20 @@ fn change_version_within_a_turn(config: &Config) -> u64 {
 }
 
 #[test]
-fn a_turn_of_two_versions_goes_on_under_the_second() {
+fn a_turn_of_two_versions_is_replayed_under_both() {
     let directory = tempfile::tempdir().unwrap();
-    let config = trained(directory.path(), &["stage.rl.steps=2", "run.checkpoint_every=1", LIVELY]);
+    let config = trained(directory.path(), &["stage.rl.steps=2", "run.checkpoint_every=1", CONTRAST]);
     let ticket = change_version_within_a_turn(&config);
     let found = replay(&config, &format!("{ticket}/2"), false).unwrap();
     assert_eq!(found.verdict, Verdict::Equal);
     assert_eq!(found.versions.keys().copied().collect::<Vec<_>>(), [0, 1]);
-    // The same file, as a run with old keys and values would have left it.
+    // The same file, as if the run had kept old keys and values.
     let keep = ["stage.rl.schedule.max_staleness=1", "stage.rl.schedule.on_update='keep'"];
     let kept = recipe::config(directory.path(), &keep);
     let error = replay(&kept, &format!("{ticket}/2"), false).unwrap_err();
-    assert!(matches!(error, RunError::Unrepeatable { .. }), "{error}");
+    assert!(matches!(error, RunError::NotRepeatable { reason: NotRepeatable::MixedVersions, .. }), "{error}");
     assert_eq!(replay(&kept, &format!("{ticket}/1"), false).unwrap().verdict, Verdict::Equal);
-    // Under one version alone it would have been another.
+    // Under one version alone the sample is another one.
     tamper(&rollouts(&config, 2), |line| {
         if line["versions"].as_array().unwrap().len() == 2 {
             line["versions"][1]["version"] = Value::from(0);
@@ -322,12 +320,12 @@ fn a_turn_of_two_versions_goes_on_under_the_second() {
 }
 
 #[test]
-fn stale_samples_are_repeated_under_the_versions_that_wrote_them() {
+fn stale_samples_are_replayed_under_the_versions_that_sampled_them() {
     for schedule in ["{max_staleness=2}", "{max_staleness=2,pin_version=true}"] {
         let directory = tempfile::tempdir().unwrap();
         let schedule = format!("stage.rl.schedule={schedule}");
         let config =
-            trained(directory.path(), &[&schedule, "run.checkpoint_every=3", "eval.every=100", LIVELY]);
+            trained(directory.path(), &[&schedule, "run.checkpoint_every=3", "eval.every=100", CONTRAST]);
         let mut stale = 0;
         for ticket in [0, 7, 13, 20, 26, 32] {
             let found = replay(&config, &format!("{ticket}/1"), true).unwrap();

@@ -1,4 +1,4 @@
-//! The loop at any staleness: what it samples, what it trains on, what survives a kill, what repeats itself.
+//! Runs at any staleness: bounds, exact log-probabilities, reproducibility and resumption.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use rloom_ops::Ctx;
 use rloom_run::StopFlag;
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 
-/// More steps, every one of them saved, and nothing solved by chance alone.
+/// More steps, a checkpoint of each, and rewards that differ within groups.
 const LONG: [&str; 5] = [
     "stage.rl.steps=12",
     "run.checkpoint_every=1",
@@ -55,7 +55,7 @@ fn scored(model: &Model, trajectory: &Trajectory) -> Vec<f32> {
     model.score(&Ctx::serial(), &packed, &rows).unwrap().logprob
 }
 
-/// The model that a version samples with.
+/// Weights of a version.
 fn model(run: &Path, version: PolicyVersion) -> Model {
     let folder = match version.0 {
         0 => "warmup-step-000004".to_owned(),
@@ -64,18 +64,18 @@ fn model(run: &Path, version: PolicyVersion) -> Model {
     Model::load(&run.join("checkpoints").join(folder)).unwrap()
 }
 
-/// What holds of every run: the bound on staleness, each ticket trained on once, and, unless `kept` says that old keys
-/// and values were gone on with, every log-probability that of the version that is said to have sampled the token, to
-/// the bit. Returns how many tokens were old, and how many trajectories have several versions.
-fn check(config: &Config, eta: u64, kept: bool) -> (usize, usize) {
+/// Checks the invariants of every run: tokens are at most `max_staleness` versions old, each ticket is trained on once, and
+/// every log-probability is bitwise that of the version that sampled the token, unless trajectories mix the keys and
+/// values of several versions (`mixes`). Returns the number of stale tokens and of trajectories with several versions.
+fn check(config: &Config, max_staleness: u64, mixes: bool) -> (usize, usize) {
     let run = config.run_directory();
     let mut models = BTreeMap::new();
     let mut tickets = BTreeSet::new();
-    let (mut old, mut mixed) = (0, 0);
+    let (mut stale, mut mixed) = (0, 0);
     for step in 1..=config.stages[1].steps {
         let trained: Vec<LoggedTrajectory> = logged(&run, step);
         let own: BTreeSet<u64> = trained.iter().map(|t| t.trajectory.key.ticket.0).collect();
-        assert_eq!(own.len() as u64, config.stages[1].batch);
+        assert_eq!(own.len() as u64, config.stages[1].groups_per_batch);
         assert!(own.iter().all(|&ticket| tickets.insert(ticket)), "a group is trained on twice");
         for LoggedTrajectory { trajectory, version, .. } in trained {
             assert_eq!(version.0, step - 1);
@@ -85,13 +85,13 @@ fn check(config: &Config, eta: u64, kept: bool) -> (usize, usize) {
             let start = trajectory.prompt_tokens();
             for span in &trajectory.versions {
                 assert!(
-                    span.version <= version && version.0 - span.version.0 <= eta,
+                    span.version <= version && version.0 - span.version.0 <= max_staleness,
                     "step {step}: {span:?}"
                 );
                 if span.version < version {
-                    old += span.range.len();
+                    stale += span.range.len();
                 }
-                if kept && trajectory.versions.len() > 1 {
+                if mixes && trajectory.versions.len() > 1 {
                     continue;
                 }
                 let model = models.entry(span.version).or_insert_with(|| model(&run, span.version));
@@ -101,21 +101,23 @@ fn check(config: &Config, eta: u64, kept: bool) -> (usize, usize) {
             }
         }
     }
-    (old, mixed)
+    (stale, mixed)
 }
 
 #[test]
-fn every_way_to_take_new_weights_keeps_the_bound_and_the_bits() {
-    for (update, eta) in [("finish", 1), ("recompute", 1), ("recompute", 3), ("keep", 2), ("abort", 2)] {
+fn every_on_update_policy_keeps_the_staleness_bound_and_exact_log_probabilities() {
+    for (update, max_staleness) in
+        [("finish", 1), ("recompute", 1), ("recompute", 3), ("keep", 2), ("abort", 2)]
+    {
         let directory = tempfile::tempdir().unwrap();
-        let eta_key = format!("schedule.max_staleness={eta}");
+        let staleness_key = format!("schedule.max_staleness={max_staleness}");
         let update_key = format!("schedule.on_update={update}");
-        let config = run(directory.path(), &[&eta_key, &update_key]);
-        let (old, mixed) = check(&config, eta, update == "keep");
-        assert!(old > 0, "{update}: nothing was sampled ahead");
+        let config = run(directory.path(), &[&staleness_key, &update_key]);
+        let (stale, mixed) = check(&config, max_staleness, update == "keep");
+        assert!(stale > 0, "{update}: nothing was sampled ahead");
         assert!(update != "finish" || mixed == 0, "{mixed} trajectories of several versions");
         for (step, _, metrics) in steps(&config.run_directory()) {
-            assert!(metrics["off_policy/staleness_max"] <= eta as f64, "step {step}");
+            assert!(metrics["off_policy/staleness_max"] <= max_staleness as f64, "step {step}");
             for name in ["correction/ess", "correction/weight_mean", "mismatch/kl", "overlap", "queue/ready"]
             {
                 assert!(metrics[name].is_finite(), "{update}, step {step}: {name}");
@@ -125,8 +127,8 @@ fn every_way_to_take_new_weights_keeps_the_bound_and_the_bits() {
 }
 
 #[test]
-fn batches_in_the_order_of_completion_are_cut_early() {
-    for (overrides, eta) in [
+fn batches_in_order_of_completion_are_cut_early() {
+    for (overrides, max_staleness) in [
         (vec!["schedule.oversample=3"], 0),
         (vec!["schedule.oversample=3", "schedule.stragglers=defer"], 0),
         (vec!["schedule.oversample=2", "schedule.max_staleness=1"], 1),
@@ -134,7 +136,7 @@ fn batches_in_the_order_of_completion_are_cut_early() {
         let directory = tempfile::tempdir().unwrap();
         let all: Vec<&str> = overrides.into_iter().chain(["schedule.cut_order=completion"]).collect();
         let config = run(directory.path(), &all);
-        check(&config, eta, false);
+        check(&config, max_staleness, false);
         let ended = read_events(&config.run_directory().join("events.jsonl")).unwrap();
         let count = |wanted: &str| {
             let is =
@@ -142,11 +144,11 @@ fn batches_in_the_order_of_completion_are_cut_early() {
             ended.iter().filter(is).count()
         };
         let defers = all.contains(&"schedule.stragglers=defer");
-        assert!(count(if defers { "deferred" } else { "stale" }) > 0 || eta > 0, "{all:?}");
+        assert!(count(if defers { "deferred" } else { "stale" }) > 0 || max_staleness > 0, "{all:?}");
     }
 }
 
-/// Everything of the last checkpoint that says what was learned.
+/// Final weights and optimiser state.
 fn result(config: &Config) -> BTreeMap<&'static str, Vec<u8>> {
     let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
     let folder = config.run_directory().join(last);
@@ -156,15 +158,15 @@ fn result(config: &Config) -> BTreeMap<&'static str, Vec<u8>> {
 
 #[test]
 fn a_pinned_run_gives_the_same_bytes_at_any_timing() {
-    for eta in ["schedule.max_staleness=1", "schedule.max_staleness=3"] {
+    for staleness in ["schedule.max_staleness=1", "schedule.max_staleness=3"] {
         let pinned = |more: &[&str]| {
             let directory = tempfile::tempdir().unwrap();
-            let own = [&["schedule.pin_version=true", eta], more].concat();
+            let own = [&["schedule.pin_version=true", staleness], more].concat();
             let config = run(directory.path(), &own);
             let bound = config.stages[1].schedule().max_staleness;
             for step in 1..=config.stages[1].steps {
                 for LoggedTrajectory { trajectory, .. } in logged(&config.run_directory(), step) {
-                    let batch = trajectory.key.ticket.0 / config.stages[1].batch;
+                    let batch = trajectory.key.ticket.0 / config.stages[1].groups_per_batch;
                     let versions: Vec<u64> = trajectory.versions.iter().map(|span| span.version.0).collect();
                     assert_eq!(versions, [batch.saturating_sub(bound)]);
                 }
@@ -180,7 +182,7 @@ fn a_pinned_run_gives_the_same_bytes_at_any_timing() {
     }
 }
 
-/// Asks to stop when a step has been trained.
+/// Requests a stop after a step.
 struct StopAt(u64, StopFlag);
 
 impl Observer for StopAt {
@@ -217,7 +219,7 @@ fn a_pinned_run_that_is_interrupted_ends_in_the_same_bytes() {
 }
 
 #[test]
-fn an_interrupted_run_goes_on_with_what_was_under_way() {
+fn an_interrupted_run_resumes_the_groups_in_flight() {
     for update in ["recompute", "abort"] {
         let directory = tempfile::tempdir().unwrap();
         let update = format!("schedule.on_update={update}");
@@ -230,9 +232,9 @@ fn an_interrupted_run_goes_on_with_what_was_under_way() {
     }
 }
 
-/// A step that is trained again after a resume has the metrics that it had.
+/// A step that is trained again after a resume has the same metrics.
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_the_batches_since_the_one_before_are_trained_again() {
+fn a_damaged_checkpoint_is_skipped_and_its_batches_are_retrained() {
     let directory = tempfile::tempdir().unwrap();
     let all: Vec<&str> = LONG
         .iter()
@@ -247,7 +249,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_batches_since_the_one_before_are_
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
     resume(&config);
-    let told = steps(&run);
+    let reported = steps(&run);
     let timeless = |metrics: &Metrics| -> Metrics {
         let timed = ["time/", "tokens_per_second/", "overlap", "queue/"];
         metrics
@@ -257,8 +259,8 @@ fn a_damaged_checkpoint_is_passed_over_and_the_batches_since_the_one_before_are_
             .collect()
     };
     let mut again = 0;
-    for (step, _, metrics) in told.iter().filter(|(_, attempt, _)| *attempt == 1) {
-        let repeated = told.iter().find(|(other, attempt, _)| other == step && *attempt == 2);
+    for (step, _, metrics) in reported.iter().filter(|(_, attempt, _)| *attempt == 1) {
+        let repeated = reported.iter().find(|(other, attempt, _)| other == step && *attempt == 2);
         if let Some((_, _, later)) = repeated {
             assert_eq!(timeless(metrics), timeless(later), "step {step}");
             again += 1;
@@ -268,13 +270,13 @@ fn a_damaged_checkpoint_is_passed_over_and_the_batches_since_the_one_before_are_
     check_tickets(&config);
 }
 
-/// Every group is trained on once, whatever happened in between.
+/// Checks that every group is trained on once.
 fn check_tickets(config: &Config) {
     let mut tickets = BTreeSet::new();
     for step in 1..=config.stages[1].steps {
         let own: BTreeSet<u64> =
             logged(&config.run_directory(), step).iter().map(|t| t.trajectory.key.ticket.0).collect();
-        assert_eq!(own.len() as u64, config.stages[1].batch, "step {step}");
+        assert_eq!(own.len() as u64, config.stages[1].groups_per_batch, "step {step}");
         assert!(own.iter().all(|&ticket| tickets.insert(ticket)), "step {step}");
     }
 }

@@ -31,8 +31,6 @@ pub(crate) enum Command {
     Abort(Abort, oneshot::Sender<()>),
     /// Report the load of the lane.
     Report(oneshot::Sender<Health>),
-    /// Panic. For tests.
-    Fail,
 }
 
 /// Queue, commands and status of one lane.

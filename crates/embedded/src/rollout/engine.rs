@@ -134,15 +134,6 @@ impl EmbeddedRolloutEngine {
         Ok(engine)
     }
 
-    /// Makes a lane's thread panic before its next step, for tests of recovery.
-    #[doc(hidden)]
-    pub fn fail_lane(&self, lane: usize) {
-        if let Some(lane) = self.shared.dispatcher().lanes.get_mut(lane) {
-            lane.commands.push_back(Command::Fail);
-        }
-        self.shared.wake_lanes();
-    }
-
     #[cfg(test)]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared

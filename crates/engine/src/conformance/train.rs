@@ -350,7 +350,7 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
                     tokens: (0..length).map(token).collect(),
                     spans: vec![
                         Span::new(Author::Prompt, 0..prompt),
-                        Span::new(Author::Policy, prompt..length).at(0.8),
+                        Span::new(Author::Policy, prompt..length).with_temperature(0.8),
                     ],
                     logprobs: (prompt..length)
                         .map(|at| -2.0 - 0.1 * stream.uniform(200 + at as u64) as f32)

@@ -1,18 +1,18 @@
-//! How a sample is named, and what is said when it cannot be found.
+//! Names of samples, and errors of samples that cannot be found.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::RunError;
 
-/// Names a group, or one sample of it: `TICKET`, `TICKET/SAMPLE`, `STAGE/TICKET` or `STAGE/TICKET/SAMPLE`.
+/// Name of a group, or of one of its samples: `TICKET`, `TICKET/SAMPLE`, `STAGE/TICKET` or `STAGE/TICKET/SAMPLE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleName {
-    /// The stage; needed where several have such a ticket.
+    /// The stage; required if several stages have the ticket.
     pub stage: Option<String>,
     /// The group.
     pub ticket: u64,
-    /// The episode's place in its group; `None` for all.
+    /// Index of the sample in its group; `None` for all.
     pub sample: Option<u32>,
 }
 
@@ -30,68 +30,68 @@ impl FromStr for SampleName {
     type Err = LineageError;
 
     fn from_str(text: &str) -> Result<Self, LineageError> {
-        let wrong = || LineageError::Name { text: text.to_owned() };
+        let invalid = || LineageError::Name { text: text.to_owned() };
         let parts: Vec<&str> = text.split('/').collect();
-        let number = |part: &str| part.parse::<u64>().map_err(|_| wrong());
-        let sample = |part: &str| part.parse::<u32>().map(Some).map_err(|_| wrong());
+        let number = |part: &str| part.parse::<u64>().map_err(|_| invalid());
+        let sample = |part: &str| part.parse::<u32>().map(Some).map_err(|_| invalid());
         let (stage, ticket, sample) = match *parts.as_slice() {
             [ticket] => (None, number(ticket)?, None),
-            [ticket, place] if number(ticket).is_ok() => (None, number(ticket)?, sample(place)?),
+            [ticket, index] if number(ticket).is_ok() => (None, number(ticket)?, sample(index)?),
             [stage, ticket] => (Some(stage), number(ticket)?, None),
-            [stage, ticket, place] => (Some(stage), number(ticket)?, sample(place)?),
-            _ => return Err(wrong()),
+            [stage, ticket, index] => (Some(stage), number(ticket)?, sample(index)?),
+            _ => return Err(invalid()),
         };
         if stage.is_some_and(str::is_empty) {
-            return Err(wrong());
+            return Err(invalid());
         }
         Ok(Self { stage: stage.map(str::to_owned), ticket, sample })
     }
 }
 
-/// Why a sample's lineage cannot be told.
+/// Failure to find a sample.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineageError {
-    /// What was given is not the name of a sample.
+    /// Not the name of a sample.
     #[error(
-        "`{text}` names no sample\nhint: give a ticket (`12`), one of its samples (`12/3`), or both with their stage (`rl/12/3`)"
+        "`{text}` is not the name of a sample\nhint: use a ticket (`12`) or a sample of it (`12/3`), optionally with the stage (`rl/12/3`)"
     )]
     Name {
-        /// What was given.
+        /// The text.
         text: String,
     },
     /// The run has no such stage.
-    #[error("the run has no stage `{stage}` that samples\nhint: {}", stages_hint(stages))]
+    #[error("the run has no sampling stage `{stage}`\nhint: {}", stages_hint(stages))]
     Stage {
-        /// What was asked for.
+        /// The requested stage.
         stage: String,
-        /// What there is.
+        /// Stages that sample.
         stages: Vec<String>,
     },
-    /// Several stages have such a ticket.
-    #[error("ticket {ticket} is in the stages {}\nhint: say which: `{}/{ticket}`", stages.join(" and "), stages[0])]
+    /// Several stages have the ticket.
+    #[error("ticket {ticket} exists in the stages {}\nhint: add the stage: `{}/{ticket}`", stages.join(" and "), stages[0])]
     Ambiguous {
         /// The ticket.
         ticket: u64,
         /// The stages that have it, at least two.
         stages: Vec<String>,
     },
-    /// Nothing is known of the ticket.
-    #[error("nothing is known of ticket {ticket}\nhint: {}", tickets_hint(known))]
+    /// No stage has the ticket.
+    #[error("ticket {ticket} does not exist\nhint: {}", tickets_hint(known))]
     Ticket {
         /// The ticket.
         ticket: u64,
-        /// The tickets of each stage that was looked at.
+        /// Tickets of each searched stage.
         known: Vec<(String, Vec<u64>)>,
     },
-    /// The group has fewer samples.
+    /// The group does not have the sample.
     #[error("ticket {ticket} has no sample {sample}\nhint: it has the samples {}", ranges(known))]
     Sample {
         /// The ticket.
         ticket: u64,
-        /// What was asked for.
+        /// The requested sample.
         sample: u32,
-        /// What there is.
+        /// Samples of the group.
         known: Vec<u64>,
     },
     /// The run's files cannot be read.
@@ -104,21 +104,21 @@ pub enum LineageError {
 
 fn stages_hint(stages: &[String]) -> String {
     match stages {
-        [] => "none of its stages does, or none has begun".to_owned(),
-        stages => format!("these do: {}", stages.join(", ")),
+        [] => "no sampling stage has started".to_owned(),
+        stages => format!("sampling stages: {}", stages.join(", ")),
     }
 }
 
 fn tickets_hint(known: &[(String, Vec<u64>)]) -> String {
-    let told: Vec<String> = known
+    let lists: Vec<String> = known
         .iter()
         .filter(|(_, tickets)| !tickets.is_empty())
         .map(|(stage, tickets)| format!("stage {stage} has the tickets {}", ranges(tickets)))
         .collect();
-    if told.is_empty() { "the run has no groups yet".to_owned() } else { told.join("; ") }
+    if lists.is_empty() { "the run has no groups yet".to_owned() } else { lists.join("; ") }
 }
 
-/// Numbers in order as `0-31, 40, 42-44`.
+/// Formats ascending numbers as `0-31, 40, 42-44`.
 pub(crate) fn ranges(numbers: &[u64]) -> String {
     let runs = numbers.chunk_by(|a, b| a + 1 == *b);
     let text = |run: &[u64]| match run {

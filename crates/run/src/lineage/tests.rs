@@ -1,15 +1,15 @@
 use rloom_core::{PolicyId, Ticket, Trajectory};
+use rloom_store::journal::{Journal, LaterStages, Record};
+use rloom_telemetry::{Lane, StageOutline, rollout_log, synthetic};
 
 use super::*;
-use rloom_store::journal::{Journal, LaterStages, Record};
-use rloom_telemetry::{Lane, StageOutline};
-use rloom_telemetry::{rollout_log, synthetic};
 
 fn line(stage: &str, step: u64, event: Event) -> EventLine {
     EventLine { attempt: 1, time: 0.0, elapsed: 0.0, stage: stage.into(), step, global_step: step, event }
 }
 
-/// Of stage `rl`: ticket 8 is cut for step 3, 9 waits, 10 is under way with one sample done, 11 was replaced, 12 failed.
+/// Journal of stage `rl`: ticket 8 is in the batch of step 3, 9 waits, 10 is in flight with one complete sample, 11 was
+/// filtered, 12 failed.
 fn journal(run: &Path) {
     std::fs::create_dir(run.join("journal")).unwrap();
     let (mut journal, _) = Journal::open(&run.join("journal"), 1, 0, LaterStages::Keep).unwrap();
@@ -35,7 +35,8 @@ fn journal(run: &Path) {
     journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)] }).unwrap();
 }
 
-/// Stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with ticket 0.
+/// A run with stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with
+/// ticket 0.
 fn run() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("rollouts")).unwrap();
@@ -47,7 +48,7 @@ fn run() -> tempfile::TempDir {
         version: String::new(),
         seed: 7,
         threads: 1,
-        isa: String::new(),
+        numeric_path: String::new(),
         parameters: 1,
         resumed_from: None,
         stages: stages.clone(),
@@ -64,7 +65,7 @@ fn run() -> tempfile::TempDir {
         let path = directory.path().join(format!("rollouts/{stage}-step-{step:06}.jsonl.zst"));
         let text = |t: &Trajectory| ("3+4=".to_owned(), format!("answer of {}", t.key.sample));
         rollout_log::write(&path, step, &groups, &vec![vec![0.5, -0.5]; groups.len()], &text).unwrap();
-        // Step 3 was trained and killed before it was told of.
+        // Step 3 was killed after training, before its event.
         if step < 3 {
             lines.push(line(stage, step, Event::Step { metrics: [].into() }));
         }
@@ -111,14 +112,14 @@ fn names_of_samples() {
     assert_eq!(parsed("12/3"), Some((None, 12, Some(3))));
     assert_eq!(parsed("rl/12"), Some((Some("rl".into()), 12, None)));
     assert_eq!(parsed("rl/12/3"), Some((Some("rl".into()), 12, Some(3))));
-    for wrong in ["", "rl", "rl/x", "1/x", "/1", "a/b/c/d", "1/2/3/4", "-1"] {
-        assert_eq!(parsed(wrong), None, "{wrong}");
+    for invalid in ["", "rl", "rl/x", "1/x", "/1", "a/b/c/d", "1/2/3/4", "-1"] {
+        assert_eq!(parsed(invalid), None, "{invalid}");
     }
     assert_eq!("rl/12/3".parse::<SampleName>().unwrap().to_string(), "rl/12/3");
 }
 
 #[test]
-fn a_trained_sample_is_followed_from_its_task_to_its_step() {
+fn a_trained_sample_has_its_task_and_its_step() {
     let found = find("2/1").unwrap();
     assert_eq!(found.fate, Fate::Trained { step: 2, version: PolicyVersion(1), age: 1 });
     assert_eq!(found.generated, Some(Generated { attempt: 1, start: 1.0, end: 2.5 }));
@@ -139,19 +140,19 @@ fn a_trained_sample_is_followed_from_its_task_to_its_step() {
 }
 
 #[test]
-fn a_group_that_was_not_trained_on_says_how_it_ended() {
+fn a_group_that_was_not_trained_on_has_its_end() {
     let fate = |name: &str| find(name).unwrap().fate;
     assert_eq!(fate("4"), Fate::Ended { end: "filtered".into(), reason: Some("equal_outcomes".into()) });
-    assert_eq!((fate("5"), fate("7")), (Fate::PutOff, Fate::Waiting));
+    assert_eq!((fate("5"), fate("7")), (Fate::Deferred, Fate::Waiting));
     assert!(find("4/1").unwrap().samples.is_empty());
 }
 
 #[test]
-fn a_group_of_the_journal_is_shown_with_its_tokens() {
+fn a_group_of_the_journal_has_its_tokens() {
     let fate = |name: &str| find(name).unwrap().fate;
     assert_eq!(
         (fate("8"), fate("9"), fate("10")),
-        (Fate::InBatch { step: 3 }, Fate::Waiting, Fate::UnderWay)
+        (Fate::InBatch { step: 3 }, Fate::Waiting, Fate::InFlight)
     );
     let ended = |end: &str, reason: &str| Fate::Ended { end: end.into(), reason: Some(reason.into()) };
     assert_eq!(fate("11"), ended("filtered", "equal_outcomes"));
@@ -161,24 +162,27 @@ fn a_group_of_the_journal_is_shown_with_its_tokens() {
     let waiting = find("9/1").unwrap();
     let task = waiting.task.unwrap();
     assert_eq!((task.index, task.answer.as_deref()), (Some(90), Some("7")));
-    let [sample] = &waiting.samples[..] else { panic!("one was asked for") };
+    let [sample] = &waiting.samples[..] else { panic!("one sample was requested") };
     assert_eq!((sample.random.ticket, sample.random.stage, sample.random.sample), (9, 1, 1));
     assert_eq!((sample.reward, sample.age, sample.advantage), (Some(0.5), None, None));
-    // No tokenizer is at hand.
+    // No tokenizer is available.
     assert!(sample.completion.starts_with("tokens ["), "{}", sample.completion);
-    assert_eq!(samples("8")[0].age, Some(1), "counted from the version that its batch trains from");
+    assert_eq!(samples("8")[0].age, Some(1), "relative to the version that its batch trains from");
     assert_eq!(find("11").unwrap().task.unwrap().index, None);
 }
 
 #[test]
-fn what_is_not_there_is_said_with_what_is() {
-    let said = |name: &str| find(name).unwrap_err().to_string();
+fn errors_name_what_exists_instead() {
+    let message = |name: &str| find(name).unwrap_err().to_string();
     assert_eq!(
-        said("99"),
-        "nothing is known of ticket 99\nhint: stage rl has the tickets 0-12; stage more has the tickets 0"
+        message("99"),
+        "ticket 99 does not exist\nhint: stage rl has the tickets 0-12; stage more has the tickets 0"
     );
-    assert_eq!(said("0"), "ticket 0 is in the stages rl and more\nhint: say which: `rl/0`");
-    assert_eq!(said("2/9"), "ticket 2 has no sample 9\nhint: it has the samples 0-1");
-    assert_eq!(said("warmup/0"), "the run has no stage `warmup` that samples\nhint: these do: rl, more");
+    assert_eq!(message("0"), "ticket 0 exists in the stages rl and more\nhint: add the stage: `rl/0`");
+    assert_eq!(message("2/9"), "ticket 2 has no sample 9\nhint: it has the samples 0-1");
+    assert_eq!(
+        message("warmup/0"),
+        "the run has no sampling stage `warmup`\nhint: sampling stages: rl, more"
+    );
     assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
 }

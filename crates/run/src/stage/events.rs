@@ -267,7 +267,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if self.scheduler.counts().in_batch == 0 {
             return;
         }
-        if let Some((done, total)) = self.trainer.as_ref().map(|trainer| trainer.progress())
+        if let Some((done, total)) = self.trainer.as_ref().map(crate::trainer::TrainerHandle::progress)
             && total > 0
         {
             self.reporter.emit(Event::Progress { phase: Phase::Train, done, total });

@@ -246,7 +246,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             }
         };
         // Messages sent before their group was cancelled are dropped.
-        self.is_current(from).then(|| match content {
+        self.is_current(from).then_some(match content {
             MessageContent::Update(update) => GroupChange::Update(from.ticket, update),
             MessageContent::Complete(task) => GroupChange::Complete(from.ticket, task),
             MessageContent::Failed(failure) => GroupChange::Failed(from.ticket, failure),

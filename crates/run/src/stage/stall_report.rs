@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 
+use rloom_collect::Evaluator;
 use rloom_engine::{RolloutEngine, TrainEngine};
 
 use super::Stage;
 use crate::RunError;
+use crate::trainer::TrainerHandle;
 
 /// Number of waits that the report names, the longest first.
 const SHOWN_WAITS: usize = 4;
@@ -31,7 +33,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     pub(super) fn describe_wait(&self) -> String {
         let counts = self.scheduler.counts();
         if counts.in_batch > 0 {
-            let (done, total) = self.trainer.as_ref().map_or((0, 0), |trainer| trainer.progress());
+            let (done, total) = self.trainer.as_ref().map_or((0, 0), TrainerHandle::progress);
             return format!(
                 "the driver waits for the trainer: {done} of {total} optimiser steps of the batch"
             );
@@ -40,7 +42,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             return "the driver waits for the trainer to write a checkpoint".to_owned();
         }
         if self.evaluation.is_pending() {
-            let completions = self.evaluation.evaluator().map_or(0, |evaluator| evaluator.completions());
+            let completions = self.evaluation.evaluator().map_or(0, Evaluator::completions);
             let scored = self.evaluation.scored();
             return format!("the driver waits for the evaluation: {scored} of {completions} completions");
         }

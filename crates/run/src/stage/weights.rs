@@ -90,9 +90,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// Takes newly published weights. Returns those to load now, if any; `replaying` is true while a journal is replayed.
     pub(super) fn take(&mut self, weights: PublishedPolicy, replaying: bool) -> Option<PublishedPolicy> {
-        if self.engine.is_none() {
-            return None;
-        }
+        self.engine.as_ref()?;
         if !self.pins() {
             return Some(weights);
         }

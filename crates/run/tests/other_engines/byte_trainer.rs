@@ -15,6 +15,7 @@ use rloom_engine::{
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "a value for each call")]
 enum Call {
     Score(Which, Vec<PackedBatch>),
     Accumulate(Vec<PackedBatch>, LossStep<'static>),
@@ -28,6 +29,7 @@ enum Call {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "a value for each call")]
 enum Answer {
     Scores(Vec<TokenScores>),
     Report(LossReport),

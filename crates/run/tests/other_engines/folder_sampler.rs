@@ -13,7 +13,7 @@ use rloom_engine::{
     PublishedWeights, RequestName, RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics,
     VersionGranularity, WaitedFor, WorkerActivity, WorkerStatus,
 };
-use rloom_model::{Model, PackedTokens, ScoreRows};
+use rloom_model::{Candidates, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use tokio::sync::Notify;
 
@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 pub(crate) const NOISE: f32 = 0.01;
 /// One of this many requests is lost.
 const LOST: u64 = 7;
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone)]
 struct Loaded {
@@ -138,14 +138,13 @@ fn complete(loaded: &Loaded, request: &GenerateRequest) -> Generation {
 
 /// Log-probabilities of the token after `sequence`: every id of the vocabulary as a candidate of one position.
 fn distribution(model: &Model, sequence: &[u32], temperature: f32) -> Vec<f32> {
-    let vocabulary = model.config().vocab_size;
+    let ids: Vec<u32> = (0..model.config().vocab_size as u32).collect();
     let tokens = [sequence, &[0]].concat();
-    let targets: Vec<u32> = (0..vocabulary as u32).collect();
-    let rows = vec![sequence.len() as u32; vocabulary];
-    let inv_temperature = vec![1.0 / temperature; vocabulary];
     let packed = PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] };
-    let rows = ScoreRows { rows: &rows, inv_temperature: &inv_temperature, targets: Some(&targets) };
-    model.score(&Ctx::serial(), &packed, &rows).expect("a sequence within the context").logprob
+    let rows = ScoreRows { rows: &[sequence.len() as u32], inv_temperature: &[1.0 / temperature] };
+    let candidates = Candidates { k: ids.len(), ids: &ids };
+    let scores = model.score_candidates(&Ctx::serial(), &packed, &rows, &candidates);
+    scores.expect("a sequence within the context").logprob
 }
 
 /// Noise that is known: tests compute what the mismatch metrics must be.

@@ -1,4 +1,4 @@
-//! A recipe that runs in a second: what the tests of whole runs share.
+//! A recipe that runs in a second, for tests of whole runs.
 
 use std::path::Path;
 
@@ -59,9 +59,9 @@ group_size = 4
 learning_rate = 1e-3
 "#;
 
-/// The recipe in `directory`, with overrides.
+/// The recipe with overrides, for a run below `directory`.
 pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
-    let place = format!("run.directory={}", directory.display());
-    let all: Vec<&str> = std::iter::once(place.as_str()).chain(overrides.iter().copied()).collect();
+    let parent = format!("run.directory={}", directory.display());
+    let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
     Config::from_text("tiny.toml", TEXT, &all).map_err(|errors| errors.to_string()).unwrap()
 }

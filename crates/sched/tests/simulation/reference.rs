@@ -56,7 +56,7 @@ impl Reference {
         let mut commands = Vec::new();
         match event {
             SchedulerEvent::Begin => {
-                commands.extend(self.open_groups.keys().map(|&t| SchedulerCommand::StartGroup(t)))
+                commands.extend(self.open_groups.keys().map(|&t| SchedulerCommand::StartGroup(t)));
             }
             SchedulerEvent::GroupReady { ticket, oldest } => {
                 *self.open_groups.get_mut(&ticket).unwrap() = Progress::Ready(oldest, self.completions);

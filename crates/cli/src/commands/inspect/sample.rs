@@ -40,7 +40,7 @@ fn told(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
         let (took, from) = (duration(when.end - when.start), duration(when.start));
         say("generated", &format!("in {took}, {from} after attempt {} began", when.attempt));
     }
-    if lineage.fate == Fate::UnderWay && !lineage.samples.is_empty() {
+    if lineage.fate == Fate::InFlight && !lineage.samples.is_empty() {
         say("finished", &format!("{} of its samples", lineage.samples.len()));
     }
     match &lineage.task {
@@ -53,7 +53,7 @@ fn told(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
                 say("answer", &excerpt(answer, SHOWN_CHARACTERS));
             }
         }
-        None if matches!(lineage.fate, Fate::PutOff | Fate::UnderWay) => say("samples", "none is finished"),
+        None if matches!(lineage.fate, Fate::Deferred | Fate::InFlight) => say("samples", "none is finished"),
         None => say("samples", "no file has them any more"),
     }
     for sample in &lineage.samples {
@@ -84,8 +84,8 @@ fn fate(fate: &Fate) -> String {
             };
             format!("{what}{}", why.unwrap_or_default())
         }
-        Fate::PutOff => "was put off and will be started again".to_owned(),
-        Fate::UnderWay => "is under way".to_owned(),
+        Fate::Deferred => "was put off and will be started again".to_owned(),
+        Fate::InFlight => "is under way".to_owned(),
         Fate::Waiting => "was generated and waits to be trained on".to_owned(),
         Fate::InBatch { step } => format!("was generated and is in the batch of step {step}"),
     }

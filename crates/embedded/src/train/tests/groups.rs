@@ -22,8 +22,10 @@ pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
             let (p, n) = (prompt.len(), 1 + stream.below(501, 12) as usize);
             let mut tokens = prompt.clone();
             tokens.extend((0..n as u64).map(|i| stream.below(i, VOCAB) as u32));
-            let mut spans =
-                vec![Span::new(Author::Prompt, 0..p), Span::new(Author::Policy, p..p + n).with_temperature(0.8)];
+            let mut spans = vec![
+                Span::new(Author::Prompt, 0..p),
+                Span::new(Author::Policy, p..p + n).with_temperature(0.8),
+            ];
             if n > 4 && sample % 3 == 1 {
                 spans[1].range.end = p + 2;
                 spans.push(Span::new(Author::Environment, p + 2..p + 4));

@@ -40,7 +40,10 @@ pub(super) fn trajectory(ticket: u64) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
         tokens: (0..n as u64).map(|i| stream.below(i, VOCAB) as u32).collect(),
-        spans: vec![Span::new(Author::Prompt, 0..prompt), Span::new(Author::Policy, prompt..n).with_temperature(0.8)],
+        spans: vec![
+            Span::new(Author::Prompt, 0..prompt),
+            Span::new(Author::Policy, prompt..n).with_temperature(0.8),
+        ],
         logprobs: (0..n - prompt).map(|i| -3.5 - 0.1 * stream.uniform(2000 + i as u64) as f32).collect(),
         versions: vec![],
         stop: StopReason::Length,

@@ -53,13 +53,13 @@ fn a_lineage_reads_well() {
         (ended("stale", None), false),
         (ended("failed", Some("the reward did not answer within 10 s")), true),
         (ended("surplus", None), false),
-        (group(Fate::PutOff), false),
-        (group(Fate::UnderWay), false),
+        (group(Fate::Deferred), false),
+        (group(Fate::InFlight), false),
         (
             Lineage {
                 task: Some(TaskLineage { index: None, prompt: "3+4=".into(), answer: None }),
                 samples: vec![SampleLineage { age: None, advantage: None, ..sample(0) }],
-                ..group(Fate::UnderWay)
+                ..group(Fate::InFlight)
             },
             false,
         ),

@@ -1,0 +1,240 @@
+//! The embedded engines, with requests that fail and a training thread that a test can stop.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rloom_algo::{LossStep, TokenScores};
+use rloom_config::Stage;
+use rloom_core::{OnUpdate, PolicyVersion, Purpose, RandomKey};
+use rloom_engine::{
+    Abort, Form, GenerateRequest, Generation, Health, LossReport, OptimStep, PackedBatch, PublishedPolicy,
+    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SavedFile,
+    StepReport, TrainCapabilities, TrainEngine, TrainError, Which, WorkerFailure, WorkerStatus,
+};
+use rloom_learn::Models;
+use rloom_run::RunError;
+use rloom_run::assembly::{EmbeddedEngines, EngineFactory, PolicyWriter, StageStart};
+
+use super::faults::{Callback, RL};
+
+/// Faults of the engines of the stage `rl`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EngineFaults {
+    /// Called on the training thread before it computes the second batch.
+    pub(crate) before_second_batch: Option<Callback>,
+    /// Fault of the rollout requests of some groups.
+    pub(crate) requests: Option<(RequestFault, &'static [u64])>,
+    /// Requests whose completions were lost, as tickets and samples.
+    pub(crate) lost: Arc<Mutex<BTreeSet<(u64, u32)>>>,
+}
+
+/// A failure of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestFault {
+    /// Each request loses its first completion because its worker is restarted.
+    WorkerRestarted,
+    /// The engine fails for good.
+    EngineFailed,
+}
+
+fn failure() -> (String, WorkerFailure) {
+    ("lane 0".to_owned(), WorkerFailure::Panicked { message: "this cannot be".to_owned() })
+}
+
+fn engine_failed() -> RolloutError {
+    let (worker, cause) = failure();
+    RolloutError::EngineFailed { worker, cause }
+}
+
+/// A rollout engine that answers some requests with errors.
+#[derive(Debug)]
+pub(crate) struct FaultyRollout<R> {
+    engine: R,
+    faults: EngineFaults,
+    failed: AtomicBool,
+}
+
+impl<R> FaultyRollout<R> {
+    fn fault_of(&self, key: RandomKey) -> Option<RequestFault> {
+        let (fault, tickets) = self.faults.requests?;
+        let is_chosen = key.purpose == Purpose::Rollout && key.stage == RL && tickets.contains(&key.ticket);
+        is_chosen.then_some(fault)
+    }
+
+    /// True for the first completion of a request.
+    fn is_first(&self, key: RandomKey) -> bool {
+        let mut lost = self.faults.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.insert((key.ticket, key.sample))
+    }
+
+    fn check(&self) -> Result<(), RolloutError> {
+        if self.failed.load(Ordering::Relaxed) { Err(engine_failed()) } else { Ok(()) }
+    }
+}
+
+impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
+    async fn generate(&self, request: GenerateRequest) -> Result<Generation, RolloutError> {
+        let (key, fault) = (request.key, self.fault_of(request.key));
+        if fault == Some(RequestFault::EngineFailed) {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        self.check()?;
+        let generation = self.engine.generate(request).await?;
+        self.check()?;
+        if fault == Some(RequestFault::WorkerRestarted) && self.is_first(key) {
+            let (worker, cause) = failure();
+            return Err(RolloutError::WorkerRestarted { worker, cause });
+        }
+        Ok(generation)
+    }
+
+    fn load(
+        &self,
+        policy: &PublishedPolicy,
+        on_update: OnUpdate,
+    ) -> impl Future<Output = Result<(), RolloutError>> + Send {
+        let loaded = self.engine.load(policy, on_update);
+        async move {
+            self.check()?;
+            loaded.await
+        }
+    }
+
+    fn release(&self) -> impl Future<Output = Result<(), RolloutError>> + Send {
+        let released = self.engine.release();
+        async move {
+            self.check()?;
+            released.await
+        }
+    }
+
+    fn abort(&self, which: Abort) -> impl Future<Output = Result<(), RolloutError>> + Send {
+        self.engine.abort(which)
+    }
+
+    fn health(&self, timeout: Duration) -> impl Future<Output = Result<Health, RolloutError>> + Send {
+        self.engine.health(timeout)
+    }
+
+    fn capabilities(&self) -> RolloutCapabilities {
+        self.engine.capabilities()
+    }
+
+    fn workers(&self) -> Vec<WorkerStatus> {
+        self.engine.workers()
+    }
+
+    fn statistics(&self) -> RolloutStatistics {
+        self.engine.statistics()
+    }
+}
+
+/// A train engine that calls a function before it computes on the weights of version 1.
+#[derive(Debug)]
+pub(crate) struct HookedTrainer<T> {
+    engine: T,
+    hook: Option<Callback>,
+    version: PolicyVersion,
+}
+
+impl<T> HookedTrainer<T> {
+    fn before_batch(&mut self) {
+        if self.version == PolicyVersion(1)
+            && let Some(hook) = self.hook.take()
+        {
+            hook.call();
+        }
+    }
+}
+
+impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
+    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        self.before_batch();
+        self.engine.score(which, step)
+    }
+
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
+        self.before_batch();
+        self.engine.accumulate(step, loss)
+    }
+
+    fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
+        self.engine.step(step)
+    }
+
+    fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        self.version = version;
+        self.engine.publish(version, form)
+    }
+
+    fn digest(&mut self) -> Result<u64, TrainError> {
+        self.engine.digest()
+    }
+
+    fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        self.engine.save(directory)
+    }
+
+    fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
+        self.engine.restore(directory)
+    }
+
+    fn capabilities(&self) -> TrainCapabilities {
+        self.engine.capabilities()
+    }
+
+    fn park(&mut self) -> Result<(), TrainError> {
+        self.engine.park()
+    }
+}
+
+/// The embedded engines with faults.
+pub(crate) struct FaultyEngines {
+    pub(crate) embedded: EmbeddedEngines,
+    pub(crate) faults: EngineFaults,
+}
+
+impl EngineFactory for FaultyEngines {
+    type Rollout = FaultyRollout<<EmbeddedEngines as EngineFactory>::Rollout>;
+    type Train = HookedTrainer<<EmbeddedEngines as EngineFactory>::Train>;
+
+    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+        let engine = self.embedded.rollout(settings)?;
+        Ok(FaultyRollout { engine, faults: self.faults.clone(), failed: AtomicBool::new(false) })
+    }
+
+    fn models(
+        &self,
+        stage: &Stage,
+        threads: usize,
+        start: StageStart,
+    ) -> Result<Models<Self::Train>, RunError> {
+        let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
+        let wrap = |engine, hook| HookedTrainer { engine, hook, version: PolicyVersion(0) };
+        let hook = self.faults.before_second_batch.clone().filter(|_| stage.name == "rl");
+        Ok(Models {
+            policy: wrap(policy, hook),
+            critic: critic.map(|engine| wrap(engine, None)),
+            prm: prm.map(|engine| wrap(engine, None)),
+        })
+    }
+
+    fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+        self.embedded.open(folder, version)
+    }
+
+    fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
+        self.embedded.open_start(start)
+    }
+
+    fn train_capabilities(&self) -> TrainCapabilities {
+        self.embedded.train_capabilities()
+    }
+
+    fn writer(&self) -> Arc<dyn PolicyWriter> {
+        self.embedded.writer()
+    }
+}
