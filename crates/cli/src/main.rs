@@ -9,6 +9,8 @@ mod failure;
 mod output;
 mod plan;
 mod progress;
+#[cfg(test)]
+mod reference;
 
 use std::process::ExitCode;
 

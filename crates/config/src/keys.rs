@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for Stages {
 /// A recipe of RLoom.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "some fields only say that the key exists")]
+#[expect(dead_code, reason = "some fields only declare a key that is read elsewhere")]
 pub(crate) struct RootKeys {
     /// The run: its name, directory, threads and checkpoints.
     #[serde(default)]
@@ -160,7 +160,7 @@ impl Default for EvalKeys {
 /// `[[stage]]`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "some fields only say that the key exists")]
+#[expect(dead_code, reason = "some fields only declare a key that is read elsewhere")]
 pub(crate) struct StageKeys {
     /// Name in checkpoints, the journal and overrides (`--set stage.NAME.steps=20`). Required.
     pub(crate) name: String,
@@ -185,7 +185,7 @@ pub(crate) struct StageKeys {
     /// Allows training on samples of a truncated distribution (`top_k`, `top_p`, `min_p`, `min_new_tokens`), whose
     /// importance ratios are then biased. Default: false.
     pub(crate) allow_truncated_sampling: Option<bool>,
-    /// Overrides of the method's settings.
+    /// Overrides of the method's settings. Defaults depend on the method: see its page in `docs/algorithms`.
     #[serde(default)]
     pub(crate) algorithm: AlgorithmSettings,
     /// Overrides of `[data]` in this stage.

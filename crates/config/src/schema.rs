@@ -67,17 +67,23 @@ fn simplify(schema: &mut Value) {
             for value in object.values_mut() {
                 simplify(value);
             }
-            if object.get("default").is_some_and(Value::is_null) {
+            // An empty text is the form of a default that depends on something else, which the description states.
+            if object.get("default").is_some_and(|default| default.is_null() || default == "") {
                 object.shift_remove("default");
             }
             if let Some(Value::String(text)) = object.get_mut("description") {
-                *text = text.replace('\n', " ");
+                *text = unwrapped(text);
             }
             enumerate(object);
             flatten(object);
         }
         _ => {}
     }
+}
+
+/// Joins the lines of each paragraph.
+fn unwrapped(text: &str) -> String {
+    text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect::<Vec<_>>().join("\n\n")
 }
 
 /// TOML has no null: `Option<T>` is a `T` that may be left out.
@@ -125,27 +131,43 @@ fn enumerate(object: &mut Map<String, Value>) {
 /// A table with several kinds becomes one table with the keys of all; descriptions name the kinds of a key.
 fn flatten(object: &mut Map<String, Value>) {
     for keyword in ["oneOf", "anyOf"] {
-        let is_table = |choice: &Value| choice.get("properties").is_some();
-        if !matches!(object.get(keyword), Some(Value::Array(choices)) if choices.iter().all(is_table)) {
+        let Some(Value::Array(choices)) = object.get(keyword) else { continue };
+        let (tables, others): (Vec<Value>, Vec<Value>) =
+            choices.iter().cloned().partition(|choice| choice.get("properties").is_some());
+        if tables.is_empty() {
             continue;
         }
-        let Some(Value::Array(choices)) = object.shift_remove(keyword) else { continue };
-        let mut properties = Map::new();
-        for choice in &choices {
-            let Some(Value::Object(keys)) = choice.get("properties") else { continue };
-            for key in keys.keys() {
-                if !properties.contains_key(key) {
-                    properties.insert(key.clone(), merged(key, &choices));
-                }
+        object.shift_remove(keyword);
+        let common = object.shift_remove("properties");
+        let table = one_table(&tables, common);
+        if others.is_empty() {
+            object.extend(table);
+        } else {
+            let choices: Vec<Value> = others.into_iter().chain([Value::Object(table)]).collect();
+            object.insert("anyOf".to_owned(), Value::Array(choices));
+        }
+    }
+}
+
+/// One table with the keys of all kinds and `common` ones.
+fn one_table(kinds: &[Value], common: Option<Value>) -> Map<String, Value> {
+    let mut properties = Map::new();
+    for kind in kinds {
+        let Some(Value::Object(keys)) = kind.get("properties") else { continue };
+        for key in keys.keys() {
+            if !properties.contains_key(key) {
+                properties.insert(key.clone(), merged(key, kinds));
             }
         }
-        if let Some(Value::Object(common)) = object.shift_remove("properties") {
-            properties.extend(common);
-        }
-        object.insert("type".to_owned(), json!("object"));
-        object.insert("properties".to_owned(), Value::Object(properties));
-        object.insert("additionalProperties".to_owned(), json!(false));
     }
+    if let Some(Value::Object(common)) = common {
+        properties.extend(common);
+    }
+    Map::from_iter([
+        ("type".to_owned(), json!("object")),
+        ("properties".to_owned(), Value::Object(properties)),
+        ("additionalProperties".to_owned(), json!(false)),
+    ])
 }
 
 /// The schema of a key in any of the kinds of a table.
@@ -154,7 +176,7 @@ fn merged(key: &str, kinds: &[Value]) -> Value {
     let mut schemas = with_key().map(|(_, schema)| schema);
     if with_key().all(|(_, schema)| schema.get("const").is_some()) {
         let values: Vec<&Value> = schemas.map(|schema| &schema["const"]).collect();
-        let docs: Vec<Value> = with_key().map(|(kind, _)| text(kind, "description").into()).collect();
+        let docs: Vec<&str> = with_key().map(|(kind, _)| summary(text(kind, "description"))).collect();
         return json!({
             "description": "Kind of the table, which determines its other keys.",
             "type": "string",
@@ -163,49 +185,68 @@ fn merged(key: &str, kinds: &[Value]) -> Value {
         });
     }
     let Some(mut schema) = schemas.next().cloned() else { return json!({}) };
-    let same = schemas.all(|other| text(other, "description") == text(&schema, "description"));
-    let labels: Option<Vec<String>> = with_key().map(|(kind, _)| label(kind)).collect();
-    let description = match labels {
-        Some(labels) if !same => with_key()
-            .zip(&labels)
-            .map(|((_, schema), label)| format!("With {label}: {}", text(schema, "description")))
-            .collect::<Vec<_>>()
-            .join(" "),
-        Some(labels) if labels.len() < kinds.len() => {
-            format!("{} Only with {}.", text(&schema, "description"), labels.join(", "))
+    let Some(object) = schema.as_object_mut() else { return schema };
+    let texts = by_kind(with_key().map(|(kind, schema)| (kind, text(schema, "description").to_owned())));
+    let description = match texts.as_slice() {
+        [(doc, _)] if with_key().count() == kinds.len() => doc.clone(),
+        [(doc, kinds)] if !kinds.is_empty() => format!("{doc} Only with {kinds}."),
+        [(doc, _)] => doc.clone(),
+        several => {
+            several.iter().map(|(doc, kinds)| format!("With {kinds}: {doc}")).collect::<Vec<_>>().join(" ")
         }
-        _ => text(&schema, "description").to_owned(),
     };
-    if let Some(object) = schema.as_object_mut() {
-        let same_default = with_key().all(|(_, other)| other.get("default") == object.get("default"));
-        let defaults = if same_default { String::new() } else { defaults(with_key()) };
-        if !same_default {
-            object.shift_remove("default");
-        }
-        object.insert("description".to_owned(), format!("{description}{defaults}").into());
-    }
+    let with_default =
+        with_key().filter_map(|(kind, schema)| Some((kind, schema.get("default")?.to_string())));
+    let defaults = by_kind(with_default);
+    let suffix = if defaults.len() > 1 {
+        object.shift_remove("default");
+        let listed: Vec<String> =
+            defaults.iter().map(|(default, kinds)| format!("`{default}` with {kinds}")).collect();
+        format!(" Default: {}.", listed.join("; "))
+    } else {
+        String::new()
+    };
+    object.insert("description".to_owned(), format!("{description}{suffix}").into());
     schema
 }
 
-/// The defaults of a key in several kinds as a sentence.
-fn defaults<'a>(kinds: impl Iterator<Item = (&'a Value, &'a Value)>) -> String {
-    let with_default = kinds.filter_map(|(kind, schema)| Some((label(kind)?, schema.get("default")?)));
-    let listed: Vec<String> =
-        with_default.map(|(label, default)| format!("`{default}` with {label}")).collect();
-    if listed.is_empty() { String::new() } else { format!(" Default: {}.", listed.join(", ")) }
+/// The distinct values in order, each with the kinds that have it.
+fn by_kind<'a>(values: impl Iterator<Item = (&'a Value, String)>) -> Vec<(String, String)> {
+    let mut distinct: Vec<(String, Vec<&Value>)> = Vec::new();
+    for (kind, value) in values {
+        match distinct.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, kinds)) => kinds.push(kind),
+            None => distinct.push((value, vec![kind])),
+        }
+    }
+    distinct.into_iter().map(|(value, kinds)| (value, selectors(&kinds))).collect()
 }
 
-/// The setting that selects a kind: its tag, or its only required key.
-fn label(kind: &Value) -> Option<String> {
-    let properties = kind.get("properties")?.as_object()?;
-    let tag = properties.iter().find_map(|(key, schema)| Some((key, schema.get("const")?)));
-    if let Some((key, value)) = tag {
-        return Some(format!("`{key} = {value}`"));
+/// The settings that select kinds, by their tag: `kind = "exact"`, `"math"`; or by their only required key.
+fn selectors(kinds: &[&Value]) -> String {
+    let mut listed: Vec<String> = Vec::new();
+    let mut tagged = false;
+    for kind in kinds {
+        let properties = kind.get("properties").and_then(Value::as_object);
+        let tag =
+            properties.and_then(|p| p.iter().find_map(|(key, schema)| Some((key, schema.get("const")?))));
+        let required = kind.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        match (tag, required) {
+            (Some((_, value)), _) if tagged => listed.push(format!("`{value}`")),
+            (Some((key, value)), _) => {
+                tagged = true;
+                listed.push(format!("`{key} = {value}`"));
+            }
+            (None, [Value::String(key)]) => listed.push(format!("`{key}`")),
+            _ => {}
+        }
     }
-    match kind.get("required")?.as_array()?.as_slice() {
-        [Value::String(key)] => Some(format!("`{key}`")),
-        _ => None,
-    }
+    listed.join(", ")
+}
+
+/// The first paragraph.
+fn summary(text: &str) -> &str {
+    text.split("\n\n").next().unwrap_or_default()
 }
 
 fn text<'a>(schema: &'a Value, keyword: &str) -> &'a str {

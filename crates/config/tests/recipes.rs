@@ -16,8 +16,8 @@ fn recipe_with(name: &str, overrides: &[&str]) -> Config {
     Config::load(&[path], overrides).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Running the resolved configuration again repeats the run.
-fn reads_back(config: &Config) {
+/// Asserts that the resolved configuration reads as an equal one.
+fn assert_round_trip(config: &Config) {
     let text = config.to_toml();
     let mut again =
         Config::from_text("config.toml", &text, &[] as &[&str]).unwrap_or_else(|e| panic!("{text}\n{e}"));
@@ -29,27 +29,20 @@ fn reads_back(config: &Config) {
     assert_eq!(text, again.to_toml());
 }
 
-fn leaves(value: &toml::Value) -> usize {
-    match value {
-        toml::Value::Table(table) => table.values().map(leaves).sum(),
-        _ => 1,
-    }
-}
-
 #[test]
 fn recipes_are_valid_and_round_trip() {
     for name in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
-        reads_back(&recipe(name));
+        assert_round_trip(&recipe(name));
     }
 }
 
 #[test]
-fn the_arithmetic_recipe_resolves() {
+fn arithmetic_recipe_resolves() {
     let config = recipe("arithmetic.toml");
     assert_eq!(config.run.name, "arithmetic");
     assert_eq!(config.stages[0].start, Start::Model);
     assert_eq!(config.stages[1].start, Start::Stage(0));
-    let ModelSource::New { tokenizer, .. } = &config.model else { panic!("made from nothing") };
+    let ModelSource::New { tokenizer, .. } = &config.model else { panic!("a new model") };
     assert!(tokenizer.alphabet.contains("+0123456789="));
     let eval = config.eval.as_ref().unwrap();
     assert!(eval.sampling.is_greedy() && eval.tasks >= 500);
@@ -60,25 +53,25 @@ fn the_arithmetic_recipe_resolves() {
 }
 
 #[test]
-fn the_guess_recipe_is_a_game_in_every_stage_and_in_evaluation() {
+fn guess_recipe_has_the_game_in_all_stages_and_in_evaluation() {
     let config = recipe("guess.toml");
     let game = EnvironmentSettings::Guess(GuessSettings { max_turns: 5 });
     let environments = config.stages.iter().map(|s| s.environment);
     assert!(environments.chain(config.eval.as_ref().map(|e| e.environment)).all(|e| e == game));
-    let ModelSource::New { tokenizer, .. } = &config.model else { panic!("made from nothing") };
+    let ModelSource::New { tokenizer, .. } = &config.model else { panic!("a new model") };
     assert_eq!(tokenizer.alphabet, "-0123456789:<>?");
 }
 
-/// A dotted key of the recipe's last stage, as the resolved configuration has it.
+/// Value of a dotted key in a stage of the resolved configuration.
 fn resolved<'a>(stage: &'a toml::Value, key: &str) -> Option<&'a toml::Value> {
     key.split('.').try_fold(stage, |table, key| table.get(key))
 }
 
-/// What is set, what then stands in the resolved file, and what does not.
+/// Overrides, the keys and values that the resolved file then contains, and keys that it does not contain.
 type Resolved<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
 
 #[test]
-fn schedules_read_back_with_the_keys_that_are_read_and_no_others() {
+fn resolved_schedules_contain_only_keys_with_an_effect() {
     let cases: [Resolved<'_>; 6] = [
         (
             &[],
@@ -107,23 +100,23 @@ fn schedules_read_back_with_the_keys_that_are_read_and_no_others() {
         let overrides: Vec<String> = overrides.iter().map(|o| format!("schedule.{o}")).collect();
         let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
         let config = recipe_with("arithmetic.toml", &overrides);
-        reads_back(&config);
+        assert_round_trip(&config);
         let text: toml::Value = toml::from_str(&config.to_toml()).unwrap();
         let stages = text["stage"].as_array().unwrap();
-        assert!(stages[0].get("schedule").is_none(), "demonstrations are not sampled");
+        assert!(stages[0].get("schedule").is_none(), "supervised stages do not sample");
         let schedule = &stages[1]["schedule"];
         for (key, value) in there {
             let found = schedule.get(key).map(ToString::to_string);
             assert_eq!(found.as_deref(), Some(*value), "{overrides:?}: {key}");
         }
         for key in absent {
-            assert!(schedule.get(key).is_none(), "{overrides:?}: nothing reads {key}");
+            assert!(schedule.get(key).is_none(), "{overrides:?}: {key} has no effect");
         }
     }
 }
 
 #[test]
-fn samples_of_older_policies_are_corrected_for_by_default() {
+fn stale_samples_are_corrected_by_default() {
     let correction = "algorithm.correction.level";
     for (method, stale) in
         [("grpo", Some("token")), ("gspo", Some("geometric")), ("rloo", Some("sequence")), ("dppo_tv", None)]
@@ -136,7 +129,7 @@ fn samples_of_older_policies_are_corrected_for_by_default() {
                     &format!("stage.rl.schedule.max_staleness={staleness}"),
                 ],
             );
-            reads_back(&config);
+            assert_round_trip(&config);
             let text: toml::Value = toml::from_str(&config.to_toml()).unwrap();
             let found = resolved(&text["stage"][1], correction).and_then(toml::Value::as_str);
             let expected = stale.filter(|_| staleness > 0);
@@ -146,7 +139,7 @@ fn samples_of_older_policies_are_corrected_for_by_default() {
 }
 
 #[test]
-fn threads_restarts_and_deadlines_are_kept() {
+fn threads_restarts_and_timeouts_are_resolved() {
     let config = recipe_with(
         "arithmetic.toml",
         &[
@@ -157,27 +150,14 @@ fn threads_restarts_and_deadlines_are_kept() {
             "reward.timeout_seconds=2.5",
         ],
     );
-    reads_back(&config);
+    assert_round_trip(&config);
     let rollout = config.stages[1].rollout.as_ref().unwrap();
     assert_eq!((config.run.stall_seconds, rollout.engine.threads, rollout.engine.restarts), (60, 1, 3));
     assert_eq!((config.stages[1].trainer.threads, rollout.reward.timeout_seconds), (2, 2.5));
     let eval = config.eval.as_ref().unwrap();
-    assert_eq!((eval.rollout.restarts, eval.reward.timeout_seconds), (3, 2.5), "evaluation has them, too");
-}
-
-#[test]
-fn a_stage_has_about_a_hundred_keys() {
-    // The most that are read: staleness brings corrections, replacing brings its bound.
-    let most = ["schedule.max_staleness=1", "schedule.cut_order=completion", "schedule.on_failure=replace"];
-    for name in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
-        let text: toml::Value = toml::from_str(&recipe_with(name, &most).to_toml()).unwrap();
-        let stages = text["stage"].as_array().unwrap();
-        let longest = stages.iter().map(leaves).max().unwrap();
-        let shared: usize =
-            ["run", "model", "tokenizer"].iter().filter_map(|k| text.get(k)).map(leaves).sum();
-        // Evaluation's `data`, `reward` and so on are the stage's keys again, and by default with its values.
-        let eval = text["eval"].as_table().unwrap().values().filter(|v| !v.is_table()).count();
-        let keys = shared + eval + longest;
-        assert!(keys <= 110, "{name}: {shared} + {eval} + {longest} = {keys} keys");
-    }
+    assert_eq!(
+        (eval.rollout.restarts, eval.reward.timeout_seconds),
+        (3, 2.5),
+        "evaluation has the same settings"
+    );
 }

@@ -17,6 +17,7 @@ pub struct ScheduleSettings {
     pub pin_version: bool,
     /// Policy for in-flight completions when a new version is published, with `max_staleness` above 0. Default:
     /// `"recompute"`, or `"finish"` with `pin_version`.
+    #[schemars(extend("default" = ()))]
     pub on_update: OnUpdate,
     /// Order in which ready groups form batches.
     pub cut_order: CutOrder,

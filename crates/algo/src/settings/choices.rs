@@ -118,11 +118,11 @@ choices! {
     CorrectionLevel {
         /// Explicitly no weight: if samples may be stale, leaving the key out gives one.
         None = "none",
-        /// As [`WeightLevel::Token`].
+        /// One weight per token.
         Token = "token",
-        /// As [`WeightLevel::Sequence`].
+        /// One weight per sequence, the product of its tokens' weights.
         Sequence = "sequence",
-        /// As [`WeightLevel::Geometric`].
+        /// One weight per sequence, the geometric mean of its tokens' weights.
         Geometric = "geometric",
     }
 }

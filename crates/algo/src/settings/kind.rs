@@ -22,7 +22,7 @@ const KIND: &str = "kind";
 const CAPACITY: usize = 16;
 
 /// A closed set of kinds, each with its settings.
-pub trait Kind: Copy + PartialEq + fmt::Debug + 'static {
+pub trait Kind: JsonSchema + Copy + PartialEq + fmt::Debug + 'static {
     /// The table's key below `[stage.algorithm]`.
     const TABLE: &'static str;
     /// Names of all kinds.
@@ -214,7 +214,7 @@ impl<K: Kind> JsonSchema for KindSettings<K> {
         Cow::Borrowed(K::TABLE)
     }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let kinds = K::NAMES.iter().filter_map(|name| K::named(name)).map(|kind| {
             let defaults = kind.defaults();
             let keys = kind.keys().iter().map(|key| (key.name, key_schema(key, defaults.get(key.name))));
@@ -222,7 +222,7 @@ impl<K: Kind> JsonSchema for KindSettings<K> {
             let properties: BTreeMap<&str, Schema> = std::iter::once(name).chain(keys).collect();
             json_schema!({ "type": "object", "properties": properties, "additionalProperties": false })
         });
-        let named = json_schema!({ "enum": K::NAMES });
+        let named = K::json_schema(generator);
         let schemas: Vec<Schema> = std::iter::once(named).chain(kinds).collect();
         json_schema!({ "anyOf": schemas })
     }

@@ -35,7 +35,8 @@ fn write_table(page: &mut String, table: &TableDoc) {
         None => writeln!(page, "\n## `{open}{}{close}`", table.path),
     };
     if !table.description.is_empty() {
-        let _ = writeln!(page, "\n{}", table.description);
+        let link = "[docs/algorithms](../algorithms/README.md)";
+        let _ = writeln!(page, "\n{}", table.description.replace("`docs/algorithms`", link));
     }
     if table.keys.is_empty() {
         return;
@@ -44,10 +45,11 @@ fn write_table(page: &mut String, table: &TableDoc) {
     for key in &table.keys {
         let name = key.path.rsplit('.').next().unwrap_or(&key.path);
         let default = key.default.as_ref().map_or_else(String::new, |default| format!("`{default}`"));
-        let description = key.description.replace('|', "\\|");
+        let description = key.description.replace("\n\n", " ").replace('|', "\\|");
         let _ = writeln!(page, "| `{name}` | {} | {default} | {description} |", key.value_type);
     }
-    for key in table.keys.iter().filter(|key| !key.values.is_empty()) {
+    let has_docs = |key: &&KeyDoc| key.values.iter().any(|(_, doc)| !doc.is_empty());
+    for key in table.keys.iter().filter(has_docs) {
         write_values(page, key);
     }
 }

@@ -205,6 +205,7 @@ fn value_type(schema: &Value) -> String {
             None => format!("array of {}s", value_type(&schema["items"])),
         },
         "object" => "table".to_owned(),
+        "" if schema.get("enum").is_some() => "string".to_owned(),
         other => other.to_owned(),
     }
 }
