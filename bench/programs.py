@@ -29,7 +29,7 @@ def own(workload: str, kind: str, shape: str, rounds: int, timeout: int = 300, t
     found = []
     for count, suffix in [("{threads}", "")] + ([("1", ", one thread")] if threads else []):
         for compute in ("f32", "bf16"):
-            options = [kind, "--shape", shape, "--compute", compute, "--threads", count, "--rounds", str(rounds), "--json"]
+            options = [kind, "--shape", shape, "--dtype", compute, "--threads", count, "--rounds", str(rounds), "--json"]
             found.append(Program(workload, f"RLoom {compute}{suffix}", None, options, timeout))
     return found
 
@@ -37,7 +37,7 @@ def own(workload: str, kind: str, shape: str, rounds: int, timeout: int = 300, t
 def peer(workload: str, name: str, environment: str, script: str, *options: str, **more) -> list:
     """Another program in f32 and bf16."""
     return [
-        Program(workload, f"{name} {label}", environment, [PEERS / script, "--compute", compute, *options], **more)
+        Program(workload, f"{name} {label}", environment, [PEERS / script, "--dtype", compute, *options], **more)
         for compute, label in (("f32", "f32"), ("bf16", "bf16"))
     ]
 
@@ -74,13 +74,13 @@ PROGRAMS = [
         "GEMMs of train M",
         "RLoom bf16",
         None,
-        ["kernels", "--shape", "M", "--compute", "bf16", "--threads", "{threads}", "--rounds", "5", "--json"],
+        ["kernels", "--shape", "M", "--dtype", "bf16", "--threads", "{threads}", "--rounds", "5", "--json"],
     ),
     Program(
         "GEMMs of train M",
         "PyTorch bf16",
         "torch",
-        [PEERS / "torch_gemm.py", "--compute", "bf16", "--layers", layers("M"), "--steps", "5"],
+        [PEERS / "torch_gemm.py", "--dtype", "bf16", "--layers", layers("M"), "--steps", "5"],
     ),
 ]
 WORKLOADS = list(dict.fromkeys(program.workload for program in PROGRAMS))

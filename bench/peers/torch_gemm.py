@@ -16,7 +16,7 @@ from workloads import arguments
 #: Minimum duration of a block of products in seconds, long compared with the clock's resolution.
 BLOCK = 0.05
 given = arguments("--layers")
-dtype = qwen.dtype(given.compute)
+dtype = qwen.dtype(given.dtype)
 
 
 def matrix(rows: int, columns: int) -> torch.Tensor:

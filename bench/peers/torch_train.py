@@ -24,7 +24,7 @@ def loss_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 compiled = torch.compile(loss_of) if given.compile else loss_of
-precision = torch.autocast("cpu", torch.bfloat16) if given.compute == "bf16" else contextlib.nullcontext()
+precision = torch.autocast("cpu", torch.bfloat16) if given.dtype == "bf16" else contextlib.nullcontext()
 losses = []
 
 

@@ -8,7 +8,7 @@ from workloads import SHAPES, arguments, prompts, report, timed
 given = arguments()
 shape = SHAPES[given.shape]
 sequences, prompt, new = shape.decode
-model = qwen.model(given.shape, qwen.dtype(given.compute)).eval()
+model = qwen.model(given.shape, qwen.dtype(given.dtype)).eval()
 ids = torch.tensor(prompts(shape, sequences, prompt))
 mask = torch.ones_like(ids)
 

@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
     config = GRPOConfig(
         output_dir=str(Path(folder)),
         use_cpu=True,
-        bf16=given.compute == "bf16",
+        bf16=given.dtype == "bf16",
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=completions // micro_batch,
         num_generations=samples,

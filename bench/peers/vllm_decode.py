@@ -20,7 +20,7 @@ def main() -> None:
     engine = LLM(
         model=given.folder,
         skip_tokenizer_init=True,
-        dtype={"f32": "float32", "bf16": "bfloat16"}[given.compute],
+        dtype={"f32": "float32", "bf16": "bfloat16"}[given.dtype],
         max_model_len=prompt + new,
         max_num_seqs=sequences,
         enforce_eager=bool(given.eager),

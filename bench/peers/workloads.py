@@ -49,7 +49,7 @@ def arguments(*flags: str) -> argparse.Namespace:
     """Parses a program's command line: shape, number format, number of steps, and its own options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", choices=SHAPES, default="S")
-    parser.add_argument("--compute", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--steps", type=int, default=5, help="steps that are reported")
     parser.add_argument("--warm", type=int, default=2, help="warm-up steps, not reported")
     for flag in flags:

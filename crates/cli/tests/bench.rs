@@ -34,7 +34,7 @@ fn wrong_arguments_are_refused_with_what_to_do() {
         &["bench", "--shape", "XL"],
         &["bench", "--shape", "empty"],
         &["bench", "--shape", "broken"],
-        &["bench", "--compute", "f16"],
+        &["bench", "--dtype", "f16"],
         &["bench", "--rounds", "0"],
         &["bench", "--threads", "100000"],
         &["bench", "--shape", "empty", "--json"],

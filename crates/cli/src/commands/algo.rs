@@ -29,7 +29,7 @@ fn list(output: Output) -> Result<(), Failure> {
         output.data(&format!("{:<width$}  {}", "", info.paper))?;
     }
     output.say(&format!(
-        "\n{} shows one with its equations and knobs",
+        "\n{} shows the equations and settings of one",
         output.paint(BOLD, "rloom algo show NAME")
     ));
     Ok(())

@@ -38,7 +38,7 @@ impl Bench<'_> {
 }
 
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
-    let compute = arguments.compute.into();
+    let compute = arguments.dtype.into();
     let shape = Shape::named(&arguments.shape, compute)?;
     let works = works(&arguments.works);
     enough_memory(&shape, &works)?;

@@ -15,7 +15,7 @@ use crate::output::{BOLD, FAINT, Output};
 use session::Session;
 
 pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
-    let policy = policy::open(&arguments.model, arguments.sampling.compute.map(Into::into), output)?;
+    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), output)?;
     policy
         .tokenizer
         .require_chat_template()

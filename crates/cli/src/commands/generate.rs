@@ -16,7 +16,7 @@ use crate::output::{FAINT, Output};
 
 pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let prompts = prompts(arguments)?;
-    let policy = policy::open(&arguments.model, arguments.sampling.compute.map(Into::into), output)?;
+    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), output)?;
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;

@@ -62,7 +62,7 @@ fn show(replay: &rloom_run::Replay, output: Output) -> Result<(), Failure> {
         line(&format!("version {version}"), &origin)?;
     }
     let verdict = match &replay.verdict {
-        Verdict::Equal => "tokens and log-probabilities are the same to the bit".to_owned(),
+        Verdict::Equal => "tokens and log-probabilities are bitwise identical".to_owned(),
         Verdict::Different { first } => difference(first),
     };
     line("verdict", &verdict)?;

@@ -1,4 +1,4 @@
-//! `rloom train`: start a run, go on with one, or say what it would take.
+//! `rloom train`: starts a run, resumes one, or estimates its resources.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if arguments.run_name.is_none() {
         let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
         if free != config.run.name {
-            output.say(&format!("the run is called `{free}`: `{}` exists", config.run_directory().display()));
+            output.say(&format!("the run is named `{free}`, because `{}` exists", config.run_directory().display()));
             config.run.name = free;
         }
     }
@@ -58,15 +58,15 @@ pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
     let named = Path::new("runs").join(run);
     let found = [run.to_owned(), named].into_iter().find(|path| path.join("config.toml").is_file());
     found.ok_or_else(|| {
-        let what = if run.exists() { "is no run: it has no config.toml" } else { "does not exist" };
+        let what = if run.exists() { "is not a run: it has no config.toml" } else { "does not exist" };
         Failure::usage(format!(
-            "{} {what}\nhint: a run is named by its folder, for example runs/arithmetic",
+            "{} {what}\nhint: give the folder of a run, for example runs/arithmetic",
             run.display()
         ))
     })
 }
 
-/// Runs `work` with someone watching and Ctrl-C in hand, and says how it ended.
+/// Runs `work` with progress output and Ctrl-C handling, and reports its end.
 fn watched(
     arguments: &Train,
     output: Output,
@@ -74,23 +74,23 @@ fn watched(
 ) -> Result<(), Failure> {
     let mut watcher = Watcher::new(output, arguments.show_every);
     let stop = StopFlag::default();
-    hear_interrupts(&stop, watcher.voice())?;
+    handle_interrupts(&stop, watcher.voice())?;
     match work(&mut watcher, &stop) {
         Ok(summary) if summary.interrupted => {
             let command = format!("rloom train --resume {}", summary.directory.display());
-            output.say(&format!("go on with: {}", output.paint(BOLD, &command)));
+            output.say(&format!("resume with: {}", output.paint(BOLD, &command)));
             Err(Failure::Interrupted)
         }
         Ok(summary) => {
             if !output.json {
-                told(&summary, output);
+                report(&summary, output);
             }
             Ok(())
         }
         Err(RunError::StoppedNow { path }) => {
             let command = format!("rloom train --resume {}", path.display());
             output.say(&format!(
-                "stopped; the last checkpoint and what was generated since are kept\ngo on with: {}",
+                "stopped; the last checkpoint and what was generated since are kept\nresume with: {}",
                 output.paint(BOLD, &command)
             ));
             Err(Failure::Interrupted)
@@ -100,13 +100,18 @@ fn watched(
     }
 }
 
-/// Errors that are found before anything is done.
+/// True for errors of usage: nothing was started.
 fn is_usage(error: &RunError) -> bool {
     use StoreError::{DirectoryInUse, Locked, NotARun};
-    matches!(error, RunError::Store(DirectoryInUse { .. } | NotARun { .. } | Locked { .. }))
+    match error {
+        RunError::Store(error) => matches!(error, DirectoryInUse { .. } | NotARun { .. } | Locked { .. }),
+        RunError::Model(error) => error.is_wrong_path(),
+        RunError::Hub(error) => error.is_wrong_name(),
+        _ => false,
+    }
 }
 
-fn told(summary: &Summary, output: Output) {
+fn report(summary: &Summary, output: Output) {
     let path = |path: &Path| output.paint(CYAN, &path.display().to_string());
     if let Some(best) = &summary.best {
         output.say(&format!(
@@ -125,18 +130,18 @@ fn told(summary: &Summary, output: Output) {
     }
 }
 
-/// The first Ctrl-C finishes the step and saves, the second stops at once, the third does not even wait for that.
-fn hear_interrupts(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+/// The first Ctrl-C finishes the step and saves, the second stops at once, the third exits without waiting.
+fn handle_interrupts(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let stop = stop.clone();
     ctrlc::set_handler(move || match stop.request() {
-        1 => say("interrupted: finishing the step under way, then saving (Ctrl-C again stops at once)"),
+        1 => say("interrupted: finishing the current step, then saving (Ctrl-C again stops at once)"),
         2 => say("stopping at once"),
         _ => leave(),
     })
     .map_err(|e| Failure::failed(format!("cannot listen for Ctrl-C: {e}")))
 }
 
-#[expect(clippy::exit, reason = "the user asked three times; what is on disk is whole at every instant")]
+#[expect(clippy::exit, reason = "the user asked three times; files are consistent at every instant")]
 fn leave() {
     std::process::exit(i32::from(crate::failure::INTERRUPTED));
 }

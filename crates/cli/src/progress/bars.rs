@@ -1,4 +1,4 @@
-//! Bars on a terminal: the stage, and below it what is under way. Where rollouts run beside training, both move.
+//! Progress bars on a terminal: the stage, and below it rollout and training.
 
 use std::sync::Mutex;
 use std::time::Duration;

@@ -54,7 +54,7 @@ impl Observer for Watcher {
                 }
             }
             Self::Words { output, story, bars } => {
-                for text in story.tell(line) {
+                for text in story.lines(line) {
                     match bars {
                         Some(bars) => bars.say(&text),
                         None => output.say(&text),

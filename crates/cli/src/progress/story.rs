@@ -6,8 +6,8 @@ use rloom_telemetry::{Event, EventLine, Metrics, Sample, StageOutline};
 use super::numbers::{age, bytes, count, duration, excerpt, percent};
 use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
 
-/// Steps of a stage that plain output tells of, at most about so many.
-const TOLD_STEPS: u64 = 50;
+/// Approximate maximum number of steps per stage in plain output.
+const SHOWN_STEPS: u64 = 50;
 /// Characters of a prompt or completion that are shown.
 const SHOWN_CHARACTERS: usize = 800;
 
@@ -15,7 +15,7 @@ const SHOWN_CHARACTERS: usize = 800;
 pub(crate) struct Story {
     output: Output,
     show_every: u64,
-    /// Whether steps are told, too: where there are no bars.
+    /// True if steps are printed: output without bars.
     steps: bool,
     stage: Option<StageOutline>,
     rewards: Vec<f64>,
@@ -35,7 +35,7 @@ impl Story {
     }
 
     /// Lines about an event.
-    pub(crate) fn tell(&mut self, line: &EventLine) -> Vec<String> {
+    pub(crate) fn lines(&mut self, line: &EventLine) -> Vec<String> {
         match &line.event {
             Event::RunStarted { name, seed, threads, numeric_path, parameters, resumed_from, .. } => {
                 let mut lines = vec![format!(
@@ -63,7 +63,7 @@ impl Story {
             }
             Event::Step { metrics } => {
                 self.rewards.extend(metrics.get(metric::REWARD));
-                if self.steps && self.tells(line.step) {
+                if self.steps && self.is_shown(line.step) {
                     vec![self.step(line.step, metrics)]
                 } else {
                     Vec::new()
@@ -101,9 +101,9 @@ impl Story {
         }
     }
 
-    fn tells(&self, step: u64) -> bool {
+    fn is_shown(&self, step: u64) -> bool {
         let steps = self.stage.as_ref().map_or(0, |s| s.steps);
-        step <= 1 || step == steps || step.is_multiple_of((steps / TOLD_STEPS).max(1))
+        step <= 1 || step == steps || step.is_multiple_of((steps / SHOWN_STEPS).max(1))
     }
 
     fn step(&self, step: u64, metrics: &Metrics) -> String {
@@ -130,7 +130,7 @@ impl Story {
         format!("{title} at step {step}: {} of {tasks} tasks{best}", parts.join(", "))
     }
 
-    /// One completion of a step, every so many steps.
+    /// One completion of a step, every `show_every` steps.
     fn sample(&mut self, step: u64, sample: &Sample) -> Vec<String> {
         let due = self.show_every > 0 && (step <= 1 || step.is_multiple_of(self.show_every));
         if !due || self.shown == Some(step) {
@@ -165,7 +165,7 @@ pub(crate) fn summary(metrics: &Metrics) -> String {
     }
     parts.extend(age(metrics));
     parts.extend(get(metric::OVERLAP).filter(|o| *o > 0.0).map(|o| format!("overlap {}", percent(o))));
-    // What the trainer waited for is the part of the rollout that nothing was done beside.
+    // Only the part of the rollout that the trainer waited for adds to the duration of the step.
     let rollout = match get(metric::TIME_WAIT_FOR_BATCH) {
         Some(waited) => waited,
         None => [metric::TIME_ROLLOUT, metric::TIME_REWARD].iter().filter_map(|n| get(n)).sum(),

@@ -226,7 +226,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             if self.stop.after_this_step() && !stop_requested && self.journal.is_live() {
                 stop_requested = true;
                 let stop = JournaledEvent::recorded(SchedulerEvent::StopRequested, Record::StopRequested);
-                // Before the event at hand: the end of a batch would start the next one.
+                // Before the current event: the end of a batch would start the next one.
                 if let Some(end) = self.handle(stop).await? {
                     return Ok(end);
                 }

@@ -2,7 +2,7 @@
 //! the training engine, and its new weights loaded for the next rollout.
 //!
 //! What a run adds to that (journal, checkpoints, verifiers) is not in it. There is no phase for scoring: without KL, the
-//! log-probabilities that the loss compares with are the sampler's, which are the trainer's to the bit.
+//! proximal log-probabilities are the sampler's, which are bitwise the trainer's.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
         laps.lap("rollout");
         let advantages = self.advantages(&trajectories)?;
         laps.lap("reward");
-        // The trainer writes in place what nobody samples from.
+        // The trainer updates the weights in place once they are released.
         self.runtime.block_on(self.rollout.release()).map_err(Failure::failed)?;
         let packed =
             pack(&trajectories, TrainSettings::default().micro_batch_tokens).map_err(Failure::failed)?;

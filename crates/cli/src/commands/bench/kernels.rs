@@ -27,7 +27,7 @@ struct Stand<'a> {
 }
 
 impl Stand<'_> {
-    /// Measures a call that does so many operations.
+    /// Measures a call with this number of operations.
     fn measure(&mut self, name: String, [m, n, k]: [usize; 3], operations: f64, mut call: impl FnMut()) {
         call();
         let start = Instant::now();

@@ -45,7 +45,7 @@ pub(super) struct Session<'p> {
     cached: usize,
     /// Tokens that are not.
     pending: Vec<u32>,
-    /// Tokens of the answer under way.
+    /// Tokens of the current answer.
     answered: usize,
     /// The stop token that ended the last answer.
     ended_by: Option<u32>,

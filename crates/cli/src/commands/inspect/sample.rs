@@ -1,4 +1,4 @@
-//! `rloom inspect RUN SAMPLE`: where a sample came from, and what became of it.
+//! `rloom inspect RUN SAMPLE`: lineage of a sample: its origin, and the step that trained on it.
 
 use std::path::Path;
 
@@ -23,16 +23,16 @@ pub(super) fn run(directory: &Path, name: &SampleName, output: Output) -> Result
         return output.json(&found);
     }
     let output = output.on_stdout();
-    for line in told(&found, name.sample.is_some(), output) {
+    for line in lines_of(&found, name.sample.is_some(), output) {
         output.data(&line)?;
     }
     if name.sample.is_none() && !found.samples.is_empty() {
-        output.say(&format!("more of one: {}/{}/SAMPLE", found.stage, found.ticket));
+        output.say(&format!("details of one: {}/{}/SAMPLE", found.stage, found.ticket));
     }
     Ok(())
 }
 
-fn told(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
+fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
     let title = format!("{}/{}", lineage.stage, lineage.ticket);
     let mut lines = vec![format!("{} {}", output.paint(BOLD, &title), fate(&lineage.fate))];
     let mut say = |name: &str, text: &str| lines.push(value(name, text, output));
@@ -53,8 +53,8 @@ fn told(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
                 say("answer", &excerpt(answer, SHOWN_CHARACTERS));
             }
         }
-        None if matches!(lineage.fate, Fate::Deferred | Fate::InFlight) => say("samples", "none is finished"),
-        None => say("samples", "no file has them any more"),
+        None if matches!(lineage.fate, Fate::Deferred | Fate::InFlight) => say("samples", "none finished"),
+        None => say("samples", "not in any file"),
     }
     for sample in &lineage.samples {
         lines.extend(if one { whole(sample, output) } else { vec![short(sample)] });
@@ -84,8 +84,8 @@ fn fate(fate: &Fate) -> String {
             };
             format!("{what}{}", why.unwrap_or_default())
         }
-        Fate::Deferred => "was put off and will be started again".to_owned(),
-        Fate::InFlight => "is under way".to_owned(),
+        Fate::Deferred => "was deferred and will restart".to_owned(),
+        Fate::InFlight => "is in flight".to_owned(),
         Fate::Waiting => "was generated and waits to be trained on".to_owned(),
         Fate::InBatch { step } => format!("was generated and is in the batch of step {step}"),
     }
@@ -102,7 +102,7 @@ fn old(age: u64) -> String {
 /// Which versions sampled which tokens.
 fn versions(sample: &SampleLineage) -> String {
     let spans = sample.versions.iter();
-    let text = spans.map(|v| format!("{} wrote tokens {}..{}", v.version.0, v.range.start, v.range.end));
+    let text = spans.map(|v| format!("{} sampled tokens {}..{}", v.version.0, v.range.start, v.range.end));
     text.collect::<Vec<_>>().join(", ")
 }
 

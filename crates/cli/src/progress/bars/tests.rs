@@ -99,7 +99,7 @@ struct Watched {
     screen: Screen,
     bars: Bars,
     rewards: Vec<f64>,
-    told: String,
+    shown: String,
 }
 
 impl Watched {
@@ -107,7 +107,7 @@ impl Watched {
         let screen = Screen::default();
         let output = Output::new(&crate::arguments::Global { json: false, no_color: true, quiet: false });
         let bars = Bars::on(ProgressDrawTarget::term_like(Box::new(screen.clone())), output);
-        let mut watched = Self { screen, bars, rewards: Vec::new(), told: String::new() };
+        let mut watched = Self { screen, bars, rewards: Vec::new(), shown: String::new() };
         let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 20 };
         watched.show(0, Event::StageStarted { outline, from_step: 0 });
         watched
@@ -148,7 +148,7 @@ impl Watched {
                 .chain(shown.phases.iter().map(|(_, bar)| bar))
                 .for_each(ProgressBar::force_draw);
         }
-        let _ = writeln!(self.told, "{when}:\n{}\n", self.screen.text());
+        let _ = writeln!(self.shown, "{when}:\n{}\n", self.screen.text());
     }
 }
 
@@ -176,7 +176,7 @@ fn rollouts_beside_training_keep_their_bars() {
     watched.progress(Phase::Train, 2, 8);
     watched.look("the next batch");
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/snapshots" }, {
-        insta::assert_snapshot!("bars_beside", watched.told);
+        insta::assert_snapshot!("bars_beside", watched.shown);
     });
 }
 
@@ -187,6 +187,6 @@ fn in_turns_every_step_begins_anew() {
     watched.progress(Phase::Train, 8, 8);
     watched.step(1, &[(metric::REWARD, 0.25), (metric::STALENESS_MAX, 0.0), (metric::OVERLAP, 0.0)]);
     watched.look("after the step");
-    assert!(watched.told.contains("rollout  ──────────────────────── 0/64"), "{}", watched.told);
-    assert!(!watched.told.contains("age"), "{}", watched.told);
+    assert!(watched.shown.contains("rollout  ──────────────────────── 0/64"), "{}", watched.shown);
+    assert!(!watched.shown.contains("age"), "{}", watched.shown);
 }

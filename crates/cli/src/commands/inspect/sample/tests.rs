@@ -68,7 +68,7 @@ fn a_lineage_reads_well() {
     ];
     let mut text = String::new();
     for (lineage, one) in cases {
-        let _ = writeln!(text, "{}\n", told(&lineage, one, output()).join("\n"));
+        let _ = writeln!(text, "{}\n", lines_of(&lineage, one, output()).join("\n"));
     }
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../../tests/snapshots" }, {
         insta::assert_snapshot!("lineage", text);
