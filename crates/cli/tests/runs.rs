@@ -83,7 +83,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
     assert!(killed.success());
     let rest: Vec<String> = reader.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
-    assert_eq!(rest.last().unwrap(), "go on with: rloom train --resume runs/tiny");
+    assert_eq!(rest.last().unwrap(), "resume with: rloom train --resume runs/tiny");
     let state = place.run(&["inspect", "tiny", "--json"]);
     let overview: Value = serde_json::from_str(&state.stdout).unwrap();
     assert_eq!(overview["state"], "interrupted");
@@ -127,7 +127,7 @@ fn a_sample_is_followed_to_the_step_that_trained_on_it() {
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
     assert!(said.stdout.starts_with("rl/1 was trained on by step 1, from version 0, when it was fresh"));
     for wanted in
-        ["  prompt       ", "stage 1, rollout, ticket 1, sample 0, segment 0\n", "  versions     0 wrote "]
+        ["  prompt       ", "stage 1, rollout, ticket 1, sample 0, segment 0\n", "  versions     0 sampled "]
     {
         assert!(said.stdout.contains(wanted), "no `{wanted}` in\n{}", said.stdout);
     }

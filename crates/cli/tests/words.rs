@@ -96,7 +96,7 @@ fn a_dry_run_prints_a_configuration_that_gives_itself() {
     assert_eq!(value["config"]["stage"][1]["algorithm"]["group_size"], 2);
     assert!(value["plan"]["parameters"].as_u64().unwrap() > 1000);
     let beside = place.run(&["train", "tiny.toml", "--dry-run", "--set", "schedule.max_staleness=2"]);
-    assert!(beside.stderr.contains("tokens trained on, up to 2 versions old"), "{}", beside.stderr);
+    assert!(beside.stderr.contains("tokens trained on, up to 2 versions stale"), "{}", beside.stderr);
     assert!(beside.stdout.contains("[stage.algorithm.correction]"), "{}", beside.stdout);
     assert!(!place.path("runs").exists(), "nothing was begun");
 }
