@@ -180,9 +180,7 @@ pub(crate) struct Generate {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Empty lines are skipped; `/reset` clears the conversation; Ctrl-D or `/exit` quits."
-)]
+#[command(after_help = "Empty lines are skipped; `/reset` clears the conversation; Ctrl-D or `/exit` quits.")]
 pub(crate) struct Chat {
     /// A model folder, a hub name, or a run's folder (its best checkpoint).
     #[arg(value_name = "MODEL")]

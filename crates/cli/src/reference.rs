@@ -82,7 +82,7 @@ fn arguments<'a>(page: &mut String, arguments: impl Iterator<Item = &'a Arg>) {
 fn name(argument: &Arg) -> String {
     let takes_value = argument.get_action().takes_values();
     let names = argument.get_value_names().unwrap_or_default();
-    let values: String = names.iter().map(|name| format!(" <{name}>")).collect();
+    let values = names.iter().map(|name| format!(" <{name}>")).collect::<Vec<_>>().concat();
     let flags = [
         argument.get_short().map(|short| format!("-{short}")),
         argument.get_long().map(|long| format!("--{long}")),

@@ -89,20 +89,21 @@ impl<F: EngineFactory> Versions<'_, F> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BTreeMap<u64, (PublishedPolicy, Origin)>, RunError> {
         let checkpoints = self.checkpoints()?;
+        let own = |opened: PublishedPolicy| PublishedPolicy { policy: self.inputs.policy, ..opened };
         let mut found = BTreeMap::new();
         let mut missing = BTreeSet::new();
         for &version in wanted {
             if version == 0 {
-                found.insert(0, (self.engines.open_start(self.start()?)?, Origin::Start));
+                found.insert(0, (own(self.engines.open_start(self.start()?)?), Origin::Start));
             } else if let Some(path) = checkpoints.get(&version) {
                 verify(path)?;
                 let policy = self.engines.open(path, PolicyVersion(version))?;
-                found.insert(version, (policy, Origin::Checkpoint(path.clone())));
+                found.insert(version, (own(policy), Origin::Checkpoint(path.clone())));
             } else if let Some(path) = Self::checkpoint_with(&checkpoints, version) {
                 verify(&path)?;
                 let folder = pinned_weights_folder(&path, PolicyVersion(version));
                 let policy = self.engines.open(&folder, PolicyVersion(version))?;
-                found.insert(version, (policy, Origin::Checkpoint(path)));
+                found.insert(version, (own(policy), Origin::Checkpoint(path)));
             } else {
                 missing.insert(version);
             }

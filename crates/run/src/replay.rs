@@ -314,6 +314,7 @@ impl<R: RolloutEngine> SamplePlayer<'_, R> {
         let key = RandomKey::for_sample(self.inputs.seed, self.stage, Purpose::Rollout, segment.key);
         let mut request = GenerateRequest::new(key, &segment.tokens[..turn], sampling);
         request.prefix = segment.tokens[turn..part.start].to_vec();
+        request.policy = self.inputs.policy;
         request.stop_tokens = Arc::clone(&self.inputs.stop_tokens);
         request.attachments.clone_from(&segment.attachments);
         Ok(self.engine.generate(request).await?)

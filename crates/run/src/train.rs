@@ -398,7 +398,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let run = &self.config.run;
         let retention = CheckpointRetention { last: run.keep_last as usize, every: run.keep_every };
         let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
-        let folder = self.directory.checkpoints();
         Ok(StageParts {
             scheduler: Scheduler::resume(settings, scheduler)?,
             directory: self.directory,
@@ -406,13 +405,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             groups,
             weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
-            checkpoints: StageCheckpoints::new(
-                self.checkpoints.clone(),
-                folder,
-                index as u32,
-                retention,
-                saved,
-            ),
+            checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
             learner,
             counters,
@@ -437,8 +430,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     /// The weights of older versions that the groups of a resumed stage are pinned to.
     fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
         let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open =
-            |&version: &PolicyVersion| self.engines.open(&pinned_weights_folder(path, version), version);
+        let open = |&version: &PolicyVersion| {
+            let opened = self.engines.open(&pinned_weights_folder(path, version), version)?;
+            Ok(PublishedPolicy { policy: self.inputs.policy, ..opened })
+        };
         state.pinned_versions.iter().map(open).collect()
     }
 

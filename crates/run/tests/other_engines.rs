@@ -55,8 +55,15 @@ fn logged(config: &Config, step: u64) -> Vec<LoggedTrajectory> {
 }
 
 fn weights(config: &Config) -> [Vec<u8>; 2] {
-    let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
-    let folder = config.run_directory().join(last);
+    let last = format!("-step-{:06}", config.stages[1].steps);
+    let folder = std::fs::read_dir(config.run_directory().join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .find(|entry| {
+            entry.file_name().to_str().is_some_and(|name| name.starts_with("rl-") && name.ends_with(&last))
+        })
+        .unwrap()
+        .path();
     ["model.safetensors", "trainer/optimizer.safetensors"]
         .map(|name| std::fs::read(folder.join(name)).unwrap())
 }

@@ -34,7 +34,10 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if arguments.run_name.is_none() {
         let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
         if free != config.run.name {
-            output.say(&format!("the run is named `{free}`, because `{}` exists", config.run_directory().display()));
+            output.say(&format!(
+                "the run is named `{free}`, because `{}` exists",
+                config.run_directory().display()
+            ));
             config.run.name = free;
         }
     }

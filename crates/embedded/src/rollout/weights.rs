@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use rloom_engine::{Form, PolicyLabel, PublishedPolicy, RolloutError};
+use rloom_engine::{Form, PolicyLabel, PublishedPolicy, PublishedWeights, RolloutError};
 use rloom_model::{Model, ModelConfig};
 
 /// Forms of weights that the engine loads.
-pub(crate) const FORMS: [Form; 1] = [Form::Memory];
+pub(crate) const FORMS: [Form; 2] = [Form::Memory, Form::Folder];
 
 /// One version of a policy's weights.
 #[derive(Debug, Clone)]
@@ -16,10 +16,19 @@ pub(crate) struct LoadedWeights {
 }
 
 impl LoadedWeights {
-    /// The weights of a publication, if they fit caches and buffers of models with this configuration.
+    /// The weights of a publication, if they fit caches and buffers of models with this configuration. Reads a folder
+    /// whole.
     pub(crate) fn of(published: &PublishedPolicy, config: &ModelConfig) -> Result<Self, RolloutError> {
         let label = published.label();
-        let model = crate::publish::model_of(published).ok_or_else(|| RolloutError::UnsupportedForm {
+        let model = match &published.weights {
+            PublishedWeights::Folder(folder) => {
+                let model = Model::load(folder.path())
+                    .map_err(|error| RolloutError::Weights { label, message: error.to_string() })?;
+                Some(Arc::new(model.with_dtype(config.dtype)))
+            }
+            _ => crate::publish::model_of(published),
+        };
+        let model = model.ok_or_else(|| RolloutError::UnsupportedForm {
             label,
             form: published.form(),
             supported: FORMS.to_vec(),

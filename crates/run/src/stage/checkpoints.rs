@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_core::PolicyVersion;
 use rloom_store::StoreError;
-use rloom_store::checkpoint::{Best, Checkpoints};
+use rloom_store::checkpoint::{Best, CheckpointName, Checkpoints};
 
 /// Retention of a run's checkpoints.
 #[derive(Debug, Clone, Copy)]
@@ -19,8 +19,6 @@ pub(crate) struct CheckpointRetention {
 #[derive(Debug)]
 pub(crate) struct StageCheckpoints {
     checkpoints: Checkpoints,
-    /// Folder of all checkpoints.
-    folder: PathBuf,
     stage: u32,
     retention: CheckpointRetention,
     /// Newest checkpoint of the stage.
@@ -35,12 +33,11 @@ impl StageCheckpoints {
     /// Creates the tracker of stage number `stage`; `saved` is the checkpoint that it resumes from.
     pub(crate) fn new(
         checkpoints: Checkpoints,
-        folder: PathBuf,
         stage: u32,
         retention: CheckpointRetention,
         saved: Option<(u64, PathBuf)>,
     ) -> Self {
-        Self { checkpoints, folder, stage, retention, saved, saving: None, requested: false }
+        Self { checkpoints, stage, retention, saved, saving: None, requested: false }
     }
 
     /// Folder of the newest checkpoint of the stage.
@@ -102,7 +99,11 @@ impl StageCheckpoints {
         if is_best {
             self.checkpoints.link("best", path)?;
         }
-        let best = best.map(|best| self.folder.join(format!("{}-step-{:06}", best.stage, best.step)));
+        let (list, _) = self.checkpoints.list()?;
+        let best = best.and_then(|best| {
+            let is_best = |name: &CheckpointName| name.stage_name == best.stage && name.step == best.step;
+            list.into_iter().find(|(name, _)| is_best(name)).map(|(_, path)| path)
+        });
         self.checkpoints.prune(self.retention.last, self.retention.every, best.as_deref())?;
         self.saved = Some((version, path.to_owned()));
         self.oldest_resumable()
