@@ -2,7 +2,7 @@
 //!
 //! [`Config::load`] reads files and overrides into one [`Config`], or reports every error with file, line, column, the
 //! line itself and a hint. [`Config::to_toml`] writes the resolved configuration. [`schema`] is the JSON schema of a
-//! recipe file, and [`reference`] its documentation.
+//! recipe file, and [`mod@reference`] its documentation.
 //!
 //! ```text
 //! defaults < a.toml < b.toml < --set stage.rl.steps=20

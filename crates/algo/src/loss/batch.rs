@@ -57,13 +57,13 @@ pub struct LossBatch<'a> {
     /// The reference model's log-probabilities.
     pub reference_logprob: Option<&'a [f32]>,
     /// α of each token where the proximal policy is interpolated: old = beh + α(lp − beh), held constant
-    /// ([`interpolation`]). It then takes the place of `old_logprob`.
+    /// ([`interpolation`](crate::interpolation())). It then takes the place of `old_logprob`.
     pub interpolation: Option<&'a [f32]>,
     /// Target of each token's value ([`crate::Advantages::returns`]).
     pub returns: Option<&'a [f32]>,
     /// The value of each token before the batch's first optimiser step.
     pub old_value: Option<&'a [f32]>,
-    /// Per row: the outcome, 0 to 1, that [`Surrogate::ImplicitReward`] learns from.
+    /// Per row: the outcome, 0 to 1, that [`ImplicitReward`](crate::losses::ImplicitReward) learns from.
     pub outcome: Option<&'a [f32]>,
     /// The log-probabilities that `behavior_logprob` is compared with.
     pub mismatch: Mismatch,

@@ -27,7 +27,7 @@ pub struct PolicyLoss {
     pub kl: Option<KlLoss>,
     /// Weight of the entropy bonus, 0 for none.
     pub entropy_coef: f64,
-    /// The value loss of a shared backbone; a separate critic has [`value_loss`].
+    /// The value loss of a shared backbone; a separate critic has [`value_loss`](super::value_loss()).
     pub value: Option<ValueLoss>,
 }
 
@@ -52,7 +52,7 @@ impl PolicyLoss {
     }
 
     /// Part of an optimiser step that it must see at once: the engine calls [`policy_loss`] with at least that much, and
-    /// [`step_loss`] where it is [`Scope::Step`].
+    /// [`step_loss`](super::step_loss()) where it is [`Scope::Step`].
     pub fn scope(&self) -> Scope {
         self.surrogate.scope()
     }
