@@ -35,7 +35,7 @@ pub struct RunningMoments {
 }
 
 impl RunningMoments {
-    /// Of some values, in two passes: E[x²] − mean² would cancel for near-equal ones.
+    /// Computes the moments of `values` in two passes: E[x²] − mean² would cancel for near-equal values.
     pub(super) fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
         let count = values.clone().count();
         if count == 0 {
@@ -51,7 +51,7 @@ impl RunningMoments {
         }
     }
 
-    /// These and others together, without another look at the values (Chan, Golub and LeVeque, 1979).
+    /// Merges two sets of moments without reading the values again (Chan, Golub and LeVeque, 1979).
     #[must_use]
     pub(super) fn and(self, more: Self) -> Self {
         if self.count == 0 || more.count == 0 {

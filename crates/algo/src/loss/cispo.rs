@@ -33,7 +33,7 @@ impl Kernel for Cispo {
         true
     }
 
-    /// The ratio is only a capped weight, held constant: taken to the sampler, it is the importance weight.
+    /// The ratio only enters as a capped weight that is held constant; measured against the sampler, it is the importance weight.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior
     }
