@@ -139,9 +139,7 @@ fn a_sample_is_followed_to_the_step_that_trained_on_it() {
     let unknown = place.run(&["inspect", "tiny", "999999"]);
     assert_eq!(unknown.code, Some(2));
     assert!(
-        unknown
-            .stderr
-            .starts_with("error: nothing is known of ticket 999999\nhint: stage rl has the tickets 0-")
+        unknown.stderr.starts_with("error: ticket 999999 does not exist\nhint: stage rl has the tickets 0-")
     );
 }
 
