@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use rloom_config::ConfigErrors;
+use rloom_run::RunError;
+use rloom_store::StoreError;
 use serde_json::json;
 
 use crate::output::{CYAN, Output, RED};
@@ -42,6 +44,18 @@ impl Failure {
 
     pub(crate) fn usage(error: impl std::fmt::Display) -> Self {
         Self::Usage(error.to_string())
+    }
+
+    /// The failure of a run or of opening its policy: wrong names and paths are errors of usage.
+    pub(crate) fn from_run(error: &RunError) -> Self {
+        use StoreError::{DirectoryInUse, Locked, NotARun};
+        let is_usage = match error {
+            RunError::Store(error) => matches!(error, DirectoryInUse { .. } | NotARun { .. } | Locked { .. }),
+            RunError::Model(error) => error.is_wrong_path(),
+            RunError::Hub(error) => error.is_wrong_name(),
+            _ => false,
+        };
+        if is_usage { Self::usage(error) } else { Self::failed(error) }
     }
 
     /// The process's exit code.

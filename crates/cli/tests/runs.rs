@@ -191,6 +191,9 @@ fn a_trained_model_completes_prompts() {
     let strange = place.run(&["generate", "runs/tiny", "x"]);
     assert_eq!(strange.code, Some(1));
     assert!(strange.stderr.contains("no token for 'x'"), "{}", strange.stderr);
+    let missing = place.run(&["generate", "./no-such-folder", "1+2="]);
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+    assert!(missing.stderr.contains("no such folder"), "{}", missing.stderr);
     let chat = place.run(&["chat", "runs/tiny"]);
     assert_eq!(chat.code, Some(2));
     assert!(chat.stderr.contains("`rloom generate` completes plain text"), "{}", chat.stderr);

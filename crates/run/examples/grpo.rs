@@ -22,8 +22,8 @@ use rloom_core::{
 use rloom_data::{ArithmeticSettings, DataSettings, Dataset, Operation, PromptFormat, Source, Split};
 use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
 use rloom_engine::{
-    Form, GenerateRequest, Generation, OptimStep, RolloutEngine, RolloutSettings, SamplingSettings,
-    TrainEngine, generate_all, pack,
+    Form, GenerateRequest, Generation, OptimStep, PackedBatch, RolloutEngine, RolloutSettings,
+    SamplingSettings, TrainEngine, generate_all, pack,
 };
 use rloom_model::{Family, GenerationConfig, Model, NewModel, OptimizerSettings};
 use rloom_ops::Ctx;
@@ -35,7 +35,9 @@ const GROUPS: u64 = 16;
 const GROUP_SIZE: u32 = 16;
 const LEARNING_RATE: f64 = 2e-3;
 
-fn main() -> Result<(), Box<dyn Error>> {
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
     // Tasks: "3+4=" with the answer "7", from a generator; all numbers in turn.
     let sums = ArithmeticSettings { operations: vec![Operation::Add], max_digits: 1, ..Default::default() };
     let data = DataSettings { source: Source::Arithmetic(sums), prompt_format: PromptFormat::default() };
@@ -63,21 +65,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Two engines: one samples, one trains. They share weights, and compute the same log-probabilities to the last bit.
     let ctx = Ctx::new(2)?;
     let rollout = EmbeddedRolloutEngine::new(&shape, &ctx, &RolloutSettings::default(), None)?;
-    let mut trainer = EmbeddedTrainEngine::new(
-        ctx,
-        policy,
-        None,
-        OptimizerSettings::default(),
-        GenerationConfig::default(),
-    );
+    let optimizer = OptimizerSettings::default();
+    let mut trainer = EmbeddedTrainEngine::new(ctx, policy, None, optimizer, GenerationConfig::default());
 
     let algorithm = Algorithm::preset(Method::Grpo)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     for step in 0..STEPS {
         // Publish the weights of this version, then sample a group of attempts for each task.
         let version = trainer.publish(PolicyVersion(step), Form::Memory)?;
-        let batch: Vec<Task> =
-            (0..GROUPS).map(|i| tasks.get((step * GROUPS + i) % tasks.len())).collect::<Result<_, _>>()?;
+        let batch: Vec<Task> = (0..GROUPS)
+            .map(|i| tasks.get((step * GROUPS + i) % tasks.len()))
+            .collect::<std::result::Result<_, _>>()?;
         let requests = requests(&tokenizer, &batch, step)?;
         let completions = runtime.block_on(async {
             rollout.load(&version, OnUpdate::Finish).await?;
@@ -88,11 +86,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(version);
 
         // Reward: 1 for the right answer, less the further off; 0 for anything that is not a number.
-        let trajectories: Vec<Trajectory> = requests
-            .iter()
-            .zip(&completions)
-            .map(|(request, completion)| trajectory(request, completion))
-            .collect();
+        let trajectories: Vec<Trajectory> =
+            requests.iter().zip(&completions).map(|(asked, sampled)| trajectory(asked, sampled)).collect();
         let rewards: Vec<f64> = trajectories
             .iter()
             .enumerate()
@@ -104,24 +99,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         // Loss and step: packed micro-batches through forward, loss, backward, then one step of AdamW.
         let packed = pack(&trajectories, 2048)?;
-        let mut by_key: BTreeMap<SampleKey, f32> =
-            trajectories.iter().map(|t| t.key).zip(advantage).collect();
-        let inputs: Vec<LossInputs> = packed
-            .iter()
-            .map(|micro_batch| LossInputs {
-                rows: micro_batch.sequences.clone(),
-                behavior: Some(micro_batch.behavior_logprob.clone()),
-                advantage: Some(
-                    micro_batch
-                        .sequences
-                        .iter()
-                        .zip(&micro_batch.keys)
-                        .flat_map(|(rows, key)| vec![by_key.remove(key).unwrap_or_default(); rows.len()])
-                        .collect(),
-                ),
-                ..LossInputs::default()
-            })
-            .collect();
+        let advantage: BTreeMap<SampleKey, f32> = trajectories.iter().map(|t| t.key).zip(advantage).collect();
+        let inputs: Vec<LossInputs> = packed.iter().map(|batch| loss_inputs(batch, &advantage)).collect();
         let objective = PolicyObjective {
             loss: algorithm.loss_at(&AlgorithmState::default()),
             draws: RandomKey::new(SEED, 0, Purpose::Algorithm, step),
@@ -147,11 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// One request per attempt. Its random stream is named by seed, step and sample, so every run samples the same tokens.
-fn requests(
-    tokenizer: &Tokenizer,
-    batch: &[Task],
-    step: u64,
-) -> Result<Vec<GenerateRequest>, Box<dyn Error>> {
+fn requests(tokenizer: &Tokenizer, batch: &[Task], step: u64) -> Result<Vec<GenerateRequest>> {
     let mut requests = Vec::new();
     for (task, ticket) in batch.iter().zip(step * GROUPS..) {
         let PromptSource::Text(prompt) = &task.prompt else { return Err("a prompt of text".into()) };
@@ -198,11 +173,7 @@ fn reward(tokenizer: &Tokenizer, task: &Task, trajectory: &Trajectory) -> f64 {
 }
 
 /// GRPO's advantage: the reward less the group's mean, divided by its standard deviation.
-fn group_advantages(
-    algorithm: &Algorithm,
-    trajectories: &[Trajectory],
-    rewards: &[f64],
-) -> Result<Vec<f32>, Box<dyn Error>> {
+fn group_advantages(algorithm: &Algorithm, trajectories: &[Trajectory], rewards: &[f64]) -> Result<Vec<f32>> {
     let state = AlgorithmState::default();
     let spec = algorithm.advantage_at(&state).ok_or("a method with advantages")?;
     let episodes: Vec<EpisodeRewards<'_>> = trajectories
@@ -214,4 +185,15 @@ fn group_advantages(
         episodes.chunks(GROUP_SIZE as usize).map(|group| GroupRewards { episodes: group.to_vec() }).collect();
     let advantages = advantages(&spec, &state.rewards, &groups)?;
     Ok(advantages.episodes.iter().flatten().map(|advantage| advantage.at(0)).collect())
+}
+
+/// Inputs of the loss, one value per row: a sample's advantage is that of all its tokens.
+fn loss_inputs(batch: &PackedBatch, advantage: &BTreeMap<SampleKey, f32>) -> LossInputs {
+    let samples = batch.sequences.iter().zip(&batch.keys);
+    LossInputs {
+        rows: batch.sequences.clone(),
+        behavior: Some(batch.behavior_logprob.clone()),
+        advantage: Some(samples.flat_map(|(rows, key)| vec![advantage[key]; rows.len()]).collect()),
+        ..LossInputs::default()
+    }
 }

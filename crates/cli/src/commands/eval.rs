@@ -53,7 +53,7 @@ fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure>
     let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
     let checkpoint = policy::checkpoint(&run, name)?;
     output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-    let policy = Policy::open(&checkpoint, config.dtype).map_err(Failure::failed)?;
+    let policy = Policy::open(&checkpoint, config.dtype).map_err(|error| Failure::from_run(&error))?;
     Ok((config, policy))
 }
 

@@ -22,9 +22,9 @@ pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Resu
             Some(compute) => compute,
             None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
-        return Policy::open(&checkpoint, compute).map_err(Failure::failed);
+        return Policy::open(&checkpoint, compute).map_err(|error| Failure::from_run(&error));
     }
-    Policy::resolve(source, compute.unwrap_or_default()).map_err(Failure::failed)
+    Policy::resolve(source, compute.unwrap_or_default()).map_err(|error| Failure::from_run(&error))
 }
 
 /// A checkpoint of a run: the one that is named, or else the best, or else the latest.

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
 use rloom_run::{RunError, StopFlag, Summary};
-use rloom_store::StoreError;
 use serde_json::json;
 
 use crate::arguments::Train;
@@ -98,19 +97,7 @@ fn watched(
             ));
             Err(Failure::Interrupted)
         }
-        Err(error) if is_usage(&error) => Err(Failure::usage(error)),
-        Err(error) => Err(Failure::failed(error)),
-    }
-}
-
-/// True for errors of usage: nothing was started.
-fn is_usage(error: &RunError) -> bool {
-    use StoreError::{DirectoryInUse, Locked, NotARun};
-    match error {
-        RunError::Store(error) => matches!(error, DirectoryInUse { .. } | NotARun { .. } | Locked { .. }),
-        RunError::Model(error) => error.is_wrong_path(),
-        RunError::Hub(error) => error.is_wrong_name(),
-        _ => false,
+        Err(error) => Err(Failure::from_run(&error)),
     }
 }
 
