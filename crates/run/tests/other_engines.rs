@@ -109,7 +109,12 @@ fn a_trainer_behind_bytes_gives_the_embedded_engines_bits() {
         let (parts, inputs) = Parts::new(&crossed);
         train_on(&crossed, &ByteTraining(parts), &inputs, &mut (), &StopFlag::default()).unwrap();
         assert!(weights(&crossed) == weights(&expected), "{schedule:?}");
-        assert!(steps(&crossed).iter().all(|(_, metrics)| metrics["mismatch/max_abs"] == 0.0));
+        // The weights of a pinned sampler are a version older than the trainer's, so its mismatch is not 0.
+        let mismatch = |config: &Config| -> Vec<f64> {
+            steps(config).iter().map(|(_, metrics)| metrics["mismatch/max_abs"]).collect()
+        };
+        assert_eq!(mismatch(&crossed), mismatch(&expected), "{schedule:?}");
+        assert!(!schedule.is_empty() || mismatch(&crossed).iter().all(|&max_abs| max_abs == 0.0));
     }
 }
 
