@@ -1,4 +1,4 @@
-//! Models that are trained beside the policy.
+//! Models that are trained together with the policy.
 
 use crate::{Backbone, ValueLoss};
 

@@ -106,7 +106,7 @@ pub enum Refusal {
         /// The loss.
         loss: LossKind,
     },
-    /// A weight beside a ratio to the sampler.
+    /// An importance weight on top of a ratio to the sampler.
     #[error(
         "loss \"{}\" already weighs by its ratio to the sampler: a second weight would count the same twice",
         .loss.name()

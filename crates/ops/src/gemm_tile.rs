@@ -171,7 +171,7 @@ impl<S: Simd> MulAdd<S> for Pairs {
 
 impl<S: Simd> Arithmetic<S> for Pairs {
     const GROUP: usize = 2;
-    // Each sum takes so many instructions that a larger tile would only add machine code.
+    // Each sum takes many instructions, so a larger tile would only add machine code.
     const ROWS: usize = 4;
 
     fn widest(_: usize) -> usize {

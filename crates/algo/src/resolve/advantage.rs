@@ -1,4 +1,4 @@
-//! Advantages: estimator, whitening, and the models that some estimators train beside the policy.
+//! Advantages: estimator, whitening, and the models that some estimators train together with the policy.
 
 use super::reader::{Reader, checked, read, refuse};
 use crate::advantage::Whitening;

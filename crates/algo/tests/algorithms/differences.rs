@@ -88,7 +88,7 @@ fn check_all(losses: &[PolicyLoss], step: &Step) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Every surrogate with everything beside it, under one normaliser.
+/// Every surrogate with every other term of the loss, under one normaliser.
 fn of_mode(aggregation: Aggregation) -> Vec<PolicyLoss> {
     surrogates().into_iter().filter(is_known).flat_map(|surrogate| variants(surrogate, aggregation)).collect()
 }

@@ -80,7 +80,7 @@ pub(crate) fn is_by_token(correction: &Correction) -> bool {
         || correction.rejection.is_some_and(|r| r.level == RejectLevel::Token)
 }
 
-/// A loss with everything beside the surrogate that there can be, one thing at a time and together.
+/// A surrogate with each other term of the loss, one at a time and together.
 pub(crate) fn variants(surrogate: Surrogate, aggregation: Aggregation) -> Vec<PolicyLoss> {
     let plain = PolicyLoss::new(surrogate, aggregation);
     let value = Some(ValueLoss { coef: 0.5, clip: Some(0.2) });

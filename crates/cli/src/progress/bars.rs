@@ -100,7 +100,7 @@ impl Bars {
                 }
                 let beside = runs_beside(metrics);
                 for (phase, bar) in &shown.phases {
-                    // Rollouts beside training are already at the next batches: they say themselves how far.
+                    // Overlapping rollouts are already at the next batches and report their own progress.
                     if *phase == Phase::Train || !beside {
                         bar.set_position(0);
                     }

@@ -211,7 +211,7 @@ pub enum RolloutError {
         label: PolicyLabel,
     },
     /// More policies than the engine can hold.
-    #[error("cannot load {label} beside policy {}: the engine holds at most {limit}", list(loaded))]
+    #[error("cannot load {label} in addition to policy {}: the engine holds at most {limit}", list(loaded))]
     TooManyPolicies {
         /// The publication.
         label: PolicyLabel,

@@ -314,7 +314,7 @@ impl Trainer {
         groups.iter().flat_map(of_group).map(|reason| reason.is_some()).collect()
     }
 
-    /// One optimiser step of the policy and of what is learned beside it.
+    /// One optimiser step of the policy and of the models trained with it.
     fn optimise(&mut self, step: &Step, episodes: &[&Episode]) {
         let mut step = step.clone();
         step.logprob = episodes.iter().flat_map(|e| self.policy.logprobs(e)).collect();
