@@ -9,8 +9,8 @@ use crate::{CutOrder, Stragglers};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleSettings {
-    /// Maximum age of a trained group (η): the number of batches trained since the oldest policy version that wrote any
-    /// of its tokens. At 0 rollouts and training alternate; above 0 they overlap.
+    /// Maximum age of a trained group (η): the number of batches trained since the oldest policy version that
+    /// generated any of its tokens. At 0 rollouts and training alternate; above 0 they overlap.
     pub max_staleness: u64,
     /// Samples group `t` with version `max(0, ⌊t/B⌋ − η)` from its first token to its last, so that a run is bitwise
     /// reproducible at any η. New weights then wait for the groups of older versions.
