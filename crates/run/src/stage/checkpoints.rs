@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_core::PolicyVersion;
 use rloom_store::StoreError;
-use rloom_store::checkpoint::{Best, CheckpointName, Checkpoints};
+use rloom_store::checkpoint::{Best, Checkpoints};
 
 /// Retention of a run's checkpoints.
 #[derive(Debug, Clone, Copy)]
@@ -99,12 +99,7 @@ impl StageCheckpoints {
         if is_best {
             self.checkpoints.link("best", path)?;
         }
-        let (list, _) = self.checkpoints.list()?;
-        let best = best.and_then(|best| {
-            let is_best = |name: &CheckpointName| name.stage_name == best.stage && name.step == best.step;
-            list.into_iter().find(|(name, _)| is_best(name)).map(|(_, path)| path)
-        });
-        self.checkpoints.prune(self.retention.last, self.retention.every, best.as_deref())?;
+        self.checkpoints.prune(self.retention.last, self.retention.every, best)?;
         self.saved = Some((version, path.to_owned()));
         self.oldest_resumable()
     }

@@ -200,14 +200,14 @@ impl Checkpoints {
 
     /// Removes old checkpoints. Keeps the last `keep_last` of each stage and policy, every step divisible by
     /// `keep_every` (0: no such steps), the last one of each finished stage, and `best`.
-    pub fn prune(&self, keep_last: usize, keep_every: u64, best: Option<&Path>) -> Result<(), StoreError> {
+    pub fn prune(&self, keep_last: usize, keep_every: u64, best: Option<&Best>) -> Result<(), StoreError> {
         let (list, _) = self.list()?;
         for (i, (name, path)) in list.iter().enumerate() {
             let same = |other: &CheckpointName| (other.stage, other.policy) == (name.stage, name.policy);
             let later = list[i + 1..].iter().filter(|(other, _)| same(other)).count();
             let is_kept = later < keep_last.max(1)
                 || (keep_every > 0 && name.step.is_multiple_of(keep_every))
-                || best == Some(path.as_path());
+                || best.is_some_and(|best| best.names(name));
             if !is_kept {
                 self.remove(path)?;
             }

@@ -8,6 +8,7 @@ use rloom_core::{PolicyId, PolicyVersion};
 use rloom_sched::SchedulerState;
 use serde::{Deserialize, Serialize};
 
+use super::CheckpointName;
 use crate::disk::write_atomically;
 use crate::{CheckpointDamage, StoreError};
 
@@ -20,6 +21,13 @@ pub struct Best {
     pub stage: String,
     /// Step within the stage.
     pub step: u64,
+}
+
+impl Best {
+    /// True if this is the checkpoint of that name.
+    pub(super) fn names(&self, name: &CheckpointName) -> bool {
+        (self.stage.as_str(), self.step) == (name.stage_name.as_str(), name.step)
+    }
 }
 
 /// Counters of the groups generated in a stage.

@@ -209,18 +209,33 @@ fn a_failed_write_leaves_nothing() {
 #[test]
 fn pruning_keeps_the_last_the_regular_and_the_best() {
     let directory = fast_directory();
-    let best = store(directory.path(), 1, 3);
+    store(directory.path(), 1, 3);
     store(directory.path(), 0, 7);
     for step in [1, 2, 10, 11, 12] {
         store(directory.path(), 1, step);
     }
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
+    let best = Best { accuracy: 0.5, stage: "s1".to_owned(), step: 3 };
     checkpoints.prune(2, 5, Some(&best)).unwrap();
     let kept: Vec<String> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.folder()).collect();
     assert_eq!(
         kept,
         ["s0-step-000007", "s1-step-000003", "s1-step-000010", "s1-step-000011", "s1-step-000012"]
     );
+}
+
+#[test]
+fn pruning_keeps_the_best_of_any_policy() {
+    let directory = fast_directory();
+    let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
+    let name = |step| CheckpointName { policy: PolicyId(1), ..name(0, step) };
+    for step in [1, 2, 3] {
+        checkpoints.write(&name(step), |folder| fill(folder, 0, step)).unwrap();
+    }
+    let best = Best { accuracy: 0.5, stage: name(1).stage_name, step: 1 };
+    checkpoints.prune(1, 0, Some(&best)).unwrap();
+    let kept: Vec<u64> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.step).collect();
+    assert_eq!(kept, [1, 3]);
 }
 
 /// A checkpoint of format 2, whose names have no policy.
