@@ -1,6 +1,5 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,11 +13,12 @@ use rloom_embedded::{
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::{
     ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
-    RolloutSettings, TrainCapabilities, TrainEngine,
+    RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
 };
 use rloom_learn::Models;
 use rloom_model::{Dtype, GenerationConfig, Model, ModelConfig, OptimizerSettings, OutputHeads};
 use rloom_ops::Ctx;
+use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
 use crate::{Policy, RunError};
@@ -30,12 +30,6 @@ pub enum StageStart {
     Initial,
     /// Those that an earlier stage of this process published last.
     Published(PublishedPolicy),
-}
-
-/// Writes published weights to Hugging Face folders.
-pub trait PolicyWriter: fmt::Debug + Send + Sync {
-    /// Writes the weights to `folder`, which exists.
-    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError>;
 }
 
 /// Builds the engines of a run. The product has [`EmbeddedEngines`]; tests build runs on other engines.
@@ -110,7 +104,7 @@ impl EmbeddedEngines {
         if let PublishedWeights::Folder(folder) = &policy.weights {
             return self.load(folder.path());
         }
-        let model = model_of(&policy).ok_or(RunError::ForeignWeights { form: policy.form() })?;
+        let model = model_of(&policy).ok_or(StageError::ForeignWeights { form: policy.form() })?;
         drop(policy);
         Ok(without_value_head(model))
     }
@@ -225,8 +219,9 @@ struct EmbeddedWriter {
 }
 
 impl PolicyWriter for EmbeddedWriter {
-    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError> {
-        let model = model_of(policy).ok_or(RunError::ForeignWeights { form: policy.form() })?;
-        Ok(model.save(folder, &self.generation)?)
+    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), StageError> {
+        let model = model_of(policy).ok_or(StageError::ForeignWeights { form: policy.form() })?;
+        let saved = model.save(folder, &self.generation);
+        Ok(saved.map_err(|error| TrainError::Checkpoint(Box::new(error)))?)
     }
 }

@@ -1,8 +1,7 @@
-//! Orchestration of a run: stages, publication, resume, lineage, replay.
+//! Orchestration of a run: the order of its stages, resume, lineage, replay.
 //!
-//! [`train`] starts a run and [`resume`] continues one. A stage is driven by one task: workers (groups, the training
-//! thread, the rollout engine, an evaluation) send events, the scheduler answers with commands. The driver is generic over
-//! its engines; [`assembly`] is the one place that names the embedded ones.
+//! [`train`] starts a run and [`resume`] continues one; `rloom-stage` drives each stage. Everything is generic over the
+//! engines; [`assembly`] is the one place that names the embedded ones.
 
 pub mod assembly;
 mod error;
@@ -13,20 +12,17 @@ mod rebuild;
 mod recorded;
 mod replay;
 mod runtime;
-mod stage;
 mod stage_setup;
-mod stop;
 mod train;
-mod trainer;
 
-pub use error::{Contradiction, NotRepeatable, RunError, WorkerError};
+pub use error::{NotRepeatable, RunError};
 pub use evaluate::evaluate;
 pub use policy::Policy;
 pub use rebuild::Origin;
 pub use recorded::FoundIn;
 pub use replay::{Difference, Replay, Verdict, replay, replay_on};
+pub use rloom_stage::{StageError, StopFlag};
 pub use stage_setup::{EpisodeHook, RunInputs};
-pub use stop::StopFlag;
 pub use train::{Summary, resume, train, train_on};
 
 use rloom_ops::Ctx;

@@ -15,7 +15,7 @@ use crate::RunError;
 use crate::assembly::{EngineFactory, StageStart};
 use crate::recorded::RecordedStage;
 use crate::stage_setup::{RunInputs, batch_trainer, optimizer_steps, start_of};
-use crate::trainer::restore_models;
+use rloom_stage::restore_models;
 
 /// Origin of the weights of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -18,8 +18,8 @@ use rloom_sched::Priority;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::stage::GroupSource;
 use crate::{Policy, RunError};
+use rloom_stage::GroupSource;
 
 /// Rewards computed at once beyond one per thread.
 const EXTRA_REWARD_SLOTS: usize = 2;

@@ -21,13 +21,13 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
-use crate::stage::{
-    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
-    StageEnd, StageEvaluation, StageGroups, StageJournal, StageParts, WeightPublisher, restore_groups,
-};
 use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
-use crate::trainer::{TrainerHandle, TrainerThread, restore_models};
 use crate::{Policy, RunError, StopFlag, context, runtime};
+use rloom_stage::{
+    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
+    StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
+    TrainerThread, WeightPublisher, restore_groups, restore_models,
+};
 
 /// Completions of each step in the event stream.
 const SHOWN_SAMPLES: usize = 4;
@@ -315,7 +315,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         self.best = best;
         self.last = newest.or(self.last.take());
         let trainer = trainer.ok_or(RunError::TrainerEnded { stage: stage.name.clone() })?;
-        let mut trainer = trainer.end().map_err(|cause| RunError::Worker {
+        let mut trainer = trainer.end().map_err(|cause| StageError::Worker {
             stage: stage.name.clone(),
             step: stage.steps,
             cause,
@@ -366,7 +366,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),
             checkpoints: self.checkpoints.clone(),
-            _lock: self.directory.lock(),
+            lock: self.directory.lock(),
         })?;
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.

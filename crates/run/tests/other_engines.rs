@@ -19,7 +19,7 @@ use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
 use rloom_run::lineage::SampleName;
 use rloom_run::{
-    NotRepeatable, Policy, RunError, RunInputs, StopFlag, Summary, context, replay_on, train_on,
+    NotRepeatable, Policy, RunError, RunInputs, StageError, StopFlag, Summary, context, replay_on, train_on,
 };
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use tempfile::TempDir;
@@ -279,7 +279,7 @@ fn stops_and_resumes_train_on_each_group_once() {
             let mut observer = StopAfter { steps, requests, stop: stop.clone() };
             match sampling_run(&config, &sampler, PolicyId::MAIN, &mut observer, &stop) {
                 Ok(summary) => assert!(summary.interrupted),
-                Err(RunError::StoppedNow { .. }) => {}
+                Err(RunError::Stage(StageError::StoppedNow { .. })) => {}
                 Err(error) => panic!("{error}"),
             }
         }

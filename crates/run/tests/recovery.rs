@@ -7,7 +7,7 @@ mod recipe;
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_run::{RunError, StopFlag};
+use rloom_run::{RunError, StageError, StopFlag};
 use rloom_store::StoreError;
 use rloom_store::faults::{Fault, FaultPlan, install};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
@@ -204,7 +204,7 @@ fn a_pinned_run_without_its_journal_names_the_missing_weights() {
     match resume(&config) {
         // All groups were still in flight.
         Ok(_) => {}
-        Err(error @ RunError::PinnedWeightsMissing { .. }) => {
+        Err(error @ RunError::Stage(StageError::PinnedWeightsMissing { .. })) => {
             let text = error.to_string();
             assert!(text.contains("rl-step-000006") && text.contains("hint: restore the files"), "{text}");
         }
@@ -279,7 +279,7 @@ fn a_loss_that_is_not_finite_names_step_samples_and_checkpoint() {
     let overrides = ["stage.warmup.trainer.learning_rate=1e38", "run.checkpoint_every=1", "eval.every=100"];
     let config = recipe::config(directory.path(), &overrides);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err();
-    let RunError::NotFinite { stage, step: 2, samples, checkpoint, .. } = &error else {
+    let RunError::Stage(StageError::NotFinite { stage, step: 2, samples, checkpoint, .. }) = &error else {
         panic!("{error}");
     };
     assert_eq!((stage.as_str(), samples.starts_with("16/0, 17/0")), ("warmup", true), "{error}");
@@ -294,7 +294,7 @@ fn diverged_weights_are_an_error_of_the_sampler() {
         ["stage.rl.trainer.learning_rate=1e38", "reward.components=[{kind='random'},{kind='exact'}]"];
     let config = recipe::config(directory.path(), &overrides);
     let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err();
-    assert!(matches!(error, RunError::Group { step: 2, .. }), "{error}");
+    assert!(matches!(error, RunError::Stage(StageError::Group { step: 2, .. })), "{error}");
     rloom_store::checkpoint::verify(&config.run_directory().join("checkpoints/warmup-step-000004")).unwrap();
 }
 

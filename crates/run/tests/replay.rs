@@ -15,7 +15,9 @@ use rloom_core::{
 use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_run::lineage::{Fate, SampleName, lineage};
-use rloom_run::{Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, RunError, StopFlag, Verdict};
+use rloom_run::{
+    Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, RunError, StageError, StopFlag, Verdict,
+};
 use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::Value;
 
@@ -197,7 +199,7 @@ fn without_rollout_files_samples_and_batches_come_from_the_journal() {
     let config = recipe::config(directory.path(), &["run.checkpoint_every=100", "eval.every=100", CONTRAST]);
     let stop = StopFlag::default();
     let ended = rloom_run::train(&config, &mut StopAt(4, stop.clone()), &stop);
-    assert!(matches!(ended, Err(RunError::StoppedNow { .. })));
+    assert!(matches!(ended, Err(RunError::Stage(StageError::StoppedNow { .. }))));
     std::fs::remove_dir_all(config.run_directory().join("rollouts")).unwrap();
     std::fs::create_dir(config.run_directory().join("rollouts")).unwrap();
     let found = replay(&config, "13/2", true).unwrap();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_run::{RunError, StopFlag, Summary};
+use rloom_run::{RunError, StageError, StopFlag, Summary};
 use serde_json::json;
 
 use crate::arguments::Train;
@@ -89,7 +89,7 @@ fn watched(
             }
             Ok(())
         }
-        Err(RunError::StoppedNow { path }) => {
+        Err(RunError::Stage(StageError::StoppedNow { path })) => {
             let command = format!("rloom train --resume {}", path.display());
             output.say(&format!(
                 "stopped; the last checkpoint and what was generated since are kept\nresume with: {}",

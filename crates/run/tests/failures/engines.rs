@@ -16,7 +16,8 @@ use rloom_engine::{
 };
 use rloom_learn::Models;
 use rloom_run::RunError;
-use rloom_run::assembly::{EmbeddedEngines, EngineFactory, PolicyWriter, StageStart};
+use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
+use rloom_stage::PolicyWriter;
 
 use super::faults::{Callback, RL};
 

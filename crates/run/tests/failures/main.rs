@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use rloom_core::Ticket;
 use rloom_reward::OnError;
-use rloom_run::RunError;
+use rloom_run::{RunError, StageError};
 use rloom_telemetry::Event;
 
 use engines::{EngineFaults, RequestFault};
@@ -24,7 +24,9 @@ use trial::Trial;
 
 /// Ticket, step and reason of a failed group.
 fn group_failure(error: &RunError) -> (u64, u64, String) {
-    let RunError::Group { stage, ticket, step, reason, checkpoint, .. } = error else { panic!("{error}") };
+    let RunError::Stage(StageError::Group { stage, ticket, step, reason, checkpoint, .. }) = error else {
+        panic!("{error}")
+    };
     assert_eq!(stage, "rl");
     assert!(checkpoint.contains("checkpoints/") || checkpoint.starts_with("none"), "{checkpoint}");
     (*ticket, *step, reason.clone())
@@ -131,7 +133,9 @@ fn one_failure_too_many_ends_the_run_which_can_be_resumed() {
         let trial = Trial::new(&[REPLACE, "schedule.max_failures=2", staleness]);
         for _ in 0..2 {
             let error = trial.run(Faults::reward(&Fault::Error, &FROM_SIX)).unwrap_err();
-            let RunError::TooManyFailures { failures, last, .. } = &error else { panic!("{error}") };
+            let RunError::Stage(StageError::TooManyFailures { failures, last, .. }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(*failures, limit + 1);
             assert!(last.starts_with("group ") && last.contains("reward `length` failed"), "{error}");
         }

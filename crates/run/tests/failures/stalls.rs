@@ -1,7 +1,7 @@
 //! Reports of stalled runs.
 
 use rloom_core::Ticket;
-use rloom_run::{RunError, StopFlag};
+use rloom_run::{RunError, StageError, StopFlag};
 
 use super::faults::{EVALUATION, Fault, Faults, Gate, LONG, RL};
 use super::trial::Trial;
@@ -15,7 +15,9 @@ fn stall(trial: &Trial, faults: Faults) -> String {
     let mut impatient = trial.config.clone();
     impatient.run.stall_seconds = 1;
     let error = Trial::attempt_with(impatient, faults, StopFlag::default(), None).unwrap_err();
-    let RunError::Stalled { stage, report, checkpoint, .. } = &error else { panic!("{error}") };
+    let RunError::Stage(StageError::Stalled { stage, report, checkpoint, .. }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(stage, "rl");
     assert!(!checkpoint.is_empty());
     let mut shown = String::new();

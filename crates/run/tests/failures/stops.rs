@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rloom_run::{RunError, StopFlag};
+use rloom_run::{RunError, StageError, StopFlag};
 use rloom_telemetry::Event;
 
 use super::faults::{Callback, Fault, Faults, Gate, LONG};
@@ -26,7 +26,7 @@ fn a_second_stop_request_waits_for_no_worker() {
             Faults { reward_timeout: LONG, ..Faults::reward(&call, &[8]) }
         };
         let error = trial.attempt(faults, stop, None).unwrap_err();
-        assert!(matches!(error, RunError::StoppedNow { .. }), "{worker}: {error}");
+        assert!(matches!(error, RunError::Stage(StageError::StoppedNow { .. })), "{worker}: {error}");
         gate.open();
         trial.run(Faults::none()).unwrap();
     }
@@ -75,7 +75,7 @@ fn a_pinned_run_that_is_resumed_before_an_evaluation_evaluates_the_right_weights
         }
     }));
     let error = trial.attempt(faults, stop, Some(observer)).unwrap_err();
-    assert!(matches!(error, RunError::StoppedNow { .. }), "{error}");
+    assert!(matches!(error, RunError::Stage(StageError::StoppedNow { .. })), "{error}");
     assert!(evaluated(&trial).keys().all(|(version, _)| *version < 3));
     trial.run(Faults::none()).unwrap();
     let found = evaluated(&trial);

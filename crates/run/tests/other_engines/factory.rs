@@ -9,8 +9,9 @@ use rloom_engine::{
     Form, PublishedPolicy, PublishedWeights, RolloutSettings, TrainCapabilities, WeightFolder,
 };
 use rloom_learn::Models;
-use rloom_run::assembly::{EmbeddedEngines, EngineFactory, PolicyWriter, StageStart};
+use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
 use rloom_run::{Policy, RunError, RunInputs, context};
+use rloom_stage::{PolicyWriter, StageError};
 
 use super::byte_trainer::ByteTrainer;
 use super::folder_sampler::FolderSampler;
@@ -20,9 +21,9 @@ use super::folder_sampler::FolderSampler;
 struct FolderWriter;
 
 impl PolicyWriter for FolderWriter {
-    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), RunError> {
+    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), StageError> {
         let PublishedWeights::Folder(source) = &policy.weights else {
-            return Err(RunError::ForeignWeights { form: policy.form() });
+            return Err(StageError::ForeignWeights { form: policy.form() });
         };
         for entry in std::fs::read_dir(source.path()).expect("a published folder").flatten() {
             if entry.path().is_file() {

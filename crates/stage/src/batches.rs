@@ -11,13 +11,13 @@ use rloom_store::checkpoint::{CheckpointName, CheckpointState};
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
-use super::{JournaledEvent, Stage};
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
-use crate::{RunError, WorkerError};
+use crate::{JournaledEvent, Stage};
+use crate::{StageError, WorkerError};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Publishes the weights that the stage starts or resumes with.
-    pub(super) async fn publish_initial(&mut self) -> Result<(), RunError> {
+    pub(crate) async fn publish_initial(&mut self) -> Result<(), StageError> {
         let version = self.scheduler.version();
         let timeout = self.stall.timeout();
         let Some(trainer) = &mut self.trainer else { return Ok(()) };
@@ -35,7 +35,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Hands weights to the rollout engine, at once or, with pinned versions, when no group of older ones is left.
-    async fn publish(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
+    async fn publish(&mut self, weights: PublishedPolicy) -> Result<(), StageError> {
         let replaying = !self.journal.is_live();
         if let Some(weights) = self.weights.take(weights, replaying) {
             return self.load(weights).await;
@@ -45,7 +45,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// With pinned versions: loads the oldest weights that a group in flight is pinned to, or else the newest. A running
     /// evaluation keeps its weights.
-    pub(super) async fn load_pinned(&mut self) -> Result<(), RunError> {
+    pub(crate) async fn load_pinned(&mut self) -> Result<(), StageError> {
         let in_flight = self.groups.in_flight().keys();
         let needed: BTreeSet<PolicyVersion> =
             in_flight.map(|&ticket| self.weights.pinned_version(ticket)).collect();
@@ -58,7 +58,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Loads weights into the rollout engine.
-    pub(super) async fn load(&mut self, weights: PublishedPolicy) -> Result<(), RunError> {
+    pub(crate) async fn load(&mut self, weights: PublishedPolicy) -> Result<(), StageError> {
         match self.weights.load(weights).await {
             Some(loaded) => self.on_loaded(loaded),
             None => Ok(()),
@@ -66,13 +66,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Cuts a batch and gives it to the trainer.
-    pub(super) async fn train_batch(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), RunError> {
+    pub(crate) async fn train_batch(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StageError> {
         self.record_cut(batch, tickets)?;
         let groups: Vec<Group> =
             tickets.iter().filter_map(|&ticket| self.groups.take_ready(ticket)).collect();
         if groups.len() != tickets.len() {
             let missing = tickets.len() - groups.len();
-            return Err(RunError::IncompleteBatch { stage: self.stage_name(), batch, missing });
+            return Err(StageError::IncompleteBatch { stage: self.stage_name(), batch, missing });
         }
         self.clock.cut(self.scheduler.counts());
         self.note_trainer_busy();
@@ -85,12 +85,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Journals the cut, or compares it with the recorded one.
-    fn record_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), RunError> {
+    fn record_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StageError> {
         if !self.groups.source().samples() {
             return Ok(());
         }
         match self.recorded_cut() {
-            Some(recorded) if recorded != tickets => Err(RunError::CutMismatch {
+            Some(recorded) if recorded != tickets => Err(StageError::CutMismatch {
                 stage: self.stage_name(),
                 batch,
                 recorded: recorded.iter().map(|t| t.0).collect(),
@@ -102,10 +102,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Handles a finished job of the training thread.
-    pub(super) async fn on_trainer(
+    pub(crate) async fn on_trainer(
         &mut self,
         done: Option<TrainerEvent>,
-    ) -> Result<Option<JournaledEvent>, RunError> {
+    ) -> Result<Option<JournaledEvent>, StageError> {
         let Some(TrainerEvent { result, start, end }) = done else { return Err(self.trainer_died()) };
         self.stall.alive();
         match result {
@@ -122,7 +122,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         &mut self,
         trained: TrainedBatch,
         (start, end): (Instant, Instant),
-    ) -> Result<JournaledEvent, RunError> {
+    ) -> Result<JournaledEvent, StageError> {
         let TrainedBatch { batch, groups, result } = trained;
         let BatchResult { report, weights } = result.map_err(|error| self.training_failed(batch, error))?;
         let digest = weights.digest;
@@ -142,9 +142,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(JournaledEvent::recorded(SchedulerEvent::BatchTrained, record))
     }
 
-    fn training_failed(&self, batch: u64, error: TrainError) -> RunError {
+    fn training_failed(&self, batch: u64, error: TrainError) -> StageError {
         match error {
-            TrainError::NotFinite { what, keys } => RunError::NotFinite {
+            TrainError::NotFinite { what, keys } => StageError::NotFinite {
                 stage: self.stage_name(),
                 step: batch + 1,
                 what: what.to_string(),
@@ -156,7 +156,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// The error for a training thread that is gone.
-    fn trainer_died(&mut self) -> RunError {
+    fn trainer_died(&mut self) -> StageError {
         match self.trainer.take().map(crate::trainer::TrainerHandle::end) {
             Some(Err(failure)) => self.worker_failed(failure),
             _ => self.worker_failed(WorkerError::TrainerEnded),
@@ -165,7 +165,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Saves the current version as the best one, unless it is saved: the journal then follows the saved state, not a
     /// later one of the same version.
-    pub(super) fn save_best(&mut self) -> Result<(), RunError> {
+    pub(crate) fn save_best(&mut self) -> Result<(), StageError> {
         match self.checkpoints.of_version(self.scheduler.version()) {
             Some(path) => Ok(self.checkpoints.point_best(path)?),
             None => self.save(),
@@ -173,7 +173,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Has the trainer write a checkpoint of the current version, and starts the journal segment that follows it.
-    pub(super) fn save(&mut self) -> Result<(), RunError> {
+    pub(crate) fn save(&mut self) -> Result<(), StageError> {
         self.note_trainer_busy();
         let version = self.scheduler.version();
         let context = &self.context;
@@ -216,9 +216,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     fn on_saved(
         &mut self,
         version: u64,
-        result: Result<(PathBuf, u64), RunError>,
+        result: Result<(PathBuf, u64), StageError>,
         (start, end): (Instant, Instant),
-    ) -> Result<(), RunError> {
+    ) -> Result<(), StageError> {
         let (path, bytes) = result?;
         let is_best = self.evaluation.is_best(PolicyVersion(version));
         let oldest = self.checkpoints.finish_saving(version, &path, is_best, self.evaluation.best())?;

@@ -9,7 +9,7 @@ use rloom_telemetry::{Activity, Event, EventStream, Lane};
 const SHORTEST_INTERVAL: f64 = 1e-4;
 
 /// Emits the events of one stage.
-pub(super) struct Reporter<'a, 's> {
+pub(crate) struct Reporter<'a, 's> {
     events: &'a mut EventStream<'s>,
     stage: String,
     /// Steps of the stages before.
@@ -20,30 +20,30 @@ pub(super) struct Reporter<'a, 's> {
 
 impl<'a, 's> Reporter<'a, 's> {
     /// Creates a reporter of the stage called `stage`, which follows `base` steps of earlier stages.
-    pub(super) fn new(events: &'a mut EventStream<'s>, stage: &str, base: u64, samples: bool) -> Self {
+    pub(crate) fn new(events: &'a mut EventStream<'s>, stage: &str, base: u64, samples: bool) -> Self {
         Self { events, stage: stage.to_owned(), base, samples }
     }
 
     /// Sets the step that the next events carry.
-    pub(super) fn set_step(&mut self, version: PolicyVersion) {
+    pub(crate) fn set_step(&mut self, version: PolicyVersion) {
         self.events.set_position(&self.stage, self.base, version.0);
     }
 
-    pub(super) fn emit(&mut self, event: Event) {
+    pub(crate) fn emit(&mut self, event: Event) {
         self.events.emit(event);
     }
 
-    pub(super) fn warn(&mut self, message: impl Into<String>) {
+    pub(crate) fn warn(&mut self, message: impl Into<String>) {
         self.events.warn(message);
     }
 
     /// Reports that a group ended without being trained on.
-    pub(super) fn group_ended(&mut self, ticket: u64, end: &str, reason: Option<String>) {
+    pub(crate) fn group_ended(&mut self, ticket: u64, end: &str, reason: Option<String>) {
         self.emit(Event::GroupEnded { ticket, end: end.to_owned(), reason });
     }
 
     /// Reports an interval of a lane.
-    pub(super) fn activity(
+    pub(crate) fn activity(
         &mut self,
         lane: Lane,
         activity: Activity,

@@ -8,16 +8,16 @@ use rloom_store::checkpoint::{Best, Checkpoints};
 
 /// Retention of a run's checkpoints.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CheckpointRetention {
+pub struct CheckpointRetention {
     /// Newest checkpoints of each stage that are kept.
-    pub(crate) last: usize,
+    pub last: usize,
     /// Checkpoints whose step is a multiple of this are kept for ever; 0 for none.
-    pub(crate) every: u64,
+    pub every: u64,
 }
 
 /// Tracks which version of a stage is saved, being saved, or to be saved.
 #[derive(Debug)]
-pub(crate) struct StageCheckpoints {
+pub struct StageCheckpoints {
     checkpoints: Checkpoints,
     stage: u32,
     retention: CheckpointRetention,
@@ -31,7 +31,7 @@ pub(crate) struct StageCheckpoints {
 
 impl StageCheckpoints {
     /// Creates the tracker of stage number `stage`; `saved` is the checkpoint that it resumes from.
-    pub(crate) fn new(
+    pub fn new(
         checkpoints: Checkpoints,
         stage: u32,
         retention: CheckpointRetention,
@@ -41,53 +41,53 @@ impl StageCheckpoints {
     }
 
     /// Folder of the newest checkpoint of the stage.
-    pub(crate) fn newest(&self) -> Option<&Path> {
+    pub fn newest(&self) -> Option<&Path> {
         self.saved.as_ref().map(|(_, path)| path.as_path())
     }
 
     /// True while the trainer writes a checkpoint.
-    pub(super) fn is_saving(&self) -> bool {
+    pub(crate) fn is_saving(&self) -> bool {
         self.saving.is_some()
     }
 
     /// True while the trainer writes the checkpoint of this version.
-    pub(super) fn is_saving_version(&self, version: PolicyVersion) -> bool {
+    pub(crate) fn is_saving_version(&self, version: PolicyVersion) -> bool {
         self.saving == Some(version.0)
     }
 
     /// Folder of the checkpoint of `version`, if it is the newest.
-    pub(super) fn of_version(&self, version: PolicyVersion) -> Option<&Path> {
+    pub(crate) fn of_version(&self, version: PolicyVersion) -> Option<&Path> {
         self.saved.as_ref().filter(|(saved, _)| *saved == version.0).map(|(_, path)| path.as_path())
     }
 
     /// Notes that the scheduler waits for a checkpoint.
-    pub(super) fn request(&mut self) {
+    pub(crate) fn request(&mut self) {
         self.requested = true;
     }
 
     /// True while the scheduler waits for a checkpoint.
-    pub(super) fn is_requested(&self) -> bool {
+    pub(crate) fn is_requested(&self) -> bool {
         self.requested
     }
 
     /// Ends the scheduler's wait. Returns true if it waited.
-    pub(super) fn take_request(&mut self) -> bool {
+    pub(crate) fn take_request(&mut self) -> bool {
         std::mem::take(&mut self.requested)
     }
 
     /// Notes that the trainer writes the checkpoint of this version.
-    pub(super) fn start_saving(&mut self, version: PolicyVersion) {
+    pub(crate) fn start_saving(&mut self, version: PolicyVersion) {
         self.saving = Some(version.0);
     }
 
     /// Points `best` at a checkpoint.
-    pub(super) fn point_best(&self, path: &Path) -> Result<(), StoreError> {
+    pub(crate) fn point_best(&self, path: &Path) -> Result<(), StoreError> {
         self.checkpoints.link("best", path)
     }
 
     /// Takes a durable checkpoint: updates the links and removes checkpoints that need not be kept. Returns the oldest
     /// version of the stage from which a run can resume: the journal is needed from there on.
-    pub(super) fn finish_saving(
+    pub(crate) fn finish_saving(
         &mut self,
         version: u64,
         path: &Path,

@@ -12,16 +12,16 @@ use tokio::task::{JoinError, JoinSet};
 
 /// Result of loading weights.
 #[derive(Debug)]
-pub(super) struct LoadResult {
-    pub(super) version: PolicyVersion,
-    pub(super) start: Instant,
-    pub(super) result: Result<(), RolloutError>,
+pub(crate) struct LoadResult {
+    pub(crate) version: PolicyVersion,
+    pub(crate) start: Instant,
+    pub(crate) result: Result<(), RolloutError>,
 }
 
 /// Loads published weights into the rollout engine, at once or, with pinned versions, when no group of older weights is
 /// left.
 #[derive(Debug)]
-pub(crate) struct WeightPublisher<R> {
+pub struct WeightPublisher<R> {
     engine: Option<Arc<R>>,
     schedule: ScheduleSettings,
     groups_per_batch: u64,
@@ -36,7 +36,7 @@ pub(crate) struct WeightPublisher<R> {
 
 impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     /// Creates a publisher to `engine`. `pinned` are older weights that groups of a resumed stage are pinned to.
-    pub(crate) fn new(
+    pub fn new(
         engine: Option<Arc<R>>,
         schedule: ScheduleSettings,
         groups_per_batch: u64,
@@ -47,7 +47,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// The rollout engine.
-    pub(super) fn engine(&self) -> Option<&Arc<R>> {
+    pub(crate) fn engine(&self) -> Option<&Arc<R>> {
         self.engine.as_ref()
     }
 
@@ -57,12 +57,12 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// The version that a group is pinned to: that of its batch, `max_staleness` batches earlier.
-    pub(super) fn pinned_version(&self, ticket: Ticket) -> PolicyVersion {
+    pub(crate) fn pinned_version(&self, ticket: Ticket) -> PolicyVersion {
         PolicyVersion((ticket.0 / self.groups_per_batch).saturating_sub(self.schedule.max_staleness))
     }
 
     /// True if the engine has the weights for a group and keeps them until it is complete.
-    pub(super) fn may_launch(&self, ticket: Ticket) -> bool {
+    pub(crate) fn may_launch(&self, ticket: Ticket) -> bool {
         let version = self.pinned_version(ticket);
         // The engine may have newer weights for an evaluation while groups of older ones are still to run.
         let oldest = self.pinned.front().map(|weights| weights.version);
@@ -70,12 +70,12 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// True if the engine has this version or was asked to load it.
-    pub(super) fn has(&self, version: PolicyVersion) -> bool {
+    pub(crate) fn has(&self, version: PolicyVersion) -> bool {
         self.requested == Some(version)
     }
 
     /// The first of these groups that is pinned to weights that are not available.
-    pub(super) fn first_without_weights(
+    pub(crate) fn first_without_weights(
         &self,
         mut in_flight: impl Iterator<Item = Ticket>,
     ) -> Option<Ticket> {
@@ -84,12 +84,12 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// Weights older than `version` that groups in flight are pinned to: a checkpoint contains them.
-    pub(super) fn older_than(&self, version: PolicyVersion) -> Vec<PublishedPolicy> {
+    pub(crate) fn older_than(&self, version: PolicyVersion) -> Vec<PublishedPolicy> {
         self.pinned.iter().filter(|weights| weights.version < version).cloned().collect()
     }
 
     /// Takes newly published weights. Returns those to load now, if any; `replaying` is true while a journal is replayed.
-    pub(super) fn take(&mut self, weights: PublishedPolicy, replaying: bool) -> Option<PublishedPolicy> {
+    pub(crate) fn take(&mut self, weights: PublishedPolicy, replaying: bool) -> Option<PublishedPolicy> {
         self.engine.as_ref()?;
         if !self.pins() {
             return Some(weights);
@@ -104,7 +104,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// With pinned versions: the oldest weights that a group in flight is pinned to, or else the newest, unless the engine
     /// has them. Older ones are dropped.
-    pub(super) fn next_pinned(
+    pub(crate) fn next_pinned(
         &mut self,
         in_flight: impl Fn(PolicyVersion) -> bool,
     ) -> Option<PublishedPolicy> {
@@ -121,13 +121,13 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// With pinned versions: the newest weights.
-    pub(super) fn newest_pinned(&self) -> Option<PublishedPolicy> {
+    pub(crate) fn newest_pinned(&self) -> Option<PublishedPolicy> {
         self.pinned.back().cloned()
     }
 
     /// Asks the engine to load weights. `None` if that continues in the background, until completions in flight have
     /// finished.
-    pub(super) async fn load(&mut self, weights: PublishedPolicy) -> Option<LoadResult> {
+    pub(crate) async fn load(&mut self, weights: PublishedPolicy) -> Option<LoadResult> {
         let engine = self.engine.clone()?;
         let (start, version, on_update) = (Instant::now(), weights.version, self.schedule.on_update);
         self.requested = Some(version);
@@ -150,7 +150,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     }
 
     /// Resolves to the next load that has finished in the background; pending without one. Cancel-safe.
-    pub(super) async fn next_loaded(&mut self) -> Result<LoadResult, JoinError> {
+    pub(crate) async fn next_loaded(&mut self) -> Result<LoadResult, JoinError> {
         match self.loading.join_next().await {
             Some(loaded) => loaded,
             None => std::future::pending().await,
@@ -159,7 +159,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// Releases the engine's weights, so that the optimiser updates them in place. If rollouts overlap with training they
     /// keep their weights, and the optimiser writes to a copy.
-    pub(super) async fn release(&self) -> Result<(), RolloutError> {
+    pub(crate) async fn release(&self) -> Result<(), RolloutError> {
         match &self.engine {
             Some(engine) if !self.schedule.overlaps() => engine.release().await,
             _ => Ok(()),

@@ -7,36 +7,36 @@ use rloom_engine::RolloutStatistics;
 use rloom_sched::Counts;
 use rloom_telemetry::{Activity, Lane};
 
-use super::reporter::Reporter;
+use crate::reporter::Reporter;
 
 /// Times of one step.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StepTimes {
+pub(crate) struct StepTimes {
     /// Time in which groups were in flight.
-    pub(super) rollout: Duration,
+    pub(crate) rollout: Duration,
     /// Time in which no group was in flight.
-    pub(super) wait_for_policy: Duration,
+    pub(crate) wait_for_policy: Duration,
     /// Time in which the trainer was idle.
-    pub(super) wait_for_batch: Duration,
+    pub(crate) wait_for_batch: Duration,
     /// Time in which groups were in flight and the trainer worked.
-    pub(super) overlap: Duration,
+    pub(crate) overlap: Duration,
     /// Time spent in rewards, summed over episodes.
-    pub(super) reward: Duration,
+    pub(crate) reward: Duration,
     /// Time spent writing checkpoints.
-    pub(super) checkpoint: Duration,
+    pub(crate) checkpoint: Duration,
     /// Time spent publishing weights.
-    pub(super) publish: Duration,
+    pub(crate) publish: Duration,
     /// Time spent in the scheduler.
-    pub(super) scheduler: Duration,
+    pub(crate) scheduler: Duration,
     /// Policy tokens of the episodes that were scored.
-    pub(super) sampled_tokens: usize,
+    pub(crate) sampled_tokens: usize,
     /// Groups ready and running when the batch was cut.
-    pub(super) queue: Counts,
+    pub(crate) queue: Counts,
 }
 
 /// Measures how long rollout and trainer work, wait and overlap in each step.
 #[derive(Debug)]
-pub(super) struct StepClock {
+pub(crate) struct StepClock {
     /// True while groups are in flight, and since when that has not changed.
     rollouts: (bool, Instant),
     /// Start of the trainer's idle time; `None` while it works.
@@ -63,7 +63,7 @@ impl Default for StepClock {
 
 impl StepClock {
     /// Restarts the clock with the current statistics of the engine.
-    pub(super) fn restart(&mut self, engine: RolloutStatistics) {
+    pub(crate) fn restart(&mut self, engine: RolloutStatistics) {
         let times = std::mem::take(&mut self.times);
         // A replayed journal may end while a batch is being trained.
         let trainer_idle = self.trainer_idle.map(|_| Instant::now());
@@ -71,39 +71,39 @@ impl StepClock {
     }
 
     /// Counts a scored episode.
-    pub(super) fn scored(&mut self, tokens: usize, reward: Duration) {
+    pub(crate) fn scored(&mut self, tokens: usize, reward: Duration) {
         self.times.reward += reward;
         self.times.sampled_tokens += tokens;
     }
 
     /// Notes the queue at the cut of a batch.
-    pub(super) fn cut(&mut self, counts: Counts) {
+    pub(crate) fn cut(&mut self, counts: Counts) {
         self.times.queue = counts;
     }
 
     /// Counts time spent in the scheduler.
-    pub(super) fn scheduled(&mut self, time: Duration) {
+    pub(crate) fn scheduled(&mut self, time: Duration) {
         self.times.scheduler += time;
     }
 
     /// Counts time spent publishing weights.
-    pub(super) fn published(&mut self, time: Duration) {
+    pub(crate) fn published(&mut self, time: Duration) {
         self.times.publish += time;
     }
 
     /// Counts time spent writing a checkpoint.
-    pub(super) fn saved(&mut self, time: Duration) {
+    pub(crate) fn saved(&mut self, time: Duration) {
         self.times.checkpoint += time;
     }
 
     /// Notes that the trainer is idle.
-    pub(super) fn trainer_idle(&mut self) {
+    pub(crate) fn trainer_idle(&mut self) {
         self.count();
         self.trainer_idle.get_or_insert_with(Instant::now);
     }
 
     /// Notes that the trainer works, and reports how long it was idle.
-    pub(super) fn trainer_busy(&mut self, reporter: &mut Reporter<'_, '_>, version: PolicyVersion) {
+    pub(crate) fn trainer_busy(&mut self, reporter: &mut Reporter<'_, '_>, version: PolicyVersion) {
         self.count();
         if let Some(since) = self.trainer_idle.take() {
             reporter.activity(Lane::Train, Activity::WaitForBatch, (since, Instant::now()), version.0, None);
@@ -111,7 +111,7 @@ impl StepClock {
     }
 
     /// Notes if groups are in flight, and reports the interval that a change ends.
-    pub(super) fn rollouts(&mut self, busy: bool, reporter: &mut Reporter<'_, '_>, version: PolicyVersion) {
+    pub(crate) fn rollouts(&mut self, busy: bool, reporter: &mut Reporter<'_, '_>, version: PolicyVersion) {
         if busy == self.rollouts.0 {
             return;
         }
@@ -136,7 +136,7 @@ impl StepClock {
     }
 
     /// Ends the step. Returns its times and the engine's statistics at its start; `engine` are those at its end.
-    pub(super) fn end_step(&mut self, engine: RolloutStatistics) -> (StepTimes, RolloutStatistics) {
+    pub(crate) fn end_step(&mut self, engine: RolloutStatistics) -> (StepTimes, RolloutStatistics) {
         self.count();
         (std::mem::take(&mut self.times), std::mem::replace(&mut self.engine, engine))
     }

@@ -10,12 +10,12 @@ use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane, Phase};
 use tokio::task::JoinError;
 
-use super::evaluation::EvaluationResult;
-use super::groups::{GroupChange, GroupEvent, GroupPart, ready_record};
-use super::weights::LoadResult;
-use super::{JournaledEvent, Stage, TICK};
+use crate::evaluation::EvaluationResult;
+use crate::groups::{GroupChange, GroupEvent, GroupPart, ready_record};
 use crate::trainer::TrainerEvent;
-use crate::{RunError, WorkerError};
+use crate::weights::LoadResult;
+use crate::{JournaledEvent, Stage, TICK};
+use crate::{StageError, WorkerError};
 
 /// An event that wakes the driver.
 enum StageEvent {
@@ -33,7 +33,7 @@ enum StageEvent {
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Waits for the next event of a worker and handles it. Returns the event for the scheduler, if any.
-    pub(super) async fn wait(&mut self) -> Result<Option<JournaledEvent>, RunError> {
+    pub(crate) async fn wait(&mut self) -> Result<Option<JournaledEvent>, StageError> {
         let trainer = async {
             match &mut self.trainer {
                 Some(trainer) => trainer.next().await,
@@ -84,7 +84,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
     }
 
-    fn on_tick(&mut self) -> Result<(), RunError> {
+    fn on_tick(&mut self) -> Result<(), StageError> {
         self.check_stop_now()?;
         self.report_rollout_progress();
         self.report_training_progress();
@@ -94,7 +94,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.check_stall(Self::describe_wait)
     }
 
-    fn on_group(&mut self, event: GroupEvent) -> Result<Option<JournaledEvent>, RunError> {
+    fn on_group(&mut self, event: GroupEvent) -> Result<Option<JournaledEvent>, StageError> {
         let Some(change) = self.groups.interpret(event) else { return Ok(None) };
         self.stall.alive();
         match change {
@@ -106,7 +106,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Journals a scored or interrupted episode.
-    pub(super) fn on_group_update(&mut self, ticket: Ticket, update: GroupUpdate) -> Result<(), RunError> {
+    pub(crate) fn on_group_update(&mut self, ticket: Ticket, update: GroupUpdate) -> Result<(), StageError> {
         let (record, part, sample) = match update {
             GroupUpdate::Episode { sample, episode, reward_time } => {
                 self.clock.scored(episode.policy_tokens(), reward_time);
@@ -123,9 +123,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(())
     }
 
-    fn on_group_complete(&mut self, ticket: Ticket, task: Task) -> Result<JournaledEvent, RunError> {
+    fn on_group_complete(&mut self, ticket: Ticket, task: Task) -> Result<JournaledEvent, StageError> {
         let Some((group, started)) = self.groups.assemble(ticket, task) else {
-            return Err(RunError::UnknownGroup { stage: self.stage_name(), ticket: ticket.0 });
+            return Err(StageError::UnknownGroup { stage: self.stage_name(), ticket: ticket.0 });
         };
         let version = self.scheduler.version();
         let oldest = group.oldest_version().unwrap_or(version);
@@ -142,7 +142,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Keeps a complete group, or filters it. Deterministic: a resumed run filters the same groups.
-    pub(super) fn admit_complete(&mut self, group: Group) -> Result<SchedulerEvent, RunError> {
+    pub(crate) fn admit_complete(&mut self, group: Group) -> Result<SchedulerEvent, StageError> {
         let ticket = group.ticket;
         self.counters.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
         let filters = self.context.training.algorithm.filters;
@@ -160,7 +160,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
         if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_in_progress() {
-            return Err(RunError::NothingLeft {
+            return Err(StageError::NothingLeft {
                 stage: self.stage_name(),
                 step: self.step(),
                 filtered: self.counters.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
@@ -177,13 +177,17 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Ends the run, or replaces the group if the schedule says so.
-    fn on_group_failed(&mut self, ticket: Ticket, failure: GroupFailure) -> Result<JournaledEvent, RunError> {
+    fn on_group_failed(
+        &mut self,
+        ticket: Ticket,
+        failure: GroupFailure,
+    ) -> Result<JournaledEvent, StageError> {
         if self.context.schedule.on_failure == OnFailure::Stop {
             return Err(self.group_error(ticket, failure));
         }
         if self.counters.failed >= self.context.schedule.max_failures * self.batches_in_progress() {
             // Not recorded: a resumed run tries this group again.
-            return Err(RunError::TooManyFailures {
+            return Err(StageError::TooManyFailures {
                 stage: self.stage_name(),
                 step: self.step(),
                 failures: self.counters.failed + 1,
@@ -196,7 +200,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Counts a failed group that the scheduler replaces.
-    pub(super) fn replace_failed(&mut self, ticket: Ticket, failure: GroupFailure) -> SchedulerEvent {
+    pub(crate) fn replace_failed(&mut self, ticket: Ticket, failure: GroupFailure) -> SchedulerEvent {
         self.groups.remove_failed(ticket);
         self.reporter.warn(format!(
             "group {} (task {}) failed and is replaced: {}",
@@ -207,8 +211,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         SchedulerEvent::GroupFailed(ticket)
     }
 
-    pub(super) fn group_error(&self, ticket: Ticket, failure: GroupFailure) -> RunError {
-        RunError::Group {
+    pub(crate) fn group_error(&self, ticket: Ticket, failure: GroupFailure) -> StageError {
+        StageError::Group {
             stage: self.stage_name(),
             step: self.step(),
             ticket: ticket.0,
@@ -219,7 +223,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Reports an evaluation.
-    fn on_evaluated(&mut self, result: EvaluationResult) -> Result<Option<JournaledEvent>, RunError> {
+    fn on_evaluated(&mut self, result: EvaluationResult) -> Result<Option<JournaledEvent>, StageError> {
         let Some((version, started)) = self.evaluation.finish() else { return Ok(None) };
         self.stall.alive();
         let report = result
@@ -238,7 +242,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(Some(JournaledEvent::recorded(SchedulerEvent::Evaluated, record)))
     }
 
-    pub(super) fn on_loaded(&mut self, loaded: LoadResult) -> Result<(), RunError> {
+    pub(crate) fn on_loaded(&mut self, loaded: LoadResult) -> Result<(), StageError> {
         let LoadResult { version, start, result } = loaded;
         result.map_err(|error| self.worker_failed(error))?;
         self.stall.alive();

@@ -8,7 +8,7 @@ use rloom_store::journal::{Journal, Record};
 
 /// Journal and replay of a stage.
 #[derive(Debug)]
-pub(crate) struct StageJournal {
+pub struct StageJournal {
     journal: Journal,
     /// Records that are still to be replayed.
     log: VecDeque<Record>,
@@ -24,71 +24,71 @@ pub(crate) struct StageJournal {
 
 impl StageJournal {
     /// Creates the journal of a stage that replays `log` first.
-    pub(crate) fn new(journal: Journal, log: Vec<Record>, same_numeric_path: bool) -> Self {
+    pub fn new(journal: Journal, log: Vec<Record>, same_numeric_path: bool) -> Self {
         let log = log.into();
         Self { journal, log, live: false, stopping: false, same_numeric_path, expected: None }
     }
 
     /// True once all records are replayed.
-    pub(super) fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         self.live
     }
 
     /// Appends a record, unless the journal is being replayed.
-    pub(super) fn append(&mut self, record: &Record) -> Result<(), StoreError> {
+    pub(crate) fn append(&mut self, record: &Record) -> Result<(), StoreError> {
         if self.live { self.journal.append(record) } else { Ok(()) }
     }
 
     /// Appends a cut, also at the end of a replay.
-    pub(super) fn append_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StoreError> {
+    pub(crate) fn append_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StoreError> {
         self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec() })
     }
 
     /// Starts the segment that follows `version`.
-    pub(super) fn roll(&mut self, version: u64, snapshot: &[Record]) -> Result<(), StoreError> {
+    pub(crate) fn roll(&mut self, version: u64, snapshot: &[Record]) -> Result<(), StoreError> {
         self.journal.roll(version, snapshot)
     }
 
     /// Removes segments older than `oldest`.
-    pub(super) fn prune(&mut self, oldest: u64) -> Result<(), StoreError> {
+    pub(crate) fn prune(&mut self, oldest: u64) -> Result<(), StoreError> {
         self.journal.prune(oldest)
     }
 
     /// The next record to replay.
-    pub(super) fn next_record(&mut self) -> Option<Record> {
+    pub(crate) fn next_record(&mut self) -> Option<Record> {
         self.log.pop_front()
     }
 
     /// Ends the replay. Returns true if the replayed attempt died while it was stopping.
-    pub(super) fn go_live(&mut self) -> bool {
+    pub(crate) fn go_live(&mut self) -> bool {
         self.live = true;
         std::mem::take(&mut self.stopping)
     }
 
     /// Notes that the replayed attempt was asked to stop, or that it was resumed.
-    pub(super) fn set_stopping(&mut self, stopping: bool) {
+    pub(crate) fn set_stopping(&mut self, stopping: bool) {
         self.stopping = stopping;
     }
 
     /// True if the end of the stage is that of a replayed attempt that was asked to stop: the next attempt continued from
     /// there.
-    pub(super) fn ends_an_attempt(&mut self) -> bool {
+    pub(crate) fn ends_an_attempt(&mut self) -> bool {
         std::mem::take(&mut self.stopping)
     }
 
     /// Notes the recorded digest of a batch that is being retrained.
-    pub(super) fn expect(&mut self, batch: u64, digest: u64) {
+    pub(crate) fn expect(&mut self, batch: u64, digest: u64) {
         self.expected = Some((batch, digest));
     }
 
     /// The recorded digest of a retrained batch, if it is not `digest`.
-    pub(super) fn unexpected(&mut self, batch: u64, digest: u64) -> Option<u64> {
+    pub(crate) fn unexpected(&mut self, batch: u64, digest: u64) -> Option<u64> {
         let (recorded, expected) = self.expected.take()?;
         (recorded == batch && expected != digest).then_some(expected)
     }
 
     /// True if this machine computes the same bits as the one that recorded.
-    pub(super) fn same_numeric_path(&self) -> bool {
+    pub(crate) fn same_numeric_path(&self) -> bool {
         self.same_numeric_path
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Detects that a stage makes no progress.
 #[derive(Debug)]
-pub(super) struct StallDetector {
+pub(crate) struct StallDetector {
     timeout: Duration,
     /// Time of the last sign of progress.
     alive: Instant,
@@ -14,27 +14,27 @@ pub(super) struct StallDetector {
 
 impl StallDetector {
     /// Creates a detector that tolerates no progress for `timeout`.
-    pub(super) fn new(timeout: Duration) -> Self {
+    pub(crate) fn new(timeout: Duration) -> Self {
         Self { timeout, alive: Instant::now(), progress: 0 }
     }
 
     /// The longest time without progress.
-    pub(super) fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
     /// Notes an event: the stage is alive.
-    pub(super) fn alive(&mut self) {
+    pub(crate) fn alive(&mut self) {
         self.alive = Instant::now();
     }
 
     /// Time without progress.
-    pub(super) fn idle(&self) -> Duration {
+    pub(crate) fn idle(&self) -> Duration {
         self.alive.elapsed()
     }
 
     /// Takes a counter that grows while anything works. Returns true if the stage has stalled.
-    pub(super) fn is_stalled(&mut self, progress: u64) -> bool {
+    pub(crate) fn is_stalled(&mut self, progress: u64) -> bool {
         if progress != self.progress {
             self.progress = progress;
             self.alive();

@@ -8,12 +8,12 @@ use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::BatchReport;
 use rloom_telemetry::{Event, Metrics, Sample, rollout_log};
 
-use super::Stage;
-use super::clock::StepTimes;
+use crate::Stage;
+use crate::clock::StepTimes;
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Reports a trained batch. The reporter's step must be set.
-    pub(super) fn report_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
+    pub(crate) fn report_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
         let step = self.step();
         let samples = self.groups.source().samples();
         let statistics = self.engine_statistics();

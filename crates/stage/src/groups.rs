@@ -15,7 +15,7 @@ use crate::trainer::panic_message;
 
 /// Source of a stage's groups.
 #[derive(Debug)]
-pub(crate) enum GroupSource<R> {
+pub enum GroupSource<R> {
     /// Demonstrations; nothing is sampled.
     Demonstrations(DemonstrationSource),
     /// Sampled and scored groups.
@@ -24,12 +24,12 @@ pub(crate) enum GroupSource<R> {
 
 impl<R: RolloutEngine> GroupSource<R> {
     /// True if the groups are sampled.
-    pub(crate) fn samples(&self) -> bool {
+    pub fn samples(&self) -> bool {
         matches!(self, Self::Rollouts(_))
     }
 
     /// The runner of sampled groups.
-    pub(crate) fn rollouts(&self) -> Option<&Arc<GroupRunner<R>>> {
+    pub fn rollouts(&self) -> Option<&Arc<GroupRunner<R>>> {
         match self {
             Self::Rollouts(runner) => Some(runner),
             Self::Demonstrations(_) => None,
@@ -39,7 +39,7 @@ impl<R: RolloutEngine> GroupSource<R> {
 
 /// A group that is not complete.
 #[derive(Debug, Default)]
-pub(super) struct RunningGroup {
+pub(crate) struct RunningGroup {
     episodes: BTreeMap<u32, Episode>,
     partials: BTreeMap<u32, PartialEpisode>,
     /// Number and handle of its task, once launched.
@@ -49,12 +49,12 @@ pub(super) struct RunningGroup {
 
 impl RunningGroup {
     /// Time at which it was launched.
-    pub(super) fn started(&self) -> Option<Instant> {
+    pub(crate) fn started(&self) -> Option<Instant> {
         self.started
     }
 
     /// Samples that are scored.
-    pub(super) fn scored(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn scored(&self) -> impl Iterator<Item = u32> {
         self.episodes.keys().copied()
     }
 
@@ -82,7 +82,7 @@ struct TaskId {
 
 /// Message from the task of a group.
 #[derive(Debug)]
-pub(super) struct GroupMessage {
+pub(crate) struct GroupMessage {
     from: TaskId,
     content: MessageContent,
 }
@@ -97,7 +97,7 @@ enum MessageContent {
 
 /// Wakes the driver for a group.
 #[derive(Debug)]
-pub(super) enum GroupEvent {
+pub(crate) enum GroupEvent {
     Message(GroupMessage),
     /// A task ended; an error if it was cancelled or panicked.
     Ended(Result<(Id, ()), JoinError>),
@@ -105,7 +105,7 @@ pub(super) enum GroupEvent {
 
 /// Consequence of an event of the current task of a group.
 #[derive(Debug)]
-pub(super) enum GroupChange {
+pub(crate) enum GroupChange {
     /// An episode was scored or interrupted.
     Update(Ticket, GroupUpdate),
     /// All episodes are scored.
@@ -118,14 +118,14 @@ pub(super) enum GroupChange {
 
 /// Part of a group, as generated or recovered from the journal.
 #[derive(Debug)]
-pub(super) enum GroupPart {
+pub(crate) enum GroupPart {
     Episode(Episode),
     Partial(PartialEpisode),
 }
 
 /// The groups of a stage that have not ended, and their tasks.
 #[derive(Debug)]
-pub(crate) struct StageGroups<R> {
+pub struct StageGroups<R> {
     source: GroupSource<R>,
     /// Started and not complete.
     in_flight: BTreeMap<Ticket, RunningGroup>,
@@ -142,7 +142,7 @@ pub(crate) struct StageGroups<R> {
 
 impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Creates a table without groups.
-    pub(crate) fn new(source: GroupSource<R>) -> Self {
+    pub fn new(source: GroupSource<R>) -> Self {
         let (sender, receiver) = unbounded_channel();
         Self {
             source,
@@ -157,40 +157,40 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         }
     }
 
-    pub(super) fn source(&self) -> &GroupSource<R> {
+    pub(crate) fn source(&self) -> &GroupSource<R> {
         &self.source
     }
 
     /// Started groups that are not complete.
-    pub(super) fn in_flight(&self) -> &BTreeMap<Ticket, RunningGroup> {
+    pub(crate) fn in_flight(&self) -> &BTreeMap<Ticket, RunningGroup> {
         &self.in_flight
     }
 
     /// Number of groups whose tasks run.
-    pub(super) fn running(&self) -> usize {
+    pub(crate) fn running(&self) -> usize {
         self.in_flight.values().filter(|group| group.task.is_some()).count()
     }
 
     /// Number of complete groups, and number of scored episodes of incomplete ones.
-    pub(super) fn progress(&self) -> (u64, u64) {
+    pub(crate) fn progress(&self) -> (u64, u64) {
         let episodes = self.in_flight.values().map(|group| group.episodes.len() as u64).sum();
         (self.ready.len() as u64, episodes)
     }
 
     /// Starts a group with the parts that exist; [`launch`](Self::launch) runs it.
-    pub(super) fn start(&mut self, ticket: Ticket) {
+    pub(crate) fn start(&mut self, ticket: Ticket) {
         let recovered = self.recovered.remove(&ticket).unwrap_or_default();
         self.in_flight.insert(ticket, recovered);
     }
 
     /// Started groups whose tasks do not run.
-    pub(super) fn waiting(&self) -> Vec<Ticket> {
+    pub(crate) fn waiting(&self) -> Vec<Ticket> {
         let waiting = self.in_flight.iter().filter(|(_, group)| group.task.is_none());
         waiting.map(|(&ticket, _)| ticket).collect()
     }
 
     /// Spawns the task of a started group.
-    pub(super) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
+    pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
         let task = runner.task(ticket)?;
@@ -220,7 +220,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 
     /// Resolves to the next event of a group; pending without one. Cancel-safe.
-    pub(super) async fn next(&mut self) -> GroupEvent {
+    pub(crate) async fn next(&mut self) -> GroupEvent {
         tokio::select! {
             biased;
             Some(message) = self.receiver.recv() => GroupEvent::Message(message),
@@ -229,7 +229,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 
     /// Interprets an event; `None` if it concerns no current task.
-    pub(super) fn interpret(&mut self, event: GroupEvent) -> Option<GroupChange> {
+    pub(crate) fn interpret(&mut self, event: GroupEvent) -> Option<GroupChange> {
         let (from, content) = match event {
             GroupEvent::Message(GroupMessage { from, content }) => (from, content),
             GroupEvent::Ended(Ok((id, ()))) => {
@@ -261,20 +261,20 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 
     /// The failure of a group whose task index nothing has named.
-    pub(super) fn failure(&self, ticket: Ticket, reason: String) -> GroupFailure {
+    pub(crate) fn failure(&self, ticket: Ticket, reason: String) -> GroupFailure {
         let task = self.source.rollouts().map_or(ticket.0, |runner| runner.task_index(ticket));
         GroupFailure { task, reason }
     }
 
     /// Notes that the task of a group has stopped.
-    pub(super) fn stopped(&mut self, ticket: Ticket) {
+    pub(crate) fn stopped(&mut self, ticket: Ticket) {
         if let Some(group) = self.in_flight.get_mut(&ticket) {
             group.task = None;
         }
     }
 
     /// Adds a part to its group, started or not.
-    pub(super) fn add(&mut self, ticket: Ticket, sample: u32, part: GroupPart) {
+    pub(crate) fn add(&mut self, ticket: Ticket, sample: u32, part: GroupPart) {
         let group = match self.in_flight.get_mut(&ticket) {
             Some(group) => group,
             None => self.recovered.entry(ticket).or_default(),
@@ -291,40 +291,40 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 
     /// Removes a complete group from those in flight. Returns it with the time at which it was launched.
-    pub(super) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, Option<Instant>)> {
+    pub(crate) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, Option<Instant>)> {
         let RunningGroup { episodes, started, .. } = self.in_flight.remove(&ticket)?;
         let episodes = episodes.into_values().collect();
         Some((Group { ticket, task, episodes }, started))
     }
 
     /// Adds a complete group.
-    pub(super) fn add_ready(&mut self, group: Group) {
+    pub(crate) fn add_ready(&mut self, group: Group) {
         self.ready.insert(group.ticket, group);
     }
 
     /// True if the group is complete.
-    pub(super) fn is_ready(&self, ticket: Ticket) -> bool {
+    pub(crate) fn is_ready(&self, ticket: Ticket) -> bool {
         self.ready.contains_key(&ticket)
     }
 
     /// Removes a complete group.
-    pub(super) fn take_ready(&mut self, ticket: Ticket) -> Option<Group> {
+    pub(crate) fn take_ready(&mut self, ticket: Ticket) -> Option<Group> {
         self.ready.remove(&ticket)
     }
 
     /// Keeps only the complete and recovered groups for which `keep` returns true.
-    pub(super) fn retain(&mut self, keep: impl Fn(&Ticket) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Ticket) -> bool) {
         self.ready.retain(|ticket, _| keep(ticket));
         self.recovered.retain(|ticket, _| keep(ticket));
     }
 
     /// Removes a group that failed.
-    pub(super) fn remove_failed(&mut self, ticket: Ticket) {
+    pub(crate) fn remove_failed(&mut self, ticket: Ticket) {
         self.in_flight.remove(&ticket);
     }
 
     /// Removes a group and cancels its task.
-    pub(super) fn cancel(&mut self, ticket: Ticket) {
+    pub(crate) fn cancel(&mut self, ticket: Ticket) {
         self.ready.remove(&ticket);
         self.recovered.remove(&ticket);
         if let Some(RunningGroup { task: Some((_, handle)), .. }) = self.in_flight.remove(&ticket) {
@@ -334,7 +334,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
 
     /// Returns the groups among `alive` as the records that a journal segment starts with. `version` stands for the
     /// version of a group without policy tokens.
-    pub(super) fn records(
+    pub(crate) fn records(
         &self,
         alive: &BTreeSet<Ticket>,
         policy: PolicyId,
@@ -359,7 +359,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
 }
 
 /// The record of a complete group.
-pub(super) fn ready_record(group: &Group, policy: PolicyId, version: PolicyVersion) -> Record {
+pub(crate) fn ready_record(group: &Group, policy: PolicyId, version: PolicyVersion) -> Record {
     Record::Ready {
         policy,
         ticket: group.ticket,

@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinHandle};
 const SHOWN_COMPLETIONS: usize = 24;
 
 /// Result of an evaluation's task.
-pub(super) type EvaluationResult = Result<Result<EvaluationReport, CollectError>, JoinError>;
+pub(crate) type EvaluationResult = Result<Result<EvaluationReport, CollectError>, JoinError>;
 
 #[derive(Debug)]
 struct PendingEvaluation {
@@ -26,7 +26,7 @@ struct PendingEvaluation {
 
 /// Evaluations of a stage.
 #[derive(Debug)]
-pub(crate) struct StageEvaluation<R> {
+pub struct StageEvaluation<R> {
     evaluator: Option<Arc<Evaluator<R>>>,
     pending: Option<PendingEvaluation>,
     stage: String,
@@ -35,43 +35,43 @@ pub(crate) struct StageEvaluation<R> {
 
 impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     /// Creates the evaluations of the stage called `stage`. `best` is the best version so far.
-    pub(crate) fn new(evaluator: Option<Arc<Evaluator<R>>>, stage: &str, best: Option<Best>) -> Self {
+    pub fn new(evaluator: Option<Arc<Evaluator<R>>>, stage: &str, best: Option<Best>) -> Self {
         Self { evaluator, pending: None, stage: stage.to_owned(), best }
     }
 
     /// The evaluator, unless the stage is not evaluated.
-    pub(super) fn evaluator(&self) -> Option<&Evaluator<R>> {
+    pub(crate) fn evaluator(&self) -> Option<&Evaluator<R>> {
         self.evaluator.as_deref()
     }
 
     /// The best version so far.
-    pub(crate) fn best(&self) -> Option<&Best> {
+    pub fn best(&self) -> Option<&Best> {
         self.best.as_ref()
     }
 
     /// True if `version` is the best so far.
-    pub(super) fn is_best(&self, version: PolicyVersion) -> bool {
+    pub(crate) fn is_best(&self, version: PolicyVersion) -> bool {
         let is_version = |best: &Best| best.stage == self.stage && best.step == version.0;
         version.0 > 0 && self.best.as_ref().is_some_and(is_version)
     }
 
     /// True if an evaluation was requested and is not complete.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
     /// True if requests of an evaluation are in flight: the engine must keep its weights.
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.pending.as_ref().is_some_and(|pending| pending.task.is_some())
     }
 
     /// Requests an evaluation of `version`; [`start`](Self::start) runs it.
-    pub(super) fn request(&mut self, version: PolicyVersion) {
+    pub(crate) fn request(&mut self, version: PolicyVersion) {
         self.pending = Some(PendingEvaluation { version, started: Instant::now(), task: None });
     }
 
     /// Starts the requested evaluation if `has` says that the engine has its version.
-    pub(super) fn start(&mut self, has: impl Fn(PolicyVersion) -> bool) {
+    pub(crate) fn start(&mut self, has: impl Fn(PolicyVersion) -> bool) {
         let (Some(evaluator), Some(pending)) = (&self.evaluator, &mut self.pending) else { return };
         if pending.task.is_none() && has(pending.version) {
             evaluator.counters().reset();
@@ -82,7 +82,7 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     }
 
     /// Resolves to the result of the evaluation; pending until it has started. Cancel-safe.
-    pub(super) async fn done(&mut self) -> EvaluationResult {
+    pub(crate) async fn done(&mut self) -> EvaluationResult {
         match self.pending.as_mut().and_then(|pending| pending.task.as_mut()) {
             Some(task) => task.await,
             None => std::future::pending().await,
@@ -90,12 +90,12 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     }
 
     /// Ends the evaluation. Returns its version and its start.
-    pub(super) fn finish(&mut self) -> Option<(PolicyVersion, Instant)> {
+    pub(crate) fn finish(&mut self) -> Option<(PolicyVersion, Instant)> {
         self.pending.take().map(|pending| (pending.version, pending.started))
     }
 
     /// Notes the accuracy of a version. Returns true if it is the best so far.
-    pub(super) fn record(&mut self, version: PolicyVersion, accuracy: f64) -> bool {
+    pub(crate) fn record(&mut self, version: PolicyVersion, accuracy: f64) -> bool {
         let is_best = self.best.as_ref().is_none_or(|best| accuracy > best.accuracy);
         if is_best {
             self.best = Some(Best { accuracy, stage: self.stage.clone(), step: version.0 });
@@ -104,19 +104,19 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     }
 
     /// Completions scored and their total; `None` if no evaluation runs.
-    pub(super) fn progress(&self) -> Option<(u64, u64)> {
+    pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let evaluator = self.evaluator.as_ref().filter(|_| self.is_running())?;
         Some((evaluator.counters().scored(), evaluator.completions()))
     }
 
     /// The progress of the running evaluation as an event.
-    pub(super) fn progress_event(&self) -> Option<Event> {
+    pub(crate) fn progress_event(&self) -> Option<Event> {
         let (done, total) = self.progress()?;
         Some(Event::Progress { phase: Phase::Evaluate, done, total })
     }
 
     /// Completions scored since the evaluation started.
-    pub(super) fn scored(&self) -> u64 {
+    pub(crate) fn scored(&self) -> u64 {
         self.evaluator.as_ref().map_or(0, |evaluator| evaluator.counters().scored())
     }
 }

@@ -19,9 +19,9 @@ use rloom_store::disk;
 use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::assembly::PolicyWriter;
-use crate::stage::LearnerState;
-use crate::{RunError, WorkerError};
+use crate::LearnerState;
+use crate::writer::PolicyWriter;
+use crate::{StageError, WorkerError};
 
 /// Folder of a checkpoint that holds a critic with its own backbone.
 const CRITIC: &str = "trainer/critic";
@@ -30,22 +30,27 @@ const PRM: &str = "trainer/prm";
 
 /// Everything that the training thread works with.
 #[derive(Debug)]
-pub(crate) struct TrainerThread<T> {
-    pub(crate) models: Models<T>,
-    pub(crate) training: BatchTrainer,
-    pub(crate) optimizer: OptimizerSettings,
+pub struct TrainerThread<T> {
+    /// Policy, critic and process-reward model.
+    pub models: Models<T>,
+    /// How a batch is trained.
+    pub training: BatchTrainer,
+    /// Learning-rate schedule and optimiser.
+    pub optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
-    pub(crate) total_optimizer_steps: u64,
+    pub total_optimizer_steps: u64,
     /// The policy that is trained.
-    pub(crate) policy: PolicyId,
+    pub policy: PolicyId,
     /// Form in which weights are published.
-    pub(crate) form: Form,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub form: Form,
+    /// Written to every checkpoint.
+    pub tokenizer: Arc<Tokenizer>,
     /// Writes published weights of older versions.
-    pub(crate) writer: Arc<dyn PolicyWriter>,
-    pub(crate) checkpoints: Checkpoints,
+    pub writer: Arc<dyn PolicyWriter>,
+    /// Where checkpoints are written.
+    pub checkpoints: Checkpoints,
     /// Lock of the run directory, held until the thread has ended: it may be writing a checkpoint.
-    pub(crate) _lock: Arc<File>,
+    pub lock: Arc<File>,
 }
 
 #[derive(Debug)]
@@ -93,7 +98,7 @@ pub(crate) enum TrainerResult {
     /// A batch.
     Trained(Box<TrainedBatch>),
     /// A checkpoint: its folder and its size in bytes.
-    Saved { version: u64, result: Result<(PathBuf, u64), RunError> },
+    Saved { version: u64, result: Result<(PathBuf, u64), StageError> },
 }
 
 /// A batch that was trained on, or could not be.
@@ -114,7 +119,7 @@ pub(crate) struct BatchResult {
 
 /// Handle of the training thread.
 #[derive(Debug)]
-pub(crate) struct TrainerHandle<T> {
+pub struct TrainerHandle<T> {
     jobs: mpsc::Sender<Job>,
     events: UnboundedReceiver<TrainerEvent>,
     thread: JoinHandle<Result<TrainerThread<T>, String>>,
@@ -143,7 +148,7 @@ impl Drop for AbandonOnDrop {
 
 impl<T: TrainEngine + 'static> TrainerHandle<T> {
     /// Starts the thread.
-    pub(crate) fn start(trainer: TrainerThread<T>) -> Result<Self, RunError> {
+    pub fn start(trainer: TrainerThread<T>) -> Result<Self, StageError> {
         let (jobs, queue) = mpsc::channel();
         let (sender, events) = unbounded_channel();
         let progress = Arc::new(Progress::default());
@@ -156,7 +161,7 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
                 let result = catch_unwind(AssertUnwindSafe(|| trainer.run(&queue, &sender, &shared)));
                 result.map(|()| trainer).map_err(|panic| panic_message(panic.as_ref()).to_owned())
             })
-            .map_err(|source| RunError::Thread { name: "trainer", source })?;
+            .map_err(|source| StageError::Thread { name: "trainer", source })?;
         let abandon = AbandonOnDrop(Arc::clone(&progress));
         Ok(Self { jobs, events, thread, progress, abandon })
     }
@@ -190,7 +195,7 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
     }
 
     /// Ends the thread and returns what it worked with.
-    pub(crate) fn end(self) -> Result<TrainerThread<T>, WorkerError> {
+    pub fn end(self) -> Result<TrainerThread<T>, WorkerError> {
         let Self { jobs, thread, abandon, .. } = self;
         drop(jobs);
         let panicked = |message: String| WorkerError::TrainerPanicked { message };
@@ -223,7 +228,7 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     /// Publishes the policy in the form that the rollout engine takes.
-    pub(crate) fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+    pub fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
         let published = self.models.policy.publish(version, self.form)?;
         Ok(PublishedPolicy { policy: self.policy, ..published })
     }
@@ -245,7 +250,7 @@ impl<T: TrainEngine> TrainerThread<T> {
         TrainedBatch { batch: version.0, groups, result }
     }
 
-    fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), RunError> {
+    fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), StageError> {
         let SaveJob { name, mut state, older } = job;
         state.pinned_versions = older.iter().map(|weights| weights.version).collect();
         let Self { checkpoints, models, tokenizer, writer, .. } = self;
@@ -263,7 +268,7 @@ impl<T: TrainEngine> TrainerThread<T> {
 }
 
 /// Writes all models to the folder of a checkpoint.
-fn save_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), RunError> {
+fn save_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), StageError> {
     models.policy.save(folder)?;
     for (name, engine) in [(CRITIC, &mut models.critic), (PRM, &mut models.prm)] {
         if let Some(engine) = engine {
@@ -276,7 +281,7 @@ fn save_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<
 }
 
 /// Restores all models from the folder of a checkpoint.
-pub(crate) fn restore_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), RunError> {
+pub fn restore_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<(), StageError> {
     models.policy.restore(folder)?;
     for (name, engine) in [(CRITIC, &mut models.critic), (PRM, &mut models.prm)] {
         if let Some(engine) = engine {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use rloom_collect::Evaluator;
 use rloom_engine::{RolloutEngine, TrainEngine};
 
-use super::Stage;
-use crate::RunError;
+use crate::Stage;
+use crate::StageError;
 use crate::trainer::TrainerHandle;
 
 /// Number of waits that the report names, the longest first.
@@ -14,7 +14,7 @@ const SHOWN_WAITS: usize = 4;
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Ends the run if nothing has happened for too long; `describe` says who waits for what.
-    pub(super) fn check_stall(&mut self, describe: fn(&Self) -> String) -> Result<(), RunError> {
+    pub(crate) fn check_stall(&mut self, describe: fn(&Self) -> String) -> Result<(), StageError> {
         let progress = self.work_counter();
         if self.stall.is_stalled(progress) {
             return Err(self.stalled(&describe(self)));
@@ -30,7 +30,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Says what the driver or the trainer waits for.
-    pub(super) fn describe_wait(&self) -> String {
+    pub(crate) fn describe_wait(&self) -> String {
         let counts = self.scheduler.counts();
         if counts.in_batch > 0 {
             let (done, total) = self.trainer.as_ref().map_or((0, 0), TrainerHandle::progress);
@@ -53,7 +53,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// The error of a stalled stage: `waits`, the oldest group, the longest waits, and the state of every worker.
-    pub(super) fn stalled(&self, waits: &str) -> RunError {
+    pub(crate) fn stalled(&self, waits: &str) -> StageError {
         let mut report = waits.to_owned();
         if let Some((ticket, group)) = self.groups.in_flight().iter().next() {
             let _ = write!(report, "\n  oldest group: {}", ticket.0);
@@ -77,7 +77,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         for worker in self.weights.engine().map(|engine| engine.workers()).unwrap_or_default() {
             let _ = write!(report, "\n  {worker}");
         }
-        RunError::Stalled {
+        StageError::Stalled {
             stage: self.stage_name(),
             step: self.step(),
             report,

@@ -11,6 +11,7 @@ mod batches;
 mod checkpoints;
 mod clock;
 mod commands;
+mod error;
 mod evaluation;
 mod events;
 mod groups;
@@ -20,9 +21,13 @@ mod reporter;
 mod stall;
 mod stall_report;
 mod step_report;
+mod stop;
+mod trainer;
 mod weights;
+mod writer;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,15 +43,16 @@ use rloom_store::journal::Record;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::trainer::TrainerHandle;
-use crate::{RunError, StopFlag, WorkerError};
-
-pub(crate) use checkpoints::{CheckpointRetention, StageCheckpoints};
-pub(crate) use evaluation::StageEvaluation;
-pub(crate) use groups::{GroupSource, StageGroups};
-pub(crate) use journal::StageJournal;
-pub(crate) use recovery::restore_groups;
-pub(crate) use weights::WeightPublisher;
+pub use checkpoints::{CheckpointRetention, StageCheckpoints};
+pub use error::{Contradiction, StageError, WorkerError};
+pub use evaluation::StageEvaluation;
+pub use groups::{GroupSource, StageGroups};
+pub use journal::StageJournal;
+pub use recovery::restore_groups;
+pub use stop::StopFlag;
+pub use trainer::{TrainerHandle, TrainerThread, restore_models};
+pub use weights::WeightPublisher;
+pub use writer::PolicyWriter;
 
 use clock::StepClock;
 use reporter::Reporter;
@@ -57,40 +63,45 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Fixed properties of a stage.
 #[derive(Debug)]
-pub(crate) struct StageContext {
+pub struct StageContext {
     /// Index in the recipe.
-    pub(crate) index: u32,
-    pub(crate) outline: StageOutline,
+    pub index: u32,
+    /// The stage as events announce it.
+    pub outline: StageOutline,
     /// Steps of the stages before.
-    pub(crate) base: u64,
+    pub base: u64,
     /// The policy that is trained.
-    pub(crate) policy: PolicyId,
-    pub(crate) groups_per_batch: u64,
-    pub(crate) seed: u64,
+    pub policy: PolicyId,
+    /// Groups of a batch.
+    pub groups_per_batch: u64,
+    /// Seed of the run.
+    pub seed: u64,
     /// How batches are trained; the filters and outcomes of groups follow from it.
-    pub(crate) training: BatchTrainer,
-    pub(crate) schedule: ScheduleSettings,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub training: BatchTrainer,
+    /// Staleness, oversampling and the policy for weight updates.
+    pub schedule: ScheduleSettings,
+    /// Tokenizer of the policy.
+    pub tokenizer: Arc<Tokenizer>,
     /// Numeric path of the trainer.
-    pub(crate) numeric_path: String,
+    pub numeric_path: String,
     /// Completions of each step in the event stream.
-    pub(crate) shown_samples: usize,
+    pub shown_samples: usize,
     /// Longest time without progress.
-    pub(crate) stall_timeout: Duration,
+    pub stall_timeout: Duration,
 }
 
 /// State of the learner between batches.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LearnerState {
+pub struct LearnerState {
     /// Optimiser steps of the stage.
-    pub(crate) optimizer_steps: u64,
+    pub optimizer_steps: u64,
     /// State of the algorithm.
-    pub(crate) algorithm: AlgorithmState,
+    pub algorithm: AlgorithmState,
 }
 
 /// Reason why a stage ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StageEnd {
+pub enum StageEnd {
     /// All its batches are trained.
     Done,
     /// It was asked to stop, and has saved.
@@ -117,23 +128,36 @@ impl From<SchedulerEvent> for JournaledEvent {
 }
 
 /// Parts of a stage that the caller builds.
-pub(crate) struct StageParts<'r, R, T> {
-    pub(crate) context: StageContext,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) directory: &'r RunDirectory,
-    pub(crate) journal: StageJournal,
-    pub(crate) groups: StageGroups<R>,
-    pub(crate) weights: WeightPublisher<R>,
-    pub(crate) evaluation: StageEvaluation<R>,
-    pub(crate) checkpoints: StageCheckpoints,
-    pub(crate) trainer: TrainerHandle<T>,
-    pub(crate) learner: LearnerState,
-    pub(crate) counters: GroupCounters,
-    pub(crate) stop: &'r StopFlag,
+#[derive(Debug)]
+pub struct StageParts<'r, R, T> {
+    /// Its fixed properties.
+    pub context: StageContext,
+    /// Decides when groups start and batches train.
+    pub scheduler: Scheduler,
+    /// Directory of the run.
+    pub directory: &'r RunDirectory,
+    /// Records of this attempt and of earlier ones.
+    pub journal: StageJournal,
+    /// Source of groups, and those in flight.
+    pub groups: StageGroups<R>,
+    /// Publishes weights to the rollout engine.
+    pub weights: WeightPublisher<R>,
+    /// Held-out evaluation.
+    pub evaluation: StageEvaluation<R>,
+    /// Checkpoints written and to be written.
+    pub checkpoints: StageCheckpoints,
+    /// The training thread.
+    pub trainer: TrainerHandle<T>,
+    /// State of the learner to start from.
+    pub learner: LearnerState,
+    /// Counters to start from.
+    pub counters: GroupCounters,
+    /// Requests to stop.
+    pub stop: &'r StopFlag,
 }
 
 /// A running stage.
-pub(crate) struct Stage<'r, 's, R, T> {
+pub struct Stage<'r, 's, R, T> {
     context: StageContext,
     scheduler: Scheduler,
     directory: &'r RunDirectory,
@@ -155,18 +179,28 @@ pub(crate) struct Stage<'r, 's, R, T> {
     pending: VecDeque<JournaledEvent>,
 }
 
+impl<R, T> fmt::Debug for Stage<'_, '_, R, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stage").field("name", &self.context.outline.name).finish_non_exhaustive()
+    }
+}
+
 /// A stage that has ended.
-pub(crate) struct EndedStage<T> {
-    pub(crate) end: StageEnd,
-    pub(crate) best: Option<Best>,
+#[derive(Debug)]
+pub struct EndedStage<T> {
+    /// Reason for the end.
+    pub end: StageEnd,
+    /// The best version by held-out accuracy.
+    pub best: Option<Best>,
     /// Folder of the newest checkpoint.
-    pub(crate) newest: Option<PathBuf>,
-    pub(crate) trainer: Option<TrainerHandle<T>>,
+    pub newest: Option<PathBuf>,
+    /// The training thread; `None` if it has died.
+    pub trainer: Option<TrainerHandle<T>>,
 }
 
 impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's, R, T> {
     /// Creates a stage that reports to `events`.
-    pub(crate) fn new(parts: StageParts<'r, R, T>, events: &'r mut rloom_telemetry::EventStream<'s>) -> Self {
+    pub fn new(parts: StageParts<'r, R, T>, events: &'r mut rloom_telemetry::EventStream<'s>) -> Self {
         let StageParts {
             context,
             scheduler,
@@ -204,7 +238,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// Runs the stage to its end, or to where it is asked to stop.
-    pub(crate) async fn run(mut self) -> Result<EndedStage<T>, RunError> {
+    pub async fn run(mut self) -> Result<EndedStage<T>, StageError> {
         let end = self.drive().await?;
         Ok(EndedStage {
             end,
@@ -214,7 +248,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
         })
     }
 
-    async fn drive(&mut self) -> Result<StageEnd, RunError> {
+    async fn drive(&mut self) -> Result<StageEnd, StageError> {
         self.publish_initial().await?;
         self.clock.restart(self.engine_statistics());
         self.stall.alive();
@@ -239,7 +273,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// Returns the next event: pending, replayed or live.
-    async fn next(&mut self) -> Result<JournaledEvent, RunError> {
+    async fn next(&mut self) -> Result<JournaledEvent, StageError> {
         if let Some(event) = self.pending.pop_front() {
             return Ok(event);
         }
@@ -250,7 +284,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// Waits for an event. Checks for a stop at every wake-up: many small events may precede a large one.
-    async fn wait_for_event(&mut self) -> Result<JournaledEvent, RunError> {
+    async fn wait_for_event(&mut self) -> Result<JournaledEvent, StageError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
                 return Ok(event);
@@ -263,7 +297,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// Journals a record. A stage without rollouts is repeatable without a journal.
-    fn record(&mut self, record: &Record) -> Result<(), RunError> {
+    fn record(&mut self, record: &Record) -> Result<(), StageError> {
         if self.groups.source().samples() {
             self.journal.append(record)?;
         }
@@ -271,9 +305,9 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// Fails if the run was asked to stop at once.
-    fn check_stop_now(&self) -> Result<(), RunError> {
+    fn check_stop_now(&self) -> Result<(), StageError> {
         if self.stop.now() {
-            return Err(RunError::StoppedNow { path: self.directory.path().to_owned() });
+            return Err(StageError::StoppedNow { path: self.directory.path().to_owned() });
         }
         Ok(())
     }
@@ -301,8 +335,8 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     }
 
     /// The error for a worker that failed.
-    fn worker_failed(&self, cause: impl Into<WorkerError>) -> RunError {
-        RunError::Worker {
+    fn worker_failed(&self, cause: impl Into<WorkerError>) -> StageError {
+        StageError::Worker {
             stage: self.stage_name(),
             step: self.step(),
             cause: cause.into(),

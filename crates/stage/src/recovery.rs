@@ -8,12 +8,12 @@ use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_sched::{GroupStatus, InFlightWork, OpenGroup, SchedulerEvent, SchedulerState};
 use rloom_store::journal::Record;
 
-use super::groups::{GroupPart, StageGroups};
-use super::{JournaledEvent, Stage};
-use crate::{Contradiction, RunError};
+use crate::groups::{GroupPart, StageGroups};
+use crate::{Contradiction, StageError};
+use crate::{JournaledEvent, Stage};
 
 /// Restores the groups that a journal segment starts with, and repairs a state whose groups are missing.
-pub(crate) fn restore_groups<R: RolloutEngine + 'static>(
+pub fn restore_groups<R: RolloutEngine + 'static>(
     groups: &mut StageGroups<R>,
     snapshot: Vec<Record>,
     state: &mut SchedulerState,
@@ -72,7 +72,7 @@ pub(crate) fn restore_groups<R: RolloutEngine + 'static>(
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Returns the next recorded event; `None` once all are replayed.
-    pub(super) async fn replay_next(&mut self) -> Result<Option<JournaledEvent>, RunError> {
+    pub(crate) async fn replay_next(&mut self) -> Result<Option<JournaledEvent>, StageError> {
         while let Some(record) = self.journal.next_record() {
             if let Some(event) = self.replay(record).await? {
                 return Ok(Some(event));
@@ -85,7 +85,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Replays a record.
-    async fn replay(&mut self, record: Record) -> Result<Option<JournaledEvent>, RunError> {
+    async fn replay(&mut self, record: Record) -> Result<Option<JournaledEvent>, StageError> {
         match record {
             Record::Episode { ticket, sample, episode } => {
                 self.groups.add(ticket, sample, GroupPart::Episode(episode));
@@ -129,7 +129,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             }
             // A cut is compared when its batch is cut again.
             Record::Cut { batch, tickets } => {
-                return Err(RunError::CutMismatch {
+                return Err(StageError::CutMismatch {
                     stage: self.stage_name(),
                     batch,
                     recorded: tickets.iter().map(|t| t.0).collect(),
@@ -150,7 +150,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Waits for work that is recorded as done; it was requested if the journal belongs to this run.
-    async fn work_done(&mut self, requested: bool, done: SchedulerEvent) -> Result<JournaledEvent, RunError> {
+    async fn work_done(
+        &mut self,
+        requested: bool,
+        done: SchedulerEvent,
+    ) -> Result<JournaledEvent, StageError> {
         if requested {
             let event = self.wait_for_event().await?;
             if event.event == done {
@@ -160,12 +164,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Err(self.contradiction(Contradiction::NotRequested { event: done }))
     }
 
-    fn contradiction(&self, what: Contradiction) -> RunError {
-        RunError::JournalContradicts { stage: self.stage_name(), what }
+    fn contradiction(&self, what: Contradiction) -> StageError {
+        StageError::JournalContradicts { stage: self.stage_name(), what }
     }
 
     /// Returns the cut recorded at this point; `None` at the end of the records.
-    pub(super) fn recorded_cut(&mut self) -> Option<Vec<Ticket>> {
+    pub(crate) fn recorded_cut(&mut self) -> Option<Vec<Ticket>> {
         // A stopping run cuts no batch but keeps parts of groups in flight. A resumed one cuts first.
         while let Some(record) = self.journal.next_record() {
             let (ticket, sample, part) = match record {
@@ -186,10 +190,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Checks that retraining a batch gave the recorded weights.
-    pub(super) fn check_replayed(&mut self, batch: u64, digest: u64) -> Result<(), RunError> {
+    pub(crate) fn check_replayed(&mut self, batch: u64, digest: u64) -> Result<(), StageError> {
         let Some(recorded) = self.journal.unexpected(batch, digest) else { return Ok(()) };
         if self.journal.same_numeric_path() {
-            return Err(RunError::ReplayDiffers { stage: self.stage_name(), batch, recorded, now: digest });
+            return Err(StageError::ReplayDiffers { stage: self.stage_name(), batch, recorded, now: digest });
         }
         self.reporter.warn(format!(
             "batch {batch}: retraining gave other weights than recorded; the numeric path of this machine differs"
@@ -198,7 +202,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Ends the replay: groups in flight start now.
-    async fn go_live(&mut self) -> Result<(), RunError> {
+    async fn go_live(&mut self) -> Result<(), StageError> {
         if self.journal.go_live() {
             // That attempt died before it reached its end; this one continues.
             let record = Record::StopWithdrawn;
@@ -218,10 +222,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Checks that the weights of all groups in flight are available.
-    fn check_pinned(&self) -> Result<(), RunError> {
+    fn check_pinned(&self) -> Result<(), StageError> {
         match self.weights.first_without_weights(self.groups.in_flight().keys().copied()) {
             None => Ok(()),
-            Some(ticket) => Err(RunError::PinnedWeightsMissing {
+            Some(ticket) => Err(StageError::PinnedWeightsMissing {
                 stage: self.stage_name(),
                 ticket: ticket.0,
                 version: self.weights.pinned_version(ticket).0,

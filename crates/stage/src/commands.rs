@@ -7,14 +7,14 @@ use rloom_engine::{Abort, RolloutEngine, TrainEngine};
 use rloom_sched::{End, SchedulerCommand, SchedulerEvent};
 use rloom_store::journal::Record;
 
-use super::groups::{GroupChange, GroupSource};
-use super::{JournaledEvent, Stage, StageEnd, TICK};
-use crate::RunError;
+use crate::StageError;
+use crate::groups::{GroupChange, GroupSource};
+use crate::{JournaledEvent, Stage, StageEnd, TICK};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Records an event, passes it to the scheduler and carries out its commands. Returns the end of the stage once it
     /// is reached.
-    pub(super) async fn handle(&mut self, event: JournaledEvent) -> Result<Option<StageEnd>, RunError> {
+    pub(crate) async fn handle(&mut self, event: JournaledEvent) -> Result<Option<StageEnd>, StageError> {
         let JournaledEvent { event, record } = event;
         if let Some(record) = record {
             self.record(&record)?;
@@ -47,7 +47,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(None)
     }
 
-    async fn execute(&mut self, command: SchedulerCommand) -> Result<Option<StageEnd>, RunError> {
+    async fn execute(&mut self, command: SchedulerCommand) -> Result<Option<StageEnd>, StageError> {
         match command {
             SchedulerCommand::Drop(..) | SchedulerCommand::Defer(_) => {}
             SchedulerCommand::StartGroup(ticket) => self.start_group(ticket).await?,
@@ -70,7 +70,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Starts a group from the parts that exist.
-    async fn start_group(&mut self, ticket: Ticket) -> Result<(), RunError> {
+    async fn start_group(&mut self, ticket: Ticket) -> Result<(), StageError> {
         if let GroupSource::Demonstrations(source) = self.groups.source() {
             let version = self.scheduler.version();
             let group = source.group(ticket).await.map_err(|failure| self.group_error(ticket, failure))?;
@@ -86,11 +86,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Launches the started groups that wait for the end of a replay or for their weights.
-    pub(super) fn launch_waiting(&mut self) -> Result<(), RunError> {
+    pub(crate) fn launch_waiting(&mut self) -> Result<(), StageError> {
         self.groups.waiting().into_iter().try_for_each(|ticket| self.launch(ticket))
     }
 
-    fn launch(&mut self, ticket: Ticket) -> Result<(), RunError> {
+    fn launch(&mut self, ticket: Ticket) -> Result<(), StageError> {
         if !self.weights.may_launch(ticket) {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Requests an evaluation; it starts as soon as the engine has the version.
-    async fn evaluate(&mut self, version: PolicyVersion) -> Result<(), RunError> {
+    async fn evaluate(&mut self, version: PolicyVersion) -> Result<(), StageError> {
         if self.evaluation.evaluator().is_none() {
             self.pending.push_back(SchedulerEvent::Evaluated.into());
             return Ok(());
@@ -125,13 +125,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Starts a requested evaluation if the engine has its version.
-    pub(super) fn start_evaluation(&mut self) {
+    pub(crate) fn start_evaluation(&mut self) {
         let weights = &self.weights;
         self.evaluation.start(|version| weights.has(version));
     }
 
     /// Saves the current version, unless it is saved or being saved.
-    fn checkpoint(&mut self, version: PolicyVersion) -> Result<(), RunError> {
+    fn checkpoint(&mut self, version: PolicyVersion) -> Result<(), StageError> {
         self.checkpoints.request();
         if self.checkpoints.is_saving_version(version) {
             return Ok(());
@@ -147,7 +147,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Tells the scheduler that the version is saved, if it waits for that.
-    pub(super) fn checkpointed(&mut self, version: PolicyVersion) {
+    pub(crate) fn checkpointed(&mut self, version: PolicyVersion) {
         if self.checkpoints.take_request() {
             let record = Record::Checkpointed { policy: self.context.policy, version };
             self.pending.push_back(JournaledEvent::recorded(SchedulerEvent::Checkpointed, record));
@@ -155,7 +155,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Cancels the groups in flight, keeping their parts for a resumed run.
-    async fn drain_on_stop(&mut self) -> Result<(), RunError> {
+    async fn drain_on_stop(&mut self) -> Result<(), StageError> {
         let Some(runner) = self.groups.source().rollouts() else { return Ok(()) };
         runner.episodes().stop();
         if let Some(engine) = self.weights.engine() {

@@ -1,0 +1,283 @@
+//! Errors of a stage.
+
+use std::path::PathBuf;
+
+use rloom_collect::CollectError;
+use rloom_engine::{Form, RolloutError, TrainError};
+use rloom_sched::SchedulerEvent;
+use rloom_store::StoreError;
+use tokio::task::JoinError;
+
+/// Cause of a failed worker: rollout engine, trainer or evaluation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// The rollout engine failed.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// The trainer failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// The evaluation failed.
+    #[error("the evaluation failed: {0}")]
+    Evaluation(Box<CollectError>),
+    /// The task of the evaluation panicked.
+    #[error("the evaluation panicked: {message}")]
+    EvaluationPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The task that loads weights panicked.
+    #[error("loading weights panicked: {message}")]
+    LoadPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The training thread panicked.
+    #[error("the training thread panicked: {message}")]
+    TrainerPanicked {
+        /// Message of the panic.
+        message: String,
+    },
+    /// The training thread ended before its work was done.
+    #[error("the training thread ended before its work was done")]
+    TrainerEnded,
+}
+
+impl WorkerError {
+    pub(crate) fn evaluation_task(error: &JoinError) -> Self {
+        Self::EvaluationPanicked { message: error.to_string() }
+    }
+
+    pub(crate) fn load_task(error: &JoinError) -> Self {
+        Self::LoadPanicked { message: error.to_string() }
+    }
+}
+
+/// A journal record that does not fit the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Contradiction {
+    /// A record of a group that was not started.
+    #[error("contains group {ticket}, which was not started")]
+    GroupNotStarted {
+        /// The group's ticket.
+        ticket: u64,
+    },
+    /// A record of work that the scheduler did not request.
+    #[error("contains {event:?}, which was not requested")]
+    NotRequested {
+        /// The recorded event.
+        event: SchedulerEvent,
+    },
+}
+
+/// Reason why a stage failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// Run directory, journal or checkpoint.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The tokenizer could not be opened, built or written.
+    #[error(transparent)]
+    Text(#[from] rloom_text::TextError),
+    /// The rollout engine could not be built, or failed outside of its work.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    /// The train engine could not be built, or failed outside of its work.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// An evaluation outside of a run failed.
+    #[error(transparent)]
+    Collect(#[from] CollectError),
+    /// From the scheduler.
+    #[error(transparent)]
+    Sched(#[from] rloom_sched::SchedError),
+    /// A thread could not be started.
+    #[error("could not start the {name} thread: {source}")]
+    Thread {
+        /// Name of the thread.
+        name: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Weights that another engine has published.
+    #[error("these {} weights belong to another engine", form.name())]
+    ForeignWeights {
+        /// Their form.
+        form: Form,
+    },
+    /// A worker failed.
+    #[error("stage `{stage}`, step {step}: {cause}\nlast valid checkpoint: {checkpoint}")]
+    Worker {
+        /// The stage.
+        stage: String,
+        /// The step.
+        step: u64,
+        /// The cause.
+        cause: WorkerError,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// A completed group that is not in flight.
+    #[error("stage `{stage}`: group {ticket} is complete but was not started")]
+    UnknownGroup {
+        /// The stage.
+        stage: String,
+        /// The group's ticket.
+        ticket: u64,
+    },
+    /// A batch was cut whose groups are missing.
+    #[error("stage `{stage}`: batch {batch} was cut, but {missing} of its groups are missing")]
+    IncompleteBatch {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// Number of missing groups.
+        missing: usize,
+    },
+    /// The journal does not fit the run.
+    #[error(
+        "stage `{stage}`: the journal {what}\nhint: the configuration or the binary has changed since; start a new run"
+    )]
+    JournalContradicts {
+        /// The stage.
+        stage: String,
+        /// The contradiction.
+        what: Contradiction,
+    },
+    /// The recorded history cannot be repeated.
+    #[error(
+        "stage `{stage}`, batch {batch}: the journal has a batch of groups {recorded:?}, this run would cut {now:?}\nhint: the configuration or the binary has changed since; start a new run"
+    )]
+    CutMismatch {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// Tickets in the journal.
+        recorded: Vec<u64>,
+        /// Tickets now.
+        now: Vec<u64>,
+    },
+    /// The loss or its gradient is not finite.
+    #[error(
+        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid checkpoint: {checkpoint}\nhint: lower the learning rate or `max_grad_norm`, then `--resume`"
+    )]
+    NotFinite {
+        /// The stage.
+        stage: String,
+        /// The step.
+        step: u64,
+        /// Loss, score or gradient.
+        what: String,
+        /// Samples that were being trained on.
+        samples: String,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// Retraining did not give the recorded weights.
+    #[error(
+        "stage `{stage}`, batch {batch}: retraining on the recorded groups gave other weights (digest {now:08x}, recorded {recorded:08x})\nhint: the configuration or the binary has changed since; start a new run"
+    )]
+    ReplayDiffers {
+        /// The stage.
+        stage: String,
+        /// The batch.
+        batch: u64,
+        /// Recorded digest of the weights.
+        recorded: u64,
+        /// Digest of the weights now.
+        now: u64,
+    },
+    /// The weights that a group is pinned to are not available.
+    #[error(
+        "stage `{stage}`: group {ticket} is pinned to policy version {version}, whose weights are not available: the \
+         journal that contained the group is gone, and the checkpoint did not need them\nresumed from: {checkpoint}\nhint: \
+         restore the files of the run's `journal` folder, or start a new run"
+    )]
+    PinnedWeightsMissing {
+        /// The stage.
+        stage: String,
+        /// The group's ticket.
+        ticket: u64,
+        /// The version.
+        version: u64,
+        /// The checkpoint that the run resumes from.
+        checkpoint: String,
+    },
+    /// Nothing happened within the configured time.
+    #[error(
+        "stage `{stage}`, step {step}: no progress for {seconds} s\n  {report}\nlast valid checkpoint: {checkpoint}\nhint: raise `run.stall_seconds` if the work is really that slow; `--resume` continues from what is saved"
+    )]
+    Stalled {
+        /// The stage.
+        stage: String,
+        /// The current step.
+        step: u64,
+        /// Who waits for what, and the state of every worker.
+        report: String,
+        /// Time without progress in seconds.
+        seconds: u64,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// More groups failed than may be replaced.
+    #[error(
+        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast valid checkpoint: {checkpoint}\nhint: `schedule.max_failures` is the limit"
+    )]
+    TooManyFailures {
+        /// The stage.
+        stage: String,
+        /// The step that the groups were for.
+        step: u64,
+        /// Number of failed groups.
+        failures: u64,
+        /// Why the last one failed.
+        last: String,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// A group could not be generated or scored.
+    #[error(
+        "stage `{stage}`, step {step}, group {ticket} (task {task}): {reason}\nlast valid checkpoint: {checkpoint}"
+    )]
+    Group {
+        /// The stage.
+        stage: String,
+        /// The step that the group was for.
+        step: u64,
+        /// The group's ticket.
+        ticket: u64,
+        /// Index of its task.
+        task: u64,
+        /// The cause.
+        reason: String,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// Filtering left too few groups for a batch.
+    #[error(
+        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on (replaced: {})\nlast valid checkpoint: {checkpoint}\nhint: easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's `[stage.algorithm]`", filtered.join(", ")
+    )]
+    NothingLeft {
+        /// The stage.
+        stage: String,
+        /// The step that the groups were for.
+        step: u64,
+        /// Number of replaced groups by reason.
+        filtered: Vec<String>,
+        /// Batches' worth of groups that may be drawn.
+        draws: u32,
+        /// The checkpoint to resume from.
+        checkpoint: String,
+    },
+    /// The second Ctrl-C: stopped at once.
+    #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` continues from there", path.display())]
+    StoppedNow {
+        /// The run directory.
+        path: PathBuf,
+    },
+}
