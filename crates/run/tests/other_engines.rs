@@ -8,7 +8,9 @@ mod recipe;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
+use engines::extras::{WithPictures, picture};
 use engines::factory::{ByteTraining, FolderSampling, Parts};
 use engines::folder_sampler::{FolderSampler, NOISE, noise};
 use rloom_config::Config;
@@ -19,7 +21,8 @@ use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
 use rloom_run::lineage::SampleName;
 use rloom_run::{
-    NotRepeatable, Policy, RunError, RunInputs, StageError, StopFlag, Summary, context, replay_on, train_on,
+    EpisodeHook, NotRepeatable, Policy, RunError, RunInputs, StageError, StopFlag, Summary, context,
+    replay_on, train_on,
 };
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use tempfile::TempDir;
@@ -207,8 +210,36 @@ fn two_policies_share_an_engine() {
     }
 }
 
-/// Attachments go from the environment to the sampler and to the batch, and k candidate ids are scored per position, also
-/// through bytes.
+/// Attachments of the environment reach the sampler and, with their group, the trainer's far side; candidate ids are
+/// scored at every position. Neither changes the result.
+#[test]
+fn attachments_and_candidates_pass_through_a_run() {
+    for staleness in ["schedule.max_staleness=0", "schedule.max_staleness=1"] {
+        let [plain, illustrated] = [(); 2].map(|()| TempDir::new().unwrap());
+        let expected = config(plain.path(), &[staleness]);
+        sampled(&expected);
+        let config = config(illustrated.path(), &[staleness]);
+        let (parts, mut inputs) = Parts::new(&config);
+        let received = parts.received();
+        inputs.policy = PolicyId(1);
+        inputs.episode_hook =
+            Some(EpisodeHook::new(|settings| settings.environment = Arc::new(WithPictures)));
+        let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
+        train_on(&config, &engines, &inputs, &mut (), &StopFlag::default()).unwrap();
+        assert!(engines.sampler.attachments() > 0 && received.positions() > 0);
+        let trained: BTreeMap<u64, BTreeSet<Vec<u8>>> = (1..=config.stages[1].steps)
+            .flat_map(|step| logged(&config, step))
+            .map(|line| (line.trajectory.key.ticket.0, BTreeSet::from([picture(line.task)])))
+            .collect();
+        assert!(!trained.is_empty());
+        assert_eq!(received.attachments(), trained);
+        let own = |config| steps(config).into_iter().map(|(_, metrics)| metrics["loss"]).collect::<Vec<_>>();
+        assert_eq!(own(&config), own(&expected));
+        assert!(weights(&config) == weights(&expected));
+    }
+}
+
+/// An engine behind bytes scores k candidate ids per position as the embedded one does.
 #[test]
 fn candidates_are_scored_through_bytes() {
     let directory = TempDir::new().unwrap();

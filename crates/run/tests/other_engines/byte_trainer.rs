@@ -14,6 +14,8 @@ use rloom_engine::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::extras::{Received, candidates};
+
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(clippy::large_enum_variant, reason = "a value for each call")]
 enum Call {
@@ -51,25 +53,33 @@ pub(crate) struct ByteTrainer {
     answers: Receiver<Vec<u8>>,
     thread: Option<JoinHandle<()>>,
     capabilities: TrainCapabilities,
+    received: Arc<Received>,
 }
 
 impl ByteTrainer {
-    /// Puts an engine behind bytes; it publishes into folders below `publications`.
-    pub(crate) fn new<T: TrainEngine + 'static>(engine: T, publications: PathBuf) -> Self {
+    /// Puts an engine behind bytes; it publishes into folders below `publications`. Candidates are requested with every
+    /// score.
+    pub(crate) fn new<T: TrainEngine + 'static>(
+        engine: T,
+        publications: PathBuf,
+        received: Arc<Received>,
+    ) -> Self {
         let (calls, to_far_side) = channel::<Vec<u8>>();
         let (from_far_side, answers) = channel();
+        let far_received = Arc::clone(&received);
         let thread = std::thread::spawn(move || {
             let mut engine = engine;
             while let Ok(call) = to_far_side.recv() {
                 let call = serde_json::from_slice(&call).expect("a call that reads back");
-                let answer = answer(&mut engine, call, &publications);
+                let answer = answer(&mut engine, call, &publications, &far_received);
                 let bytes = serde_json::to_vec(&answer).expect("an answer that serialises");
                 if from_far_side.send(bytes).is_err() {
                     return;
                 }
             }
         });
-        let mut trainer = Self { calls: Some(calls), answers, thread: Some(thread), capabilities: unknown() };
+        let (thread, capabilities) = (Some(thread), unknown());
+        let mut trainer = Self { calls: Some(calls), answers, thread, capabilities, received };
         if let Ok(Answer::Capabilities(capabilities)) = trainer.call(&Call::Capabilities) {
             trainer.capabilities = capabilities;
         }
@@ -110,17 +120,28 @@ fn unknown() -> TrainCapabilities {
 }
 
 /// The far side: carries out a call.
-fn answer<T: TrainEngine>(engine: &mut T, call: Call, publications: &Path) -> Answer {
+fn answer<T: TrainEngine>(engine: &mut T, call: Call, publications: &Path, received: &Received) -> Answer {
     let result = match call {
-        Call::Score(which, step) => engine.score(which, &step).map(Answer::Scores),
-        Call::Accumulate(step, loss) => engine.accumulate(&step, &loss).map(Answer::Report),
+        Call::Score(which, mut step) => {
+            received.take_attachments(&mut step);
+            engine.score(which, &step).map(Answer::Scores)
+        }
+        Call::Accumulate(mut step, loss) => {
+            received.take_attachments(&mut step);
+            engine.accumulate(&step, &loss).map(Answer::Report)
+        }
         Call::Step(step) => engine.step(&step).map(Answer::Stepped),
         Call::Publish(version) => publish(engine, version, publications),
         Call::Digest => engine.digest().map(Answer::Digest),
         Call::Save(directory) => engine.save(&directory).map(Answer::Saved),
         Call::Restore(directory) => engine.restore(&directory).map(|()| Answer::Done),
         Call::Capabilities => {
-            Ok(Answer::Capabilities(TrainCapabilities { forms: vec![Form::Folder], ..engine.capabilities() }))
+            let own = engine.capabilities();
+            Ok(Answer::Capabilities(TrainCapabilities {
+                forms: vec![Form::Folder],
+                attachments: true,
+                ..own
+            }))
         }
         Call::Park => engine.park().map(|()| Answer::Done),
     };
@@ -154,7 +175,19 @@ macro_rules! expect {
 
 impl TrainEngine for ByteTrainer {
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
-        expect!(self.call(&Call::Score(which, step.to_vec()))?, Answer::Scores(scores) => scores)
+        let with_candidates = step.iter().map(|batch| {
+            let requested = batch.candidates.clone().unwrap_or_else(|| candidates(batch));
+            PackedBatch { candidates: Some(requested), ..batch.clone() }
+        });
+        let call = Call::Score(which, with_candidates.collect());
+        let scores: Result<Vec<TokenScores>, TrainError> =
+            expect!(self.call(&call)?, Answer::Scores(scores) => scores);
+        let mut scores = scores?;
+        for (scores, _) in scores.iter_mut().zip(step).filter(|(_, batch)| batch.candidates.is_none()) {
+            let candidate_logprob = std::mem::take(&mut scores.candidate_logprob);
+            self.received.check_candidates(&scores.logprob, &candidate_logprob);
+        }
+        Ok(scores)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {

@@ -14,6 +14,7 @@ use rloom_run::{Policy, RunError, RunInputs, context};
 use rloom_stage::{PolicyWriter, StageError};
 
 use super::byte_trainer::ByteTrainer;
+use super::extras::Received;
 use super::folder_sampler::FolderSampler;
 
 /// Copies published folders.
@@ -38,6 +39,7 @@ impl PolicyWriter for FolderWriter {
 pub(crate) struct Parts {
     embedded: EmbeddedEngines,
     publications: PathBuf,
+    received: Arc<Received>,
 }
 
 impl Parts {
@@ -47,7 +49,13 @@ impl Parts {
         let policy = Policy::initial(config).expect("a model");
         let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
         let publications = config.run.directory.join("publications");
-        (Self { embedded: EmbeddedEngines::new(&policy, config, ctx), publications }, inputs)
+        let embedded = EmbeddedEngines::new(&policy, config, ctx);
+        (Self { embedded, publications, received: Arc::default() }, inputs)
+    }
+
+    /// Attachments and candidates that reach the trainers' far side.
+    pub(crate) fn received(&self) -> Arc<Received> {
+        Arc::clone(&self.received)
     }
 
     fn models(
@@ -57,7 +65,8 @@ impl Parts {
         start: StageStart,
     ) -> Result<Models<ByteTrainer>, RunError> {
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
-        let behind_bytes = |engine| ByteTrainer::new(engine, self.publications.clone());
+        let behind_bytes =
+            |engine| ByteTrainer::new(engine, self.publications.clone(), Arc::clone(&self.received));
         Ok(Models {
             policy: behind_bytes(policy),
             critic: critic.map(behind_bytes),
@@ -78,7 +87,8 @@ impl Parts {
     }
 
     fn train_capabilities(&self) -> TrainCapabilities {
-        TrainCapabilities { forms: vec![Form::Folder], ..self.embedded.train_capabilities() }
+        let own = self.embedded.train_capabilities();
+        TrainCapabilities { forms: vec![Form::Folder], attachments: true, ..own }
     }
 }
 

@@ -3,5 +3,6 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod byte_trainer;
+pub(crate) mod extras;
 pub(crate) mod factory;
 pub(crate) mod folder_sampler;
