@@ -75,7 +75,7 @@ Examples:
   rloom train recipe.toml --dry-run
   rloom train --resume runs/arithmetic
 
-The first Ctrl-C finishes the current step and saves; the second stops at once.")]
+The first Ctrl-C finishes the current step and saves; the second stops at once. SIGTERM and SIGHUP act as the first.")]
 pub(crate) struct Train {
     /// Configuration files (TOML); later files override earlier ones.
     #[arg(value_name = "FILE", required_unless_present = "resume", conflicts_with = "resume")]

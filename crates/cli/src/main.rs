@@ -11,6 +11,7 @@ mod plan;
 mod progress;
 #[cfg(test)]
 mod reference;
+mod signals;
 
 use std::process::ExitCode;
 

@@ -44,6 +44,11 @@ impl Output {
         Self { colour: self.stdout_colour, ..self }
     }
 
+    /// The same, but with results, warnings and errors only.
+    pub(crate) fn quiet(self) -> Self {
+        Self { quiet: true, ..self }
+    }
+
     /// A line of data.
     #[expect(clippy::unused_self, reason = "the counterpart of `say`")]
     pub(crate) fn data(self, text: &str) -> Result<(), Failure> {

@@ -1,10 +1,12 @@
 //! Runs from the command line: trained, watched, interrupted, resumed, looked at, used.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 use support::{Place, TINY, lines};
@@ -68,9 +70,8 @@ fn json_is_the_event_stream() {
     assert_eq!(events.len(), lines(&place.path("runs/tiny/events.jsonl")).len());
 }
 
-#[test]
-fn an_interrupted_run_says_how_to_go_on_and_does() {
-    let place = Place::new();
+/// Starts a run and waits for the first step of its second stage.
+fn started(place: &Place) -> (Child, BufReader<ChildStderr>) {
     place.write("tiny.toml", &TINY.replace("steps = 4", "steps = 100000"));
     let mut child = place.command(&["train", "tiny.toml"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut reader = BufReader::new(child.stderr.take().unwrap());
@@ -79,8 +80,60 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
         line.clear();
         assert!(reader.read_line(&mut line).unwrap() > 0, "the run ended before its second stage");
     }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(killed.success());
+    (child, reader)
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn sigterm_and_sighup_save_however_often_they_arrive() {
+    for name in ["-TERM", "-HUP"] {
+        let place = Place::new();
+        let (mut child, reader) = started(&place);
+        for _ in 0..3 {
+            signal(&child, name);
+        }
+        let rest: Vec<String> = reader.lines().map(Result::unwrap).collect();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{name}: {rest:?}");
+        let step = rest.iter().rev().find_map(|line| line.strip_prefix("saved checkpoints/rl-step-"));
+        assert!(step.is_some(), "{name}: {rest:?}");
+    }
+}
+
+/// The pipes of the run are full after a few hundred lines, and nobody reads them.
+#[test]
+fn a_blocked_output_does_not_stop_training() {
+    for (steps, output) in [("80", &["--json"][..]), ("700", &["--show-every", "1"])] {
+        let place = Place::new();
+        // Every line begins with the name of its stage.
+        let name = format!("name = \"{}\"", "long".repeat(16));
+        place.write(
+            "tiny.toml",
+            &TINY.replace("steps = 4", &format!("steps = {steps}")).replace("name = \"rl\"", &name),
+        );
+        let quick = ["--set", "run.checkpoint_every=700", "--set", "eval.every=700"];
+        let arguments = [&["train", "tiny.toml"], &quick[..], output].concat();
+        let mut command = place.command(&arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        let mut unread = Vec::new();
+        child.stdout.take().unwrap().read_to_end(&mut unread).unwrap();
+        child.stderr.take().unwrap().read_to_end(&mut unread).unwrap();
+        let unread = String::from_utf8_lossy(&unread);
+        let is_whole = unread.contains("run_finished") || unread.contains("\nmodel  ");
+        assert!(!is_whole, "the pipe was not full: {} bytes", unread.len());
+        assert!(place.path("runs/tiny/report.html").is_file());
+    }
+}
+
+#[test]
+fn an_interrupted_run_says_how_to_go_on_and_does() {
+    let place = Place::new();
+    let (mut child, reader) = started(&place);
+    signal(&child, "-INT");
     let rest: Vec<String> = reader.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
     assert_eq!(rest.last().unwrap(), "resume with: rloom train --resume runs/tiny");

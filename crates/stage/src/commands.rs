@@ -163,7 +163,6 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
         self.stall.alive();
         while self.groups.running() > 0 {
-            self.check_stop_now()?;
             match tokio::time::timeout(TICK, self.groups.next()).await {
                 Ok(event) => {
                     self.stall.alive();

@@ -85,7 +85,6 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     fn on_tick(&mut self) -> Result<(), StageError> {
-        self.check_stop_now()?;
         self.report_rollout_progress();
         self.report_training_progress();
         if let Some(event) = self.evaluation.progress_event() {

@@ -239,7 +239,15 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
 
     /// Runs the stage to its end, or to where it is asked to stop.
     pub async fn run(mut self) -> Result<EndedStage<T>, StageError> {
-        let end = self.drive().await?;
+        let (stop, directory) = (self.stop, self.directory);
+        let end = tokio::select! {
+            biased;
+            // Whatever the driver waits for: the journal is consistent at every instant.
+            () = stop.wait_for_now() => {
+                return Err(StageError::StoppedNow { path: directory.path().to_owned() });
+            }
+            end = self.drive() => end?,
+        };
         Ok(EndedStage {
             end,
             best: self.evaluation.best().cloned(),
@@ -255,7 +263,6 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
         let mut stop_requested = false;
         let mut event = JournaledEvent::from(SchedulerEvent::Begin);
         loop {
-            self.check_stop_now()?;
             // The recorded events are replayed first.
             if self.stop.after_this_step() && !stop_requested && self.journal.is_live() {
                 stop_requested = true;
@@ -283,13 +290,12 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
         self.wait_for_event().await
     }
 
-    /// Waits for an event. Checks for a stop at every wake-up: many small events may precede a large one.
+    /// Waits for an event.
     async fn wait_for_event(&mut self) -> Result<JournaledEvent, StageError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
                 return Ok(event);
             }
-            self.check_stop_now()?;
             if let Some(event) = self.wait().await? {
                 return Ok(event);
             }
@@ -300,14 +306,6 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
     fn record(&mut self, record: &Record) -> Result<(), StageError> {
         if self.groups.source().samples() {
             self.journal.append(record)?;
-        }
-        Ok(())
-    }
-
-    /// Fails if the run was asked to stop at once.
-    fn check_stop_now(&self) -> Result<(), StageError> {
-        if self.stop.now() {
-            return Err(StageError::StoppedNow { path: self.directory.path().to_owned() });
         }
         Ok(())
     }

@@ -10,8 +10,9 @@ use crate::arguments::Train;
 use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output};
 use crate::plan::Plan;
-use crate::progress::Watcher;
 use crate::progress::numbers::percent;
+use crate::progress::{Display, Watcher};
+use crate::signals::stop_on_signals;
 
 pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if let Some(run) = &arguments.resume {
@@ -68,16 +69,20 @@ pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Runs `work` with progress output and Ctrl-C handling, and reports its end.
+/// Runs `work` with progress output and handling of signals, and reports its end.
 fn watched(
     arguments: &Train,
     output: Output,
-    work: impl FnOnce(&mut Watcher, &StopFlag) -> Result<Summary, RunError>,
+    work: impl FnOnce(&mut Display, &StopFlag) -> Result<Summary, RunError>,
 ) -> Result<(), Failure> {
-    let mut watcher = Watcher::new(output, arguments.show_every);
+    let watcher = Watcher::new(output, arguments.show_every);
+    let mut display = Display::start(watcher).map_err(Failure::failed)?;
     let stop = StopFlag::default();
-    handle_interrupts(&stop, watcher.voice())?;
-    match work(&mut watcher, &stop) {
+    stop_on_signals(&stop, display.voice())?;
+    let ended = work(&mut display, &stop);
+    // Nothing more can be shown on a blocked output; the exit code tells how the run ended.
+    let output = if display.finish() { output } else { output.quiet() };
+    match ended {
         Ok(summary) if summary.interrupted => {
             let command = format!("rloom train --resume {}", summary.directory.display());
             output.say(&format!("resume with: {}", output.paint(BOLD, &command)));
@@ -118,20 +123,4 @@ fn report(summary: &Summary, output: Output) {
     if report.is_file() {
         output.say(&format!("report      {}", path(&report)));
     }
-}
-
-/// The first Ctrl-C finishes the step and saves, the second stops at once, the third exits without waiting.
-fn handle_interrupts(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
-    let stop = stop.clone();
-    ctrlc::set_handler(move || match stop.request() {
-        1 => say("interrupted: finishing the current step, then saving (Ctrl-C again stops at once)"),
-        2 => say("stopping at once"),
-        _ => leave(),
-    })
-    .map_err(|e| Failure::failed(format!("cannot listen for Ctrl-C: {e}")))
-}
-
-#[expect(clippy::exit, reason = "the user asked three times; files are consistent at every instant")]
-fn leave() {
-    std::process::exit(i32::from(crate::failure::INTERRUPTED));
 }

@@ -1,24 +1,28 @@
 //! A run as it is watched: bars on a terminal, plain lines elsewhere, JSON where asked for.
 
+mod background;
 mod bars;
 pub(crate) mod numbers;
 pub(crate) mod sparkline;
 pub(crate) mod story;
 
-use std::sync::Arc;
-
 use rloom_telemetry::{Event, EventLine, Observer};
+use serde_json::json;
 
 use crate::output::Output;
 use bars::Bars;
+
+pub(crate) use background::Display;
+
 use story::Story;
 
 /// Watches a run for the user.
+#[expect(clippy::large_enum_variant, reason = "there is one, and it does not move")]
 pub(crate) enum Watcher {
     /// Every event as a line of JSON on standard output.
     Json(Output),
     /// Words, with bars above the last line where the terminal allows it.
-    Words { output: Output, story: Story, bars: Option<Arc<Bars>> },
+    Words { output: Output, story: Story, bars: Option<Bars> },
 }
 
 impl Watcher {
@@ -27,19 +31,25 @@ impl Watcher {
         if output.json {
             return Self::Json(output);
         }
-        let bars = output.live.then(|| Arc::new(Bars::new(output)));
+        let bars = output.live.then(|| Bars::new(output));
         Self::Words { output, story: Story::new(output, show_every, bars.is_none()), bars }
     }
 
-    /// Says something at once, from whatever thread, without tearing the bars.
-    pub(crate) fn voice(&self) -> impl Fn(&str) + Send + use<> {
-        let (output, bars) = match self {
-            Self::Json(output) => (*output, None),
-            Self::Words { output, bars, .. } => (*output, bars.clone()),
-        };
-        move |text: &str| match &bars {
-            Some(bars) => bars.say(text),
-            None => output.say(text),
+    /// Writes a line above the bars.
+    fn say(&self, text: &str) {
+        match self {
+            Self::Words { bars: Some(bars), .. } => bars.say(text),
+            Self::Json(output) | Self::Words { output, .. } => output.say(text),
+        }
+    }
+
+    /// Reports events that were not shown because the output was blocked.
+    fn lost(&self, count: u64) {
+        match self {
+            Self::Json(output) => {
+                let _ = output.json(&json!({"event": "events_not_shown", "count": count}));
+            }
+            Self::Words { .. } => self.say(&format!("{count} events were not shown: the output was blocked")),
         }
     }
 }

@@ -26,6 +26,8 @@ use super::faults::{Callback, RL};
 pub(crate) struct EngineFaults {
     /// Called on the training thread before it computes the second batch.
     pub(crate) before_second_batch: Option<Callback>,
+    /// Called when the rollout engine is asked to load version 1, which it then never does.
+    pub(crate) while_loading: Option<Callback>,
     /// Fault of the rollout requests of some groups.
     pub(crate) requests: Option<(RequestFault, &'static [u64])>,
     /// Requests whose completions were lost, as tickets and samples.
@@ -98,8 +100,13 @@ impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
         on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send {
         let loaded = self.engine.load(policy, on_update);
+        let hang = self.faults.while_loading.as_ref().filter(|_| policy.version == PolicyVersion(1));
         async move {
             self.check()?;
+            if let Some(hang) = hang {
+                hang.call();
+                return std::future::pending().await;
+            }
             loaded.await
         }
     }

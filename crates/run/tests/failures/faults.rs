@@ -17,8 +17,8 @@ use super::engines::EngineFaults;
 pub(crate) const RL: u32 = 1;
 /// Stage index of evaluations.
 pub(crate) const EVALUATION: u32 = u32::MAX;
-/// A timeout that expires during a test.
-pub(crate) const SHORT: Duration = Duration::from_millis(150);
+/// A timeout that expires during a test. Whatever does not hang takes less, also on a busy machine.
+pub(crate) const SHORT: Duration = Duration::from_secs(4);
 /// A timeout that does not expire during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(1000);
 
@@ -145,7 +145,7 @@ impl Faults {
         Self {
             reward: FaultyReward { fault: fault.clone(), tickets },
             on_error: OnError::Fatal,
-            reward_timeout: SHORT,
+            reward_timeout: if matches!(fault, Fault::Hang) { SHORT } else { LONG },
             environment: None,
             engines: EngineFaults::default(),
         }
@@ -165,6 +165,12 @@ impl Faults {
     pub(crate) fn before_second_batch(callback: impl Fn() + Send + Sync + 'static) -> Self {
         let before_second_batch = Some(Callback::new(callback));
         Self::engines(EngineFaults { before_second_batch, ..EngineFaults::default() })
+    }
+
+    /// A rollout engine that never loads version 1; the function is called while it does not.
+    pub(crate) fn while_loading(callback: impl Fn() + Send + Sync + 'static) -> Self {
+        let while_loading = Some(Callback::new(callback));
+        Self::engines(EngineFaults { while_loading, ..EngineFaults::default() })
     }
 
     pub(crate) fn hook(&self) -> EpisodeHook {

@@ -33,7 +33,7 @@ fn group_failure(error: &RunError) -> (u64, u64, String) {
 }
 
 const REWARDS: [(Fault, &str); 4] = [
-    (Fault::Hang, "reward `length` exceeded the timeout of 0.15 s on sample 8/1"),
+    (Fault::Hang, "reward `length` exceeded the timeout of 4 s on sample 8/1"),
     (Fault::Panic, "reward `length` panicked on sample 8/1: this cannot be"),
     (Fault::Error, "reward `length` failed on sample 8/1: task"),
     (Fault::NotFinite, "reward `length` returned NaN on sample 8/1"),
@@ -68,7 +68,7 @@ fn a_failing_reward_can_be_skipped() {
 }
 
 const ENVIRONMENTS: [(Fault, &str); 3] = [
-    (Fault::Hang, "the `faulty` environment did not answer within 0.15 s"),
+    (Fault::Hang, "the `faulty` environment did not answer within 4 s"),
     (Fault::Error, "environment faulty, task"),
     (Fault::Panic, "its task panicked: this cannot be"),
 ];

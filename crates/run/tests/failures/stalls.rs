@@ -13,7 +13,7 @@ const IDLE: &str =
 /// Returns the report of a run that stalls, with times and counts replaced by `#`.
 fn stall(trial: &Trial, faults: Faults) -> String {
     let mut impatient = trial.config.clone();
-    impatient.run.stall_seconds = 1;
+    impatient.run.stall_seconds = 4;
     let error = Trial::attempt_with(impatient, faults, StopFlag::default(), None).unwrap_err();
     let RunError::Stage(StageError::Stalled { stage, report, checkpoint, .. }) = &error else {
         panic!("{error}")

@@ -10,7 +10,9 @@ use super::trial::{Seen, Trial};
 
 #[test]
 fn a_second_stop_request_waits_for_no_worker() {
-    for (worker, staleness) in [("trainer", 2), ("trainer", 0), ("reward", 2), ("reward", 0)] {
+    for (worker, staleness) in
+        [("trainer", 2), ("trainer", 0), ("reward", 2), ("reward", 0), ("load", 2), ("load", 0)]
+    {
         let trial = Trial::new(&[&format!("schedule.max_staleness={staleness}")]);
         let (stop, gate) = (StopFlag::default(), Gate::default());
         let (flag, closed) = (stop.clone(), gate.clone());
@@ -19,11 +21,17 @@ fn a_second_stop_request_waits_for_no_worker() {
             flag.request();
             closed.wait();
         };
-        let faults = if worker == "trainer" {
-            Faults::before_second_batch(hang)
-        } else {
-            let call = Fault::Call(Callback::new(hang));
-            Faults { reward_timeout: LONG, ..Faults::reward(&call, &[8]) }
+        let faults = match worker {
+            "trainer" => Faults::before_second_batch(hang),
+            // The driver itself waits for the engine.
+            "load" => {
+                let flag = stop.clone();
+                Faults::while_loading(move || {
+                    flag.request();
+                    flag.request();
+                })
+            }
+            _ => Faults::reward(&Fault::Call(Callback::new(hang)), &[8]),
         };
         let error = trial.attempt(faults, stop, None).unwrap_err();
         assert!(matches!(error, RunError::Stage(StageError::StoppedNow { .. })), "{worker}: {error}");
