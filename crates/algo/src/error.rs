@@ -88,10 +88,11 @@ fn suggestion(nearest: Option<&Method>) -> String {
 }
 
 /// Errors of settings, advantages and losses.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum AlgoError {
     /// No method of that name.
-    #[error("unknown method \"{name}\"\nhint: {}", suggestion(.nearest.as_ref()))]
+    #[error("unknown method \"{name}\"")]
+    #[diagnostic(help("{}", suggestion(nearest.as_ref())))]
     UnknownMethod {
         /// The given name.
         name: String,
@@ -99,7 +100,8 @@ pub enum AlgoError {
         nearest: Option<Method>,
     },
     /// Settings that nothing would read.
-    #[error("not read by method \"{method}\": {}\nhint: remove these keys", unread_list(.keys))]
+    #[error("not read by method \"{method}\": {}", unread_list(.keys))]
+    #[diagnostic(help("remove these keys"))]
     NotRead {
         /// The stage's method.
         method: Method,
@@ -107,7 +109,8 @@ pub enum AlgoError {
         keys: Vec<Unread>,
     },
     /// A value or combination that makes no sense.
-    #[error("{key}: {reason}\nhint: {hint}")]
+    #[error("{key}: {reason}")]
+    #[diagnostic(help("{hint}"))]
     Refused {
         /// The key at fault, dotted, below the stage's `[algorithm]`.
         key: &'static str,
@@ -272,16 +275,14 @@ pub enum AlgoError {
         value: f64,
     },
     /// A correction of single tokens for a surrogate that has none.
-    #[error(
-        "the surrogate is one term per sequence, and its correction weighs or rejects single tokens\n\
-         hint: weigh at level \"sequence\" or \"geometric\", reject at \"sequence_mean\" or \"sequence_max\""
-    )]
+    #[error("the surrogate is one term per sequence, and its correction weighs or rejects single tokens")]
+    #[diagnostic(help(
+        "weigh at level \"sequence\" or \"geometric\", reject at \"sequence_mean\" or \"sequence_max\""
+    ))]
     TokenCorrection,
     /// A loss of step scope was given one micro-batch.
-    #[error(
-        "the loss picks tokens out of the whole optimiser step, and one micro-batch was given\n\
-         hint: score all micro-batches first, then call step_loss with them"
-    )]
+    #[error("the loss picks tokens out of the whole optimiser step, and one micro-batch was given")]
+    #[diagnostic(help("score all micro-batches first, then call step_loss with them"))]
     StepScope,
     /// Micro-batches and scores do not pair up.
     #[error("{batches} micro-batches were given with the scores of {scores}")]
@@ -301,6 +302,7 @@ pub enum AlgoError {
     },
     /// An error in one micro-batch of a step.
     #[error("micro-batch {micro_batch}: {error}")]
+    #[diagnostic(forward(error))]
     InMicroBatch {
         /// Its name or number.
         micro_batch: usize,

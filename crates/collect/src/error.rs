@@ -7,14 +7,16 @@ use rloom_reward::RewardError;
 use rloom_text::TextError;
 
 /// Why an episode, a group or an evaluation failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
     /// The task could not be read.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Data(#[from] DataError),
     /// The environment refused or failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Environment(#[from] EnvError),
     /// The environment did not answer in time.
     #[error("the `{environment}` environment did not answer within {} s", timeout.as_secs_f64())]
@@ -26,9 +28,11 @@ pub enum CollectError {
     },
     /// The rollout engine failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Rollout(#[from] RolloutError),
     /// The reward failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Reward(#[from] RewardError),
     /// The thread that computes rewards panicked.
     #[error("the reward panicked: {message}")]
@@ -38,6 +42,7 @@ pub enum CollectError {
     },
     /// The tokens of a completion are no text.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Text(#[from] TextError),
     /// The run stopped before the episode was complete.
     #[error("the run stopped before the episode was complete")]

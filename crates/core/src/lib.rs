@@ -7,6 +7,7 @@
 
 mod base64_bytes;
 mod episode;
+mod error_text;
 pub mod glossary;
 pub mod metric;
 mod random;
@@ -16,6 +17,7 @@ mod task;
 mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
+pub use error_text::ErrorText;
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
 pub use setting::{SettingError, SettingProblem, ValueRange};

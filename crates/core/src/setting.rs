@@ -2,8 +2,9 @@ use std::fmt;
 use std::ops::Bound;
 
 /// A configuration key with an invalid value.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 #[error("`{key}`: {problem}")]
+#[diagnostic(forward(problem))]
 pub struct SettingError {
     /// The key, relative to the table that holds it.
     pub key: &'static str,
@@ -12,7 +13,7 @@ pub struct SettingError {
 }
 
 /// The reasons for which any settings can refuse a value.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum SettingProblem {
     /// A list without an entry.
     #[error("the list is empty")]
@@ -31,14 +32,24 @@ pub enum SettingProblem {
         /// The accepted values.
         range: ValueRange,
     },
+    /// A value outside a set that is not a range of numbers.
+    #[error("must be {expected}, but is {value}")]
+    Invalid {
+        /// The value.
+        value: String,
+        /// Description of the accepted values.
+        expected: &'static str,
+    },
     /// A key that cannot be set together with another one.
-    #[error("cannot be combined with `{other}`\nhint: remove one of the two")]
+    #[error("cannot be combined with `{other}`")]
+    #[diagnostic(help("remove one of the two"))]
     Conflict {
         /// The other key.
         other: &'static str,
     },
     /// A key that has no effect under the present value of another one.
-    #[error("has no effect unless `{other} = {value}`\nhint: remove it, or set `{other} = {value}`")]
+    #[error("has no effect unless `{other} = {value}`")]
+    #[diagnostic(help("remove it, or set `{other} = {value}`"))]
     Unused {
         /// The other key.
         other: &'static str,

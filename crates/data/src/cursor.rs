@@ -40,16 +40,14 @@ pub struct CursorFingerprint {
 }
 
 /// A cursor that cannot be created or resumed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum CursorError {
     /// A dataset without tasks.
     #[error("the dataset is empty")]
     Empty,
     /// A dataset or order that differs from the saved one.
-    #[error(
-        "the data has changed since the checkpoint: {change}\nhint: resume with the original data and settings, or \
-         start a new run"
-    )]
+    #[error("the data has changed since the checkpoint: {change}")]
+    #[diagnostic(help("resume with the original data and settings, or start a new run"))]
     Changed {
         /// The difference.
         change: CursorChange,

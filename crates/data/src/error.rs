@@ -81,7 +81,7 @@ impl fmt::Display for JsonType {
 }
 
 /// Data or data settings that cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum DataError {
     /// An error of the operating system.
     #[error("cannot read {}: {source}", path.display())]
@@ -92,10 +92,8 @@ pub enum DataError {
         source: std::io::Error,
     },
     /// A line that is not JSON.
-    #[error(
-        "{at}: not a JSON object: {}\nhint: a JSONL file has one JSON object per line",
-        without_line(source)
-    )]
+    #[error("{at}: not a JSON object: {}", without_line(source))]
+    #[diagnostic(help("a JSONL file has one JSON object per line"))]
     NotJson {
         /// The line.
         at: Location,
@@ -103,7 +101,8 @@ pub enum DataError {
         source: serde_json::Error,
     },
     /// A line with a JSON value that is not an object.
-    #[error("{at}: not a JSON object: the line is {found}\nhint: a JSONL file has one JSON object per line")]
+    #[error("{at}: not a JSON object: the line is {found}")]
+    #[diagnostic(help("a JSONL file has one JSON object per line"))]
     NotAnObject {
         /// The line.
         at: Location,
@@ -111,7 +110,8 @@ pub enum DataError {
         found: JsonType,
     },
     /// A line that is not UTF-8.
-    #[error("{at}: not UTF-8 (byte {offset} of the line)\nhint: convert the file to UTF-8")]
+    #[error("{at}: not UTF-8 (byte {offset} of the line)")]
+    #[diagnostic(help("convert the file to UTF-8"))]
     NotUtf8 {
         /// The line.
         at: Location,
@@ -120,10 +120,11 @@ pub enum DataError {
     },
     /// A row without a required field.
     #[error(
-        "{at}: no field {}; the row has {}\nhint: name the field with `{setting}`",
+        "{at}: no field {}; the row has {}",
         quoted(wanted, " or "),
         if found.is_empty() { "no fields".to_owned() } else { quoted(found, ", ") }
     )]
+    #[diagnostic(help("name the field with `{setting}`"))]
     MissingField {
         /// The row.
         at: Location,
@@ -148,6 +149,7 @@ pub enum DataError {
     },
     /// A field of the right type that cannot be used.
     #[error("{at}: `{field}` {problem}")]
+    #[diagnostic(forward(problem))]
     Field {
         /// The row.
         at: Location,
@@ -175,11 +177,8 @@ pub enum DataError {
         split: Split,
     },
     /// A Parquet file that the reader refuses.
-    #[error(
-        "cannot read {} as Parquet: {}\nhint: the file may be truncated; write or download it again",
-        path.display(),
-        without_prefix(source)
-    )]
+    #[error("cannot read {} as Parquet: {}", path.display(), without_prefix(source))]
+    #[diagnostic(help("the file may be truncated; write or download it again"))]
     Parquet {
         /// The file.
         path: PathBuf,
@@ -187,23 +186,22 @@ pub enum DataError {
         source: ParquetError,
     },
     /// A Parquet file whose metadata is inconsistent.
-    #[error(
-        "cannot read {} as Parquet: its metadata is inconsistent\nhint: the file may be truncated; write or download \
-         it again",
-        path.display()
-    )]
+    #[error("cannot read {} as Parquet: its metadata is inconsistent", path.display())]
+    #[diagnostic(help("the file may be truncated; write or download it again"))]
     ParquetMetadata {
         /// The file.
         path: PathBuf,
     },
     /// A file of an unknown format.
-    #[error("unknown format of {}\nhint: data files end in .jsonl or .parquet", path.display())]
+    #[error("unknown format of {}", path.display())]
+    #[diagnostic(help("data files end in .jsonl or .parquet"))]
     UnknownFormat {
         /// The file.
         path: PathBuf,
     },
     /// A setting with an invalid value.
     #[error("`{key}`: {problem}")]
+    #[diagnostic(forward(problem))]
     Setting {
         /// The key.
         key: &'static str,
@@ -211,10 +209,8 @@ pub enum DataError {
         problem: DataSettingProblem,
     },
     /// An evaluation split that the settings do not define.
-    #[error(
-        "no held-out tasks: the data has neither `eval_path` nor `eval_rows`\nhint: set `eval_path` to a separate \
-         file, or `eval_rows` to hold out rows of `path`"
-    )]
+    #[error("no held-out tasks: the data has neither `eval_path` nor `eval_rows`")]
+    #[diagnostic(help("set `eval_path` to a separate file, or `eval_rows` to hold out rows of `path`"))]
     NoHeldOut,
     /// A position past the end.
     #[error("task {position} is out of range: the dataset has {len} tasks")]
@@ -225,10 +221,8 @@ pub enum DataError {
         len: u64,
     },
     /// A generator that found no task of a split.
-    #[error(
-        "the generator found no task {position} of its split in {attempts} attempts\nhint: its ranges are too narrow; \
-         allow larger numbers or longer lists"
-    )]
+    #[error("the generator found no task {position} of its split in {attempts} attempts")]
+    #[diagnostic(help("its ranges are too narrow; allow larger numbers or longer lists"))]
     Exhausted {
         /// Position of the task.
         position: u64,
@@ -238,7 +232,7 @@ pub enum DataError {
 }
 
 /// The reasons for which a field cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum FieldProblem {
     /// An empty answer.
     #[error("contains no answer")]
@@ -253,23 +247,25 @@ pub enum FieldProblem {
     #[error("does not end with a message of the assistant")]
     NoCompletion,
     /// A conversation, together with a template for plain prompts.
-    #[error("is a conversation, but `template` is for plain prompts\nhint: remove `template`")]
+    #[error("is a conversation, but `template` is for plain prompts")]
+    #[diagnostic(help("remove `template`"))]
     TemplateForConversation,
 }
 
 /// The reasons for which data settings can refuse a value.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum DataSettingProblem {
     /// A problem that any settings can have.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Common(#[from] SettingProblem),
     /// Division in a generator whose answers are integers.
-    #[error("`/` is not supported by the arithmetic generator\nhint: use `+`, `-` and `*`")]
+    #[error("`/` is not supported by the arithmetic generator")]
+    #[diagnostic(help("use `+`, `-` and `*`"))]
     Division,
     /// More digits than products can have.
-    #[error(
-        "must be at most {max} with `*`, but is {digits}\nhint: without `*` the maximum is {max_without}"
-    )]
+    #[error("must be at most {max} with `*`, but is {digits}")]
+    #[diagnostic(help("without `*` the maximum is {max_without}"))]
     DigitsOfProducts {
         /// Number of digits.
         digits: u32,
@@ -279,10 +275,8 @@ pub enum DataSettingProblem {
         max_without: u32,
     },
     /// A split that is larger than the number of its tasks.
-    #[error(
-        "{wanted} tasks were requested, but only {available} exist\nhint: allow more digits, or change \
-         `held_out_share`"
-    )]
+    #[error("{wanted} tasks were requested, but only {available} exist")]
+    #[diagnostic(help("allow more digits, or change `held_out_share`"))]
     TooFewTasks {
         /// Requested size.
         wanted: u64,
@@ -307,7 +301,8 @@ pub enum DataSettingProblem {
         template: String,
     },
     /// A system message without a conversation.
-    #[error("a `system` message requires a conversation\nhint: remove `chat` or `system`")]
+    #[error("a `system` message requires a conversation")]
+    #[diagnostic(help("remove `chat` or `system`"))]
     SystemWithoutChat,
 }
 

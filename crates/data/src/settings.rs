@@ -183,7 +183,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     given.shift_remove("generator");
     let source = match (generator, given.contains_key("path")) {
         (Some(_), true) => {
-            return Err(E::custom("`generator` and `path` cannot be combined\nhint: remove one of the two"));
+            return Err(E::custom("`generator` and `path` cannot be combined; remove one of the two"));
         }
         (None, false) => {
             return Err(E::custom(

@@ -27,8 +27,8 @@ pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
     RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SamplingSettings,
-    SettingError, Speculation, VersionGranularity, WaitedFor, WorkerActivity, WorkerFailure, WorkerStatus,
-    generate_all, inverse_temperature,
+    Speculation, VersionGranularity, WaitedFor, WorkerActivity, WorkerFailure, WorkerStatus, generate_all,
+    inverse_temperature,
 };
 pub use train::{
     Access, ActivationCheckpointing, CandidateError, CandidateIds, EngineCause, Feature, LossReport,

@@ -2,13 +2,13 @@ use rloom_core::{SampleKey, TrajectoryError};
 use rloom_text::TextError;
 
 /// An episode that cannot start, continue or be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum EnvError {
     /// A prompt that leaves no room for a completion.
     #[error(
-        "the prompt of task {task} has {prompt} tokens, but the context is {context} and a completion needs one\n\
-         hint: use a model with a longer context, or remove long prompts from the data"
+        "the prompt of task {task} has {prompt} tokens, but the context is {context} and a completion needs one"
     )]
+    #[diagnostic(help("use a model with a longer context, or remove long prompts from the data"))]
     PromptTooLong {
         /// Index of the task in its dataset.
         task: u64,
@@ -19,9 +19,9 @@ pub enum EnvError {
     },
     /// A demonstration that does not fit.
     #[error(
-        "the demonstration of task {task} has {prompt} + {completion} tokens, but the context is {context}\n\
-         hint: use a model with a longer context, or remove long demonstrations from the data"
+        "the demonstration of task {task} has {prompt} + {completion} tokens, but the context is {context}"
     )]
+    #[diagnostic(help("use a model with a longer context, or remove long demonstrations from the data"))]
     DemonstrationTooLong {
         /// Index of the task in its dataset.
         task: u64,
@@ -33,16 +33,17 @@ pub enum EnvError {
         context: usize,
     },
     /// A task without a demonstration in a supervised stage.
-    #[error("task {task} has no demonstration\nhint: name the field with it in `demonstration_field`")]
+    #[error("task {task} has no demonstration")]
+    #[diagnostic(help("name the field with it in `demonstration_field`"))]
     NoDemonstration {
         /// Index of the task in its dataset.
         task: u64,
     },
     /// A tokenizer without a token that ends a completion.
-    #[error(
-        "the tokenizer has no end-of-text token, so completions cannot end\n\
-         hint: set `eos_token` in tokenizer_config.json, or `eos_token_id` in generation_config.json"
-    )]
+    #[error("the tokenizer has no end-of-text token, so completions cannot end")]
+    #[diagnostic(help(
+        "set `eos_token` in tokenizer_config.json, or `eos_token_id` in generation_config.json"
+    ))]
     NoEndToken,
     /// A prompt without tokens.
     #[error("the prompt of task {task} is empty: the policy's first token would have no prefix")]
@@ -52,6 +53,7 @@ pub enum EnvError {
     },
     /// A text that cannot be tokenised or decoded.
     #[error("task {task}: {source}")]
+    #[diagnostic(forward(source))]
     Text {
         /// Index of the task in its dataset.
         task: u64,
@@ -85,13 +87,14 @@ pub enum EnvError {
     Trajectory(#[from] TrajectoryError),
     /// A failure of the environment.
     #[error("environment {name}, task {task}: {source}")]
+    #[diagnostic(forward(source))]
     Failed {
         /// Name of the environment.
         name: String,
         /// Index of the task in its dataset.
         task: u64,
         /// The environment's error.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Box<dyn miette::Diagnostic + Send + Sync>,
     },
 }
 

@@ -62,11 +62,9 @@ impl GuessSettings {
 }
 
 /// An answer without range and secret.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the answer {answer:?} does not contain range and secret\nhint: write it as `0 <= 17 <= 31`, like the `guess` \
-     generator"
-)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("the answer {answer:?} does not contain range and secret")]
+#[diagnostic(help("write it as `0 <= 17 <= 31`, like the `guess` generator"))]
 struct InvalidAnswer {
     answer: String,
 }

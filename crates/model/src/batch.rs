@@ -73,7 +73,7 @@ pub struct ScoreGrads<'a> {
 }
 
 /// An invalid batch.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
     /// The starts do not divide the tokens into sequences.
@@ -95,9 +95,10 @@ pub enum BatchError {
         reason: &'static str,
     },
     /// A sequence is longer than the model's context.
-    #[error(
-        "sequence {sequence} has {len} tokens, the model's limit is {max}\nhint: shorten the prompt or max_new_tokens; the limit is max_position_embeddings in config.json"
-    )]
+    #[error("sequence {sequence} has {len} tokens, the model's limit is {max}")]
+    #[diagnostic(help(
+        "shorten the prompt or max_new_tokens; the limit is max_position_embeddings in config.json"
+    ))]
     TooLong {
         /// Index of the segment.
         sequence: usize,
@@ -107,9 +108,8 @@ pub enum BatchError {
         max: usize,
     },
     /// A token is not in the vocabulary.
-    #[error(
-        "token {token} at packed index {index} is outside the vocabulary of {vocab_size}\nhint: the tokenizer does not match the model"
-    )]
+    #[error("token {token} at packed index {index} is outside the vocabulary of {vocab_size}")]
+    #[diagnostic(help("the tokenizer does not match the model"))]
     Token {
         /// The token.
         token: u32,
@@ -129,7 +129,8 @@ pub enum BatchError {
         reason: &'static str,
     },
     /// The number of parents differs from the number of segments.
-    #[error("parents: {len} entries for {segments} segments\nhint: an empty list means no parents")]
+    #[error("parents: {len} entries for {segments} segments")]
+    #[diagnostic(help("an empty list means no parents"))]
     Parents {
         /// Number of entries.
         len: usize,
@@ -181,9 +182,8 @@ pub enum BatchError {
         what: &'static str,
     },
     /// The inverse temperature is not a positive number.
-    #[error(
-        "inverse temperature {value} (entry {entry}) is not a positive number\nhint: greedy decoding reports temperature 1"
-    )]
+    #[error("inverse temperature {value} (entry {entry}) is not a positive number")]
+    #[diagnostic(help("greedy decoding reports temperature 1"))]
     Temperature {
         /// Its value.
         value: f32,

@@ -140,13 +140,12 @@ struct Rows<E: Element> {
 }
 
 /// An invalid step.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// A token is not in the vocabulary.
-    #[error(
-        "token {token} (row {row}) is outside the vocabulary of {vocab_size}\nhint: the tokenizer does not match the model"
-    )]
+    #[error("token {token} (row {row}) is outside the vocabulary of {vocab_size}")]
+    #[diagnostic(help("the tokenizer does not match the model"))]
     Token {
         /// The token.
         token: u32,
@@ -188,7 +187,8 @@ pub enum StepError {
         rows: usize,
     },
     /// A critic has no language head to sample from.
-    #[error("a critic has no language head to sample from\nhint: only its policy generates")]
+    #[error("a critic has no language head to sample from")]
+    #[diagnostic(help("only its policy generates"))]
     NoLanguageHead,
     /// The cache was created for a model of another dtype.
     #[error("the cache holds {cache}, the model computes in {model}")]

@@ -38,13 +38,15 @@ impl Clone for Model {
 }
 
 /// A model folder that cannot be loaded or saved.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum LoadError {
     /// Error in `config.json` or `generation_config.json`.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Config(#[from] ConfigError),
     /// Error in the weights.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 

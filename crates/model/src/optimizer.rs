@@ -82,13 +82,12 @@ pub struct StepStats {
 }
 
 /// A failed optimizer step, or a state that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimizerError {
     /// The gradient contains an infinity or a NaN; weights and moments are unchanged.
-    #[error(
-        "optimiser step {step}: the gradient of {tensor} is not finite; the weights are unchanged\nhint: lower the learning rate or max_grad_norm"
-    )]
+    #[error("optimiser step {step}: the gradient of {tensor} is not finite; the weights are unchanged")]
+    #[diagnostic(help("lower the learning rate or max_grad_norm"))]
     NotFinite {
         /// Index of the failed step, starting at 1.
         step: u64,
@@ -107,6 +106,7 @@ pub enum OptimizerError {
     },
     /// Error of the state's file.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 

@@ -4,14 +4,16 @@ use crate::Isa;
 
 /// An error of the compute layer that its caller can handle. Wrong shapes are programming errors and panic: see the
 /// crate's documentation.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpsError {
     /// The requested instruction set is not available.
-    #[error(
-         "this processor does not support {}\nhint: available: {}",
-        requested.name(),
-        available.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+    #[error("this processor does not support {}", requested.name())]
+    #[diagnostic(
+        help(
+            "available: {}",
+            available.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
+        )
     )]
     IsaUnavailable {
         /// Requested instruction set.
@@ -20,7 +22,8 @@ pub enum OpsError {
         available: Vec<Isa>,
     },
     /// The operating system could not start the threads.
-    #[error("cannot start {threads} compute threads: {source}\nhint: use fewer threads")]
+    #[error("cannot start {threads} compute threads: {source}")]
+    #[diagnostic(help("use fewer threads"))]
     Threads {
         /// Number of threads requested.
         threads: usize,
@@ -28,7 +31,8 @@ pub enum OpsError {
         source: rayon::ThreadPoolBuildError,
     },
     /// Zero threads were requested.
-    #[error("a compute context needs at least one thread\nhint: 1 runs everything on the calling thread")]
+    #[error("a compute context needs at least one thread")]
+    #[diagnostic(help("1 runs everything on the calling thread"))]
     NoThreads,
     /// A file could not be opened or mapped.
     #[error("cannot map {}: {source}", path.display())]

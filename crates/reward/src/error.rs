@@ -4,16 +4,18 @@ use std::time::Duration;
 use rloom_core::{SampleKey, SettingError};
 
 /// A failure of a component to judge a completion.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum JudgeError {
     /// A task without a reference answer.
-    #[error("task {task} has no reference answer\nhint: name the field with the answer in `answer_field`")]
+    #[error("task {task} has no reference answer")]
+    #[diagnostic(help("name the field with the answer in `answer_field`"))]
     NoReference {
         /// Index of the task in its dataset.
         task: u64,
     },
     /// A reference answer in another form than the component requires.
     #[error("the reference answer {answer:?} of task {task} is not {expected}")]
+    #[diagnostic(help("{}", expected.hint()))]
     Reference {
         /// Index of the task in its dataset.
         task: u64,
@@ -23,9 +25,8 @@ pub enum JudgeError {
         expected: ReferenceForm,
     },
     /// An episode without step rewards.
-    #[error(
-        "the environment gave no step rewards\nhint: use an environment with step rewards, such as `guess`"
-    )]
+    #[error("the environment gave no step rewards")]
+    #[diagnostic(help("use an environment with step rewards, such as `guess`"))]
     NoSteps,
 }
 
@@ -38,20 +39,30 @@ pub enum ReferenceForm {
     Countdown,
 }
 
+impl ReferenceForm {
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Number => "use the `math` or `exact` reward for other answers",
+            Self::Countdown => "use the `countdown` reward for tasks of the `countdown` generator",
+        }
+    }
+}
+
 impl fmt::Display for ReferenceForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Number => "a number\nhint: use the `math` or `exact` reward for other answers",
+            Self::Number => "a number",
             Self::Countdown => "an expression of numbers or `numbers = target`",
         })
     }
 }
 
 /// A setting of a component with an invalid value.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum ComponentError {
     /// A problem that any settings can have.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Setting(#[from] SettingError),
     /// A pattern without text between its stars.
     #[error("`pattern`: {pattern:?} matches every completion")]
@@ -62,21 +73,21 @@ pub enum ComponentError {
 }
 
 /// A reward that cannot be configured or computed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum RewardError {
     /// Settings without components.
     #[error("`components`: the list is empty")]
     NoComponents,
     /// An invalid name of a component.
-    #[error("`name`: {name:?} is not a valid name\nhint: use letters, digits, `_`, `-` and `.`")]
+    #[error("`name`: {name:?} is not a valid name")]
+    #[diagnostic(help("use letters, digits, `_`, `-` and `.`"))]
     InvalidName {
         /// The name.
         name: String,
     },
     /// Two components with the same name.
-    #[error(
-        "`components`: the name `{name}` occurs more than once\nhint: give each component a unique `name`"
-    )]
+    #[error("`components`: the name `{name}` occurs more than once")]
+    #[diagnostic(help("give each component a unique `name`"))]
     RepeatedName {
         /// The name.
         name: String,
@@ -91,6 +102,7 @@ pub enum RewardError {
     },
     /// Invalid settings of a component.
     #[error("component `{name}`: {source}")]
+    #[diagnostic(forward(source))]
     Component {
         /// Name of the component.
         name: String,
@@ -99,6 +111,7 @@ pub enum RewardError {
     },
     /// A setting with an invalid value.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Setting(#[from] SettingError),
     /// An outcome that is not the name of a component.
     #[error("`outcome`: no component is named `{name}`")]
@@ -114,6 +127,7 @@ pub enum RewardError {
     },
     /// A component that failed.
     #[error("reward `{component}` failed on sample {sample}: {source}")]
+    #[diagnostic(forward(source))]
     Failed {
         /// Name of the component.
         component: String,
@@ -133,11 +147,11 @@ pub enum RewardError {
         message: String,
     },
     /// A component that exceeded the timeout.
-    #[error(
-        "reward `{component}` exceeded the timeout of {} s on sample {sample}\nhint: raise `reward.timeout_seconds` \
-         if the reward is slow; `reward.on_error = \"skip\"` continues without it",
-        timeout.as_secs_f64()
-    )]
+    #[error("reward `{component}` exceeded the timeout of {} s on sample {sample}", timeout.as_secs_f64())]
+    #[diagnostic(help(
+        "raise `reward.timeout_seconds` if the reward is slow; `reward.on_error = \"skip\"` continues without \
+             it"
+    ))]
     TimedOut {
         /// Name of the component.
         component: String,

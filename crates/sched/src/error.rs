@@ -3,7 +3,7 @@ use std::fmt;
 use rloom_core::Ticket;
 
 /// Invalid settings, an invalid saved state, or an event that contradicts the state (a bug in the driver).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum SchedError {
     /// The group is not running.
     #[error("unexpected event for group {} ({event}): the group is not running", .ticket.0)]
@@ -20,11 +20,10 @@ pub enum SchedError {
     #[error("unexpected event: the stage has already begun")]
     AlreadyBegun,
     /// A group needs a replacement, but versions are pinned.
-    #[error(
-        "group {} {event}, and a replacement would not run with its pinned policy version\n\
-         hint: set `pin_version = false`, or stop on failures and use no filter that replaces groups",
-        .ticket.0
-    )]
+    #[error("group {} {event}, and a replacement would not run with its pinned policy version", .ticket.0)]
+    #[diagnostic(help(
+        "set `pin_version = false`, or stop on failures and use no filter that replaces groups"
+    ))]
     Pinned {
         /// Ticket of the group.
         ticket: Ticket,
@@ -35,17 +34,16 @@ pub enum SchedError {
     #[error("a batch needs at least one group")]
     EmptyBatch,
     /// Pinned versions conflict with another setting.
-    #[error(
-        "pinning groups to policy versions requires {0}\nhint: set `pin_version = false`, or change that setting"
-    )]
+    #[error("pinning groups to policy versions requires {0}")]
+    #[diagnostic(help("set `pin_version = false`, or change that setting"))]
     PinRequires(Requirement),
     /// Deferring stragglers conflicts with another setting.
-    #[error("deferring stragglers requires {0}\nhint: set `stragglers = \"drop\"`, or change that setting")]
+    #[error("deferring stragglers requires {0}")]
+    #[diagnostic(help("set `stragglers = \"drop\"`, or change that setting"))]
     DeferRequires(Requirement),
     /// A saved state that contradicts itself or the settings.
-    #[error(
-        "invalid scheduler state: {0}\nhint: resume from another checkpoint, with the settings it was saved with"
-    )]
+    #[error("invalid scheduler state: {0}")]
+    #[diagnostic(help("resume from another checkpoint, with the settings it was saved with"))]
     InvalidState(#[from] StateDefect),
 }
 

@@ -2,7 +2,7 @@ use rloom_core::Ticket;
 use rloom_sched::SchedError;
 
 /// Errors of simulations, hardware profiles and calibrations.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum SimError {
     /// The scenario is invalid.
     #[error("invalid scenario: {0}")]
@@ -11,13 +11,12 @@ pub enum SimError {
     #[error("invalid hardware profile: {0}")]
     Profile(#[from] ProfileError),
     /// The run contains nothing to fit a profile to.
-    #[error(
-        "cannot calibrate: the run has no step with recorded rollouts\n\
-         hint: train at least a few steps of a stage that samples"
-    )]
+    #[error("cannot calibrate: the run has no step with recorded rollouts")]
+    #[diagnostic(help("train at least a few steps of a stage that samples"))]
     NothingToCalibrate,
     /// The scheduler rejected its settings or an event.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Scheduler(#[from] SchedError),
     /// No events are left although the stage is not finished: a bug in the scheduler.
     #[error("simulation stalled after {seconds:.1} simulated seconds, at version {version}")]
@@ -28,10 +27,8 @@ pub enum SimError {
         version: u64,
     },
     /// The simulation reached [`Scenario::max_events`](crate::Scenario::max_events).
-    #[error(
-        "only {version} batches were trained after {events} events\n\
-         hint: filters, failures or the staleness bound leave too few groups to train on"
-    )]
+    #[error("only {version} batches were trained after {events} events")]
+    #[diagnostic(help("filters, failures or the staleness bound leave too few groups to train on"))]
     TooManyEvents {
         /// Events simulated.
         events: u64,

@@ -4,11 +4,14 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Failures of durable storage. [`hint`](Self::hint) suggests what to do about one.
+use miette::Diagnostic;
+
+/// Failures of durable storage.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// A file operation failed.
+    #[error("could not {operation} {}: {source}", path.display())]
     Io {
         /// The operation, such as `write` or `sync`.
         operation: &'static str,
@@ -18,21 +21,25 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The directory of a new run is not empty.
+    #[error("{} is not empty", path.display())]
     DirectoryInUse {
         /// The directory.
         path: PathBuf,
     },
     /// The directory contains no run.
+    #[error("{} is not a run directory: it has no config.toml", path.display())]
     NotARun {
         /// The directory.
         path: PathBuf,
     },
     /// Another process holds the directory's lock.
+    #[error("{} is locked by another process", path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
     },
     /// A journal segment is damaged, other than by an interrupted write at its end.
+    #[error("{}: record {record} at byte {offset} is damaged: {damage}", path.display())]
     JournalDamaged {
         /// The segment.
         path: PathBuf,
@@ -44,6 +51,10 @@ pub enum StoreError {
         damage: JournalDamage,
     },
     /// A journal segment was written in another format.
+    #[error(
+        "the journal segment {} has format {found}; this version of rloom supports format {supported}",
+        path.display()
+    )]
     JournalFormat {
         /// The segment.
         path: PathBuf,
@@ -53,6 +64,7 @@ pub enum StoreError {
         supported: u32,
     },
     /// An earlier failure left the end of a journal segment in an unknown state, so nothing more is written to it.
+    #[error("could not write {}: its end is unknown after an earlier failure ({failure})", path.display())]
     JournalClosed {
         /// The segment.
         path: PathBuf,
@@ -60,6 +72,7 @@ pub enum StoreError {
         failure: String,
     },
     /// A checkpoint does not match its manifest.
+    #[error("the checkpoint {} is damaged: {damage}", path.display())]
     CheckpointDamaged {
         /// The checkpoint.
         path: PathBuf,
@@ -67,6 +80,10 @@ pub enum StoreError {
         damage: CheckpointDamage,
     },
     /// A checkpoint was written in another format.
+    #[error(
+        "the checkpoint {} has format {found}; this version of rloom supports format {supported}",
+        path.display()
+    )]
     CheckpointFormat {
         /// The checkpoint.
         path: PathBuf,
@@ -151,87 +168,35 @@ impl StoreError {
     pub(crate) fn damaged_checkpoint(path: &Path, damage: CheckpointDamage) -> Self {
         Self::CheckpointDamaged { path: path.to_owned(), damage }
     }
+}
 
-    /// A suggestion for the user, if there is one.
-    pub fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Io { source, .. } => return io_hint(source).map(str::to_owned),
+// Not derived: the hint of `Io` depends on the system's error.
+impl Diagnostic for StoreError {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let hint = match self {
+            Self::Io { source, .. } => io_hint(source)?.to_owned(),
             Self::DirectoryInUse { path } => {
                 format!("`--resume {}` resumes the run in it; `--run-name` starts another", path.display())
             }
-            Self::NotARun { .. } => "pass the directory of a run, such as runs/arithmetic".into(),
-            Self::Locked { .. } => "wait for that process to exit, or stop it".into(),
+            Self::NotARun { .. } => "pass the directory of a run, such as runs/arithmetic".to_owned(),
+            Self::Locked { .. } => "wait for that process to exit, or stop it".to_owned(),
             Self::JournalDamaged { .. } => {
-                "remove the file to regenerate its groups from the last checkpoint".into()
+                "remove the file to regenerate its groups from the last checkpoint".to_owned()
             }
             Self::JournalFormat { .. } => {
                 "finish the run with the version of rloom that wrote it, or start a new run from one of its \
                  checkpoints with `--set model.path=…`"
-                    .into()
+                    .to_owned()
             }
-            Self::JournalClosed { .. } => "`--resume` the run once the cause is fixed".into(),
+            Self::JournalClosed { .. } => "`--resume` the run once the cause is fixed".to_owned(),
             Self::CheckpointDamaged { .. } => return None,
             Self::CheckpointFormat { path, .. } => format!(
                 "finish the run with the version of rloom that wrote it, or start a new run from its weights with \
                  `--set model.path={}`",
                 path.display()
             ),
-        })
-    }
-
-    /// The message without the hint.
-    pub fn message(&self) -> String {
-        struct Message<'a>(&'a StoreError);
-        impl fmt::Display for Message<'_> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.write_message(f)
-            }
-        }
-        Message(self).to_string()
-    }
-
-    fn write_message(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { operation, path, source } => {
-                write!(f, "could not {operation} {}: {source}", path.display())
-            }
-            Self::DirectoryInUse { path } => write!(f, "{} is not empty", path.display()),
-            Self::NotARun { path } => {
-                write!(f, "{} is not a run directory: it has no config.toml", path.display())
-            }
-            Self::Locked { path } => write!(f, "{} is locked by another process", path.display()),
-            Self::JournalDamaged { path, record, offset, damage } => {
-                write!(f, "{}: record {record} at byte {offset} is damaged: {damage}", path.display())
-            }
-            Self::JournalFormat { path, found, supported } => write!(
-                f,
-                "the journal segment {} has format {found}; this version of rloom supports format {supported}",
-                path.display()
-            ),
-            Self::JournalClosed { path, failure } => write!(
-                f,
-                "could not write {}: its end is unknown after an earlier failure ({failure})",
-                path.display()
-            ),
-            Self::CheckpointDamaged { path, damage } => {
-                write!(f, "the checkpoint {} is damaged: {damage}", path.display())
-            }
-            Self::CheckpointFormat { path, found, supported } => write!(
-                f,
-                "the checkpoint {} has format {found}; this version of rloom supports format {supported}",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write_message(f)?;
-        match self.hint() {
-            Some(hint) => write!(f, "\nhint: {hint}"),
-            None => Ok(()),
-        }
+        };
+        Some(Box::new(hint))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use rloom_store::StoreError;
 
 /// Failures of telemetry. None of them has to stop a run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum TelemetryError {
     /// A file operation failed.
@@ -19,6 +19,7 @@ pub enum TelemetryError {
     },
     /// Durable storage failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Store(#[from] StoreError),
 }
 

@@ -1,10 +1,11 @@
 use std::path::PathBuf;
 
 /// A failure of a tokenizer or a chat template.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum TextError {
     /// A folder without a required file.
-    #[error("{} is missing\nhint: {hint}", path.display())]
+    #[error("{} is missing", path.display())]
+    #[diagnostic(help("{hint}"))]
     MissingFile {
         /// The file.
         path: PathBuf,
@@ -28,10 +29,8 @@ pub enum TextError {
         source: std::io::Error,
     },
     /// A file with invalid content.
-    #[error(
-        "{} is invalid: {source}\nhint: the file may be incomplete; download or copy it again",
-        path.display()
-    )]
+    #[error("{} is invalid: {source}", path.display())]
+    #[diagnostic(help("the file may be incomplete; download or copy it again"))]
     InvalidFile {
         /// The file.
         path: PathBuf,
@@ -40,10 +39,10 @@ pub enum TextError {
     },
     /// A character without a token.
     #[error(
-        "the tokenizer has no token for {character:?} (U+{:04X}) at position {position} of the text\n\
-         hint: add the character to the alphabet, or remove it from the text",
+        "the tokenizer has no token for {character:?} (U+{:04X}) at position {position} of the text",
         u32::from(*character)
     )]
+    #[diagnostic(help("add the character to the alphabet, or remove it from the text"))]
     UnknownCharacter {
         /// The character.
         character: char,
@@ -57,20 +56,22 @@ pub enum TextError {
     #[error("the tokens cannot be decoded: {0}")]
     Decode(#[source] tokenizers::Error),
     /// An alphabet without characters.
-    #[error("the alphabet is empty\nhint: list the characters of the texts")]
+    #[error("the alphabet is empty")]
+    #[diagnostic(help("list the characters of the texts"))]
     EmptyAlphabet,
     /// An alphabet with a repeated character.
-    #[error("the alphabet contains {character:?} more than once\nhint: list each character once")]
+    #[error("the alphabet contains {character:?} more than once")]
+    #[diagnostic(help("list each character once"))]
     RepeatedCharacter {
         /// The character.
         character: char,
     },
     /// Messages to render without a chat template.
-    #[error(
-        "the tokenizer has no chat template, so messages cannot be rendered\n\
-         hint: use a model folder with chat_template.jinja (or `chat_template` in tokenizer_config.json), or tasks \
-         with a plain text prompt"
-    )]
+    #[error("the tokenizer has no chat template, so messages cannot be rendered")]
+    #[diagnostic(help(
+        "use a model folder with chat_template.jinja (or `chat_template` in tokenizer_config.json), or tasks \
+             with a plain text prompt"
+    ))]
     NoChatTemplate,
     /// Several named templates without a default.
     #[error("none of the chat templates is named `default`; available: {}", quoted(names))]
@@ -120,15 +121,16 @@ pub enum TextError {
     /// A template that changes earlier turns when messages follow.
     #[error(
         "the chat template renders earlier turns differently when another turn follows (from byte {position} on), so \
-         the next turn cannot be appended to the existing tokens\n\
-         hint: train with a template that leaves earlier turns unchanged"
+         the next turn cannot be appended to the existing tokens"
     )]
+    #[diagnostic(help("train with a template that leaves earlier turns unchanged"))]
     NotPrefixPreserving {
         /// The first byte at which the two renderings differ.
         position: usize,
     },
     /// An empty stop string, which would match everywhere.
-    #[error("a stop string is empty\nhint: remove it")]
+    #[error("a stop string is empty")]
+    #[diagnostic(help("remove it"))]
     EmptyStopString,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rloom_data::DataSettings;
-use rloom_model::NewModel;
+use rloom_model::{ConfigError, NewModel};
 use rloom_text::CharacterSettings;
 
 use super::values::{at_table, invalid, out_of_range};
@@ -116,11 +116,7 @@ fn check_alphabet<T>(
 ) {
     let mut seen = BTreeSet::new();
     if let Some(twice) = alphabet.chars().find(|c| !seen.insert(*c)) {
-        problems.push(invalid(
-            section,
-            "alphabet",
-            &format!("`tokenizer.alphabet` contains {twice:?} twice"),
-        ));
+        problems.push(invalid(section, "alphabet", format!("`tokenizer.alphabet` contains {twice:?} twice")));
     }
     let missing: String = needed.difference(&seen).collect();
     if !missing.is_empty() {
@@ -172,7 +168,10 @@ fn check_new<T>(
     {
         let node = section.node.as_table().and_then(|t| t.get("new")).unwrap_or(&section.node).clone();
         let table = Section { value: (), node, layers: Vec::new(), path: "model.new".to_owned() };
-        problems.push(at_table(&table, error.to_string().trim_start_matches("[model.new]: ")));
+        problems.push(match error {
+            ConfigError::Inconsistent { problem, .. } => at_table(&table, &problem),
+            other => at_table(&table, &other),
+        });
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn check(
 
 /// An invalid `name`.
 pub(super) fn bad_name<T>(section: &Section<T>, name: &str, reason: &str) -> Problem {
-    invalid(section, "name", &format!("`{}` cannot be \"{name}\": {reason}", section.name("name")))
+    invalid(section, "name", format!("`{}` cannot be \"{name}\": {reason}", section.name("name")))
 }
 
 /// Reason why a name cannot be part of file names.

@@ -160,7 +160,7 @@ fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorith
             return None;
         }
         Err(other) => {
-            problems.push(values::at_table(section, &other.to_string()));
+            problems.push(values::at_table(section, &other));
             return None;
         }
     };

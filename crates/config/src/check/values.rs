@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use miette::Diagnostic;
+use rloom_core::{ErrorText, SettingError, SettingProblem};
 use rloom_data::{DataError, DataSettings};
 use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
 use rloom_model::{OptimizerError, OptimizerSettings, Schedule};
 use rloom_reward::RewardSettings;
 
 use super::run::MAX_THREADS;
-use crate::layered::read::{custom, split_hint};
+use crate::layered::read::custom;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 
@@ -22,19 +24,27 @@ pub(super) fn out_of_range<T>(
     value: impl fmt::Display,
     expected: impl fmt::Display,
 ) -> Problem {
-    invalid(section, key, &format!("`{}` must be {expected}, but is {value}", section.name(key)))
+    invalid(section, key, format!("`{}` must be {expected}, but is {value}", section.name(key)))
 }
 
-/// An invalid value, with the message of the error.
-pub(super) fn invalid<T>(section: &Section<T>, key: &str, message: &str) -> Problem {
-    let (message, hint) = split_hint(message);
-    let problem = Problem::new(Code::OutOfRange, message).at(section.origin_or_table(key), "");
-    hint.into_iter().fold(problem, Problem::hint)
+/// An invalid value, with this message.
+pub(super) fn invalid<T>(section: &Section<T>, key: &str, message: String) -> Problem {
+    Problem::new(Code::OutOfRange, message).at(section.origin_or_table(key), "")
+}
+
+/// A setting that its crate refused.
+fn refused<T>(section: &Section<T>, SettingError { key, problem }: &SettingError) -> Problem {
+    match problem {
+        SettingProblem::OutOfRange { value, range } => out_of_range(section, key, value, range),
+        SettingProblem::Invalid { value, expected } => out_of_range(section, key, value, expected),
+        other => setting(section, key, other),
+    }
 }
 
 /// An invalid value, with the reason for its refusal.
-pub(super) fn setting<T>(section: &Section<T>, key: &str, reason: &dyn fmt::Display) -> Problem {
-    invalid(section, key, &format!("`{}`: {reason}", section.name(key)))
+pub(super) fn setting<T>(section: &Section<T>, key: &str, reason: &dyn Diagnostic) -> Problem {
+    let problem = invalid(section, key, format!("`{}`: {reason}", section.name(key)));
+    reason.help().into_iter().fold(problem, |problem, hint| problem.hint(hint.to_string()))
 }
 
 /// Checks a lower bound.
@@ -52,7 +62,7 @@ pub(super) fn at_least<T>(
 
 pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(out_of_range(section, error.key, &error.value, error.expected));
+        problems.push(refused(section, &error));
     }
     if section.value.is_greedy() {
         for key in TRUNCATION {
@@ -71,7 +81,7 @@ pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<P
 
 pub(super) fn engine(section: &Section<RolloutSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(out_of_range(section, error.key, &error.value, error.expected));
+        problems.push(refused(section, &error));
     }
 }
 
@@ -81,7 +91,7 @@ pub(super) fn optimizer(section: &Section<OptimizerSettings>, problems: &mut Vec
         Err(OptimizerError::Setting { key, value, range }) => {
             problems.push(out_of_range(section, key, value, range));
         }
-        Err(other) => problems.push(at_table(section, &other.to_string())),
+        Err(other) => problems.push(at_table(section, &other)),
     }
     if section.value.schedule == Schedule::Constant
         && let Some(origin) = section.key_origin("min_lr_ratio")
@@ -111,20 +121,19 @@ pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>)
     match section.value.validate() {
         Ok(()) => {}
         Err(DataError::Setting { key, problem }) => problems.push(setting(section, key, &problem)),
-        Err(other) => problems.push(at_table(section, &other.to_string())),
+        Err(other) => problems.push(at_table(section, &other)),
     }
 }
 
 pub(super) fn reward(section: &Section<RewardSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
-        problems.push(custom(&error.to_string(), section.table(), &section.node));
+        problems.push(custom(&ErrorText::of(&error), section.table(), &section.node));
     }
 }
 
 /// An error about a whole table.
-pub(super) fn at_table<T>(section: &Section<T>, message: &str) -> Problem {
-    let (message, hint) = split_hint(message);
+pub(super) fn at_table<T>(section: &Section<T>, error: &dyn Diagnostic) -> Problem {
     let problem =
-        Problem::new(Code::Conflict, format!("`{}`: {message}", section.table())).at(section.node.origin, "");
-    hint.into_iter().fold(problem, Problem::hint)
+        Problem::new(Code::Conflict, format!("`{}`: {error}", section.table())).at(section.node.origin, "");
+    error.help().into_iter().fold(problem, |problem, hint| problem.hint(hint.to_string()))
 }

@@ -4,6 +4,7 @@
 //! reads again until there is no error or nothing left to remove. Keys that are missing because they were removed are not
 //! reported.
 
+use rloom_core::ErrorText;
 use serde::de::DeserializeOwned;
 
 use super::de::{Fault, NodeReader, ReadError};
@@ -137,7 +138,7 @@ fn describe(error: &ReadError, steps: &[Step], root: &Node, context: Context<'_>
         Fault::WrongType { expected } | Fault::BadValue { expected } => {
             wrong_value(error, expected, &name, node, context.sources)
         }
-        Fault::Custom(message) => custom(message, &name, node),
+        Fault::Custom(message) => custom(&message.clone().into(), &name, node),
     }
 }
 
@@ -148,8 +149,8 @@ pub fn join(prefix: &str, inner: &str) -> String {
 }
 
 /// An error with a message of its type. If it quotes a key of the table, the key is marked.
-pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
-    let (message, hint) = split_hint(message);
+pub(crate) fn custom(error: &ErrorText, name: &str, node: &Node) -> Problem {
+    let ErrorText { message, hint } = error;
     if let Some(problem) = unread_by_kind(message, name, node) {
         return problem;
     }
@@ -160,7 +161,7 @@ pub(crate) fn custom(message: &str, name: &str, node: &Node) -> Problem {
         Some(entry) => Problem::new(Code::Conflict, text).at(entry.key_origin, ""),
         None => Problem::new(Code::Conflict, text).at(node.origin, ""),
     };
-    hint.into_iter().fold(problem, Problem::hint)
+    hint.iter().fold(problem, Problem::hint)
 }
 
 /// A key that the selected kind of a flat table does not read. The message is that of serde, followed by the kind in
@@ -177,14 +178,6 @@ fn unread_by_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
         Some(keys) => problem.hint(format!("they are {}", keys.trim_start_matches("one of "))),
         None => problem.hint("it has no keys"),
     })
-}
-
-/// Splits an error message into message and hint: `…\nhint: …`.
-pub fn split_hint(message: &str) -> (&str, Option<&str>) {
-    match message.split_once("\nhint: ") {
-        Some((message, hint)) => (message, Some(hint)),
-        None => (message, None),
-    }
 }
 
 fn key_origin(steps: &[Step], root: &Node) -> Origin {

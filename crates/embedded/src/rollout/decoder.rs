@@ -8,13 +8,14 @@ use rloom_ops::{HeadRequest, HeadResult, RowDraw};
 use super::weights::LoadedWeights;
 
 /// Failure of a decoder's step.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub(crate) enum DecodeError {
     /// A step without weights.
     #[error("a step was requested while no weights are loaded")]
     NoWeights,
     /// The model refused the step.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Model(#[from] StepError),
     /// A failure injected by a test.
     #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rloom_core::{OnUpdate, StopReason};
+use rloom_core::{ErrorText, OnUpdate, StopReason};
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
     RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, Speculation,
@@ -145,7 +145,7 @@ impl EmbeddedRolloutEngine {
         let watch = match &self.tokenizer {
             Some(tokenizer) if !request.sampling.stop.is_empty() => {
                 StopWatch::new(tokenizer, &request.sampling.stop).map_err(|error| {
-                    invalid(&request, InvalidReason::StopStrings { message: error.to_string() })
+                    invalid(&request, InvalidReason::StopStrings { cause: ErrorText::of(&error) })
                 })?
             }
             _ => None,

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use rloom_core::OnUpdate;
+use rloom_core::{ErrorText, OnUpdate};
 use rloom_engine::{
     Health, InvalidReason, PolicyLabel, RequestName, RolloutError, WorkerActivity, WorkerFailure,
 };
@@ -84,7 +84,7 @@ impl<D: Decoder> Lane<D> {
             }));
             let cause = match worked {
                 Ok(Ok(())) => break RolloutError::ShutDown,
-                Ok(Err(error)) => WorkerFailure::Failed { message: error.to_string() },
+                Ok(Err(error)) => WorkerFailure::Failed(ErrorText::of(&error)),
                 Err(panic) => WorkerFailure::Panicked { message: message(panic.as_ref()).to_owned() },
             };
             if self.restarts == 0 {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rloom_core::{PolicyId, RandomKey, RandomStream, StopReason, VersionSpan};
+use rloom_core::{ErrorText, PolicyId, RandomKey, RandomStream, StopReason, VersionSpan};
 use rloom_model::KvCache;
 use rloom_ops::{HeadRequest, Pick};
 use tokio::sync::oneshot;
@@ -203,7 +203,7 @@ impl Sequence {
         if let Some(watch) = &mut self.watch {
             let complete = watch.completes(token).map_err(|error| RolloutError::Text {
                 request: RequestName(self.key),
-                message: error.to_string(),
+                cause: ErrorText::of(&error),
             })?;
             if complete {
                 return Ok(Some(StopReason::StopString));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rloom_core::ErrorText;
 use rloom_engine::{Form, PolicyLabel, PublishedPolicy, PublishedWeights, RolloutError};
 use rloom_model::{Model, ModelConfig};
 
@@ -23,7 +24,7 @@ impl LoadedWeights {
         let model = match &published.weights {
             PublishedWeights::Folder(folder) => {
                 let model = Model::load(folder.path())
-                    .map_err(|error| RolloutError::Weights { label, message: error.to_string() })?;
+                    .map_err(|error| RolloutError::Weights { label, cause: ErrorText::of(&error) })?;
                 Some(Arc::new(model.with_dtype(config.dtype)))
             }
             _ => crate::publish::model_of(published),

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, Ticket};
+use rloom_core::{ErrorText, PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, SettingError, Ticket};
 
 use super::status::WorkerStatus;
 use crate::{Form, PolicyLabel};
@@ -24,7 +24,7 @@ impl fmt::Display for RequestName {
 }
 
 /// Reason for refusing a request.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum InvalidReason {
     /// There is no token to predict from.
     #[error("the prompt is empty: the first token needs a prefix to be predicted from")]
@@ -49,16 +49,17 @@ pub enum InvalidReason {
     #[error("stop strings need a tokenizer, and this engine has none")]
     NoTokenizer,
     /// Stop strings that cannot be searched for.
-    #[error("invalid stop strings: {message}")]
+    #[error("invalid stop strings: {cause}")]
+    #[diagnostic(forward(cause))]
     StopStrings {
         /// Explanation of the tokenizer.
-        message: String,
+        cause: ErrorText,
     },
     /// Prompt and completion together exceed the model's context.
     #[error(
-        "a prompt of {prompt} tokens and up to {max_new_tokens} new ones exceed the context of {context} tokens\nhint: \
-         lower max_new_tokens, or leave out prompts this long"
+        "a prompt of {prompt} tokens and up to {max_new_tokens} new ones exceed the context of {context} tokens"
     )]
+    #[diagnostic(help("lower max_new_tokens, or leave out prompts this long"))]
     TooLong {
         /// Tokens of the prompt.
         prompt: usize,
@@ -69,9 +70,9 @@ pub enum InvalidReason {
     },
     /// The keys and values of the longest possible completion exceed the whole cache of a worker.
     #[error(
-        "up to {tokens} tokens need {needed} key-value blocks of {block} tokens, but a lane has only {blocks}\nhint: \
-         raise kv_memory_mib, lower max_new_tokens, or set lanes = 1"
+        "up to {tokens} tokens need {needed} key-value blocks of {block} tokens, but a lane has only {blocks}"
     )]
+    #[diagnostic(help("raise kv_memory_mib, lower max_new_tokens, or set lanes = 1"))]
     ExceedsCache {
         /// Prompt plus `max_new_tokens`.
         tokens: usize,
@@ -99,7 +100,7 @@ pub enum InvalidReason {
 }
 
 /// Cause of a worker's failure. Workers run in other threads or processes, so the cause arrives as text.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum WorkerFailure {
     /// A panic.
     #[error("panicked: {message}")]
@@ -108,11 +109,9 @@ pub enum WorkerFailure {
         message: String,
     },
     /// An error of the model or the process.
-    #[error("{message}")]
-    Failed {
-        /// Message of the error.
-        message: String,
-    },
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Failed(ErrorText),
     /// The worker ended without giving a reason.
     #[error("ended without a message")]
     Unknown,
@@ -168,13 +167,15 @@ impl fmt::Display for WaitedFor {
 }
 
 /// Failure of a rollout engine or of one request.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum RolloutError {
     /// A setting is out of its range.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Setting(#[from] SettingError),
     /// The request contradicts itself, the model or the engine.
     #[error("{request}: {reason}")]
+    #[diagnostic(forward(reason))]
     InvalidRequest {
         /// The request.
         request: RequestName,
@@ -183,9 +184,9 @@ pub enum RolloutError {
     },
     /// The memory for keys and values does not hold even one block per lane.
     #[error(
-        "kv_memory_mib = {kv_memory_mib}: {lanes} lane(s) need at least {needed_mib} MiB for one block each\nhint: raise \
-         kv_memory_mib, or set 0 to let the engine choose"
+        "kv_memory_mib = {kv_memory_mib}: {lanes} lane(s) need at least {needed_mib} MiB for one block each"
     )]
+    #[diagnostic(help("raise kv_memory_mib, or set 0 to let the engine choose"))]
     CacheTooSmall {
         /// The setting.
         kv_memory_mib: usize,
@@ -221,18 +222,17 @@ pub enum RolloutError {
         limit: usize,
     },
     /// The weights could not be read or received.
-    #[error("cannot load {label}: {message}")]
+    #[error("cannot load {label}: {cause}")]
+    #[diagnostic(forward(cause))]
     Weights {
         /// The publication.
         label: PolicyLabel,
         /// Explanation of the worker.
-        message: String,
+        cause: ErrorText,
     },
     /// The model produced a logit that is NaN, or only infinite ones.
-    #[error(
-        "{request}: the logits of token {position} are not finite (policy version {})\nhint: the weights have diverged; \
-         lower the learning rate", version.0
-    )]
+    #[error("{request}: the logits of token {position} are not finite (policy version {})", version.0)]
+    #[diagnostic(help("the weights have diverged; lower the learning rate"))]
     NotFinite {
         /// The request.
         request: RequestName,
@@ -242,12 +242,13 @@ pub enum RolloutError {
         version: PolicyVersion,
     },
     /// The tokenizer cannot decode the completion to search it for stop strings.
-    #[error("{request}: cannot search for stop strings: {message}")]
+    #[error("{request}: cannot search for stop strings: {cause}")]
+    #[diagnostic(forward(cause))]
     Text {
         /// The request.
         request: RequestName,
         /// Explanation of the tokenizer.
-        message: String,
+        cause: ErrorText,
     },
     /// A request or a command exceeded its timeout.
     #[error("no answer within {:.1} s: waited for {waited_for}", after.as_secs_f64())]
@@ -259,6 +260,7 @@ pub enum RolloutError {
     },
     /// A worker failed more often than it may restart; the engine answers no more requests.
     #[error("the rollout engine failed: {worker}: {cause}")]
+    #[diagnostic(forward(cause))]
     EngineFailed {
         /// The worker.
         worker: String,
@@ -268,6 +270,7 @@ pub enum RolloutError {
     /// A worker failed while it had the request and was restarted. The same request may be submitted again; its
     /// completion does not depend on the failure.
     #[error("rollout {worker} failed and was restarted: {cause}")]
+    #[diagnostic(forward(cause))]
     WorkerRestarted {
         /// The worker.
         worker: String,
@@ -310,18 +313,6 @@ impl RolloutError {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::WorkerRestarted { .. } | Self::ReplicaLost { .. })
     }
-}
-
-/// A setting that is out of its range.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key} = {value}: must be {expected}")]
-pub struct SettingError {
-    /// The setting.
-    pub key: &'static str,
-    /// Its value.
-    pub value: String,
-    /// Description of the valid values.
-    pub expected: &'static str,
 }
 
 fn list<T: fmt::Display>(items: &[T]) -> String {

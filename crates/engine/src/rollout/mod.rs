@@ -9,7 +9,7 @@ mod status;
 
 pub use capabilities::{RolloutCapabilities, VersionGranularity};
 pub use engine::{Abort, Health, RolloutEngine};
-pub use error::{InvalidReason, RequestName, RolloutError, SettingError, WaitedFor, WorkerFailure};
+pub use error::{InvalidReason, RequestName, RolloutError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
 pub use status::{DraftStatistics, RolloutStatistics, WorkerActivity, WorkerStatus};

@@ -1,7 +1,6 @@
+use rloom_core::{SettingError, SettingProblem};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::SettingError;
 
 /// Sampling settings of a request.
 ///
@@ -74,7 +73,6 @@ impl SamplingSettings {
 
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
-        let refuse = |key, value: String, expected| Err(SettingError { key, value, expected });
         let t = self.temperature;
         // The kernels multiply by 1/t, which must be finite.
         if !(t == 0.0 || (t.is_finite() && t > 0.0 && inverse_temperature(t).is_finite())) {
@@ -98,6 +96,10 @@ impl SamplingSettings {
         }
         Ok(())
     }
+}
+
+fn refuse(key: &'static str, value: String, expected: &'static str) -> Result<(), SettingError> {
+    Err(SettingProblem::Invalid { value, expected }.at(key))
 }
 
 /// Factor of the logits at a (positive) temperature. The only definition, used by sampler and trainer: the rounding of
@@ -163,7 +165,6 @@ impl Default for RolloutSettings {
 impl RolloutSettings {
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
-        let refuse = |key, value: String, expected| Err(SettingError { key, value, expected });
         if self.threads > 1024 {
             return refuse("threads", self.threads.to_string(), "at most 1024 (0: all available)");
         }
@@ -213,7 +214,7 @@ mod tests {
         ];
         for (settings, name) in cases {
             let message = settings.validate().unwrap_err().to_string();
-            assert!(message.starts_with(name), "{message}");
+            assert!(message.starts_with(&format!("`{name}`: must be ")), "{message}");
         }
         let engine = RolloutSettings { timeout_seconds: 0.0, ..RolloutSettings::default() };
         assert!(engine.validate().is_err());

@@ -1,7 +1,7 @@
-use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
+use miette::Diagnostic;
 use rloom_core::SampleKey;
 
 use super::candidates::CandidateError;
@@ -9,7 +9,7 @@ use super::pack::PackError;
 use crate::Form;
 
 /// Error of an engine's own library, such as a model or an optimizer.
-pub type EngineCause = Box<dyn Error + Send + Sync>;
+pub type EngineCause = Box<dyn Diagnostic + Send + Sync>;
 
 /// A number that has to be finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl fmt::Display for Access {
 }
 
 /// Failure of a training engine.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// Trajectories that cannot be packed.
@@ -86,15 +86,19 @@ pub enum TrainError {
     Candidates(#[from] CandidateError),
     /// The algorithm refused.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Algo(#[from] rloom_algo::AlgoError),
     /// The model refused a batch.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Batch(EngineCause),
     /// The optimizer could not take its step.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Optimizer(EngineCause),
     /// Weights or trainer state could not be read or written; the cause names the file.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Checkpoint(EngineCause),
     /// A file or folder could not be read or written.
     #[error("could not {access} {}: {source}", path.display())]
@@ -108,9 +112,9 @@ pub enum TrainError {
     },
     /// A sequence that was declared to have no coefficients has some.
     #[error(
-        "sample {key} was not back-propagated because the loss declared it inert, but it has coefficients\nhint: this is \
-         a bug in the loss's `inert`, not in the recipe"
+        "sample {key} was not back-propagated because the loss declared it inert, but it has coefficients"
     )]
+    #[diagnostic(help("this is a bug in the loss's `inert`, not in the recipe"))]
     NotInert {
         /// The sample.
         key: SampleKey,

@@ -9,16 +9,21 @@ pub(crate) use read::{Checkpoint, TensorFile};
 pub(crate) use write::{TensorOut, write_tensors};
 
 /// Weights that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The folder has no weights in a supported format.
-    #[error("{}: no model.safetensors and no model.safetensors.index.json{}", path.display(), if *other_format { "\nhint: it has weights in another format; open it with transformers and save it again" } else { "" })]
+    /// The folder has no weights.
+    #[error("{}: no model.safetensors and no model.safetensors.index.json", path.display())]
     NoWeights {
         /// The folder.
         path: PathBuf,
-        /// True if there are PyTorch pickles instead.
-        other_format: bool,
+    },
+    /// The folder has PyTorch pickles instead of safetensors.
+    #[error("{}: no model.safetensors and no model.safetensors.index.json", path.display())]
+    #[diagnostic(help("it has weights in another format; open it with transformers and save it again"))]
+    OtherFormat {
+        /// The folder.
+        path: PathBuf,
     },
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
@@ -30,9 +35,11 @@ pub enum CheckpointError {
     },
     /// A file cannot be mapped into memory.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Map(#[from] rloom_ops::OpsError),
     /// The size of a file differs from the one in its header.
-    #[error("{}: the file has {actual} bytes, its header describes {expected}\nhint: the download or copy was interrupted; fetch the file again", path.display())]
+    #[error("{}: the file has {actual} bytes, its header describes {expected}", path.display())]
+    #[diagnostic(help("the download or copy was interrupted; fetch the file again"))]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -69,7 +76,8 @@ pub enum CheckpointError {
         more: usize,
     },
     /// A tensor is not part of the model.
-    #[error("{}: the tensor {name} does not belong to this model{}\nhint: config.json does not describe these weights", path.display(), others(*more))]
+    #[error("{}: the tensor {name} does not belong to this model{}", path.display(), others(*more))]
+    #[diagnostic(help("config.json does not describe these weights"))]
     UnexpectedTensor {
         /// File that contains it.
         path: PathBuf,
@@ -101,7 +109,8 @@ pub enum CheckpointError {
         dtype: String,
     },
     /// The header's metadata has no step count.
-    #[error("{}: the header has no step count\nhint: this is not an optimizer state", path.display())]
+    #[error("{}: the header has no step count", path.display())]
+    #[diagnostic(help("this is not an optimizer state"))]
     NoStepCount {
         /// The file.
         path: PathBuf,

@@ -127,10 +127,12 @@ impl Checkpoint {
         } else if index.is_file() {
             checkpoint.open_shards(&index)?;
         } else {
-            let other_format = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"];
-            return Err(CheckpointError::NoWeights {
-                path: folder.to_owned(),
-                other_format: other_format.iter().any(|name| folder.join(name).is_file()),
+            let pickles = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"];
+            let path = folder.to_owned();
+            return Err(if pickles.iter().any(|name| folder.join(name).is_file()) {
+                CheckpointError::OtherFormat { path }
+            } else {
+                CheckpointError::NoWeights { path }
             });
         }
         Ok(checkpoint)

@@ -300,10 +300,11 @@ pub(crate) fn token_ids_to_json(ids: &[u32]) -> Value {
 }
 
 /// An invalid model configuration.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum ConfigError {
     /// There is no such file: the path of the model is wrong.
-    #[error("{}: no such file\nhint: a model folder contains config.json, model.safetensors and tokenizer.json", path.display())]
+    #[error("{}: no such file", path.display())]
+    #[diagnostic(help("a model folder contains config.json, model.safetensors and tokenizer.json"))]
     NotFound {
         /// The file.
         path: PathBuf,
@@ -353,7 +354,8 @@ pub enum ConfigError {
         value: String,
     },
     /// A field requires an unsupported computation.
-    #[error("{}: {field} = {value} is not supported: {reason}\nhint: {hint}", path.display())]
+    #[error("{}: {field} = {value} is not supported: {reason}", path.display())]
+    #[diagnostic(help("{hint}"))]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -368,6 +370,7 @@ pub enum ConfigError {
     },
     /// Fields contradict each other or a size is invalid.
     #[error("{}: {problem}", path.display())]
+    #[diagnostic(forward(problem))]
     Inconsistent {
         /// The file.
         path: PathBuf,
@@ -378,7 +381,7 @@ pub enum ConfigError {
 }
 
 /// A contradiction between fields of a model configuration, or an invalid size.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum Inconsistency {
     /// A size is 0 or too large.
@@ -398,7 +401,8 @@ pub enum Inconsistency {
         kv_heads: usize,
     },
     /// The size of a head is not given and cannot be derived.
-    #[error("hidden_size {hidden_size} is not a multiple of {heads_field} {heads}\nhint: set head_dim")]
+    #[error("hidden_size {hidden_size} is not a multiple of {heads_field} {heads}")]
+    #[diagnostic(help("set head_dim"))]
     NoHeadDim {
         /// Width of the residual stream.
         hidden_size: usize,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rloom_core::{OnUpdate, PolicyId, RandomKey, StopReason, VersionSpan};
+use rloom_core::{ErrorText, OnUpdate, PolicyId, RandomKey, StopReason, VersionSpan};
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, InvalidReason, PolicyLabel, PublishedPolicy,
     PublishedWeights, RequestName, RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics,
@@ -213,7 +213,7 @@ impl RolloutEngine for FolderSampler {
         let result = match &policy.weights {
             PublishedWeights::Folder(folder) => Model::load(folder.path())
                 .map(|model| Loaded { label, model: Arc::new(model) })
-                .map_err(|error| RolloutError::Weights { label, message: error.to_string() }),
+                .map_err(|error| RolloutError::Weights { label, cause: ErrorText::of(&error) }),
             _ => Err(RolloutError::UnsupportedForm {
                 label,
                 form: policy.form(),

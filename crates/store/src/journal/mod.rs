@@ -212,7 +212,7 @@ impl Journal {
         {
             // The batch is not trained, so a resumed run must not find its cut.
             self.discard_unfinished(&error);
-            self.failure.get_or_insert_with(|| error.message());
+            self.failure.get_or_insert_with(|| error.to_string());
             return Err(error);
         }
         self.length += frame.len() as u64;
@@ -222,7 +222,7 @@ impl Journal {
     /// Truncates a record that was not written completely. If that fails, the end of the segment is unknown.
     fn discard_unfinished(&mut self, error: &StoreError) {
         if self.file.truncate(APPEND, self.length).is_err() {
-            self.failure = Some(error.message());
+            self.failure = Some(error.to_string());
         }
     }
 
@@ -245,7 +245,7 @@ impl Journal {
         self.check_open()?;
         // A power failure must not take records from the end of a segment that another one follows.
         if let Err(error) = self.file.sync(ROLL) {
-            self.failure = Some(error.message());
+            self.failure = Some(error.to_string());
             return Err(error);
         }
         let segment = Segment { stage: self.stage, version };
@@ -257,7 +257,7 @@ impl Journal {
             Err(error) => {
                 if self.directory.join(segment.file()).exists() {
                     // The new segment exists, perhaps not durably: appending to the previous one would be out of order.
-                    self.failure = Some(error.message());
+                    self.failure = Some(error.to_string());
                 }
                 Err(error)
             }

@@ -6,13 +6,15 @@ use rloom_sim::{Profile, ProfileError, SimError};
 use crate::failure::Failure;
 
 /// Errors of `rloom plan`.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub(crate) enum PlanError {
     /// The recipe has no stage that samples.
-    #[error("the recipe has no stage that samples\nhint: supervised stages have no rollouts to schedule")]
+    #[error("the recipe has no stage that samples")]
+    #[diagnostic(help("supervised stages have no rollouts to schedule"))]
     NoSamplingStage,
     /// The recipe has no stage of this name.
-    #[error("the recipe has no stage `{name}`\nhint: {}", stages_hint(.sampling))]
+    #[error("the recipe has no stage `{name}`")]
+    #[diagnostic(help("{}", stages_hint(sampling)))]
     UnknownStage {
         /// Name given on the command line.
         name: String,
@@ -23,10 +25,8 @@ pub(crate) enum PlanError {
     #[error("stage `{0}` does not sample, so there is nothing to schedule")]
     NotSampling(String),
     /// The profile is neither built in nor a readable file.
-    #[error(
-        "cannot read hardware profile `{name}`: {error}\nhint: use one of {}, or the path of a TOML file",
-        built_in_profiles()
-    )]
+    #[error("cannot read hardware profile `{name}`: {error}")]
+    #[diagnostic(help("use one of {}, or the path of a TOML file", built_in_profiles()))]
     UnknownProfile {
         /// Name given on the command line.
         name: String,
@@ -42,10 +42,8 @@ pub(crate) enum PlanError {
         error: ProfileError,
     },
     /// A split that leaves no device for training, or too few for a replica.
-    #[error(
-        "{rollout} of {devices} devices cannot be used for rollout\n\
-         hint: a replica needs {per_replica}, and at least one device must remain for training"
-    )]
+    #[error("{rollout} of {devices} devices cannot be used for rollout")]
+    #[diagnostic(help("a replica needs {per_replica}, and at least one device must remain for training"))]
     RolloutDevices {
         /// Devices for rollout.
         rollout: u32,
@@ -55,7 +53,8 @@ pub(crate) enum PlanError {
         per_replica: u32,
     },
     /// An unknown shape of lengths.
-    #[error("invalid value `{0}` for --lengths\nhint: use `constant`, `lognormal:0.8` or `tail:0.05`")]
+    #[error("invalid value `{0}` for --lengths")]
+    #[diagnostic(help("use `constant`, `lognormal:0.8` or `tail:0.05`"))]
     Lengths(String),
     /// A file of the run cannot be read.
     #[error("cannot read {}: {error}", .path.display())]
