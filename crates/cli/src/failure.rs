@@ -1,8 +1,9 @@
 //! How a command ends badly, and with which exit code.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 
+use miette::Diagnostic;
 use rloom_config::ConfigErrors;
 use rloom_run::RunError;
 use rloom_store::StoreError;
@@ -23,12 +24,12 @@ pub(crate) enum Failure {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// What was asked makes no sense.
+    /// The command cannot be run with these arguments.
     #[error("{0}")]
-    Usage(String),
-    /// It went wrong.
+    Usage(Report),
+    /// The command failed.
     #[error("{0}")]
-    Failed(String),
+    Failed(Report),
     /// Interrupted and saved.
     #[error("interrupted")]
     Interrupted,
@@ -37,19 +38,69 @@ pub(crate) enum Failure {
     Output(io::Error),
 }
 
+/// An error message with its hints.
+#[derive(Debug)]
+pub(crate) struct Report {
+    message: String,
+    hints: Vec<String>,
+}
+
+impl Report {
+    fn text(message: impl fmt::Display) -> Self {
+        Self { message: message.to_string(), hints: Vec::new() }
+    }
+}
+
+impl<E: Diagnostic> From<E> for Report {
+    /// The message of an error, with its hint and those of the errors that it contains.
+    fn from(error: E) -> Self {
+        let mut report = Self::text(&error);
+        let mut next: Option<&dyn Diagnostic> = Some(&error);
+        while let Some(error) = next {
+            report.hints.extend(error.help().map(|hint| hint.to_string()));
+            next = error.diagnostic_source();
+        }
+        report
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
 impl Failure {
-    pub(crate) fn failed(error: impl std::fmt::Display) -> Self {
-        Self::Failed(error.to_string())
+    pub(crate) fn failed(error: impl Diagnostic) -> Self {
+        Self::Failed(error.into())
     }
 
-    pub(crate) fn usage(error: impl std::fmt::Display) -> Self {
-        Self::Usage(error.to_string())
+    pub(crate) fn usage(error: impl Diagnostic) -> Self {
+        Self::Usage(error.into())
+    }
+
+    /// A failure with this message, for errors without hints.
+    pub(crate) fn failed_text(message: impl fmt::Display) -> Self {
+        Self::Failed(Report::text(message))
+    }
+
+    /// Wrong usage with this message, for errors without hints.
+    pub(crate) fn usage_text(message: impl fmt::Display) -> Self {
+        Self::Usage(Report::text(message))
+    }
+
+    /// Adds a hint.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        if let Self::Usage(report) | Self::Failed(report) = &mut self {
+            report.hints.push(hint.into());
+        }
+        self
     }
 
     /// The failure of a run or of opening its policy: wrong names and paths are errors of usage.
-    pub(crate) fn from_run(error: &RunError) -> Self {
+    pub(crate) fn from_run(error: RunError) -> Self {
         use StoreError::{DirectoryInUse, Locked, NotARun};
-        let is_usage = match error {
+        let is_usage = match &error {
             RunError::Store(error) => matches!(error, DirectoryInUse { .. } | NotARun { .. } | Locked { .. }),
             RunError::Model(error) => error.is_wrong_path(),
             RunError::Hub(error) => error.is_wrong_name(),
@@ -76,7 +127,8 @@ impl Failure {
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
             failure if output.json => failure.as_json(),
             Self::Config(errors) => errors.render(output.colour),
-            other => plain(&other.to_string(), output),
+            Self::Usage(report) | Self::Failed(report) => plain(&report.message, &report.hints, output),
+            Self::Output(_) => plain(&self.to_string(), &[], output),
         };
         let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
     }
@@ -84,8 +136,11 @@ impl Failure {
     /// One JSON object per problem, one per line.
     fn as_json(&self) -> String {
         let Self::Config(errors) = self else {
-            let text = self.to_string();
-            let (message, hints) = hints(&text);
+            let hints: &[String] = match self {
+                Self::Usage(report) | Self::Failed(report) => &report.hints,
+                _ => &[],
+            };
+            let message = self.to_string();
             return json!({"error": {"code": self.code(), "message": message, "hints": hints}}).to_string();
         };
         let lines: Vec<String> = errors
@@ -120,19 +175,11 @@ impl Failure {
     }
 }
 
-/// `error: …`, with the hints of the message on lines of their own.
-fn plain(text: &str, output: Output) -> String {
-    let (message, hints) = hints(text);
+/// `error: …`, with each hint on its own line.
+fn plain(message: &str, hints: &[String], output: Output) -> String {
     let mut out = format!("{}: {message}", output.paint(RED, "error"));
     for hint in hints {
         let _ = write!(out, "\n{}: {hint}", output.paint(CYAN, "hint"));
     }
     out
-}
-
-/// Splits the `hint: …` lines from a message.
-fn hints(text: &str) -> (String, Vec<&str>) {
-    let hints = text.lines().filter_map(|line| line.strip_prefix("hint: ")).collect();
-    let message: Vec<&str> = text.lines().filter(|line| !line.starts_with("hint: ")).collect();
-    (message.join("\n"), hints)
 }

@@ -64,7 +64,7 @@ impl Output {
 
     /// A value as one line of JSON.
     pub(crate) fn json<T: Serialize>(self, value: &T) -> Result<(), Failure> {
-        let text = serde_json::to_string(value).map_err(|e| Failure::failed(e.to_string()))?;
+        let text = serde_json::to_string(value).map_err(Failure::failed_text)?;
         self.data(&text)
     }
 

@@ -70,13 +70,13 @@ fn enough_memory(shape: &Shape, works: &[arguments::Work]) -> Result<(), Failure
     let trains = works.contains(&Train) || works.contains(&Grpo);
     let (needed, free) = (count::training_bytes(&shape.config), machine::free_memory());
     match free {
-        Some(free) if trains && needed > free => Err(Failure::usage(format!(
-            "training shape {} takes more than {}, and {} are free\nhint: `rloom bench kernels decode` takes less, or take \
-             a smaller shape",
+        Some(free) if trains && needed > free => Err(Failure::usage_text(format_args!(
+            "training shape {} takes more than {}, and {} are free",
             shape.name,
             bytes(needed),
             bytes(free)
-        ))),
+        ))
+        .hint("`rloom bench kernels decode` takes less, or take a smaller shape")),
         _ => Ok(()),
     }
 }
@@ -153,7 +153,7 @@ fn random_tokens(sequence: u64, length: usize, vocabulary: usize) -> Vec<u32> {
 
 /// What polls the rollout engine's futures.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed)
+    tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed_text)
 }
 
 #[cfg(test)]

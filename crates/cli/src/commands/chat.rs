@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
     policy
         .tokenizer
         .require_chat_template()
-        .map_err(|e| Failure::usage(format!("{e}\nhint: `rloom generate` completes plain text")))?;
+        .map_err(|error| Failure::usage(error).hint("`rloom generate` completes plain text"))?;
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
     let session = Session::new(&policy, ctx, sampling, arguments.sampling.seed);
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
             let _ = write!(io::stderr().lock(), "{} ", output.paint(BOLD, ">"));
         }
         let mut line = String::new();
-        if io::stdin().lock().read_line(&mut line).map_err(Failure::failed)? == 0 {
+        if io::stdin().lock().read_line(&mut line).map_err(Failure::failed_text)? == 0 {
             return Ok(());
         }
         match line.trim() {

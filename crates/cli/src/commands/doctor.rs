@@ -68,7 +68,7 @@ pub(crate) fn run(output: Output) -> Result<(), Failure> {
         }
     }
     if findings.iter().any(|f| f.verdict == Verdict::Failed) {
-        return Err(Failure::failed("a check failed"));
+        return Err(Failure::failed_text("a check failed"));
     }
     Ok(())
 }

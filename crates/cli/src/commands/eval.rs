@@ -26,9 +26,8 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
         (config, policy::open(&arguments.target, Some(compute), output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
-        Failure::usage(
-            "the configuration has no `[eval]`\nhint: add one, for example with `--set eval.tasks=100`",
-        )
+        Failure::usage_text("the configuration has no `[eval]`")
+            .hint("add one, for example with `--set eval.tasks=100`")
     })?;
     let ctx = rloom_run::context(config.run.threads).map_err(Failure::failed)?;
     let bar = bar(output);
@@ -43,17 +42,14 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
 
 /// A run's configuration and one of its checkpoints.
 fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure> {
-    let run = find_run(Path::new(&arguments.target)).map_err(|failure| match failure {
-        Failure::Usage(text) => Failure::Usage(format!(
-            "{text}\nhint: for a model that is no run's, give the configuration with --config"
-        )),
-        other => other,
+    let run = find_run(Path::new(&arguments.target)).map_err(|failure| {
+        failure.hint("for a model that is no run's, give the configuration with --config")
     })?;
     let config = Config::load(&[run.join("config.toml")], &arguments.overrides)?;
     let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
     let checkpoint = policy::checkpoint(&run, name)?;
     output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-    let policy = Policy::open(&checkpoint, config.dtype).map_err(|error| Failure::from_run(&error))?;
+    let policy = Policy::open(&checkpoint, config.dtype).map_err(Failure::from_run)?;
     Ok((config, policy))
 }
 

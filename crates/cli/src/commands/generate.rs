@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let engine = assembly::rollout_engine(shape, &ctx, &RolloutSettings::default(), tokenizer)
         .map_err(Failure::failed)?;
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed)?;
+        tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed_text)?;
     runtime.block_on(async {
         let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
@@ -43,13 +43,13 @@ fn prompts(arguments: &Generate) -> Result<Vec<String>, Failure> {
         return Ok(arguments.prompts.clone());
     }
     if io::stdin().is_terminal() {
-        let hint = "hint: give one as an argument, or one per line on standard input";
-        return Err(Failure::usage(format!("there is no prompt\n{hint}")));
+        let failure = Failure::usage_text("there is no prompt");
+        return Err(failure.hint("give one as an argument, or one per line on standard input"));
     }
     let lines: Result<Vec<String>, _> = io::stdin().lock().lines().collect();
-    let lines = lines.map_err(|e| Failure::failed(format!("cannot read the prompts: {e}")))?;
+    let lines = lines.map_err(|e| Failure::failed_text(format_args!("cannot read the prompts: {e}")))?;
     let prompts: Vec<String> = lines.into_iter().filter(|line| !line.is_empty()).collect();
-    if prompts.is_empty() { Err(Failure::usage("standard input holds no prompt")) } else { Ok(prompts) }
+    if prompts.is_empty() { Err(Failure::usage_text("standard input holds no prompt")) } else { Ok(prompts) }
 }
 
 /// `samples` requests for each prompt, prompt by prompt.
@@ -60,20 +60,20 @@ fn requests(
     sampling: &SamplingSettings,
 ) -> Result<Vec<GenerateRequest>, Failure> {
     if arguments.samples == 0 {
-        return Err(Failure::usage("--samples is 0, so there is nothing to do"));
+        return Err(Failure::usage_text("--samples is 0, so there is nothing to do"));
     }
     let mut requests = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let tokens = render_prompt(&policy.tokenizer, &source(arguments, prompt)).map_err(Failure::failed)?;
         if tokens.is_empty() {
-            return Err(Failure::usage(format!("prompt {} has no token", i + 1)));
+            return Err(Failure::usage_text(format_args!("prompt {} has no token", i + 1)));
         }
         let tokens: Arc<[u32]> = tokens.into();
         // What fits is asked for: a prompt near the end of the context gets a shorter answer, not a refusal.
         let room = policy.model.config().max_positions.saturating_sub(tokens.len());
         if room == 0 {
             let most = policy.model.config().max_positions;
-            return Err(Failure::usage(format!(
+            return Err(Failure::usage_text(format_args!(
                 "prompt {} has {} tokens, the model holds {most}",
                 i + 1,
                 tokens.len()

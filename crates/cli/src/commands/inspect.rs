@@ -96,7 +96,7 @@ fn overview(directory: &Path, lines: &[EventLine]) -> Result<Overview, Failure> 
             _ => None,
         })
     else {
-        return Err(Failure::failed(format!("{} has no events yet", directory.display())));
+        return Err(Failure::failed_text(format_args!("{} has no events yet", directory.display())));
     };
     let attempts = lines.iter().map(|line| line.attempt).max().unwrap_or(1);
     let longest =

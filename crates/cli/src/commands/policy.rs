@@ -22,9 +22,9 @@ pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Resu
             Some(compute) => compute,
             None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
-        return Policy::open(&checkpoint, compute).map_err(|error| Failure::from_run(&error));
+        return Policy::open(&checkpoint, compute).map_err(Failure::from_run);
     }
-    Policy::resolve(source, compute.unwrap_or_default()).map_err(|error| Failure::from_run(&error))
+    Policy::resolve(source, compute.unwrap_or_default()).map_err(Failure::from_run)
 }
 
 /// A checkpoint of a run: the one that is named, or else the best, or else the latest.
@@ -39,11 +39,8 @@ pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Fail
     let found = found.ok_or_else(|| {
         let wanted =
             name.map_or_else(|| "a checkpoint yet".to_owned(), |name| format!("a checkpoint `{name}`"));
-        Failure::usage(format!(
-            "{} does not have {wanted}\nhint: `rloom inspect {}` lists what it has",
-            run.display(),
-            run.display()
-        ))
+        Failure::usage_text(format_args!("{} does not have {wanted}", run.display()))
+            .hint(format!("`rloom inspect {}` lists what it has", run.display()))
     })?;
     // Links lead to the checkpoint itself, whose name says more.
     Ok(std::fs::read_link(&found).map_or(found, |target| checkpoints.join(target)))

@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &Replay, output: Output) -> Result<(), Failure> {
     match &replay.verdict {
         Verdict::Equal => Ok(()),
         Verdict::Different { first } => {
-            Err(Failure::failed(format!("the sample was not repeated: {}", difference(first))))
+            Err(Failure::failed_text(format_args!("the sample was not repeated: {}", difference(first))))
         }
     }
 }

@@ -48,7 +48,7 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
     let plan = Plan::of(config)?;
     let text = config.to_toml();
     if output.json {
-        let resolved: toml::Table = text.parse().map_err(Failure::failed)?;
+        let resolved: toml::Table = text.parse().map_err(Failure::failed_text)?;
         return output.json(&json!({"config": resolved, "plan": plan}));
     }
     output.data(text.trim_end())?;
@@ -62,10 +62,8 @@ pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
     let found = [run.to_owned(), named].into_iter().find(|path| path.join("config.toml").is_file());
     found.ok_or_else(|| {
         let what = if run.exists() { "is not a run: it has no config.toml" } else { "does not exist" };
-        Failure::usage(format!(
-            "{} {what}\nhint: give the folder of a run, for example runs/arithmetic",
-            run.display()
-        ))
+        Failure::usage_text(format_args!("{} {what}", run.display()))
+            .hint("give the folder of a run, for example runs/arithmetic")
     })
 }
 
@@ -102,7 +100,7 @@ fn watched(
             ));
             Err(Failure::Interrupted)
         }
-        Err(error) => Err(Failure::from_run(&error)),
+        Err(error) => Err(Failure::from_run(error)),
     }
 }
 

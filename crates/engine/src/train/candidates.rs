@@ -24,7 +24,7 @@ impl TryFrom<Unchecked> for CandidateIds {
 }
 
 /// Candidate token ids that do not form a table, or not the table of their batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum CandidateError {
     /// No candidates per position.
     #[error("candidate token ids: k must be at least 1")]

@@ -80,9 +80,11 @@ impl fmt::Display for Access {
 pub enum TrainError {
     /// Trajectories that cannot be packed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Pack(#[from] PackError),
     /// Candidate token ids that do not belong to their batch.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Candidates(#[from] CandidateError),
     /// The algorithm refused.
     #[error(transparent)]

@@ -10,7 +10,7 @@ use super::even::even_ranges;
 use crate::inverse_temperature;
 
 /// A trajectory that cannot be trained on.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum PackError {
     /// A trajectory that contradicts itself.
     #[error(transparent)]

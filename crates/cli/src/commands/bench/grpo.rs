@@ -145,7 +145,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
     /// The advantage of each trajectory, from rewards between 0 and 1: no two alike, so that every token is trained on.
     fn advantages(&self, trajectories: &[Trajectory]) -> Result<Vec<f32>, Failure> {
         let spec: AdvantageSpec =
-            self.algorithm.advantage.ok_or_else(|| Failure::failed("GRPO without an advantage"))?;
+            self.algorithm.advantage.ok_or_else(|| Failure::failed_text("GRPO without an advantage"))?;
         let rewards: Vec<GroupRewards<'_>> = trajectories
             .chunks(self.batch.samples)
             .map(|group| GroupRewards { episodes: group.iter().map(|t| self.rewarded(t)).collect() })

@@ -107,19 +107,19 @@ fn made(
 fn read(folder: &str) -> Result<ModelConfig, Failure> {
     let path = Path::new(folder);
     if !path.is_dir() {
-        return Err(Failure::usage(format!(
-            "there is no shape `{folder}`: neither a name nor a folder\nhint: take S, M, or a model's folder"
-        )));
+        return Err(Failure::usage_text(format_args!(
+            "there is no shape `{folder}`: neither a name nor a folder"
+        ))
+        .hint("take S, M, or a model's folder"));
     }
     let file = path.join("config.json");
     if !file.is_file() {
-        return Err(Failure::usage(format!(
-            "{folder} has no config.json\nhint: take a folder as `transformers` writes it; of a run, one of its checkpoints"
-        )));
+        return Err(Failure::usage_text(format_args!("{folder} has no config.json"))
+            .hint("take a folder as `transformers` writes it; of a run, one of its checkpoints"));
     }
     let config = ModelConfig::from_json_file(&file).map_err(Failure::usage)?;
     if config.max_positions < 2 {
-        return Err(Failure::usage(format!("{folder}: a model of one position predicts nothing")));
+        return Err(Failure::usage_text(format_args!("{folder}: a model of one position predicts nothing")));
     }
     Ok(config)
 }

@@ -21,9 +21,10 @@ pub(super) struct Full {
 }
 
 /// Why there is no next token.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Step(#[from] StepError),
     #[error("the model gives no probabilities after token {position}: its weights are damaged")]
     NoProbabilities { position: usize },

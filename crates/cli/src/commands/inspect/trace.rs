@@ -13,13 +13,12 @@ use crate::progress::numbers::thousands;
 
 pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<(), Failure> {
     if !lines.iter().any(|line| matches!(line.event, Event::Activity { .. })) {
-        return Err(Failure::failed(
-            "the run tells nowhere who was busy when\n\
-             hint: it has not got so far, or an earlier version of the program made it",
-        ));
+        return Err(Failure::failed_text("the run tells nowhere who was busy when")
+            .hint("it has not got so far, or an earlier version of the program made it"));
     }
-    let failed =
-        |error: std::io::Error| Failure::failed(format!("could not write {}: {error}", path.display()));
+    let failed = |error: std::io::Error| {
+        Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
+    };
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let events = trace::write(lines, &mut out).map_err(failed)?;
     out.flush().map_err(failed)?;

@@ -77,6 +77,7 @@ pub(crate) enum PlanError {
     Serialize(ProfileError),
     /// The simulation or the calibration failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Sim(#[from] SimError),
 }
 
