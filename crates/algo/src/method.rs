@@ -55,6 +55,7 @@ fn edit_distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use miette::Diagnostic;
 
     #[test]
     fn names_round_trip_and_serde_agrees() {
@@ -76,7 +77,7 @@ mod tests {
         assert_eq!(nearest("reinforce++"), Some(Method::ReinforcePp));
         assert_eq!(nearest("rlo"), Some(Method::Rloo));
         assert_eq!(nearest("impala"), None);
-        let text = "gpro".parse::<Method>().unwrap_err().to_string();
-        assert!(text.ends_with("hint: did you mean \"grpo\"?"), "{text}");
+        let error = "gpro".parse::<Method>().unwrap_err();
+        assert_eq!(error.help().unwrap().to_string(), "did you mean \"grpo\"?");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use miette::Diagnostic;
 use rloom_core::{Demonstration, PromptSource, Task};
 use rloom_data::{
     ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, Digits, GuessSettings, HeldOut,
@@ -485,8 +486,8 @@ fn ranges_too_narrow_for_a_split_are_an_error() {
         ..Default::default()
     });
     let dataset = Dataset::open(&DataSettings::from(source), Split::Eval, 1).unwrap();
-    let error = dataset.get(0).unwrap_err().to_string();
-    assert!(error.contains("found no task 0") && error.contains("\nhint: "), "{error}");
+    let error = dataset.get(0).unwrap_err();
+    assert!(error.to_string().contains("found no task 0") && error.help().is_some(), "{error}");
 }
 
 /// Range and secret of a task: `[low, secret, high]`.

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use miette::Diagnostic;
 use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
 use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Paths, PromptFormat, Source, Split};
 
@@ -37,11 +38,13 @@ fn text(task: &Task) -> &str {
 }
 
 /// The error of a file with this content, without the path of the folder.
+/// Message and hint of the error: `message [hint]`.
 fn error_of(content: impl AsRef<[u8]>) -> String {
     let folder = Folder::new();
     let path = folder.file("data.jsonl", content);
-    let error = open(FileSettings::new(path), Split::Train).unwrap_err().to_string();
-    error.replace(&format!("{}/", folder.path().display()), "")
+    let error = open(FileSettings::new(path), Split::Train).unwrap_err();
+    let hint = error.help().map(|hint| format!(" [{hint}]")).unwrap_or_default();
+    format!("{error}{hint}").replace(&format!("{}/", folder.path().display()), "")
 }
 
 #[test]
@@ -215,23 +218,20 @@ fn errors_in_lines_name_file_and_line() {
     let good = "{\"prompt\": \"p\", \"answer\": \"1\"}\n";
     assert_eq!(
         error_of(format!("{good}{{\"prompt\": \"p\", \"answer\" 1}}\n")),
-        "data.jsonl:2: not a JSON object: expected `:` (column 26)\nhint: a JSONL file has one JSON object per line"
+        "data.jsonl:2: not a JSON object: expected `:` (column 26) [a JSONL file has one JSON object per line]"
     );
     // Truncated in the middle of a line.
     assert_eq!(
         error_of(format!("{good}\n{{\"prompt\": \"p\", \"ans")),
-        "data.jsonl:3: not a JSON object: EOF while parsing a string (column 20)\nhint: a JSONL file has one JSON object per line"
+        "data.jsonl:3: not a JSON object: EOF while parsing a string (column 20) [a JSONL file has one JSON object per line]"
     );
     assert_eq!(
         error_of(format!("{good}[1, 2]\n")),
-        "data.jsonl:2: not a JSON object: the line is a list\nhint: a JSONL file has one JSON object per line"
+        "data.jsonl:2: not a JSON object: the line is a list [a JSONL file has one JSON object per line]"
     );
     let mut bytes = good.as_bytes().to_vec();
     bytes.extend(b"{\"prompt\": \"caf\xe9\", \"answer\": \"1\"}\n");
-    assert_eq!(
-        error_of(bytes),
-        "data.jsonl:2: not UTF-8 (byte 16 of the line)\nhint: convert the file to UTF-8"
-    );
+    assert_eq!(error_of(bytes), "data.jsonl:2: not UTF-8 (byte 16 of the line) [convert the file to UTF-8]");
 }
 
 #[test]
@@ -239,15 +239,15 @@ fn errors_in_rows_name_file_line_and_field() {
     let good = "{\"prompt\": \"p\", \"answer\": \"1\"}\n";
     assert_eq!(
         error_of("{\"text\": \"p\", \"answer\": \"1\"}\n"),
-        "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer`\nhint: name the field with `prompt_field`"
+        "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer` [name the field with `prompt_field`]"
     );
     assert_eq!(
         error_of("{\"prompt\": \"p\", \"label\": \"1\"}\n"),
-        "data.jsonl:1: no field `answer` or `solution`; the row has `prompt`, `label`\nhint: name the field with `answer_field`"
+        "data.jsonl:1: no field `answer` or `solution`; the row has `prompt`, `label` [name the field with `answer_field`]"
     );
     assert_eq!(
         error_of(format!("{good}{{\"prompt\": \"p\", \"answer\": null}}\n")),
-        "data.jsonl:2: no field `answer`; the row has `prompt`\nhint: name the field with `answer_field`"
+        "data.jsonl:2: no field `answer`; the row has `prompt` [name the field with `answer_field`]"
     );
     assert_eq!(
         error_of(format!("{good}{{\"prompt\": 5, \"answer\": \"1\"}}\n")),
@@ -285,9 +285,8 @@ fn empty_and_missing_files_are_refused() {
     let error =
         open(FileSettings::new(folder.path().join("gone.jsonl")), Split::Train).unwrap_err().to_string();
     assert!(error.starts_with("cannot read ") && error.contains("gone.jsonl: "), "{error}");
-    let error =
-        open(FileSettings::new(folder.file("data.csv", "a,b")), Split::Train).unwrap_err().to_string();
-    assert!(error.ends_with("hint: data files end in .jsonl or .parquet"), "{error}");
+    let error = open(FileSettings::new(folder.file("data.csv", "a,b")), Split::Train).unwrap_err();
+    assert_eq!(error.help().unwrap().to_string(), "data files end in .jsonl or .parquet");
 }
 
 /// GSM8K is not part of the repository: the test reads it from `RLOOM_GSM8K` or a folder next to the repository.

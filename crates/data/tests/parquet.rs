@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use miette::Diagnostic;
 use rloom_core::{ChatMessage, PromptSource, Task};
 use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Source, Split};
 
@@ -86,7 +87,7 @@ fn truncated_files_are_errors_that_name_the_file() {
             "{keep} bytes: {error}"
         );
         let text = error.to_string();
-        assert!(text.contains("cut.parquet as Parquet: ") && text.contains("\nhint: "), "{text}");
+        assert!(text.contains("cut.parquet as Parquet: ") && error.help().is_some(), "{text}");
     }
 }
 

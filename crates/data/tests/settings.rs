@@ -2,15 +2,21 @@
 
 #![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
+use miette::Diagnostic;
 use rloom_data::{DataSettings, Dataset, Operation, Source, Split, Style};
 
 fn read(json: &str) -> Result<DataSettings, String> {
     serde_json::from_str(json).map_err(|e| e.to_string())
 }
 
+/// Message and hint of the error: `message [hint]`.
 fn error_of(json: &str) -> String {
     match read(json) {
-        Ok(settings) => settings.validate().unwrap_err().to_string(),
+        Ok(settings) => {
+            let error = settings.validate().unwrap_err();
+            let hint = error.help().map(|hint| format!(" [{hint}]")).unwrap_or_default();
+            format!("{error}{hint}")
+        }
         Err(error) => error,
     }
 }
@@ -98,7 +104,7 @@ fn invalid_settings_are_errors() {
         ),
         (
             r#"{"generator": "arithmetic", "max_digits": 9, "digits": "power_law", "operations": ["*"]}"#,
-            "`max_digits`: must be at most 8 with `*`, but is 9\nhint: without `*` the maximum is 16",
+            "`max_digits`: must be at most 8 with `*`, but is 9 [without `*` the maximum is 16]",
         ),
         (r#"{"generator": "arithmetic", "digits": "zipf"}"#, "unknown variant `zipf`, expected `uniform` or"),
         (
@@ -124,8 +130,9 @@ fn invalid_settings_are_errors() {
 #[test]
 fn splits_larger_than_the_number_of_tasks_are_refused() {
     let settings = read(r#"{"generator": "arithmetic", "max_digits": 1, "eval_size": 500}"#).unwrap();
-    let error = Dataset::open(&settings, Split::Eval, 1).unwrap_err().to_string();
-    assert!(error.starts_with("`eval_size`: 500 tasks were requested, but only 9 exist\nhint: "), "{error}");
+    let error = Dataset::open(&settings, Split::Eval, 1).unwrap_err();
+    assert_eq!(error.to_string(), "`eval_size`: 500 tasks were requested, but only 9 exist");
+    assert!(error.help().is_some());
     let error =
         Dataset::open(&read(r#"{"generator": "sorting"}"#).unwrap(), Split::Eval, 1).unwrap().get(512);
     assert_eq!(error.unwrap_err().to_string(), "task 512 is out of range: the dataset has 512 tasks");

@@ -242,11 +242,8 @@ mod tests {
         let timed_out = |on_error| {
             scorer(3.0, on_error).timed_out(&CurrentComponent::default(), sample, Duration::from_secs(2))
         };
-        let error = timed_out(OnError::Fatal).unwrap_err().to_string();
-        assert!(
-            error.starts_with("reward `broken` exceeded the timeout of 2 s on sample 4/2\nhint: "),
-            "{error}"
-        );
+        let error = timed_out(OnError::Fatal).unwrap_err();
+        assert_eq!(error.to_string(), "reward `broken` exceeded the timeout of 2 s on sample 4/2");
         let rewards = timed_out(OnError::Skip).unwrap();
         assert_eq!((rewards.components.len(), rewards.total()), (1, None));
     }

@@ -215,7 +215,8 @@ mod tests {
             (m.train_tokens_per_second - 450.0).abs() < 1e-3 && (m.train_fixed_seconds - 0.5).abs() < 1e-6
         );
         assert!(found.rollout_error < 1e-6 && found.train_error < 1e-6);
-        assert!(calibrate(&ObservedRun::default()).unwrap_err().to_string().contains("hint:"));
+        let error = calibrate(&ObservedRun::default()).unwrap_err();
+        assert!(miette::Diagnostic::help(&error).is_some(), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use miette::Diagnostic;
 use rloom_text::{CharacterSettings, DateTime, RenderOptions, TextError, Tokenizer};
 use serde_json::json;
 
@@ -21,8 +22,11 @@ fn copied(name: &str) -> tempfile::TempDir {
     dir
 }
 
+/// Message and hint of the error: `message [hint]`.
 fn error(dir: &Path) -> String {
-    Tokenizer::load(dir).unwrap_err().to_string().replace(&dir.display().to_string(), "DIR")
+    let error = Tokenizer::load(dir).unwrap_err();
+    let hint = error.help().map(|hint| format!(" [{hint}]")).unwrap_or_default();
+    format!("{error}{hint}").replace(&dir.display().to_string(), "DIR")
 }
 
 fn question() -> Vec<serde_json::Value> {
@@ -63,14 +67,14 @@ fn a_missing_tokenizer_is_explained() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(
         error(dir.path()),
-        "DIR/tokenizer.json is missing\nhint: a model folder needs the tokenizer.json that `transformers` saves \
-         with the weights"
+        "DIR/tokenizer.json is missing [a model folder needs the tokenizer.json that `transformers` saves \
+         with the weights]"
     );
     std::fs::write(dir.path().join("tokenizer.model"), [0]).unwrap();
     let said = error(dir.path());
     assert!(said.contains("only has tokenizer.model (a sentencepiece model)"), "{said}");
     assert!(said.contains("save_pretrained"), "{said}");
-    assert!(error(&dir.path().join("nowhere")).contains("hint: the folder DIR"));
+    assert!(error(&dir.path().join("nowhere")).contains("[the folder DIR"));
 }
 
 #[test]
@@ -123,10 +127,10 @@ fn a_character_outside_the_alphabet_is_named() {
         matches!(failed, TextError::UnknownCharacter { character: 'é', position: 4 }),
         "{failed:?} should name é at 4"
     );
+    assert_eq!(failed.to_string(), "the tokenizer has no token for 'é' (U+00E9) at position 4 of the text");
     assert_eq!(
-        failed.to_string(),
-        "the tokenizer has no token for 'é' (U+00E9) at position 4 of the text\nhint: add the character to \
-         the alphabet, or remove it from the text"
+        failed.help().unwrap().to_string(),
+        "add the character to the alphabet, or remove it from the text"
     );
     let dir = tempfile::tempdir().unwrap();
     tokenizer.save(dir.path()).unwrap();
@@ -182,8 +186,9 @@ fn a_template_file_takes_precedence_over_the_configuration() {
 fn messages_without_a_template_are_an_error_with_a_hint() {
     let tokenizer = Tokenizer::characters(&CharacterSettings::new("abc")).unwrap();
     assert!(tokenizer.chat_template().is_none());
-    let said = tokenizer.require_chat_template().unwrap_err().to_string();
-    assert!(said.starts_with("the tokenizer has no chat template") && said.contains("\nhint: "), "{said}");
+    let error = tokenizer.require_chat_template().unwrap_err();
+    assert!(error.to_string().starts_with("the tokenizer has no chat template"), "{error}");
+    assert!(error.help().is_some());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use miette::Diagnostic;
 use rloom_core::{PolicyId, Purpose, RandomKey, StopReason};
 use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
@@ -22,9 +23,12 @@ fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
 }
 
 /// Error of an invalid request; refusing needs no weights.
+/// Message and hint of the error: `message [hint]`.
 fn refusal(settings: &RolloutSettings, request: GenerateRequest) -> String {
     let engine = engine(settings, 1);
-    run(engine.generate(request)).unwrap_err().to_string()
+    let error = run(engine.generate(request)).unwrap_err();
+    let hint = error.help().map(|hint| format!(" [{hint}]")).unwrap_or_default();
+    format!("{error}{hint}")
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn invalid_requests_are_refused_at_once() {
         (request(&[], 4), "rollout request 8/0: the prompt is empty"),
         (request(&[1, 67], 4), "token 67 is outside of the model's vocabulary of 67"),
         (GenerateRequest { prefix: vec![1; 5], ..request(&[1], 4) }, "a prefix of 5 tokens exceeds"),
-        (request(&[1], 0), "max_new_tokens = 0: must be at least 1"),
+        (request(&[1], 0), "`max_new_tokens`: must be at least 1, but is 0"),
         (stopping, "stop strings need a tokenizer"),
     ];
     for (request, expected) in cases {
@@ -50,15 +54,15 @@ fn requests_beyond_context_or_memory_are_refused_with_sizes() {
     let default = RolloutSettings::default();
     assert_eq!(
         refusal(&default, request(&[1; 100], 61)),
-        "rollout request 8/0: a prompt of 100 tokens and up to 61 new ones exceed the context of 160 tokens\n\
-         hint: lower max_new_tokens, or leave out prompts this long"
+        "rollout request 8/0: a prompt of 100 tokens and up to 61 new ones exceed the context of 160 tokens \
+         [lower max_new_tokens, or leave out prompts this long]"
     );
     // 1 MiB over 40 lanes are 4 blocks of 6 KiB each.
     let tiny = RolloutSettings { lanes: 40, kv_memory_mib: 1, ..RolloutSettings::default() };
     assert_eq!(
         refusal(&tiny, request(&[1; 30], 36)),
-        "rollout request 8/0: up to 66 tokens need 5 key-value blocks of 16 tokens, but a lane has only 4\n\
-         hint: raise kv_memory_mib, lower max_new_tokens, or set lanes = 1"
+        "rollout request 8/0: up to 66 tokens need 5 key-value blocks of 16 tokens, but a lane has only 4 \
+         [raise kv_memory_mib, lower max_new_tokens, or set lanes = 1]"
     );
     // The last token is sampled and never computed: 65 tokens need 4 blocks.
     let (generations, _) = complete(&model(1), &tiny, 1, &[request(&[1; 30], 35)]);

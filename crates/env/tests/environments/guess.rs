@@ -1,5 +1,6 @@
 //! The rules of the guessing game.
 
+use miette::Diagnostic;
 use rloom_core::{Author, StopReason, Task, Trajectory};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, conformance};
 
@@ -138,7 +139,8 @@ fn observations_are_user_messages_in_a_conversation() {
 fn answers_without_range_and_secret_are_errors() {
     let error = now(Attempt::start(&guess(5), &task("0-9:"), &tokenizer(), 1000, key())).unwrap_err();
     assert!(matches!(&error, EnvError::Failed { task: 42, .. }), "{error}");
-    assert!(error.to_string().contains("does not contain range and secret\nhint: "), "{error}");
+    assert!(error.to_string().ends_with("does not contain range and secret"), "{error}");
+    assert!(error.help().is_some(), "the hint of the environment's error is passed on");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use miette::Diagnostic;
 use rloom_model::{
     ActivationCheckpointing, BatchError, CheckpointError, ConfigError, GenerationConfig, Gradients, KvCache,
     LoadError, Model, OutputHeads, ScoreGrads, Scores, StepError, StepRow, StepScratch,
@@ -308,13 +309,16 @@ fn config(folder: &Path) -> Value {
 #[test]
 fn critics_policies_and_other_classifiers_are_distinguished() {
     let refused = |result: Result<Model, LoadError>| match result {
-        Err(LoadError::Config(error @ ConfigError::Unsupported { .. })) => error.to_string(),
+        Err(LoadError::Config(error @ ConfigError::Unsupported { .. })) => {
+            assert!(error.help().is_some());
+            error.to_string()
+        }
         other => panic!("{other:?}"),
     };
     let text = refused(Model::load(&fixture("tiny-llama-critic")));
-    assert!(text.contains("it is not a causal language model") && text.contains("\nhint: "), "{text}");
+    assert!(text.contains("it is not a causal language model"), "{text}");
     let text = refused(Model::load_critic(&fixture("tiny-llama")));
-    assert!(text.contains("it is not a critic") && text.contains("\nhint: "), "{text}");
+    assert!(text.contains("it is not a critic"), "{text}");
 
     let folder = tempfile::tempdir().unwrap();
     let weights = fixture("tiny-llama-critic").join("model.safetensors");
@@ -328,6 +332,6 @@ fn critics_policies_and_other_classifiers_are_distinguished() {
         fields[field] = value;
         fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
         let text = refused(Model::load_critic(folder.path()));
-        assert!(text.contains(&format!("config.json: {field} = ")) && text.contains("\nhint: "), "{text}");
+        assert!(text.contains(&format!("config.json: {field} = ")), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! Individual runs, checked command for command.
 
+use miette::Diagnostic;
 use rloom_core::{PolicyVersion, Ticket};
 use rloom_sched::{
     CutOrder, End, GroupEvent, GroupStatus, InFlightWork, OpenGroup, SchedError, ScheduleSettings, Scheduler,
@@ -269,7 +270,7 @@ fn a_pinned_group_is_not_replaced() {
     let mut s = begun(SchedulerSettings { pin_version: true, max_staleness: 2, ..SYNCHRONOUS });
     let error = s.handle(SchedulerEvent::GroupFiltered(Ticket(0))).unwrap_err();
     assert_eq!(error, SchedError::Pinned { ticket: Ticket(0), event: GroupEvent::Filtered });
-    assert!(error.to_string().contains("hint: "));
+    assert!(error.help().is_some());
 }
 
 #[test]
