@@ -52,15 +52,9 @@ impl Report {
 }
 
 impl<E: Diagnostic> From<E> for Report {
-    /// The message of an error, with its hint and those of the errors that it contains.
+    /// The message of an error, with its hint and those of its causes.
     fn from(error: E) -> Self {
-        let mut report = Self::text(&error);
-        let mut next: Option<&dyn Diagnostic> = Some(&error);
-        while let Some(error) = next {
-            report.hints.extend(error.help().map(|hint| hint.to_string()));
-            next = error.diagnostic_source();
-        }
-        report
+        Self { message: error.to_string(), hints: rloom_core::hints(&error) }
     }
 }
 

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use rloom_core::ErrorText;
 use rloom_data::DataError;
 use rloom_engine::RolloutError;
 use rloom_env::EnvError;
@@ -50,18 +51,19 @@ pub enum CollectError {
 }
 
 /// A group that could not be generated or scored.
-#[derive(Debug, thiserror::Error)]
-#[error("task {task}: {reason}")]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("task {task}: {cause}")]
+#[diagnostic(forward(cause))]
 pub struct GroupFailure {
     /// Index of the task in its dataset.
     pub task: u64,
     /// The cause as text: journals and events carry it.
-    pub reason: String,
+    pub cause: ErrorText,
 }
 
 impl GroupFailure {
     /// The failure of the group that attempts task number `task`.
     pub fn new(task: u64, cause: &CollectError) -> Self {
-        Self { task, reason: cause.to_string() }
+        Self { task, cause: ErrorText::of(cause) }
     }
 }

@@ -20,6 +20,12 @@ impl ErrorText {
     }
 }
 
+/// Hints of an error and of the errors that it reports as its causes.
+pub fn hints(error: &dyn Diagnostic) -> Vec<String> {
+    let chain = std::iter::successors(Some(error), |error| error.diagnostic_source());
+    chain.filter_map(|error| error.help()).map(|hint| hint.to_string()).collect()
+}
+
 impl From<String> for ErrorText {
     fn from(message: String) -> Self {
         Self { message, hint: None }

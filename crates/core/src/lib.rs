@@ -17,7 +17,7 @@ mod task;
 mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
-pub use error_text::ErrorText;
+pub use error_text::{ErrorText, hints};
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
 pub use setting::{SettingError, SettingProblem, ValueRange};

@@ -6,74 +6,90 @@ use rloom_stage::StageError;
 use rloom_store::StoreError;
 
 /// Why a sample cannot be generated again.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRepeatable {
     /// A turn mixes keys and values of several versions.
     #[error(
-        "its version changed in the middle of a turn, and with on_update = \"keep\" the later tokens were computed from \
-         keys and values of the earlier weights\nhint: on_update = \"recompute\" gives samples that can be repeated"
+        "its version changed in the middle of a turn, and with on_update = \"keep\" the later tokens were computed \
+         from keys and values of the earlier weights"
     )]
+    #[diagnostic(help("on_update = \"recompute\" gives samples that can be repeated"))]
     MixedVersions,
     /// The rollout engine does not give the same bits again.
-    #[error(
-        "its rollout engine does not repeat results bitwise: log-probabilities carry noise\nhint: the recorded tokens and \
-         log-probabilities are in `rollouts/`; `rloom inspect` shows them"
-    )]
+    #[error("its rollout engine does not repeat results bitwise: log-probabilities carry noise")]
+    #[diagnostic(help(
+        "the recorded tokens and log-probabilities are in `rollouts/`; `rloom inspect` shows them"
+    ))]
     InexactEngine,
 }
 
 /// Reason why a run or one of its commands failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// A stage failed or was stopped.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Stage(#[from] StageError),
     /// Run directory, journal or checkpoint.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Store(#[from] StoreError),
     /// The model could not be opened, built or written.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Model(#[from] rloom_model::LoadError),
     /// The model's shape is not supported.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     ModelConfig(#[from] rloom_model::ConfigError),
     /// The model could not be downloaded.
     #[error(transparent)]
     Hub(#[from] rloom_model::hub::HubError),
     /// The tokenizer could not be opened, built or written.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Text(#[from] rloom_text::TextError),
     /// The data could not be opened.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Data(#[from] rloom_data::DataError),
     /// The order of the data could not be built.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Cursor(#[from] rloom_data::CursorError),
     /// The reward could not be built.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Reward(#[from] rloom_reward::RewardError),
     /// The algorithm does not fit the engines.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Algorithm(#[from] rloom_algo::AlgoError),
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Rollout(#[from] RolloutError),
     /// The train engine could not be built, or failed outside of a stage.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Train(#[from] TrainError),
     /// An evaluation outside of a run failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Collect(#[from] CollectError),
     /// The compute threads could not be started.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Compute(#[from] rloom_ops::OpsError),
     /// A telemetry file could not be read.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Telemetry(#[from] rloom_telemetry::TelemetryError),
     /// From the scheduler.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Sched(#[from] rloom_sched::SchedError),
     /// The asynchronous runtime could not be started.
     #[error("could not start the runtime: {source}")]
@@ -95,8 +111,11 @@ pub enum RunError {
     },
     /// The checkpoint belongs to another configuration.
     #[error(
-        "{} belongs to stage `{stage}` with seed {seed}, the configuration has `{expected_stage}` with seed {expected_seed}\nhint: resume with the configuration that the run started with, or start a new run", path.display()
+        "{} belongs to stage `{stage}` with seed {seed}, the configuration has `{expected_stage}` with seed \
+         {expected_seed}",
+        path.display()
     )]
+    #[diagnostic(help("resume with the configuration that the run started with, or start a new run"))]
     OtherRun {
         /// The checkpoint.
         path: PathBuf,
@@ -111,6 +130,7 @@ pub enum RunError {
     },
     /// The checkpoint that a stage starts from is missing or damaged.
     #[error("stage {stage} starts from the end of `{source_stage}`: {error}")]
+    #[diagnostic(forward(error))]
     StartMissing {
         /// Index of the stage.
         stage: usize,
@@ -126,7 +146,8 @@ pub enum RunError {
         stage: String,
     },
     /// The run's files do not contain the sample.
-    #[error("stage `{stage}` has no sample {ticket}/{sample} in its rollouts or its journal\nhint: {known}")]
+    #[error("stage `{stage}` has no sample {ticket}/{sample} in its rollouts or its journal")]
+    #[diagnostic(help("{known}"))]
     NoSample {
         /// The stage.
         stage: String,
@@ -138,13 +159,15 @@ pub enum RunError {
         known: String,
     },
     /// The name of a whole group where one sample is needed.
-    #[error("{name} names a whole group\nhint: add the sample: {name}/0")]
+    #[error("{name} names a whole group")]
+    #[diagnostic(help("add the sample: {name}/0"))]
     WholeGroup {
         /// The name.
         name: String,
     },
     /// No stage of that name samples.
-    #[error("{}{}", no_sampling_stage(name.as_deref()), sampling_stages_hint(stages))]
+    #[error("{}", no_sampling_stage(name.as_deref()))]
+    #[diagnostic(help("{}", sampling_stages_hint(stages)))]
     NoSamplingStage {
         /// The requested stage.
         name: Option<String>,
@@ -153,8 +176,11 @@ pub enum RunError {
     },
     /// The weights of a version are gone.
     #[error(
-        "stage `{stage}`: weights of version {} are not available; available: {}\nhint: {}", list(missing), list(available), rebuild_hint(*base, *missing_batch)
+        "stage `{stage}`: weights of version {} are not available; available: {}",
+        list(missing),
+        list(available)
     )]
+    #[diagnostic(help("{}", rebuild_hint(*base, *missing_batch)))]
     VersionMissing {
         /// The stage.
         stage: String,
@@ -168,9 +194,11 @@ pub enum RunError {
         missing_batch: Option<u64>,
     },
     /// A retrained batch gave other weights than it did in the run.
-    #[error(
-        "stage `{stage}`, batch {batch}: retraining gives other weights than the journal has\nhint: weights are bitwise identical only with the same build and the same numeric path; this machine computes with {numeric_path}"
-    )]
+    #[error("stage `{stage}`, batch {batch}: retraining gives other weights than the journal has")]
+    #[diagnostic(help(
+        "weights are bitwise identical only with the same build and the same numeric path; this machine computes \
+             with {numeric_path}"
+    ))]
     OtherWeights {
         /// The stage.
         stage: String,
@@ -181,6 +209,7 @@ pub enum RunError {
     },
     /// A sample that cannot be generated again.
     #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]
+    #[diagnostic(forward(reason))]
     NotRepeatable {
         /// The group.
         ticket: u64,
@@ -210,10 +239,10 @@ fn no_sampling_stage(name: Option<&str>) -> String {
 
 fn sampling_stages_hint(stages: &[String]) -> String {
     if stages.is_empty() {
-        return String::new();
+        return "supervised stages generate no samples".to_owned();
     }
     let names: Vec<String> = stages.iter().map(|name| format!("`{name}`")).collect();
-    format!("\nhint: stages that sample: {}", names.join(", "))
+    format!("stages that sample: {}", names.join(", "))
 }
 
 fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {

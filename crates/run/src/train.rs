@@ -114,7 +114,10 @@ fn attempt(
             let lost_lines = events.lost_lines();
             events.emit(Event::RunFinished { seconds, model, lost_lines });
         }
-        Err(error) => events.emit(Event::RunFailed { error: error.to_string() }),
+        Err(error) => {
+            let hints = rloom_core::hints(error);
+            events.emit(Event::RunFailed { error: error.to_string(), hints });
+        }
     }
     // The report only reads the event stream: failing to write it does not fail the run.
     if let Err(error) = report::write(directory.path()) {

@@ -3,23 +3,27 @@
 use std::path::PathBuf;
 
 use rloom_collect::CollectError;
+use rloom_core::ErrorText;
 use rloom_engine::{Form, RolloutError, TrainError};
 use rloom_sched::SchedulerEvent;
 use rloom_store::StoreError;
 use tokio::task::JoinError;
 
 /// Cause of a failed worker: rollout engine, trainer or evaluation.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
     /// The rollout engine failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Rollout(#[from] RolloutError),
     /// The trainer failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Train(#[from] TrainError),
     /// The evaluation failed.
     #[error("the evaluation failed: {0}")]
+    #[diagnostic(forward(0))]
     Evaluation(Box<CollectError>),
     /// The task of the evaluation panicked.
     #[error("the evaluation panicked: {message}")]
@@ -73,26 +77,32 @@ pub enum Contradiction {
 }
 
 /// Reason why a stage failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
     /// Run directory, journal or checkpoint.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Store(#[from] StoreError),
     /// The tokenizer could not be opened, built or written.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Text(#[from] rloom_text::TextError),
     /// The rollout engine could not be built, or failed outside of its work.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Rollout(#[from] RolloutError),
     /// The train engine could not be built, or failed outside of its work.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Train(#[from] TrainError),
     /// An evaluation outside of a run failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Collect(#[from] CollectError),
     /// From the scheduler.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Sched(#[from] rloom_sched::SchedError),
     /// A thread could not be started.
     #[error("could not start the {name} thread: {source}")]
@@ -110,6 +120,7 @@ pub enum StageError {
     },
     /// A worker failed.
     #[error("stage `{stage}`, step {step}: {cause}\nlast valid checkpoint: {checkpoint}")]
+    #[diagnostic(forward(cause))]
     Worker {
         /// The stage.
         stage: String,
@@ -139,9 +150,8 @@ pub enum StageError {
         missing: usize,
     },
     /// The journal does not fit the run.
-    #[error(
-        "stage `{stage}`: the journal {what}\nhint: the configuration or the binary has changed since; start a new run"
-    )]
+    #[error("stage `{stage}`: the journal {what}")]
+    #[diagnostic(help("the configuration or the binary has changed since; start a new run"))]
     JournalContradicts {
         /// The stage.
         stage: String,
@@ -150,8 +160,9 @@ pub enum StageError {
     },
     /// The recorded history cannot be repeated.
     #[error(
-        "stage `{stage}`, batch {batch}: the journal has a batch of groups {recorded:?}, this run would cut {now:?}\nhint: the configuration or the binary has changed since; start a new run"
+        "stage `{stage}`, batch {batch}: the journal has a batch of groups {recorded:?}, this run would cut {now:?}"
     )]
+    #[diagnostic(help("the configuration or the binary has changed since; start a new run"))]
     CutMismatch {
         /// The stage.
         stage: String,
@@ -164,8 +175,10 @@ pub enum StageError {
     },
     /// The loss or its gradient is not finite.
     #[error(
-        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid checkpoint: {checkpoint}\nhint: lower the learning rate or `max_grad_norm`, then `--resume`"
+        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid \
+         checkpoint: {checkpoint}"
     )]
+    #[diagnostic(help("lower the learning rate or `max_grad_norm`, then `--resume`"))]
     NotFinite {
         /// The stage.
         stage: String,
@@ -180,8 +193,10 @@ pub enum StageError {
     },
     /// Retraining did not give the recorded weights.
     #[error(
-        "stage `{stage}`, batch {batch}: retraining on the recorded groups gave other weights (digest {now:08x}, recorded {recorded:08x})\nhint: the configuration or the binary has changed since; start a new run"
+        "stage `{stage}`, batch {batch}: retraining on the recorded groups gave other weights (digest {now:08x}, \
+         recorded {recorded:08x})"
     )]
+    #[diagnostic(help("the configuration or the binary has changed since; start a new run"))]
     ReplayDiffers {
         /// The stage.
         stage: String,
@@ -195,9 +210,9 @@ pub enum StageError {
     /// The weights that a group is pinned to are not available.
     #[error(
         "stage `{stage}`: group {ticket} is pinned to policy version {version}, whose weights are not available: the \
-         journal that contained the group is gone, and the checkpoint did not need them\nresumed from: {checkpoint}\nhint: \
-         restore the files of the run's `journal` folder, or start a new run"
+         journal that contained the group is gone, and the checkpoint did not need them\nresumed from: {checkpoint}"
     )]
+    #[diagnostic(help("restore the files of the run's `journal` folder, or start a new run"))]
     PinnedWeightsMissing {
         /// The stage.
         stage: String,
@@ -210,8 +225,11 @@ pub enum StageError {
     },
     /// Nothing happened within the configured time.
     #[error(
-        "stage `{stage}`, step {step}: no progress for {seconds} s\n  {report}\nlast valid checkpoint: {checkpoint}\nhint: raise `run.stall_seconds` if the work is really that slow; `--resume` continues from what is saved"
+        "stage `{stage}`, step {step}: no progress for {seconds} s\n  {report}\nlast valid checkpoint: {checkpoint}"
     )]
+    #[diagnostic(help(
+        "raise `run.stall_seconds` if the work is really that slow; `--resume` continues from what is saved"
+    ))]
     Stalled {
         /// The stage.
         stage: String,
@@ -226,8 +244,10 @@ pub enum StageError {
     },
     /// More groups failed than may be replaced.
     #[error(
-        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast valid checkpoint: {checkpoint}\nhint: `schedule.max_failures` is the limit"
+        "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast \
+         valid checkpoint: {checkpoint}"
     )]
+    #[diagnostic(help("`schedule.max_failures` is the limit"))]
     TooManyFailures {
         /// The stage.
         stage: String,
@@ -237,13 +257,17 @@ pub enum StageError {
         failures: u64,
         /// Why the last one failed.
         last: String,
+        /// Its cause.
+        #[diagnostic_source]
+        cause: ErrorText,
         /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// A group could not be generated or scored.
     #[error(
-        "stage `{stage}`, step {step}, group {ticket} (task {task}): {reason}\nlast valid checkpoint: {checkpoint}"
+        "stage `{stage}`, step {step}, group {ticket} (task {task}): {cause}\nlast valid checkpoint: {checkpoint}"
     )]
+    #[diagnostic(forward(cause))]
     Group {
         /// The stage.
         stage: String,
@@ -254,14 +278,20 @@ pub enum StageError {
         /// Index of its task.
         task: u64,
         /// The cause.
-        reason: String,
+        cause: ErrorText,
         /// The checkpoint to resume from.
         checkpoint: String,
     },
     /// Filtering left too few groups for a batch.
     #[error(
-        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on (replaced: {})\nlast valid checkpoint: {checkpoint}\nhint: easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's `[stage.algorithm]`", filtered.join(", ")
+        "stage `{stage}`, step {step}: {draws} batches' worth of groups were drawn, and too few could be trained on \
+         (replaced: {})\nlast valid checkpoint: {checkpoint}",
+        filtered.join(", ")
     )]
+    #[diagnostic(help(
+        "easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's \
+             `[stage.algorithm]`"
+    ))]
     NothingLeft {
         /// The stage.
         stage: String,
@@ -275,7 +305,8 @@ pub enum StageError {
         checkpoint: String,
     },
     /// The second Ctrl-C: stopped at once.
-    #[error("stopped at once; the last checkpoint and the journal are kept\nhint: `--resume {}` continues from there", path.display())]
+    #[error("stopped at once; the last checkpoint and the journal are kept")]
+    #[diagnostic(help("`--resume {}` continues from there", path.display()))]
     StoppedNow {
         /// The run directory.
         path: PathBuf,

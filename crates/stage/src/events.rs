@@ -190,11 +190,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 stage: self.stage_name(),
                 step: self.step(),
                 failures: self.counters.failed + 1,
-                last: format!("group {} (task {}): {}", ticket.0, failure.task, failure.reason),
+                last: format!("group {} (task {}): {}", ticket.0, failure.task, failure.cause),
+                cause: failure.cause,
                 checkpoint: self.last_checkpoint(),
             });
         }
-        let record = Record::Failed { ticket, reason: failure.reason.clone() };
+        let record = Record::Failed { ticket, reason: failure.cause.message.clone() };
         Ok(JournaledEvent::recorded(self.replace_failed(ticket, failure), record))
     }
 
@@ -203,9 +204,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.groups.remove_failed(ticket);
         self.reporter.warn(format!(
             "group {} (task {}) failed and is replaced: {}",
-            ticket.0, failure.task, failure.reason
+            ticket.0, failure.task, failure.cause
         ));
-        self.reporter.group_ended(ticket.0, "failed", Some(failure.reason));
+        self.reporter.group_ended(ticket.0, "failed", Some(failure.cause.message));
         self.counters.failed += 1;
         SchedulerEvent::GroupFailed(ticket)
     }
@@ -216,7 +217,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             step: self.step(),
             ticket: ticket.0,
             task: failure.task,
-            reason: failure.reason,
+            cause: failure.cause,
             checkpoint: self.last_checkpoint(),
         }
     }

@@ -263,7 +263,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// The failure of a group whose task index nothing has named.
     pub(crate) fn failure(&self, ticket: Ticket, reason: String) -> GroupFailure {
         let task = self.source.rollouts().map_or(ticket.0, |runner| runner.task_index(ticket));
-        GroupFailure { task, reason }
+        GroupFailure { task, cause: reason.into() }
     }
 
     /// Notes that the task of a group has stopped.

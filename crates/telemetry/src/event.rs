@@ -251,6 +251,9 @@ pub enum Event {
     RunFailed {
         /// The error message.
         error: String,
+        /// Suggestions for the user.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        hints: Vec<String>,
     },
 }
 

@@ -128,7 +128,7 @@ fn state(lines: &[EventLine], attempt: u32) -> State {
     let ends = lines.iter().rev().filter(|line| line.attempt == attempt).find_map(|line| match &line.event {
         Event::RunFinished { .. } => Some(State::Finished),
         Event::RunInterrupted { .. } => Some(State::Interrupted),
-        Event::RunFailed { error } => Some(State::Failed(error.clone())),
+        Event::RunFailed { error, .. } => Some(State::Failed(error.clone())),
         _ => None,
     });
     ends.unwrap_or(State::Unfinished)

@@ -49,19 +49,21 @@ impl FromStr for SampleName {
 }
 
 /// Failure to find a sample.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineageError {
     /// Not the name of a sample.
-    #[error(
-        "`{text}` is not the name of a sample\nhint: use a ticket (`12`) or a sample of it (`12/3`), optionally with the stage (`rl/12/3`)"
-    )]
+    #[error("`{text}` is not the name of a sample")]
+    #[diagnostic(help(
+        "use a ticket (`12`) or a sample of it (`12/3`), optionally with the stage (`rl/12/3`)"
+    ))]
     Name {
         /// The text.
         text: String,
     },
     /// The run has no such stage.
-    #[error("the run has no sampling stage `{stage}`\nhint: {}", stages_hint(stages))]
+    #[error("the run has no sampling stage `{stage}`")]
+    #[diagnostic(help("{}", stages_hint(stages)))]
     Stage {
         /// The requested stage.
         stage: String,
@@ -69,7 +71,8 @@ pub enum LineageError {
         stages: Vec<String>,
     },
     /// Several stages have the ticket.
-    #[error("ticket {ticket} exists in the stages {}\nhint: add the stage: `{}/{ticket}`", stages.join(" and "), stages[0])]
+    #[error("ticket {ticket} exists in the stages {}", stages.join(" and "))]
+    #[diagnostic(help("add the stage: `{}/{ticket}`", stages[0]))]
     Ambiguous {
         /// The ticket.
         ticket: u64,
@@ -77,7 +80,8 @@ pub enum LineageError {
         stages: Vec<String>,
     },
     /// No stage has the ticket.
-    #[error("ticket {ticket} does not exist\nhint: {}", tickets_hint(known))]
+    #[error("ticket {ticket} does not exist")]
+    #[diagnostic(help("{}", tickets_hint(known)))]
     Ticket {
         /// The ticket.
         ticket: u64,
@@ -85,7 +89,8 @@ pub enum LineageError {
         known: Vec<(String, Vec<u64>)>,
     },
     /// The group does not have the sample.
-    #[error("ticket {ticket} has no sample {sample}\nhint: it has the samples {}", ranges(known))]
+    #[error("ticket {ticket} has no sample {sample}")]
+    #[diagnostic(help("it has the samples {}", ranges(known)))]
     Sample {
         /// The ticket.
         ticket: u64,
@@ -96,9 +101,11 @@ pub enum LineageError {
     },
     /// The run's files cannot be read.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Run(#[from] RunError),
     /// The event stream or the rollouts cannot be read.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Telemetry(#[from] rloom_telemetry::TelemetryError),
 }
 

@@ -1,3 +1,4 @@
+use miette::Diagnostic;
 use rloom_core::{PolicyId, Ticket, Trajectory};
 use rloom_store::journal::{Journal, LaterStages, Record};
 use rloom_telemetry::{Lane, StageOutline, rollout_log, synthetic};
@@ -173,16 +174,18 @@ fn a_group_of_the_journal_has_its_tokens() {
 
 #[test]
 fn errors_name_what_exists_instead() {
-    let message = |name: &str| find(name).unwrap_err().to_string();
+    // Message and hint: `message [hint]`.
+    let message = |name: &str| {
+        let error = find(name).unwrap_err();
+        let hint = error.help().map(|hint| format!(" [{hint}]")).unwrap_or_default();
+        format!("{error}{hint}")
+    };
     assert_eq!(
         message("99"),
-        "ticket 99 does not exist\nhint: stage rl has the tickets 0-12; stage more has the tickets 0"
+        "ticket 99 does not exist [stage rl has the tickets 0-12; stage more has the tickets 0]"
     );
-    assert_eq!(message("0"), "ticket 0 exists in the stages rl and more\nhint: add the stage: `rl/0`");
-    assert_eq!(message("2/9"), "ticket 2 has no sample 9\nhint: it has the samples 0-1");
-    assert_eq!(
-        message("warmup/0"),
-        "the run has no sampling stage `warmup`\nhint: sampling stages: rl, more"
-    );
+    assert_eq!(message("0"), "ticket 0 exists in the stages rl and more [add the stage: `rl/0`]");
+    assert_eq!(message("2/9"), "ticket 2 has no sample 9 [it has the samples 0-1]");
+    assert_eq!(message("warmup/0"), "the run has no sampling stage `warmup` [sampling stages: rl, more]");
     assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
 }

@@ -24,12 +24,12 @@ use trial::Trial;
 
 /// Ticket, step and reason of a failed group.
 fn group_failure(error: &RunError) -> (u64, u64, String) {
-    let RunError::Stage(StageError::Group { stage, ticket, step, reason, checkpoint, .. }) = error else {
+    let RunError::Stage(StageError::Group { stage, ticket, step, cause, checkpoint, .. }) = error else {
         panic!("{error}")
     };
     assert_eq!(stage, "rl");
     assert!(checkpoint.contains("checkpoints/") || checkpoint.starts_with("none"), "{checkpoint}");
-    (*ticket, *step, reason.clone())
+    (*ticket, *step, cause.message.clone())
 }
 
 const REWARDS: [(Fault, &str); 4] = [

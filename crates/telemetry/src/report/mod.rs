@@ -180,7 +180,10 @@ fn page(lines: &[EventLine], config: &str) -> Page {
             Event::Sample(sample) => page.samples.push(row(line, "train", sample)),
             Event::EvaluationSample(sample) => page.samples.push(row(line, "eval", sample)),
             Event::Warning { message } => page.warnings.push(message.clone()),
-            Event::RunFailed { error } => page.warnings.push(format!("the run failed: {error}")),
+            Event::RunFailed { error, hints } => {
+                page.warnings.push(format!("the run failed: {error}"));
+                page.warnings.extend(hints.iter().map(|hint| format!("hint: {hint}")));
+            }
             _ => {}
         }
     }
