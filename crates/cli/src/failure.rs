@@ -177,3 +177,43 @@ fn plain(message: &str, hints: &[String], output: Output) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rloom_core::ErrorText;
+    use rloom_run::StageError;
+    use std::path::Path;
+
+    fn reported(failure: Failure) -> (String, Vec<String>) {
+        match failure {
+            Failure::Usage(report) | Failure::Failed(report) => (report.message, report.hints),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_hint_of_an_error_inside_another_is_reported() {
+        let full = StoreError::io("write", Path::new("runs/a"), io::ErrorKind::StorageFull.into());
+        let hint = full.help().unwrap().to_string();
+        let error = RunError::StartMissing { stage: 1, source_stage: "sft".into(), error: Box::new(full) };
+        let (message, hints) = reported(Failure::failed(error).hint("try again"));
+        assert!(message.starts_with("stage 1 starts from the end of `sft`: could not write"), "{message}");
+        assert_eq!(hints, [hint.as_str(), "try again"]);
+    }
+
+    #[test]
+    fn an_error_with_a_hint_also_reports_the_hint_of_its_cause() {
+        let cause = ErrorText { message: "no reference".into(), hint: Some("name the field".into()) };
+        let error = StageError::TooManyFailures {
+            stage: "rl".into(),
+            step: 3,
+            failures: 2,
+            last: "group 7 (task 1): no reference".into(),
+            cause,
+            checkpoint: "none".into(),
+        };
+        let (_, hints) = reported(Failure::from_run(error.into()));
+        assert_eq!(hints, ["`schedule.max_failures` is the limit", "name the field"]);
+    }
+}

@@ -100,6 +100,25 @@ fn source_files_are_short() {
     }
 }
 
+/// The hint of an error is a field (`miette::Diagnostic::help`), which `cli/src/failure.rs` renders.
+#[test]
+fn no_message_contains_its_hint() {
+    for name in crates() {
+        for (path, text) in sources(&root().join("crates").join(name).join("src")) {
+            if path.parent().is_some_and(|folder| folder.ends_with("model/src/hub")) {
+                continue;
+            }
+            // A string may continue on the next line.
+            let mut joined = String::new();
+            for line in text.lines() {
+                let line = line.trim_start();
+                joined += line.strip_suffix('\\').unwrap_or(line);
+            }
+            assert!(!joined.contains(r"\nhint: "), "{} has a message with a hint in it", path.display());
+        }
+    }
+}
+
 /// Functions that a page names as `` `crate::module::function` `` in a numbered list.
 fn named_functions(page: &str) -> Vec<String> {
     let numbered = page.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));

@@ -34,6 +34,9 @@ struct Overview {
     stages: Vec<StageOverview>,
     checkpoints: Vec<String>,
     warnings: Vec<String>,
+    /// Hints of the error that ended the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hints: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -121,7 +124,17 @@ fn overview(directory: &Path, lines: &[EventLine]) -> Result<Overview, Failure> 
         stages: outlines.into_iter().map(|outline| stage(outline, &kept)).collect(),
         checkpoints: checkpoints(directory),
         warnings,
+        hints: hints(lines, attempts),
     })
+}
+
+fn hints(lines: &[EventLine], attempt: u32) -> Vec<String> {
+    let last = lines.iter().rev().filter(|line| line.attempt == attempt);
+    let found = last.filter_map(|line| match &line.event {
+        Event::RunFailed { hints, .. } => Some(hints.clone()),
+        _ => None,
+    });
+    found.take(1).flatten().collect()
 }
 
 fn state(lines: &[EventLine], attempt: u32) -> State {
@@ -185,6 +198,9 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
         State::Unfinished => "at work, or killed".to_owned(),
     };
     output.data(&format!("{} {state}", output.paint(BOLD, &overview.name)))?;
+    for hint in &overview.hints {
+        output.data(&format!("hint: {hint}"))?;
+    }
     output.data(&format!(
         "{} parameters, seed {}, {} threads, {}, {} in {} attempt{}",
         count(overview.parameters),

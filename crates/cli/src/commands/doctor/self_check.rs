@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
-use rloom_engine::{GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
-use rloom_model::{Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows};
-use rloom_ops::{Ctx, Isa};
-use rloom_run::assembly;
+use rloom_engine::{
+    GenerateRequest, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+};
+use rloom_model::{
+    BatchError, ConfigError, Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows,
+};
+use rloom_ops::{Ctx, Isa, OpsError};
+use rloom_run::{RunError, assembly};
 
 use super::Finding;
 
@@ -85,40 +89,51 @@ fn portability(results: &[(Way, Bits)], hint: &str) -> Finding {
     }
 }
 
+/// Failure of the computation that the check runs.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error(transparent)]
+    Compute(#[from] OpsError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Assembly(#[from] RunError),
+    #[error("could not start the runtime: {0}")]
+    Runtime(#[from] std::io::Error),
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+    #[error(transparent)]
+    Score(#[from] BatchError),
+}
+
 /// Bits of the log-probabilities of a sampled completion: as the sampler saw them, and as a packed forward pass does.
-fn sample_and_score(way: Way) -> Result<Bits, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let ctx = Ctx::with_isa(2, way.isa).map_err(|e| text(&e))?;
-    let mut config = tiny().map_err(|e| text(&e))?;
+fn sample_and_score(way: Way) -> Result<Bits, CheckError> {
+    let ctx = Ctx::with_isa(2, way.isa)?;
+    let mut config = tiny()?;
     config.dtype = way.compute;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
-    let engine = assembly::rollout_engine(&config, &ctx, &settings, None).map_err(|e| text(&e))?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(|e| text(&e))?;
+    let engine = assembly::rollout_engine(&config, &ctx, &settings, None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let sampling = SamplingSettings { max_new_tokens: 24, ..SamplingSettings::default() };
     let key = RandomKey::new(7, 0, Purpose::Interactive, 0);
-    let generation = runtime
-        .block_on(async {
-            let published = assembly::publish(&model, PolicyVersion(0));
-            engine.load(&published, OnUpdate::Finish).await?;
-            engine.generate(GenerateRequest::new(key, PROMPT, sampling)).await
-        })
-        .map_err(|e| text(&e))?;
+    let generation = runtime.block_on(async {
+        let published = assembly::publish(&model, PolicyVersion(0));
+        engine.load(&published, OnUpdate::Finish).await?;
+        engine.generate(GenerateRequest::new(key, PROMPT, sampling)).await
+    })?;
     let tokens: Vec<u32> = PROMPT.iter().copied().chain(generation.tokens.iter().copied()).collect();
     let rows: Vec<u32> = (PROMPT.len() as u32..tokens.len() as u32).collect();
-    let scores = model
-        .score(
-            &ctx,
-            &PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] },
-            &ScoreRows { rows: &rows, inv_temperature: &vec![1.0; rows.len()] },
-        )
-        .map_err(|e| text(&e))?;
+    let scores = model.score(
+        &ctx,
+        &PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] },
+        &ScoreRows { rows: &rows, inv_temperature: &vec![1.0; rows.len()] },
+    )?;
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
     Ok((bits(&generation.logprobs), bits(&scores.logprob)))
 }
 
-fn tiny() -> Result<ModelConfig, rloom_model::ConfigError> {
+fn tiny() -> Result<ModelConfig, ConfigError> {
     NewModel {
         family: Family::Qwen3,
         layers: 2,
