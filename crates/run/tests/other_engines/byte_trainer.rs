@@ -88,10 +88,10 @@ impl ByteTrainer {
 
     fn call(&mut self, call: &Call) -> Result<Answer, TrainError> {
         let gone = || TrainError::Batch("the trainer's process is gone".into());
-        let bytes = serde_json::to_vec(call).map_err(|error| TrainError::Batch(error.into()))?;
+        let bytes = serde_json::to_vec(call).map_err(|error| TrainError::Batch(error.to_string().into()))?;
         self.calls.as_ref().ok_or_else(gone)?.send(bytes).map_err(|_| gone())?;
         let answer = self.answers.recv().map_err(|_| gone())?;
-        match serde_json::from_slice(&answer).map_err(|error| TrainError::Batch(error.into()))? {
+        match serde_json::from_slice(&answer).map_err(|error| TrainError::Batch(error.to_string().into()))? {
             Answer::Failed(message) => Err(TrainError::Batch(message.into())),
             answer => Ok(answer),
         }
@@ -156,10 +156,10 @@ fn publish<T: TrainEngine>(
     static NUMBER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let folder = publications.join(format!("version-{:06}-{number}", version.0));
-    std::fs::create_dir_all(&folder).map_err(|error| TrainError::Checkpoint(error.into()))?;
+    std::fs::create_dir_all(&folder).map_err(|error| TrainError::Checkpoint(error.to_string().into()))?;
     engine.save(&folder)?;
     // What a rollout engine reads; the optimiser's state stays with the trainer.
-    std::fs::remove_dir_all(folder.join("trainer")).map_err(|error| TrainError::Checkpoint(error.into()))?;
+    std::fs::remove_dir_all(folder.join("trainer")).map_err(|error| TrainError::Checkpoint(error.to_string().into()))?;
     Ok(Answer::Published(folder, engine.digest()?))
 }
 
