@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Scalar values by metric name, in the order of names. The reference of metrics lists the names.
 pub type Metrics = BTreeMap<String, f64>;
@@ -102,6 +102,45 @@ impl Activity {
     }
 }
 
+/// End of a group that was not trained, or its deferral.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupEnd {
+    /// A filter replaced the group.
+    Filtered,
+    /// The group exceeded the limit on staleness.
+    Stale,
+    /// An episode failed and the group was replaced.
+    Failed,
+    /// The batch was complete without the group.
+    Surplus,
+    /// The group will be restarted.
+    Deferred,
+    /// An end that this version does not know. Never written.
+    #[serde(other)]
+    Unknown,
+}
+
+impl GroupEnd {
+    /// Returns the name in the event stream.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Filtered => "filtered",
+            Self::Stale => "stale",
+            Self::Failed => "failed",
+            Self::Surplus => "surplus",
+            Self::Deferred => "deferred",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Reads metrics without those that are null: JSON has no other form for infinities and NaN.
+fn finite_metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metrics, D::Error> {
+    let metrics = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(metrics.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
+}
+
 /// A completion as text, with its reward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Sample {
@@ -174,6 +213,7 @@ pub enum Event {
     /// A batch was trained and its weights published.
     Step {
         /// Metrics of the step.
+        #[serde(deserialize_with = "finite_metrics")]
         metrics: Metrics,
     },
     /// A completion of the step's batch.
@@ -181,6 +221,7 @@ pub enum Event {
     /// A version was evaluated on held-out tasks.
     Evaluation {
         /// Metrics of the evaluation.
+        #[serde(deserialize_with = "finite_metrics")]
         metrics: Metrics,
         /// Number of held-out tasks.
         tasks: u64,
@@ -216,8 +257,8 @@ pub enum Event {
     GroupEnded {
         /// Ticket of the group.
         ticket: u64,
-        /// `filtered`, `stale`, `failed`, `surplus`, or `deferred` (the group will be restarted).
-        end: String,
+        /// The kind of end.
+        end: GroupEnd,
         /// Details, if any.
         reason: Option<String>,
     },
@@ -299,6 +340,40 @@ mod tests {
             Value::Array(values) => values.iter().for_each(|value| undocumented(value, found)),
             _ => {}
         }
+    }
+
+    fn ended(end: &str) -> EventLine {
+        let line = format!(
+            r#"{{"attempt":1,"time":0,"elapsed":0,"stage":"rl","step":1,"global_step":1,"event":"group_ended","ticket":3,"end":"{end}","reason":null}}"#
+        );
+        serde_json::from_str(&line).unwrap()
+    }
+
+    #[test]
+    fn ends_of_groups_are_written_by_their_names() {
+        use GroupEnd::{Deferred, Failed, Filtered, Stale, Surplus};
+        for kind in [Filtered, Stale, Failed, Surplus, Deferred] {
+            let line = ended(kind.name());
+            assert!(matches!(line.event, Event::GroupEnded { end, .. } if end == kind), "{line:?}");
+            assert_eq!(serde_json::to_value(&line).unwrap()["end"], kind.name());
+        }
+    }
+
+    #[test]
+    fn an_end_of_a_later_version_is_readable() {
+        let line = ended("abandoned");
+        assert!(
+            matches!(line.event, Event::GroupEnded { end: GroupEnd::Unknown, ticket: 3, .. }),
+            "{line:?}"
+        );
+    }
+
+    #[test]
+    fn a_step_with_a_metric_that_is_not_finite_is_readable() {
+        let metrics = [("loss".to_owned(), f64::NAN), ("reward".to_owned(), 0.5)].into();
+        let line = EventLine { event: Event::Step { metrics }, ..ended("stale") };
+        let read: EventLine = serde_json::from_slice(&serde_json::to_vec(&line).unwrap()).unwrap();
+        assert_eq!(read.event, Event::Step { metrics: [("reward".to_owned(), 0.5)].into() });
     }
 
     #[test]

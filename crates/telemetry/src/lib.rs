@@ -4,19 +4,26 @@
 
 mod error;
 mod event;
+mod event_file;
+mod extent;
 mod history;
+mod leftovers;
 pub mod report;
 pub mod rollout_log;
+mod state;
 mod step_files;
 mod stream;
+mod survivors;
 #[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;
 mod tensorboard;
 pub mod trace;
 
 pub use error::TelemetryError;
-pub use event::{Activity, Event, EventLine, Lane, Metrics, Phase, Sample, StageOutline};
-pub use history::{read_events, surviving};
+pub use event::{Activity, Event, EventLine, GroupEnd, Lane, Metrics, Phase, Sample, StageOutline};
+pub use event_file::{EventFile, SkippedLines, read_events};
+pub use history::surviving;
 pub use rollout_log::LoggedTrajectory;
+pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;
 pub use stream::{EventStream, Observer};

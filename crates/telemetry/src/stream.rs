@@ -9,7 +9,8 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::event::{Event, EventLine};
-use crate::history::last_attempt;
+use crate::event_file::last_attempt;
+use crate::leftovers;
 use crate::tensorboard::TensorBoardWriter;
 
 /// Receives the events of a run as they occur.
@@ -47,8 +48,12 @@ fn unix_seconds() -> f64 {
 }
 
 impl<'a> EventStream<'a> {
-    /// Opens the stream for the next attempt. Events are counted as lost if the file cannot be opened.
+    /// Opens the stream for the next attempt, and removes the temporary files that earlier attempts left in the run
+    /// directory. Events are counted as lost if the file cannot be opened.
     pub fn open(path: &Path, tensorboard: &Path, observer: &'a mut dyn Observer) -> Self {
+        if let Some(run) = path.parent() {
+            leftovers::remove(run);
+        }
         let attempt = last_attempt(path) + 1;
         let mut file = File::options().create(true).append(true).open(path).ok();
         if let Some(file) = &mut file
@@ -149,7 +154,7 @@ fn ends_inside_a_line(path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::event::Phase;
-    use crate::history::read_events;
+    use crate::event_file::read_events;
 
     #[derive(Default)]
     struct Recorder(Vec<EventLine>);

@@ -1,11 +1,13 @@
 //! Synthetic event streams and groups, for tests of code that reads them.
 
+use std::collections::BTreeMap;
+
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
 };
 
-use crate::event::{Activity, Event, EventLine, Lane, Metrics, StageOutline};
+use crate::event::{Activity, Event, EventLine, Lane, Metrics, Sample, StageOutline};
 
 /// Parameters of a synthetic run.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +18,8 @@ pub struct SyntheticRun {
     pub steps: u64,
     /// Groups per batch.
     pub groups: u64,
+    /// Completions recorded per step and per evaluation.
+    pub samples: u64,
 }
 
 // Durations of the parts of a step, in seconds.
@@ -33,15 +37,23 @@ fn duration(ticket: u64) -> f64 {
     if draw < 2 { 2.0 } else { 0.5 + draw as f64 * 0.03 }
 }
 
-struct Recorder {
-    attempt: u32,
+/// Passes lines on in order of time. Lines are recorded up to one batch ahead of earlier ones.
+struct Recorder<'a> {
     lines: Vec<(f64, EventLine)>,
+    take: &'a mut dyn FnMut(EventLine),
 }
 
-impl Recorder {
+impl Recorder<'_> {
+    /// Passes on the lines before `until`. Later ones must not be earlier.
+    fn pass(&mut self, until: f64) {
+        self.lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let ready = self.lines.partition_point(|(at, _)| *at < until);
+        self.lines.drain(..ready).for_each(|(_, line)| (self.take)(line));
+    }
+
     fn record(&mut self, at: f64, step: u64, event: Event) {
         let line = EventLine {
-            attempt: self.attempt,
+            attempt: 1,
             time: 1e9 + at,
             elapsed: at,
             stage: "rl".into(),
@@ -62,8 +74,15 @@ impl Recorder {
 
 /// Returns the events of a run of a single attempt, in order of time.
 pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
-    let SyntheticRun { max_staleness, steps, groups } = settings;
-    let mut recorder = Recorder { attempt: 1, lines: Vec::new() };
+    let mut lines = Vec::new();
+    each(settings, &mut |line| lines.push(line));
+    lines
+}
+
+/// Passes the events of a run of a single attempt, in order of time.
+pub fn each(settings: SyntheticRun, take: &mut dyn FnMut(EventLine)) {
+    let SyntheticRun { max_staleness, steps, groups, samples } = settings;
+    let mut recorder = Recorder { lines: Vec::new(), take };
     let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps };
     let started = Event::RunStarted {
         name: format!("synthetic, staleness {max_staleness}"),
@@ -103,6 +122,8 @@ pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
         recorder.activity(Lane::Train, Activity::WaitForBatch, (trainer, ready), batch);
         let start = trainer.max(ready);
         trainer = train(&mut recorder, batch, start, &ages, ready - first);
+        let tickets = (batch * groups..).take(samples as usize);
+        tickets.for_each(|ticket| recorder.record(trainer, batch + 1, Event::Sample(sample(ticket, 0))));
         let published_at = trainer;
         recorder.activity(
             Lane::Rollout,
@@ -110,15 +131,16 @@ pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
             (published_at, published_at + LOAD),
             batch + 1,
         );
-        trainer = evaluate_and_save(&mut recorder, batch + 1, trainer);
+        trainer = evaluate_and_save(&mut recorder, batch + 1, trainer, samples);
         // At staleness 0, rollout also waits for evaluation and checkpoint.
         published.push(if max_staleness == 0 { trainer } else { published_at });
+        let next = slots.iter().copied().fold(f64::INFINITY, f64::min);
+        recorder.pass(next.min(start));
     }
-    recorder.lines.sort_by(|a, b| a.0.total_cmp(&b.0));
-    recorder.lines.into_iter().map(|(_, line)| line).collect()
+    recorder.pass(f64::INFINITY);
 }
 
-fn train(recorder: &mut Recorder, batch: u64, start: f64, ages: &[u64], rollout: f64) -> f64 {
+fn train(recorder: &mut Recorder<'_>, batch: u64, start: f64, ages: &[u64], rollout: f64) -> f64 {
     let trained = start + TRAIN;
     recorder.activity(Lane::Train, Activity::Train, (start, trained), batch);
     recorder.activity(Lane::Train, Activity::Publish, (trained, trained + PUBLISH), batch + 1);
@@ -142,10 +164,15 @@ fn train(recorder: &mut Recorder, batch: u64, start: f64, ages: &[u64], rollout:
 }
 
 /// Evaluates and saves at the configured intervals. Returns the end time.
-fn evaluate_and_save(recorder: &mut Recorder, version: u64, mut now: f64) -> f64 {
+fn evaluate_and_save(recorder: &mut Recorder<'_>, version: u64, mut now: f64, samples: u64) -> f64 {
     if version.is_multiple_of(EVALUATE_EVERY) {
         recorder.activity(Lane::Train, Activity::Evaluate, (now, now + EVALUATE), version);
         now += EVALUATE;
+        let accuracy = 1.0 - (-(version as f64) / 60.0).exp();
+        let metrics = [(metric::EVAL_ACCURACY.to_owned(), accuracy)].into();
+        recorder.record(now, version, Event::Evaluation { metrics, tasks: 100, best: false });
+        let tasks = 0..samples;
+        tasks.for_each(|task| recorder.record(now, version, Event::EvaluationSample(sample(task, 0))));
     }
     if version.is_multiple_of(CHECKPOINT_EVERY) {
         recorder.activity(Lane::Train, Activity::Checkpoint, (now, now + CHECKPOINT), version);
@@ -158,28 +185,71 @@ fn evaluate_and_save(recorder: &mut Recorder, version: u64, mut now: f64) -> f64
 
 /// Returns the same run in two attempts: the first is killed after step 30, the second resumes from step 25.
 pub fn resumed(settings: SyntheticRun) -> Vec<EventLine> {
-    let whole = run(settings);
-    let at = |step: u64| {
-        let trained = |line: &&EventLine| matches!(line.event, Event::Step { .. }) && line.step == step;
-        whole.iter().find(trained).map_or(f64::INFINITY, |line| line.elapsed)
-    };
-    let (killed, saved) = (at(30), at(25));
-    let mut lines: Vec<EventLine> = whole.iter().filter(|line| line.elapsed <= killed).cloned().collect();
-    for line in &whole {
-        let mut line = EventLine { attempt: 2, ..line.clone() };
-        match &mut line.event {
-            Event::RunStarted { resumed_from, .. } => *resumed_from = Some("rl-step-000025".into()),
-            Event::StageStarted { from_step, .. } => *from_step = 25,
-            _ if line.elapsed <= saved => continue,
-            Event::Activity { start, end, .. } => {
-                (*start, *end) = ((*start - saved).max(0.0), *end - saved);
-                line.elapsed -= saved;
-            }
-            _ => line.elapsed -= saved,
-        }
-        lines.push(line);
-    }
+    let mut lines = Vec::new();
+    each_attempt(settings, &[Kill { step: 30, saved: 25 }], &mut |line| lines.push(line));
     lines
+}
+
+/// The end of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub struct Kill {
+    /// The last step of the attempt.
+    pub step: u64,
+    /// The step from which the next attempt resumes.
+    pub saved: u64,
+}
+
+/// Passes the same run in several attempts, all but the last of which end in a kill.
+pub fn each_attempt(settings: SyntheticRun, kills: &[Kill], take: &mut dyn FnMut(EventLine)) {
+    let wanted: Vec<u64> = kills.iter().flat_map(|kill| [kill.step, kill.saved]).collect();
+    let mut times: BTreeMap<u64, f64> = BTreeMap::new();
+    each(settings, &mut |line| {
+        if matches!(line.event, Event::Step { .. }) && wanted.contains(&line.step) {
+            times.insert(line.step, line.elapsed);
+        }
+    });
+    let at = |step: u64| times.get(&step).copied().unwrap_or(f64::INFINITY);
+    for attempt in 0..=kills.len() {
+        let from_step = attempt.checked_sub(1).map(|before| kills[before].saved);
+        let saved = from_step.map_or(f64::NEG_INFINITY, at);
+        let killed = kills.get(attempt).map_or(f64::INFINITY, |kill| at(kill.step));
+        each(settings, &mut |mut line| {
+            let is_later = line.elapsed > saved;
+            let shift = saved.max(0.0);
+            match &mut line.event {
+                Event::RunStarted { resumed_from, .. } => {
+                    *resumed_from = from_step.map(|step| format!("rl-step-{step:06}"));
+                }
+                Event::StageStarted { from_step: from, .. } => *from = from_step.unwrap_or(0),
+                _ if !is_later || line.elapsed > killed => return,
+                Event::Activity { start, end, .. } => {
+                    (*start, *end) = ((*start - shift).max(0.0), *end - shift);
+                    line.elapsed -= shift;
+                }
+                _ => line.elapsed -= shift,
+            }
+            line.attempt = attempt as u32 + 1;
+            take(line);
+        });
+    }
+}
+
+/// Returns a completion of about a hundred characters.
+pub fn sample(ticket: u64, sample: u32) -> Sample {
+    Sample {
+        ticket,
+        sample,
+        task: ticket,
+        prompt: format!("{ticket}+4="),
+        completion: "The sum of the two numbers is found digit by digit, from the last to the first.".into(),
+        answer: (ticket + 4).to_string(),
+        reward: Some(1.0),
+        components: [("exact".to_owned(), Some(1.0))].into(),
+        advantage: Some(0.5),
+        solved: Some(true),
+        tokens: 20,
+        stop: "stop_token".into(),
+    }
 }
 
 /// Returns a group of episodes whose first half was sampled by the previous version.

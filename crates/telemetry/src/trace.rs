@@ -188,7 +188,7 @@ impl Attempt {
                 }
                 Event::GroupEnded { ticket, end, reason } => {
                     let args = json!({"stage": line.stage, "ticket": ticket, "reason": reason});
-                    self.push("i", "group", format!("group {end}").into(), now, args);
+                    self.push("i", "group", format!("group {}", end.name()).into(), now, args);
                 }
                 Event::Warning { message } => {
                     self.push("i", "warning", "warning".into(), now, json!({"message": message}));

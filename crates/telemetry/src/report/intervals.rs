@@ -53,26 +53,22 @@ impl Intervals {
         self.total() - self.without(other).total()
     }
 
-    /// Returns the covered fraction of each of `count` slices of `slice` seconds, starting at 0.
-    pub(super) fn coverage(&self, count: usize, slice: f64) -> Vec<f64> {
-        let mut shares = vec![0.0; count];
-        for (i, share) in self.slices(count, slice) {
-            shares[i] += share;
-        }
-        shares
-    }
-
-    /// Yields the index of each slice that an interval overlaps, and the covered fraction. An index may repeat.
+    /// Yields the index of each of `count` slices of `slice` seconds, starting at 0, that an interval overlaps, and the
+    /// covered fraction. An index may repeat.
     pub(super) fn slices(&self, count: usize, slice: f64) -> impl Iterator<Item = (usize, f64)> + '_ {
-        self.0.iter().flat_map(move |&(start, end)| {
-            let first = (start / slice) as usize;
-            let last = ((end / slice) as usize).min(count.saturating_sub(1));
-            (first..=last).map(move |i| {
-                let (from, to) = (i as f64 * slice, (i + 1) as f64 * slice);
-                (i, ((end.min(to) - start.max(from)) / slice).clamp(0.0, 1.0))
-            })
-        })
+        self.0.iter().flat_map(move |&interval| slices(interval, count, slice))
     }
+}
+
+/// Yields the index of each of `count` slices of `slice` seconds, starting at 0, that the interval overlaps, and the covered
+/// fraction.
+pub(super) fn slices((start, end): Interval, count: usize, slice: f64) -> impl Iterator<Item = (usize, f64)> {
+    let first = (start / slice) as usize;
+    let last = ((end / slice) as usize).min(count.saturating_sub(1));
+    (first..=last).map(move |i| {
+        let (from, to) = (i as f64 * slice, (i + 1) as f64 * slice);
+        (i, ((end.min(to) - start.max(from)) / slice).clamp(0.0, 1.0))
+    })
 }
 
 #[cfg(test)]
@@ -93,7 +89,12 @@ mod tests {
     #[test]
     fn coverage_of_slices() {
         let a = Intervals::union([(0.5, 2.0), (2.5, 3.0)]);
-        assert_eq!(a.coverage(3, 1.0), [0.5, 1.0, 0.5]);
-        assert_eq!(a.coverage(2, 1.0), [0.5, 1.0], "times after the last slice are ignored");
+        let coverage = |count: usize| {
+            let mut coverage = vec![0.0; count];
+            a.slices(count, 1.0).for_each(|(i, part)| coverage[i] += part);
+            coverage
+        };
+        assert_eq!(coverage(3), [0.5, 1.0, 0.5]);
+        assert_eq!(coverage(2), [0.5, 1.0], "times after the last slice are ignored");
     }
 }

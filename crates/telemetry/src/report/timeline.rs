@@ -1,31 +1,35 @@
 //! Timeline of rollout and training, in a form whose size does not grow with the run.
 //!
 //! A run of a thousand steps has tens of thousands of activities. The page contains an overview of each stage as
-//! fractions of equal time slices, and single activities only in a few short windows.
+//! fractions of equal time slices, and single activities only in a few short windows. Neither the page nor its
+//! construction holds more than a bounded number of activities.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::intervals::{Interval, Intervals};
+use super::intervals::Interval;
+use super::sweep::Sweep;
+use super::windows::{Window, Windows};
 use crate::event::{Activity, Event, EventLine, Lane};
+use crate::extent::StageExtent;
 
 /// Smallest and largest number of time slices in the overview of a stage.
 const SLICES: (u64, u64) = (20, 280);
 /// Steps per slice. A slice averages over a few steps, so that it does not depend on where a step starts in it.
 const SLICE_STEPS: u64 = 3;
-/// Steps per window.
-const WINDOW_STEPS: f64 = 8.0;
-/// Largest number of activities in a window; windows with more are shortened.
-const WINDOW_ACTIVITIES: usize = 600;
+/// Largest number of attempts marked on the axis.
+const ATTEMPTS: usize = 100;
 
 /// Timeline of a stage. Attempts are concatenated on one axis of seconds.
 #[derive(Debug, Serialize)]
 pub(super) struct StageTimeline {
     name: String,
     seconds: f64,
-    /// Start of each attempt after the first.
-    attempts: Vec<f64>,
+    /// Number of attempts.
+    attempt_count: usize,
+    /// Number and start of the latest attempts, without the first.
+    attempts: Vec<(usize, f64)>,
     lanes: Vec<LaneTimes>,
     /// Time during which both lanes work, in seconds.
     overlap: f64,
@@ -36,6 +40,8 @@ pub(super) struct StageTimeline {
     /// Mean number of groups in flight in each slice.
     groups: Vec<f64>,
     windows: Vec<Window>,
+    /// Number of activities, and of those shown in the windows.
+    activities: (u64, u64),
 }
 
 /// Time of a lane by use, in seconds.
@@ -50,214 +56,155 @@ struct LaneTimes {
     activities: Vec<(Activity, f64)>,
 }
 
-/// A part of the stage in which every activity is shown.
-#[derive(Debug, Serialize)]
-struct Window {
-    start: f64,
-    end: f64,
-    spans: Vec<Span>,
-    /// Number of groups in flight, as (time, number) at each change.
-    groups: Vec<(f64, u32)>,
-}
-
+/// An activity other than a group, on the axis of its stage.
 #[derive(Debug, Clone, Serialize)]
-struct Span {
-    lane: Lane,
-    activity: Activity,
-    start: f64,
-    end: f64,
-    version: u64,
+pub(super) struct Span {
+    pub(super) lane: Lane,
+    pub(super) activity: Activity,
+    pub(super) start: f64,
+    pub(super) end: f64,
+    pub(super) version: u64,
 }
 
-/// Returns the timelines of the stages that generate, in the order in which they ran. Stages that train on
-/// demonstrations use a single lane and have none.
-pub(super) fn stages(lines: &[EventLine]) -> Vec<StageTimeline> {
-    let mut stages: Vec<StageRecord> = Vec::new();
-    for line in lines.iter().filter(|line| !line.stage.is_empty()) {
-        let place = stages.iter().position(|s| s.name == line.stage).unwrap_or_else(|| {
-            stages.push(StageRecord { name: line.stage.clone(), ..StageRecord::default() });
-            stages.len() - 1
-        });
-        stages[place].add(line);
-    }
-    let generates = |stage: &&StageRecord| stage.spans.iter().any(|span| span.lane == Lane::Rollout);
-    stages.iter().filter(generates).map(StageRecord::timeline).collect()
-}
-
-/// The activities of a stage, on its time axis.
-#[derive(Debug, Default)]
-struct StageRecord {
-    name: String,
-    attempts: Vec<AttemptRange>,
-    spans: Vec<Span>,
-    groups: Vec<Interval>,
-    steps: u64,
-}
-
-/// The part of the axis that belongs to an attempt.
+/// Builds the timelines of all stages.
 #[derive(Debug)]
-struct AttemptRange {
-    attempt: u32,
-    /// Start on the axis.
-    axis_start: f64,
-    /// Start and end in seconds since the attempt's process started.
-    start: f64,
-    end: f64,
+pub(super) struct Timelines(Vec<StageRecord>);
+
+impl Timelines {
+    pub(super) fn new(stages: &[StageExtent]) -> Self {
+        Self(stages.iter().cloned().map(StageRecord::new).collect())
+    }
+
+    /// Adds a line, whether or not a later attempt superseded it: repeated work takes time as well.
+    pub(super) fn add(&mut self, line: &EventLine) {
+        if let Event::Activity { lane, activity, start, end, version, .. } = line.event
+            && end >= start
+            && let Some(stage) = self.0.iter_mut().find(|stage| stage.extent.name == line.stage)
+        {
+            stage.add(line.attempt, Span { lane, activity, start, end, version });
+        }
+    }
+
+    /// Returns the timelines of the stages that generate, in the order in which they ran. Stages that train on
+    /// demonstrations use a single lane and have none.
+    pub(super) fn finish(self) -> Vec<StageTimeline> {
+        self.0.into_iter().filter_map(StageRecord::timeline).collect()
+    }
+
+    /// Number of activities held in memory.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.0.iter().map(|stage| stage.sweep.held() + stage.windows.held()).sum()
+    }
+}
+
+/// The activities of a stage.
+#[derive(Debug)]
+struct StageRecord {
+    extent: StageExtent,
+    slices: usize,
+    slice_seconds: f64,
+    sweep: Sweep,
+    windows: Windows,
+    /// Mean number of groups in flight in each slice; empty without groups.
+    groups: Vec<f64>,
+    activities: u64,
 }
 
 impl StageRecord {
-    fn add(&mut self, line: &EventLine) {
-        let axis_end = self.attempts.last().map_or(0.0, |last| last.axis_start + last.end - last.start);
-        if self.attempts.last().is_none_or(|last| last.attempt != line.attempt) {
-            let (attempt, start) = (line.attempt, line.elapsed);
-            self.attempts.push(AttemptRange { attempt, axis_start: axis_end, start, end: start });
-        }
-        let Some(range) = self.attempts.last_mut() else {
-            return;
-        };
-        range.end = range.end.max(line.elapsed);
-        match line.event {
-            Event::Activity { lane, activity, start, end, version, .. } if end >= start => {
-                range.end = range.end.max(end);
-                let on_axis = |seconds: f64| range.axis_start + (seconds - range.start).max(0.0);
-                let (start, end) = (on_axis(start), on_axis(end));
-                if activity == Activity::Group {
-                    self.groups.push((start, end));
-                } else {
-                    self.spans.push(Span { lane, activity, start, end, version });
-                }
-            }
-            Event::Step { .. } => self.steps += 1,
-            _ => {}
-        }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.attempts.iter().map(|s| s.end - s.start).sum()
-    }
-
-    fn intervals(&self, filter: impl Fn(Lane, Activity) -> bool) -> Intervals {
-        Intervals::union(self.spans.iter().filter(|s| filter(s.lane, s.activity)).map(|s| (s.start, s.end)))
-    }
-
-    fn timeline(&self) -> StageTimeline {
-        let seconds = self.seconds();
-        let slices = (self.steps / SLICE_STEPS).clamp(SLICES.0, SLICES.1) as usize;
+    fn new(extent: StageExtent) -> Self {
+        let slices = (extent.steps / SLICE_STEPS).clamp(SLICES.0, SLICES.1) as usize;
+        let seconds = extent.seconds();
         let slice_seconds = seconds / slices as f64;
-        let work = Lane::ALL.map(|lane| self.intervals(|l, a| l == lane && !a.is_wait()));
-        let mut activities: Vec<(Lane, Activity)> = self.spans.iter().map(|s| (s.lane, s.activity)).collect();
-        activities.sort_unstable();
-        activities.dedup();
-        let mut overview = BTreeMap::new();
-        for &(lane, activity) in &activities {
-            let mut time = self.intervals(|l, a| (l, a) == (lane, activity));
-            if activity.is_wait() {
-                time = time.without(&work[lane as usize]);
-            }
-            let coverage = time.coverage(slices, slice_seconds).into_iter();
-            overview.insert(activity, coverage.map(|part| (part * 100.0).round() as u8).collect());
-        }
-        StageTimeline {
-            name: self.name.clone(),
-            seconds: milli(seconds),
-            attempts: self.attempts.iter().skip(1).map(|s| milli(s.axis_start)).collect(),
-            lanes: Lane::ALL.map(|lane| self.lane(lane, &work[lane as usize], &activities)).into(),
-            overlap: milli(work[0].overlap(&work[1])),
-            slice_seconds: milli(slice_seconds),
-            overview,
-            groups: self.mean_groups(slices, slice_seconds),
-            windows: self.windows(),
+        Self {
+            sweep: Sweep::new(slices, slice_seconds),
+            windows: Windows::new(seconds, extent.steps),
+            groups: Vec::new(),
+            activities: 0,
+            extent,
+            slices,
+            slice_seconds,
         }
     }
 
-    fn lane(&self, lane: Lane, work: &Intervals, activities: &[(Lane, Activity)]) -> LaneTimes {
-        let waiting = self.intervals(|l, a| l == lane && a.is_wait()).without(work).total();
-        let own = activities.iter().filter(|(l, _)| *l == lane);
+    fn add(&mut self, attempt: u32, span: Span) {
+        let on_axis = |seconds| self.extent.on_axis(attempt, seconds);
+        let (Some(start), Some(end)) = (on_axis(span.start), on_axis(span.end)) else { return };
+        self.activities += 1;
+        if span.activity == Activity::Group {
+            self.add_group((start, end));
+        } else {
+            let span = Span { start, end, ..span };
+            self.windows.add(&span);
+            self.sweep.add(span);
+        }
+    }
+
+    fn add_group(&mut self, group: Interval) {
+        self.windows.add_group(group);
+        self.groups.resize(self.slices, 0.0);
+        for (i, part) in super::intervals::slices(group, self.slices, self.slice_seconds) {
+            self.groups[i] += part;
+        }
+    }
+
+    /// Returns the timeline; `None` if the stage does not generate.
+    fn timeline(mut self) -> Option<StageTimeline> {
+        self.sweep.finish();
+        self.sweep.activities().find(|((lane, _), _)| *lane == Lane::Rollout)?;
+        let seconds = self.extent.seconds();
+        let (windows, shown) = self.windows.finish();
+        let attempts = self.extent.attempts.iter().enumerate().skip(1);
+        let left_out = self.extent.attempts.len().saturating_sub(ATTEMPTS + 1);
+        Some(StageTimeline {
+            seconds: milli(seconds),
+            attempt_count: self.extent.attempts.len(),
+            attempts: attempts.skip(left_out).map(|(i, range)| (i + 1, milli(range.axis_start))).collect(),
+            lanes: Lane::ALL.map(|lane| Self::lane(&self.sweep, lane, seconds)).into(),
+            overlap: milli(self.sweep.overlap()),
+            slice_seconds: milli(self.slice_seconds),
+            overview: self.sweep.activities().map(|((_, name), time)| (name, time.percentages())).collect(),
+            groups: self.groups.into_iter().map(|groups| (groups * 100.0).round() / 100.0).collect(),
+            windows,
+            activities: (self.activities, shown),
+            name: self.extent.name,
+        })
+    }
+
+    fn lane(sweep: &Sweep, lane: Lane, seconds: f64) -> LaneTimes {
+        let (working, waiting) = sweep.lane(lane);
+        let own = sweep.activities().filter(|((of, _), _)| *of == lane);
         LaneTimes {
             lane,
-            working: milli(work.total()),
+            working: milli(working),
             waiting: milli(waiting),
-            idle: milli((self.seconds() - work.total() - waiting).max(0.0)),
-            activities: own
-                .map(|&(_, activity)| {
-                    (activity, milli(self.intervals(|l, a| (l, a) == (lane, activity)).total()))
-                })
-                .collect(),
+            idle: milli((seconds - working - waiting).max(0.0)),
+            activities: own.map(|((_, activity), time)| (activity, milli(time.total()))).collect(),
         }
-    }
-
-    fn mean_groups(&self, slices: usize, slice_seconds: f64) -> Vec<f64> {
-        let mut mean = vec![0.0; if self.groups.is_empty() { 0 } else { slices }];
-        for &group in &self.groups {
-            for (i, part) in Intervals::union([group]).slices(slices, slice_seconds) {
-                mean[i] += part;
-            }
-        }
-        mean.into_iter().map(|groups| (groups * 100.0).round() / 100.0).collect()
-    }
-
-    /// Windows at the beginning, in the middle and at the end; a single one for a short stage.
-    fn windows(&self) -> Vec<Window> {
-        let seconds = self.seconds();
-        let mut length = (seconds / self.steps.max(1) as f64 * WINDOW_STEPS).min(seconds);
-        if length * 2.0 >= seconds {
-            length = seconds;
-        }
-        loop {
-            // Stops at a thousandth of the stage, however many activities there are.
-            let is_shortest = length < seconds / 1e3;
-            let mut starts = vec![0.0, (seconds - length) / 2.0, seconds - length];
-            starts.dedup_by(|a, b| *a - *b < length / 2.0);
-            let windows: Vec<Window> =
-                starts.into_iter().map(|start| self.window(start, start + length)).collect();
-            let busiest = windows.iter().map(|w| w.spans.len() + w.groups.len() / 2).max().unwrap_or(0);
-            if busiest <= WINDOW_ACTIVITIES || is_shortest {
-                return windows;
-            }
-            length /= 2.0;
-        }
-    }
-
-    fn window(&self, start: f64, end: f64) -> Window {
-        let inside = |from: f64, to: f64| from < end && to > start;
-        let spans = self.spans.iter().filter(|s| inside(s.start, s.end)).map(|s| Span {
-            start: milli(s.start.max(start)),
-            end: milli(s.end.min(end)),
-            ..s.clone()
-        });
-        let mut changes: Vec<(f64, i32)> = Vec::new();
-        for &(from, to) in self.groups.iter().filter(|g| inside(g.0, g.1)) {
-            changes.push((from.max(start), 1));
-            if to < end {
-                changes.push((to, -1));
-            }
-        }
-        changes.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (mut running, mut groups) = (0i32, Vec::new());
-        for (at, change) in changes {
-            running += change;
-            let point = (milli(at), running.max(0).unsigned_abs());
-            // Simultaneous changes are merged.
-            match groups.last_mut() {
-                Some(last @ &mut (before, _)) if before == point.0 => *last = point,
-                _ => groups.push(point),
-            }
-        }
-        Window { start: milli(start), end: milli(end), spans: spans.collect(), groups }
     }
 }
 
 /// Rounds to milliseconds, to keep the page small.
-fn milli(seconds: f64) -> f64 {
+pub(super) fn milli(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::windows::WINDOW_ACTIVITIES;
+    use crate::survivors::LineKey;
     use crate::synthetic::{SyntheticRun, resumed, run};
 
-    const RUN: SyntheticRun = SyntheticRun { max_staleness: 0, steps: 150, groups: 32 };
+    const RUN: SyntheticRun = SyntheticRun { max_staleness: 0, steps: 150, groups: 32, samples: 0 };
+
+    fn stages(lines: &[EventLine]) -> Vec<StageTimeline> {
+        let mut extents = Vec::new();
+        lines.iter().for_each(|line| StageExtent::add(&mut extents, &LineKey::from(line), line.elapsed));
+        let mut timelines = Timelines::new(&extents);
+        lines.iter().for_each(|line| timelines.add(line));
+        timelines.finish()
+    }
 
     fn single(lines: &[EventLine]) -> StageTimeline {
         let mut stages = stages(lines);
@@ -299,7 +246,7 @@ mod tests {
     #[test]
     fn the_size_does_not_grow_with_the_run() {
         let size = |steps| {
-            let lines = run(SyntheticRun { max_staleness: 1, steps, groups: 32 });
+            let lines = run(SyntheticRun { max_staleness: 1, steps, groups: 32, samples: 0 });
             serde_json::to_string(&stages(&lines)).unwrap().len()
         };
         let (short, long) = (size(50), size(1000));

@@ -4,7 +4,7 @@ use super::*;
 use crate::synthetic::{SyntheticRun, resumed, run};
 
 fn settings(max_staleness: u64) -> SyntheticRun {
-    SyntheticRun { max_staleness, steps: 40, groups: 8 }
+    SyntheticRun { max_staleness, steps: 40, groups: 8, samples: 0 }
 }
 
 fn trace_of(lines: &[EventLine]) -> Vec<Value> {

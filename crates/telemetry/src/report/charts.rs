@@ -1,0 +1,112 @@
+//! The charts of the page, and those that are left out or folded away.
+
+use rloom_core::metric;
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Chart {
+    pub(super) title: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) series: Vec<Line>,
+}
+
+/// A line of a chart, which may continue under several metrics.
+#[derive(Debug, Serialize)]
+pub(super) struct Line {
+    pub(super) label: &'static str,
+    pub(super) names: Vec<&'static str>,
+}
+
+/// A chart whose lines are constant.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Constant {
+    pub(super) title: &'static str,
+    pub(super) unit: &'static str,
+    /// Label and value of each line.
+    pub(super) values: Vec<(&'static str, f64)>,
+}
+
+impl Chart {
+    /// Returns the values of the lines if the chart has values and all its lines are constant. `constant` returns the value
+    /// of a metric that is, and `present` is true for metrics with values.
+    pub(super) fn constant(
+        &self,
+        present: impl Fn(&str) -> bool,
+        constant: impl Fn(&str) -> Option<f64>,
+    ) -> Option<Constant> {
+        if OUTCOMES.contains(&self.title) {
+            return None;
+        }
+        let mut values = Vec::new();
+        for line in &self.series {
+            for name in line.names.iter().filter(|name| present(name)) {
+                values.push((line.label, constant(name)?));
+            }
+        }
+        (!values.is_empty()).then_some(Constant { title: self.title, unit: self.unit, values })
+    }
+}
+
+/// Titles of the charts that are shown even if they are constant: a run without progress is a result.
+const OUTCOMES: [&str; 2] = ["Held-out accuracy, greedy", "Reward"];
+
+/// Titles of the charts that are omitted if all trained tokens are fresh.
+pub(super) const ONLY_OFF_POLICY: [&str; 4] = ["Token age", "Fresh tokens", "Overlap", "Queues"];
+
+pub(super) const MISMATCH: &str = "Largest |sampling − training| log-probability difference";
+
+pub(super) fn charts() -> Vec<Chart> {
+    let one = |title, unit, name| Chart { title, unit, series: vec![Line { label: "", names: vec![name] }] };
+    let two = |title, unit, a: (&'static str, &'static str), b: (&'static str, &'static str)| Chart {
+        title,
+        unit,
+        series: vec![Line { label: a.0, names: vec![a.1] }, Line { label: b.0, names: vec![b.1] }],
+    };
+    vec![
+        two(
+            "Held-out accuracy, greedy",
+            "%",
+            ("solved", metric::EVAL_ACCURACY),
+            ("parsed", metric::EVAL_PARSED),
+        ),
+        one("Reward", "", metric::REWARD),
+        one("Completion length", "tokens", metric::MEAN_LENGTH),
+        one("Entropy", "nats", metric::ENTROPY),
+        two("KL", "nats", ("to reference", metric::KL), ("within the step", metric::APPROX_KL)),
+        one("Loss", "", metric::LOSS),
+        two(
+            "Throughput",
+            "tokens/s",
+            ("rollout", metric::ROLLOUT_TOKENS_PER_SECOND),
+            ("train", metric::TRAIN_TOKENS_PER_SECOND),
+        ),
+        one("Gradient norm", "", metric::GRAD_NORM),
+        two("Clipped tokens", "%", ("low", metric::CLIP_RATIO_LOW), ("high", metric::CLIP_RATIO_HIGH)),
+        two("Importance ratio", "", ("smallest", metric::RATIO_MIN), ("largest", metric::RATIO_MAX)),
+        one("Groups with equal rewards", "%", metric::FRAC_REWARD_ZERO_STD),
+        Chart {
+            title: "Groups replaced",
+            unit: "",
+            series: vec![
+                Line { label: "equal outcomes", names: vec!["filtered/equal_outcomes"] },
+                Line { label: "none kept", names: vec!["filtered/none_kept"] },
+                Line { label: "no outcome", names: vec!["filtered/no_outcome"] },
+            ],
+        },
+        one("Explained variance of the value", "", metric::VALUE_EXPLAINED_VARIANCE),
+        one("Value loss", "", metric::VALUE_LOSS),
+        one("Process-reward model loss", "", metric::PRM_LOSS),
+        one("Effective sample size", "%", metric::CORRECTION_ESS),
+        one(MISMATCH, "", metric::MISMATCH_MAX_ABS),
+        two(
+            "Waiting time",
+            "s",
+            ("for batch", metric::TIME_WAIT_FOR_BATCH),
+            ("for policy", metric::TIME_WAIT_FOR_POLICY),
+        ),
+        two("Token age", "versions", ("mean", metric::STALENESS_MEAN), ("largest", metric::STALENESS_MAX)),
+        one("Fresh tokens", "%", metric::FRESH_TOKENS),
+        one("Overlap", "%", metric::OVERLAP),
+        two("Queues", "groups", ("ready", metric::QUEUE_READY), ("running", metric::QUEUE_RUNNING)),
+    ]
+}
