@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Show the results of a run, or the lineage of a sample.
     Inspect(Inspect),
+    /// Write the report of a run, also while it is running.
+    Report(Report),
     /// Simulate a recipe on other hardware and recommend a split of its devices.
     Plan(Plan),
     /// Generate a sample of a run again and compare it bitwise with its record.
@@ -212,6 +214,20 @@ pub(crate) struct Inspect {
     /// Maximum number of completions of the last step to show.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) samples: usize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom report arithmetic
+  rloom report runs/arithmetic --output today.html")]
+pub(crate) struct Report {
+    /// The run: its name under `runs`, or its folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// File of the report [default: report.html in the folder of the run].
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

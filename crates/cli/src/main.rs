@@ -40,6 +40,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Generate(arguments) => commands::generate::run(&arguments, output),
         Command::Chat(arguments) => commands::chat::run(&arguments, output),
         Command::Inspect(arguments) => commands::inspect::run(&arguments, output),
+        Command::Report(arguments) => commands::report::run(&arguments, output),
         Command::Plan(arguments) => commands::plan::run(&arguments, output),
         Command::Replay(arguments) => commands::replay::run(&arguments, output),
         Command::Algo { command } => commands::algo::run(&command, output),

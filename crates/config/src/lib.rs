@@ -20,6 +20,7 @@
 
 mod check;
 mod compose;
+mod keep_rollouts;
 mod keys;
 pub mod layered;
 mod load;
@@ -33,6 +34,7 @@ mod secret;
 mod section;
 mod settings;
 
+pub use keep_rollouts::KeepRollouts;
 pub use problem::{Code, ConfigErrors, Label, Problem};
 pub use rloom_sched::{OnFailure, Priority, ScheduleSettings};
 pub use schema::schema;

@@ -13,6 +13,8 @@ use rloom_text::CharacterSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::keep_rollouts::KeepRollouts;
+
 /// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -50,6 +52,9 @@ pub struct RunSettings {
     /// Also keeps every checkpoint whose step is a multiple of this number; 0 for none. The best checkpoint and the last
     /// one of each stage are always kept.
     pub keep_every: u64,
+    /// Steps of each stage whose rollouts are kept, the most recent ones, or "all". 0 writes no rollout files. Lineage, replay
+    /// and calibration need the rollouts of the steps that they look at; training and resuming do not.
+    pub keep_rollouts: KeepRollouts,
 }
 
 impl Default for RunSettings {
@@ -63,6 +68,7 @@ impl Default for RunSettings {
             stall_seconds: 3600,
             keep_last: 2,
             keep_every: 0,
+            keep_rollouts: KeepRollouts::All,
         }
     }
 }

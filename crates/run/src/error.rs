@@ -250,7 +250,7 @@ fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
         None => format!("`--rebuild` retrains the recorded batches from version {base} on"),
         Some(batch) => format!(
             "retraining from version {base} is impossible, too: the groups of batch {batch} are in neither `rollouts` nor \
-             the journal. `run.keep_every` keeps more checkpoints"
+             the journal. `run.keep_every` keeps more checkpoints, `run.keep_rollouts` more rollouts"
         ),
     }
 }

@@ -12,14 +12,14 @@ use rloom_collect::{completion_text, prompt_text};
 use rloom_core::{
     Episode, PolicyVersion, RewardComponent, Rewards, Role, StopReason, Trajectory, VersionSpan,
 };
-use rloom_telemetry::{Activity, Event, EventLine, LoggedTrajectory, read_events, surviving};
+use rloom_telemetry::{Activity, Event, EventFile, EventLine, GroupEnd, LoggedTrajectory};
 use rloom_text::Tokenizer;
 use serde::Serialize;
 
 pub(crate) use self::name::ranges;
 pub use self::name::{LineageError, SampleName};
 
-use crate::recorded::{JournalFate, JournalGroup, RecordedGroup, RecordedStage};
+use crate::recorded::{JournalFate, JournalGroup, RecordedGroup, RecordedStage, outline_of};
 
 /// Fate of a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,10 +36,15 @@ pub enum Fate {
     },
     /// The group ended without being trained on.
     Ended {
-        /// `filtered`, `stale`, `failed` or `surplus`.
-        end: String,
+        /// The kind of end.
+        end: GroupEnd,
         /// The reason, if known.
         reason: Option<String>,
+    },
+    /// The rollouts of the step that has trained on the group were not kept.
+    NotKept {
+        /// Steps of the stage whose rollouts were not kept, as ranges.
+        steps: String,
     },
     /// The group is deferred and will be restarted.
     Deferred,
@@ -150,10 +155,11 @@ pub struct Lineage {
 
 /// Returns the lineage of a sample, or of all samples of a ticket, of the run in `directory`. Only reads its files.
 pub fn lineage(directory: &Path, name: &SampleName) -> Result<Lineage, LineageError> {
-    let all = read_events(&directory.join("events.jsonl"))?;
-    let lines = surviving(&all);
-    let finder = Finder { directory, stages: stages(directory, &lines, name.stage.as_deref())?, lines };
-    finder.find(name)
+    let events = EventFile::open(&directory.join("events.jsonl"))?;
+    let lines = outline_of(&events, Some(name.ticket))?;
+    let lines: Vec<&EventLine> = lines.iter().collect();
+    let stages = stages(directory, &lines, name.stage.as_deref())?;
+    Finder { directory, stages, events: &events, lines }.find(name)
 }
 
 /// A stage that samples.
@@ -207,6 +213,7 @@ fn seed_and_stages(lines: &[&EventLine]) -> (u64, Vec<String>) {
 
 struct Finder<'a> {
     directory: &'a Path,
+    events: &'a EventFile,
     lines: Vec<&'a EventLine>,
     stages: Vec<StageHistory>,
 }
@@ -218,7 +225,7 @@ impl Finder<'_> {
             found.extend(self.group(stage, name.ticket)?);
         }
         let mut lineage = match found.len() {
-            0 => return Err(self.unknown(name.ticket)),
+            0 => return Err(self.unknown(name.ticket)?),
             1 => found.remove(0),
             _ => {
                 let stages = found.into_iter().map(|lineage| lineage.stage).collect();
@@ -252,8 +259,8 @@ impl Finder<'_> {
             _ => None,
         });
         let reported = self.events(&stage.name, ticket).next().map(|line| match &line.event {
-            Event::GroupEnded { end, .. } if end == "deferred" => Fate::Deferred,
-            Event::GroupEnded { end, reason, .. } => Fate::Ended { end: end.clone(), reason: reason.clone() },
+            Event::GroupEnded { end, .. } if *end == GroupEnd::Deferred => Fate::Deferred,
+            Event::GroupEnded { end, reason, .. } => Fate::Ended { end: *end, reason: reason.clone() },
             _ => Fate::Waiting,
         });
         let (fate, task, samples) = match stage.recorded.find(ticket)? {
@@ -269,7 +276,7 @@ impl Finder<'_> {
                 (fate, task, samples)
             }
             None => match reported {
-                Some(fate) => (fate, None, Vec::new()),
+                Some(fate) => (not_kept(stage, fate), None, Vec::new()),
                 None => return Ok(None),
             },
         };
@@ -316,19 +323,34 @@ impl Finder<'_> {
         (task, samples)
     }
 
-    fn unknown(&self, ticket: u64) -> LineageError {
-        let known = self.stages.iter().map(|stage| {
-            let mut tickets = stage.recorded.tickets();
-            tickets.extend(self.lines.iter().filter(|line| line.stage == stage.name).filter_map(|line| {
-                match &line.event {
-                    Event::GroupEnded { ticket, .. } => Some(*ticket),
-                    Event::Activity { ticket, .. } => *ticket,
-                    _ => None,
-                }
-            }));
-            (stage.name.clone(), tickets.into_iter().collect())
-        });
-        LineageError::Ticket { ticket, known: known.collect() }
+    fn unknown(&self, ticket: u64) -> Result<LineageError, LineageError> {
+        let mut known: Vec<(&str, BTreeSet<u64>)> =
+            self.stages.iter().map(|stage| (stage.name.as_str(), stage.recorded.tickets())).collect();
+        self.events.each(|line, survives| {
+            let ticket = match line.event {
+                Event::GroupEnded { ticket, .. } => Some(ticket),
+                Event::Activity { ticket, .. } => ticket,
+                _ => None,
+            };
+            if let (true, Some((_, tickets))) =
+                (survives, known.iter_mut().find(|known| known.0 == line.stage))
+            {
+                tickets.extend(ticket);
+            }
+        })?;
+        let known =
+            known.into_iter().map(|(stage, tickets)| (stage.to_owned(), tickets.into_iter().collect()));
+        Ok(LineageError::Ticket { ticket, known: known.collect() })
+    }
+}
+
+/// Returns the fate of a group without a record. The journal has every complete group that is not trained yet.
+fn not_kept(stage: &StageHistory, reported: Fate) -> Fate {
+    let steps = stage.recorded.steps_without_rollouts();
+    if reported == Fate::Waiting && !steps.is_empty() {
+        Fate::NotKept { steps: ranges(&steps) }
+    } else {
+        reported
     }
 }
 
@@ -344,9 +366,9 @@ fn journal_fate(group: &JournalGroup, reported: Option<Fate>) -> Fate {
         }
         // The journal has neither reasons of filters nor groups that the scheduler deferred or discarded.
         (_, Some(ended @ (Fate::Ended { .. } | Fate::Deferred))) => ended,
-        (Some(JournalFate::Filtered), _) => Fate::Ended { end: "filtered".to_owned(), reason: None },
+        (Some(JournalFate::Filtered), _) => Fate::Ended { end: GroupEnd::Filtered, reason: None },
         (Some(JournalFate::Failed(reason)), _) => {
-            Fate::Ended { end: "failed".to_owned(), reason: Some(reason.clone()) }
+            Fate::Ended { end: GroupEnd::Failed, reason: Some(reason.clone()) }
         }
         (None, _) if group.task.is_some() => Fate::Waiting,
         (None, _) => Fate::InFlight,

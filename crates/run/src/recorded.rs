@@ -5,7 +5,9 @@ use std::path::Path;
 
 use rloom_core::{Episode, Group, Task, Ticket};
 use rloom_store::journal::{self, Record};
-use rloom_telemetry::{Event, EventLine, LoggedTrajectory, StepFiles, rollout_log};
+use rloom_telemetry::{
+    Activity, Event, EventFile, EventLine, LoggedTrajectory, Metrics, StepFiles, TelemetryError, rollout_log,
+};
 use serde::Serialize;
 
 use crate::RunError;
@@ -123,6 +125,11 @@ impl RecordedStage {
         Ok(self.groups.get(&Ticket(ticket)).cloned().map(RecordedGroup::Journal))
     }
 
+    /// Trained steps whose rollouts were not kept.
+    pub(crate) fn steps_without_rollouts(&self) -> Vec<u64> {
+        self.files.missing()
+    }
+
     /// Tickets of all recorded groups.
     pub(crate) fn tickets(&self) -> BTreeSet<u64> {
         self.files.tickets().into_iter().chain(self.groups.keys().map(|ticket| ticket.0)).collect()
@@ -184,6 +191,30 @@ impl RecordedStage {
         };
         self.cuts.get(&batch)?.iter().map(group).collect()
     }
+}
+
+/// Returns the surviving events that the records of a run refer to: starts, the last step of each stage without its metrics,
+/// and those of the group `ticket`.
+pub(crate) fn outline_of(events: &EventFile, ticket: Option<u64>) -> Result<Vec<EventLine>, TelemetryError> {
+    let mut last_steps: BTreeMap<String, EventLine> = BTreeMap::new();
+    let mut lines = events.select(|line| {
+        let is_kept = match &line.event {
+            Event::RunStarted { .. } | Event::StageStarted { .. } => true,
+            Event::GroupEnded { ticket: own, .. } => Some(*own) == ticket,
+            Event::Activity { activity: Activity::Group, ticket: own, .. } => own.is_some() && *own == ticket,
+            Event::Step { .. } => {
+                if last_steps.get(&line.stage).is_none_or(|last| last.step <= line.step) {
+                    let event = Event::Step { metrics: Metrics::new() };
+                    last_steps.insert(line.stage.clone(), EventLine { event, ..line });
+                }
+                return None;
+            }
+            _ => false,
+        };
+        is_kept.then_some(line)
+    })?;
+    lines.extend(last_steps.into_values());
+    Ok(lines)
 }
 
 /// The last step of a stage that was not repeated by a later attempt. Without any step in the events, which are telemetry,

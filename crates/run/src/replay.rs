@@ -9,13 +9,13 @@ use std::time::Instant;
 use rloom_config::{Config, Stage, StageRollout};
 use rloom_core::{Author, Episode, OnUpdate, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, RolloutEngine, SamplingSettings};
-use rloom_telemetry::{read_events, surviving};
+use rloom_telemetry::{EventFile, EventLine};
 use serde::Serialize;
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, is_exact};
 use crate::lineage::{SampleName, ranges};
 use crate::rebuild::{Origin, Versions};
-use crate::recorded::{FoundIn, RecordedStage};
+use crate::recorded::{FoundIn, RecordedStage, outline_of};
 use crate::stage_setup::RunInputs;
 use crate::{NotRepeatable, Policy, RunError, context, runtime};
 
@@ -129,8 +129,10 @@ fn find<'c>(directory: &Path, config: &'c Config, name: &SampleName) -> Result<R
     let sample = name.sample.ok_or_else(|| RunError::WholeGroup { name: name.to_string() })?;
     let (index, stage, rollout) = sampling_stage(config, name.stage.as_deref())?;
     // Without events every record counts.
-    let events = read_events(&directory.join("events.jsonl")).unwrap_or_default();
-    let recorded = RecordedStage::read(directory, index as u32, &stage.name, &surviving(&events))?;
+    let events = EventFile::open(&directory.join("events.jsonl"));
+    let events = events.and_then(|events| outline_of(&events, None)).unwrap_or_default();
+    let lines: Vec<&EventLine> = events.iter().collect();
+    let recorded = RecordedStage::read(directory, index as u32, &stage.name, &lines)?;
     let ticket = name.ticket;
     let Some((episode, found)) = recorded.episode(ticket, sample)? else {
         return Err(no_sample(&recorded, &stage.name, ticket, sample));
@@ -216,6 +218,15 @@ fn no_sample(recorded: &RecordedStage, stage: &str, ticket: u64, sample: u32) ->
         ([], []) => format!("no sample of stage {stage} is complete yet"),
         ([], tickets) => format!("stage {stage} has the tickets {}", ranges(tickets)),
         (samples, _) => format!("ticket {ticket} has the samples {}", ranges(samples)),
+    };
+    let known = match (samples.as_slice(), recorded.steps_without_rollouts().as_slice()) {
+        ([], steps @ [_, ..]) => {
+            format!(
+                "the rollouts of the steps {} were not kept (`run.keep_rollouts`); {known}",
+                ranges(steps)
+            )
+        }
+        _ => known,
     };
     RunError::NoSample { stage: stage.to_owned(), ticket, sample, known }
 }

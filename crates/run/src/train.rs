@@ -425,6 +425,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 tokenizer,
                 numeric_path: engines.numeric_path,
                 shown_samples: SHOWN_SAMPLES,
+                keep_rollouts: run.keep_rollouts.steps(),
                 stall_timeout: Duration::from_secs(run.stall_seconds),
             },
         })

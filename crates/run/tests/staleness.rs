@@ -139,8 +139,7 @@ fn batches_in_order_of_completion_are_cut_early() {
         check(&config, max_staleness, false);
         let ended = read_events(&config.run_directory().join("events.jsonl")).unwrap();
         let count = |wanted: &str| {
-            let is =
-                |line: &&EventLine| matches!(&line.event, Event::GroupEnded { end, .. } if end == wanted);
+            let is = |line: &&EventLine| matches!(&line.event, Event::GroupEnded { end, .. } if end.name() == wanted);
             ended.iter().filter(is).count()
         };
         let defers = all.contains(&"schedule.stragglers=defer");

@@ -6,6 +6,7 @@ use rloom_core::{PolicyVersion, Ticket};
 use rloom_engine::{Abort, RolloutEngine, TrainEngine};
 use rloom_sched::{End, SchedulerCommand, SchedulerEvent};
 use rloom_store::journal::Record;
+use rloom_telemetry::GroupEnd;
 
 use crate::StageError;
 use crate::groups::{GroupChange, GroupSource};
@@ -26,11 +27,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         // Cancelled groups must not become part of a checkpoint.
         commands.retain(|command| match command {
             SchedulerCommand::Drop(ticket, end) => {
-                self.cancel_group(*ticket, end_name(*end));
+                self.cancel_group(*ticket, reported_end(*end));
                 false
             }
             SchedulerCommand::Defer(ticket) => {
-                self.cancel_group(*ticket, "deferred");
+                self.cancel_group(*ticket, Some(GroupEnd::Deferred));
                 false
             }
             _ => true,
@@ -97,11 +98,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.groups.launch(ticket).map_err(|failure| self.group_error(ticket, failure))
     }
 
-    /// Cancels a group and reports its end.
-    fn cancel_group(&mut self, ticket: Ticket, end: &str) {
+    /// Cancels a group and reports its end, if any.
+    fn cancel_group(&mut self, ticket: Ticket, end: Option<GroupEnd>) {
         self.groups.cancel(ticket);
-        // Filtered and failed groups were reported with their reasons.
-        if end != "filtered" && end != "failed" {
+        if let Some(end) = end {
             self.reporter.group_ended(ticket.0, end, None);
         }
     }
@@ -186,12 +186,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 }
 
-fn end_name(end: End) -> &'static str {
+/// The end to report when a group is cancelled. Filtered and failed groups were reported with their reasons.
+fn reported_end(end: End) -> Option<GroupEnd> {
     match end {
-        End::Trained => "trained",
-        End::Filtered => "filtered",
-        End::Stale => "stale",
-        End::Failed => "failed",
-        End::Surplus => "surplus",
+        End::Stale => Some(GroupEnd::Stale),
+        End::Surplus => Some(GroupEnd::Surplus),
+        End::Trained | End::Filtered | End::Failed => None,
     }
 }

@@ -7,7 +7,7 @@ use rloom_core::{Episode, Group, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_sched::{OnFailure, SchedulerEvent};
 use rloom_store::journal::Record;
-use rloom_telemetry::{Activity, Event, Lane, Phase};
+use rloom_telemetry::{Activity, Event, GroupEnd, Lane, Phase};
 use tokio::task::JoinError;
 
 use crate::evaluation::EvaluationResult;
@@ -154,7 +154,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             self.groups.add_ready(group);
             return Ok(SchedulerEvent::GroupReady { ticket, oldest });
         };
-        self.reporter.group_ended(ticket.0, "filtered", Some(reason.name().to_owned()));
+        self.reporter.group_ended(ticket.0, GroupEnd::Filtered, Some(reason.name().to_owned()));
         *self.counters.filtered.entry(reason.name().to_owned()).or_default() += 1;
         let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
@@ -206,7 +206,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             "group {} (task {}) failed and is replaced: {}",
             ticket.0, failure.task, failure.cause
         ));
-        self.reporter.group_ended(ticket.0, "failed", Some(failure.cause.message));
+        self.reporter.group_ended(ticket.0, GroupEnd::Failed, Some(failure.reason));
         self.counters.failed += 1;
         SchedulerEvent::GroupFailed(ticket)
     }

@@ -40,7 +40,7 @@ use rloom_sched::{ScheduleSettings, Scheduler, SchedulerEvent};
 use rloom_store::checkpoint::{Best, GroupCounters};
 use rloom_store::directory::RunDirectory;
 use rloom_store::journal::Record;
-use rloom_telemetry::StageOutline;
+use rloom_telemetry::{RolloutWriter, StageOutline};
 use rloom_text::Tokenizer;
 
 pub use checkpoints::{CheckpointRetention, StageCheckpoints};
@@ -86,6 +86,8 @@ pub struct StageContext {
     pub numeric_path: String,
     /// Completions of each step in the event stream.
     pub shown_samples: usize,
+    /// Number of last steps whose rollouts are kept; `None` for all.
+    pub keep_rollouts: Option<u64>,
     /// Longest time without progress.
     pub stall_timeout: Duration,
 }
@@ -162,6 +164,7 @@ pub struct Stage<'r, 's, R, T> {
     scheduler: Scheduler,
     directory: &'r RunDirectory,
     reporter: Reporter<'r, 's>,
+    rollouts: RolloutWriter,
     journal: StageJournal,
     groups: StageGroups<R>,
     weights: WeightPublisher<R>,
@@ -218,6 +221,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
         let samples = groups.source().samples();
         Self {
             reporter: Reporter::new(events, &context.outline.name, context.base, samples),
+            rollouts: RolloutWriter::new(directory.path(), &context.outline.name, context.keep_rollouts),
             clock: StepClock::default(),
             stall: StallDetector::new(context.stall_timeout),
             next_tick: tokio::time::Instant::from_std(Instant::now()) + TICK,

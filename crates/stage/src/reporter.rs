@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rloom_core::PolicyVersion;
-use rloom_telemetry::{Activity, Event, EventStream, Lane};
+use rloom_telemetry::{Activity, Event, EventStream, GroupEnd, Lane};
 
 /// Shorter intervals are not reported, except those of groups, which are their lineage (seconds).
 const SHORTEST_INTERVAL: f64 = 1e-4;
@@ -38,8 +38,8 @@ impl<'a, 's> Reporter<'a, 's> {
     }
 
     /// Reports that a group ended without being trained on.
-    pub(crate) fn group_ended(&mut self, ticket: u64, end: &str, reason: Option<String>) {
-        self.emit(Event::GroupEnded { ticket, end: end.to_owned(), reason });
+    pub(crate) fn group_ended(&mut self, ticket: u64, end: GroupEnd, reason: Option<String>) {
+        self.emit(Event::GroupEnded { ticket, end, reason });
     }
 
     /// Reports an interval of a lane.

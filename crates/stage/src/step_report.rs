@@ -6,7 +6,7 @@ use rloom_collect::{batch_metrics, completion_text, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::BatchReport;
-use rloom_telemetry::{Event, Metrics, Sample, rollout_log};
+use rloom_telemetry::{Event, Metrics, Sample};
 
 use crate::Stage;
 use crate::clock::StepTimes;
@@ -88,12 +88,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Writes the rollouts of the step. They are telemetry: a failure is a warning.
     fn log_rollouts(&mut self, step: u64, groups: &[Group], report: &BatchReport) {
-        let path = self.directory.rollouts(&self.context.outline.name, step);
         let tokenizer = &self.context.tokenizer;
         let text = |trajectory: &Trajectory| {
             (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory))
         };
-        if let Err(error) = rollout_log::write(&path, step, groups, &report.advantages, &text) {
+        if let Err(error) = self.rollouts.write(step, groups, &report.advantages, &text) {
             self.reporter.warn(format!("the rollouts of step {step} were not written: {error}"));
         }
     }

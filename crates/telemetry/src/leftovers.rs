@@ -16,3 +16,26 @@ pub(crate) fn remove(run: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::EventStream;
+
+    #[test]
+    fn the_next_attempt_removes_temporary_files() {
+        let run = tempfile::tempdir().unwrap();
+        std::fs::create_dir(run.path().join("rollouts")).unwrap();
+        let left = [
+            "rollouts/rl-step-000003.jsonl.zst.partial",
+            "rollouts/rl-step-000004.jsonl.part",
+            "report.html.partial",
+        ];
+        let kept = ["rollouts/rl-step-000003.jsonl.zst", "report.html"];
+        for name in left.iter().chain(&kept) {
+            std::fs::write(run.path().join(name), "{").unwrap();
+        }
+        drop(EventStream::open(&run.path().join("events.jsonl"), run.path(), &mut ()));
+        assert!(left.iter().all(|name| !run.path().join(name).exists()));
+        assert!(kept.iter().all(|name| run.path().join(name).exists()));
+    }
+}

@@ -10,6 +10,7 @@ mod history;
 mod leftovers;
 pub mod report;
 pub mod rollout_log;
+mod rollout_writer;
 mod state;
 mod step_files;
 mod stream;
@@ -24,6 +25,7 @@ pub use event::{Activity, Event, EventLine, GroupEnd, Lane, Metrics, Phase, Samp
 pub use event_file::{EventFile, SkippedLines, read_events};
 pub use history::surviving;
 pub use rollout_log::LoggedTrajectory;
+pub use rollout_writer::RolloutWriter;
 pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;
 pub use stream::{EventStream, Observer};

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rloom_core::{Episode, Group, PolicyVersion, PromptSource, Rewards, Role, Task, Trajectory};
 use serde::{Deserialize, Serialize};
@@ -69,9 +69,28 @@ pub fn write(
     advantages: &[Vec<f64>],
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
-    let partial = path.with_extension("part");
-    let io = |source| TelemetryError::io("write", &partial, source);
-    let mut out = zstd::Encoder::new(File::create(&partial).map_err(io)?, 3).map_err(io)?;
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let written = write_file(&partial, step, groups, advantages, text).and_then(|()| {
+        std::fs::rename(&partial, path).map_err(|source| TelemetryError::io("rename", &partial, source))
+    });
+    if written.is_err() {
+        // Best effort: the first error is the one to report, and a full disk needs the space.
+        let _ = std::fs::remove_file(&partial);
+    }
+    written
+}
+
+fn write_file(
+    path: &Path,
+    step: u64,
+    groups: &[Group],
+    advantages: &[Vec<f64>],
+    text: &dyn Fn(&Trajectory) -> (String, String),
+) -> Result<(), TelemetryError> {
+    let io = |source| TelemetryError::io("write", path, source);
+    let mut out = zstd::Encoder::new(File::create(path).map_err(io)?, 3).map_err(io)?;
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate() {
             for trajectory in &episode.segments {
@@ -95,8 +114,7 @@ pub fn write(
     }
     let mut file = out.finish().map_err(io)?;
     let tickets: Vec<u64> = groups.iter().map(|group| group.ticket.0).collect();
-    file.write_all(&index_frame(&tickets)).map_err(io)?;
-    std::fs::rename(&partial, path).map_err(|source| TelemetryError::io("rename", &partial, source))
+    file.write_all(&index_frame(&tickets)).map_err(io)
 }
 
 fn index_frame(tickets: &[u64]) -> Vec<u8> {
@@ -238,6 +256,18 @@ mod tests {
         assert!(group(&path, 10).unwrap().is_empty());
         let again = super::read(&path).unwrap();
         assert!(again.iter().zip(&groups).all(|(a, b)| (a.ticket, &a.episodes) == (b.ticket, &b.episodes)));
+    }
+
+    #[test]
+    fn a_failed_write_leaves_no_temporary_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rl-step-000004.jsonl.zst");
+        // A folder in the place of the file makes the rename fail.
+        std::fs::create_dir(&path).unwrap();
+        let text = |_: &Trajectory| (String::new(), String::new());
+        let error = write(&path, 4, &[synthetic_group(9, 2, 3)], &[], &text).unwrap_err();
+        assert!(error.to_string().starts_with("could not rename"), "{error}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]

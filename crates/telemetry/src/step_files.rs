@@ -1,5 +1,6 @@
 //! The rollout logs of a stage.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::{LoggedTrajectory, TelemetryError, rollout_log};
@@ -32,21 +33,16 @@ impl StepFiles {
 
     /// Yields the existing steps with their tickets, latest first. Skips files that cannot be read.
     fn tickets_by_step(&self) -> impl Iterator<Item = (u64, Vec<u64>)> {
-        let prefix = format!("{}-step-", self.stage);
-        let mut steps: Vec<u64> = std::fs::read_dir(self.run.join("rollouts"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.file_name();
-                name.to_str()?.strip_prefix(&prefix)?.strip_suffix(".jsonl.zst")?.parse().ok()
-            })
-            .filter(|&step| step <= self.last)
-            .collect();
-        steps.sort_unstable_by(|a, b| b.cmp(a));
-        steps
-            .into_iter()
-            .filter_map(|step| rollout_log::tickets(&self.path(step)).ok().map(|tickets| (step, tickets)))
+        let steps = recorded_steps(&self.run, &self.stage);
+        let valid = steps.into_iter().rev().filter(|&step| step <= self.last);
+        valid.filter_map(|step| rollout_log::tickets(&self.path(step)).ok().map(|tickets| (step, tickets)))
+    }
+
+    /// Returns the trained steps without a log. If the last step is unknown, those before the latest log.
+    pub fn missing(&self) -> Vec<u64> {
+        let steps: BTreeSet<u64> = recorded_steps(&self.run, &self.stage).into_iter().collect();
+        let last = if self.last == u64::MAX { steps.last().copied().unwrap_or(0) } else { self.last };
+        (1..=last).filter(|step| !steps.contains(step)).collect()
     }
 
     /// Finds a group and the step that trained it.
@@ -60,4 +56,14 @@ impl StepFiles {
     pub fn tickets(&self) -> Vec<u64> {
         self.tickets_by_step().flat_map(|(_, tickets)| tickets).collect()
     }
+}
+
+/// Returns the steps of a stage that have a log, in order.
+pub(crate) fn recorded_steps(run: &Path, stage: &str) -> Vec<u64> {
+    let prefix = format!("{stage}-step-");
+    let entries = std::fs::read_dir(run.join("rollouts")).into_iter().flatten().flatten();
+    let step = |name: &str| name.strip_prefix(&prefix)?.strip_suffix(".jsonl.zst")?.parse().ok();
+    let mut steps: Vec<u64> = entries.filter_map(|entry| step(entry.file_name().to_str()?)).collect();
+    steps.sort_unstable();
+    steps
 }

@@ -208,7 +208,7 @@ pub fn each_attempt(settings: SyntheticRun, kills: &[Kill], take: &mut dyn FnMut
             times.insert(line.step, line.elapsed);
         }
     });
-    let at = |step: u64| times.get(&step).copied().unwrap_or(f64::INFINITY);
+    let at = |step: u64| if step == 0 { 0.0 } else { times.get(&step).copied().unwrap_or(f64::INFINITY) };
     for attempt in 0..=kills.len() {
         let from_step = attempt.checked_sub(1).map(|before| kills[before].saved);
         let saved = from_step.map_or(f64::NEG_INFINITY, at);

@@ -1,13 +1,15 @@
 //! `rloom inspect`: what a run did, from the files that it left.
 
+mod history;
 mod sample;
 mod trace;
 
 use std::path::Path;
 
-use rloom_core::metric;
-use rloom_telemetry::{Event, EventLine, StageOutline, read_events, surviving};
+use rloom_telemetry::{EventFile, RunState, Sample, SkippedLines, StageOutline};
 use serde::Serialize;
+
+use history::History;
 
 use super::train::find_run;
 use crate::arguments::Inspect;
@@ -24,7 +26,7 @@ const CURVE: usize = 30;
 struct Overview {
     directory: String,
     name: String,
-    state: State,
+    state: RunState,
     attempts: u32,
     seed: u64,
     threads: usize,
@@ -34,19 +36,10 @@ struct Overview {
     stages: Vec<StageOverview>,
     checkpoints: Vec<String>,
     warnings: Vec<String>,
-    /// Hints of the error that ended the run.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    hints: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum State {
-    Finished,
-    Interrupted,
-    Failed(String),
-    /// No end was written: it is still working, or its process was killed.
-    Unfinished,
+    /// Warnings that are left out because there are too many.
+    more_warnings: u64,
+    /// Lines of the event stream that could not be used.
+    skipped: SkippedLines,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,109 +66,23 @@ pub(crate) fn run(arguments: &Inspect, output: Output) -> Result<(), Failure> {
     if let Some(name) = &arguments.sample {
         return sample::run(&directory, name, output);
     }
-    let lines = read_events(&directory.join("events.jsonl")).map_err(Failure::failed)?;
+    let events = EventFile::open(&directory.join("events.jsonl")).map_err(Failure::failed)?;
     if let Some(file) = &arguments.trace {
-        return trace::run(&lines, file, output);
+        return trace::run(&events, file, output);
     }
-    let overview = overview(&directory, &lines)?;
+    let mut history = History::default();
+    let skipped = events.each(|line, survives| history.add(line, survives)).map_err(Failure::failed)?;
+    let samples = std::mem::take(&mut history.samples);
+    let overview = history.overview(&directory, skipped)?;
     if output.json {
         return output.json(&overview);
     }
     let output = output.on_stdout();
     show(&overview, output)?;
     if arguments.samples > 0 {
-        show_samples(&lines, arguments.samples, output)?;
+        show_samples(&samples, arguments.samples, output)?;
     }
     Ok(())
-}
-
-fn overview(directory: &Path, lines: &[EventLine]) -> Result<Overview, Failure> {
-    let kept = surviving(lines);
-    let Some((name, seed, threads, numeric_path, parameters, outlines)) =
-        lines.iter().rev().find_map(|line| match &line.event {
-            Event::RunStarted { name, seed, threads, numeric_path, parameters, stages, .. } => {
-                Some((name.clone(), *seed, *threads, numeric_path.clone(), *parameters, stages.clone()))
-            }
-            _ => None,
-        })
-    else {
-        return Err(Failure::failed_text(format_args!("{} has no events yet", directory.display())));
-    };
-    let attempts = lines.iter().map(|line| line.attempt).max().unwrap_or(1);
-    let longest =
-        |attempt| lines.iter().filter(|l| l.attempt == attempt).map(|l| l.elapsed).fold(0.0, f64::max);
-    let warnings = lines
-        .iter()
-        .filter_map(|line| match &line.event {
-            Event::Warning { message } => Some(message.clone()),
-            _ => None,
-        })
-        .collect();
-    Ok(Overview {
-        directory: directory.display().to_string(),
-        name,
-        state: state(lines, attempts),
-        attempts,
-        seed,
-        threads,
-        numeric_path,
-        parameters,
-        seconds: (1..=attempts).map(longest).sum(),
-        stages: outlines.into_iter().map(|outline| stage(outline, &kept)).collect(),
-        checkpoints: checkpoints(directory),
-        warnings,
-        hints: hints(lines, attempts),
-    })
-}
-
-fn hints(lines: &[EventLine], attempt: u32) -> Vec<String> {
-    let last = lines.iter().rev().filter(|line| line.attempt == attempt);
-    let found = last.filter_map(|line| match &line.event {
-        Event::RunFailed { hints, .. } => Some(hints.clone()),
-        _ => None,
-    });
-    found.take(1).flatten().collect()
-}
-
-fn state(lines: &[EventLine], attempt: u32) -> State {
-    let ends = lines.iter().rev().filter(|line| line.attempt == attempt).find_map(|line| match &line.event {
-        Event::RunFinished { .. } => Some(State::Finished),
-        Event::RunInterrupted { .. } => Some(State::Interrupted),
-        Event::RunFailed { error, .. } => Some(State::Failed(error.clone())),
-        _ => None,
-    });
-    ends.unwrap_or(State::Unfinished)
-}
-
-fn stage(outline: StageOutline, kept: &[&EventLine]) -> StageOverview {
-    let own = || kept.iter().filter(|line| line.stage == outline.name);
-    let curve = |name: &str| {
-        own()
-            .filter_map(|line| match &line.event {
-                Event::Step { metrics } => metrics.get(name).copied(),
-                _ => None,
-            })
-            .collect()
-    };
-    let steps = || {
-        own().filter_map(|line| match &line.event {
-            Event::Step { metrics } => Some((line.step, metrics)),
-            _ => None,
-        })
-    };
-    let (reward, loss) = (curve(metric::REWARD), curve(metric::LOSS));
-    let accuracy = own()
-        .filter_map(|line| match &line.event {
-            Event::Evaluation { metrics, best, .. } => {
-                let accuracy = *metrics.get(metric::EVAL_ACCURACY)?;
-                Some(Measured { step: line.step, accuracy, best: *best })
-            }
-            _ => None,
-        })
-        .collect();
-    let done = steps().map(|(step, _)| step).max().unwrap_or(0);
-    let last = steps().max_by_key(|(step, _)| *step).map(|(_, m)| m.clone()).unwrap_or_default();
-    StageOverview { outline, done, reward, loss, accuracy, last }
 }
 
 /// Checkpoints by name, with their sizes. Links (`best`, `last`) are left to those who follow them.
@@ -192,10 +99,11 @@ fn checkpoints(directory: &Path) -> Vec<String> {
 
 fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
     let state = match &overview.state {
-        State::Finished => "finished".to_owned(),
-        State::Interrupted => "interrupted, can be resumed".to_owned(),
-        State::Failed(error) => format!("failed: {error}"),
-        State::Unfinished => "at work, or killed".to_owned(),
+        RunState::Finished => "finished".to_owned(),
+        RunState::Interrupted => "interrupted, can be resumed".to_owned(),
+        RunState::Failed(error) => format!("failed: {error}"),
+        RunState::Running => "running".to_owned(),
+        RunState::Killed => "killed, can be resumed".to_owned(),
     };
     output.data(&format!("{} {state}", output.paint(BOLD, &overview.name)))?;
     for hint in &overview.hints {
@@ -260,7 +168,9 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
     if report.is_file() {
         output.data(&format!("{:<12} {}", "report", output.paint(CYAN, &report.display().to_string())))?;
     }
-    for warning in &overview.warnings {
+    let more = (overview.more_warnings > 0)
+        .then(|| format!("{} earlier warnings are in events.jsonl", overview.more_warnings));
+    for warning in more.iter().chain(&overview.warnings).chain(&overview.skipped.sentences()) {
         output.data(&format!("{}: {warning}", output.paint(YELLOW, "warning")))?;
     }
     Ok(())
@@ -277,18 +187,11 @@ fn size(folder: &Path) -> u64 {
         .sum()
 }
 
-fn show_samples(lines: &[EventLine], most: usize, output: Output) -> Result<(), Failure> {
-    let sample = |line: &&EventLine| matches!(line.event, Event::Sample(_) | Event::EvaluationSample(_));
-    let Some(last) = lines.iter().rfind(sample) else {
+fn show_samples(samples: &[Sample], most: usize, output: Output) -> Result<(), Failure> {
+    if samples.is_empty() {
         output.say("no completion was recorded yet");
-        return Ok(());
-    };
-    let same = |line: &&EventLine| line.attempt == last.attempt && line.global_step == last.global_step;
-    let shown = lines.iter().filter(same).filter_map(|line| match &line.event {
-        Event::Sample(sample) | Event::EvaluationSample(sample) => Some(sample),
-        _ => None,
-    });
-    for sample in shown.take(most) {
+    }
+    for sample in samples.iter().take(most) {
         output.data("")?;
         for text in story::completion(sample, output) {
             output.data(&text)?;

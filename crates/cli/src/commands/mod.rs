@@ -10,4 +10,5 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod train;

@@ -1,7 +1,7 @@
 use miette::Diagnostic;
 use rloom_core::{PolicyId, Ticket, Trajectory};
 use rloom_store::journal::{Journal, LaterStages, Record};
-use rloom_telemetry::{Lane, StageOutline, rollout_log, synthetic};
+use rloom_telemetry::{GroupEnd, Lane, StageOutline, rollout_log, synthetic};
 
 use super::*;
 
@@ -79,19 +79,19 @@ fn run() -> tempfile::TempDir {
         version: 0,
         ticket: Some(ticket),
     };
-    let ended = |ticket, end: &str, reason: Option<&str>| Event::GroupEnded {
+    let ended = |ticket, end: GroupEnd, reason: Option<&str>| Event::GroupEnded {
         ticket,
-        end: end.into(),
+        end,
         reason: reason.map(str::to_owned),
     };
     for event in [
         group(2),
-        ended(4, "deferred", None),
-        ended(4, "filtered", Some("equal_outcomes")),
-        ended(5, "deferred", None),
-        ended(7, "deferred", None),
+        ended(4, GroupEnd::Deferred, None),
+        ended(4, GroupEnd::Filtered, Some("equal_outcomes")),
+        ended(5, GroupEnd::Deferred, None),
+        ended(7, GroupEnd::Deferred, None),
         group(7),
-        ended(11, "filtered", Some("equal_outcomes")),
+        ended(11, GroupEnd::Filtered, Some("equal_outcomes")),
     ] {
         lines.push(line("rl", 1, event));
     }
@@ -143,9 +143,20 @@ fn a_trained_sample_has_its_task_and_its_step() {
 #[test]
 fn a_group_that_was_not_trained_on_has_its_end() {
     let fate = |name: &str| find(name).unwrap().fate;
-    assert_eq!(fate("4"), Fate::Ended { end: "filtered".into(), reason: Some("equal_outcomes".into()) });
+    assert_eq!(fate("4"), Fate::Ended { end: GroupEnd::Filtered, reason: Some("equal_outcomes".into()) });
     assert_eq!((fate("5"), fate("7")), (Fate::Deferred, Fate::Waiting));
     assert!(find("4/1").unwrap().samples.is_empty());
+}
+
+#[test]
+fn a_group_of_a_step_without_rollouts_says_so() {
+    let directory = run();
+    let fate = || lineage(directory.path(), &"rl/2".parse().unwrap()).unwrap().fate;
+    assert!(matches!(fate(), Fate::Trained { step: 2, .. }));
+    std::fs::remove_file(directory.path().join("rollouts/rl-step-000002.jsonl.zst")).unwrap();
+    assert_eq!(fate(), Fate::NotKept { steps: "2".into() });
+    let waiting = lineage(directory.path(), &"rl/9".parse().unwrap()).unwrap();
+    assert_eq!(waiting.fate, Fate::Waiting, "the journal has it");
 }
 
 #[test]
@@ -155,9 +166,9 @@ fn a_group_of_the_journal_has_its_tokens() {
         (fate("8"), fate("9"), fate("10")),
         (Fate::InBatch { step: 3 }, Fate::Waiting, Fate::InFlight)
     );
-    let ended = |end: &str, reason: &str| Fate::Ended { end: end.into(), reason: Some(reason.into()) };
-    assert_eq!(fate("11"), ended("filtered", "equal_outcomes"));
-    assert_eq!(fate("12"), ended("failed", "the reward is NaN"));
+    let ended = |end: GroupEnd, reason: &str| Fate::Ended { end, reason: Some(reason.into()) };
+    assert_eq!(fate("11"), ended(GroupEnd::Filtered, "equal_outcomes"));
+    assert_eq!(fate("12"), ended(GroupEnd::Failed, "the reward is NaN"));
     let samples = |name: &str| find(name).unwrap().samples;
     assert_eq!((samples("9").len(), samples("10").len(), samples("11").len()), (2, 1, 2));
     let waiting = find("9/1").unwrap();

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use rloom_core::Ticket;
 use rloom_reward::OnError;
 use rloom_run::{RunError, StageError};
-use rloom_telemetry::Event;
+use rloom_telemetry::{Event, GroupEnd};
 
 use engines::{EngineFaults, RequestFault};
 use faults::{Fault, Faults, RL, SHORT};
@@ -103,7 +103,7 @@ fn failed_groups_are_replaced_up_to_the_limit() {
             let failed: BTreeSet<u64> = trial
                 .events()
                 .filter_map(|event| match event {
-                    Event::GroupEnded { ticket, end, reason } if end == "failed" => {
+                    Event::GroupEnded { ticket, end, reason } if end == GroupEnd::Failed => {
                         assert!(reason.unwrap().starts_with(message));
                         Some(ticket)
                     }

@@ -27,6 +27,9 @@ const AREA: &str = "checkpoint";
 const REMOVE: &str = "checkpoint/remove";
 const LINK: &str = "checkpoint/link";
 
+/// Links to checkpoints.
+const LINKS: [&str; 2] = ["latest", "best"];
+
 /// Prefix of a folder that is being written or removed.
 const PARTIAL: &str = ".partial-";
 
@@ -80,6 +83,10 @@ impl Checkpoints {
             if folder.starts_with(PARTIAL) {
                 disk::remove_folder(REMOVE, &checkpoints.directory.join(folder))?;
             }
+        }
+        for link in LINKS {
+            // Best effort: the next link replaces it.
+            let _ = fs::remove_file(checkpoints.directory.join(format!("{link}.partial")));
         }
         Ok(checkpoints)
     }

@@ -193,7 +193,7 @@ mod tests {
             close(whole.lane(lane).0, parts.lane(lane).0);
             close(whole.lane(lane).1, parts.lane(lane).1);
         }
-        assert_eq!(whole.activities().count(), 7);
+        assert_eq!(whole.activities().count(), 8);
         for ((key, a), (other, b)) in whole.activities().zip(parts.activities()) {
             assert_eq!(key, other);
             close(a.total(), b.total());

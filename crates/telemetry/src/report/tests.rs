@@ -99,7 +99,17 @@ fn page_and_memory_of_a_long_run_are_bounded() {
     // 1055 steps were repeated.
     assert!(events.entries() < 15_000, "{} entries", events.entries());
     let page = page.finish(&RunState::Killed, skipped, String::new());
-    assert_eq!(page.samples_note, "xx");
+    assert!(
+        page.samples_note.contains(" of 40000 training completions are shown, from "),
+        "{}",
+        page.samples_note
+    );
+    assert!(
+        page.samples_note.contains(" of 4000 evaluation completions are shown, from "),
+        "{}",
+        page.samples_note
+    );
+    assert_eq!(page.curves[metric::REWARD].steps_per_point, 128);
     let (written, html) = long.write();
     assert_eq!(written.bytes, html.len() as u64);
     assert!(html.len() < 700_000, "{} bytes", html.len());

@@ -49,7 +49,7 @@ function stageFrame(title, from, to, attempts, withGroups) {
   const moment = every >= 1 && to >= 60 ? clock : t => Number(t.toFixed(every < 1 ? 3 : 0)) + " s";
   const end = withGroups ? bottom + gap + groups : bottom;
   for (let t = Math.ceil(from / every) * every; t <= to + every * 1e-6; t += every) { s.append(svg("line", { class: "grid", x1: X(t), x2: X(t), y1: end, y2: end + 4 })); text(s, X(t), end + 16, moment(t), { "text-anchor": "middle" }); }
-  attempts.forEach((at, i) => { if (at < from || at > to) return; s.append(titled(svg("line", { x1: X(at), x2: X(at), y1: top - 4, y2: end, stroke: "var(--bad)", "stroke-dasharray": "4 3" }), "resumed")); text(s, X(at) + 4, top - 7, "attempt " + (i + 2), {}); });
+  attempts.forEach(([number, at]) => { if (at < from || at > to) return; s.append(titled(svg("line", { x1: X(at), x2: X(at), y1: top - 4, y2: end, stroke: "var(--bad)", "stroke-dasharray": "4 3" }), "resumed")); text(s, X(at) + 4, top - 7, "attempt " + number, {}); });
   return { s, X, base: end };
 }
 
@@ -114,7 +114,9 @@ function drawTimeline() {
   place.append(el("h2", "Rollout and training over time"), patterns());
   for (const stage of data.timeline) {
     const box = el("div", undefined, "scroll"); box.append(times(stage));
-    place.append(el("p", `Stage ${stage.name}: ${seconds(stage.seconds)}` + (stage.attempts.length ? ` in ${stage.attempts.length + 1} attempts` : ""), "soft"), box, legend(new Set(Object.keys(stage.overview))));
+    place.append(el("p", `Stage ${stage.name}: ${seconds(stage.seconds)}` + (stage.attempt_count > 1 ? ` in ${stage.attempt_count} attempts` : ""), "soft"), box, legend(new Set(Object.keys(stage.overview))));
+    const [all, some] = stage.activities;
+    if (some < all) place.append(el("p", `${some.toLocaleString("en")} of ${all.toLocaleString("en")} activities are shown one by one; the table and the overview include all.`, "note"));
     if (stage.windows.length > 1) place.append(stageOverview(stage));
     const names = stage.windows.length === 1 ? ["All activities"] : stage.windows.length === 2 ? ["Beginning", "End"] : ["Beginning", "Middle", "End"];
     stage.windows.forEach((part, i) => place.append(stageWindow(stage, part, names[i])));

@@ -74,7 +74,7 @@ fn the_trace_follows_the_format() {
             e["args"]["ticket"].as_u64().unwrap()
         });
         assert_eq!(tickets.collect::<BTreeSet<_>>(), (0..320).collect());
-        assert_eq!(of_phase(&events, "i").len(), 1, "the checkpoint");
+        assert_eq!(of_phase(&events, "i").len(), 5, "four evaluations and a checkpoint");
         let in_flight = of_phase(&events, "C").into_iter().filter(|e| e["name"] == "groups in flight");
         let groups: Vec<i64> = in_flight.map(|e| e["args"]["groups"].as_i64().unwrap()).collect();
         assert_eq!((groups.iter().max(), groups.iter().min(), groups.last()), (Some(&8), Some(&0), Some(&0)));

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rloom_core::Role;
 use rloom_run::lineage::{Fate, Lineage, LineageError, SampleLineage, SampleName, lineage};
+use rloom_telemetry::GroupEnd;
 
 use crate::failure::Failure;
 use crate::output::{BOLD, FAINT, Output};
@@ -54,6 +55,7 @@ fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
             }
         }
         None if matches!(lineage.fate, Fate::Deferred | Fate::InFlight) => say("samples", "none finished"),
+        None if matches!(lineage.fate, Fate::NotKept { .. }) => say("samples", "not kept"),
         None => say("samples", "not in any file"),
     }
     for sample in &lineage.samples {
@@ -75,15 +77,19 @@ fn fate(fate: &Fate) -> String {
         }
         Fate::Ended { end, reason } => {
             let why = reason.as_ref().map(|reason| format!(": {}", excerpt(reason, SHOWN_CHARACTERS)));
-            let what = match end.as_str() {
-                "filtered" => "was replaced before training",
-                "stale" => "became too old to be trained on",
-                "failed" => "failed",
-                "surplus" => "was not needed",
-                other => other,
+            let what = match end {
+                GroupEnd::Filtered => "was replaced before training",
+                GroupEnd::Stale => "became too old to be trained on",
+                GroupEnd::Failed => "failed",
+                GroupEnd::Surplus => "was not needed",
+                GroupEnd::Deferred => "was deferred",
+                GroupEnd::Unknown => "ended for a reason that this version does not know",
             };
             format!("{what}{}", why.unwrap_or_default())
         }
+        Fate::NotKept { steps } => format!(
+            "was trained on; its rollouts were not kept (`run.keep_rollouts`; steps without rollouts: {steps})"
+        ),
         Fate::Deferred => "was deferred and will restart".to_owned(),
         Fate::InFlight => "is in flight".to_owned(),
         Fate::Waiting => "was generated and waits to be trained on".to_owned(),

@@ -4,14 +4,28 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use rloom_telemetry::{Event, EventLine, trace};
+use rloom_telemetry::{Event, EventFile, EventLine, trace};
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 use crate::progress::numbers::thousands;
 
-pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<(), Failure> {
+/// Largest number of lines in a trace: viewers hold all of it in memory.
+const LINES: u64 = 400_000;
+
+pub(super) fn run(events: &EventFile, path: &Path, output: Output) -> Result<(), Failure> {
+    let (mut lines, mut position) = (Vec::new(), 0);
+    let left_out = events.lines().saturating_sub(LINES);
+    let add = |line: EventLine, _| {
+        let is_start = matches!(line.event, Event::RunStarted { .. } | Event::StageStarted { .. });
+        let is_text = matches!(line.event, Event::Sample(_) | Event::EvaluationSample(_));
+        if (position >= left_out || is_start) && !is_text {
+            lines.push(line);
+        }
+        position += 1;
+    };
+    events.each(add).map_err(Failure::failed)?;
     if !lines.iter().any(|line| matches!(line.event, Event::Activity { .. })) {
         return Err(Failure::failed_text("the run tells nowhere who was busy when")
             .hint("it has not got so far, or an earlier version of the program made it"));
@@ -20,14 +34,20 @@ pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<()
         Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
     };
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
-    let events = trace::write(lines, &mut out).map_err(failed)?;
+    let count = trace::write(&lines, &mut out).map_err(failed)?;
     out.flush().map_err(failed)?;
     if output.json {
-        return output.json(&json!({"trace": path, "events": events}));
+        return output.json(&json!({"trace": path, "events": count, "lines_left_out": left_out}));
     }
     let output = output.on_stdout();
     let shown = output.paint(CYAN, &path.display().to_string());
-    output.data(&format!("{shown} has {} events", thousands(events as u64)))?;
+    output.data(&format!("{shown} has {} events", thousands(count as u64)))?;
+    if left_out > 0 {
+        let (left_out, shown) = (thousands(left_out), thousands(LINES));
+        output.say(&format!(
+            "the first {left_out} lines of events.jsonl are left out: a trace has at most {shown}"
+        ));
+    }
     output.say("open it at https://ui.perfetto.dev or chrome://tracing");
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rloom_core::{Author, Trajectory, metric};
 use rloom_sim::{ObservedRun, ObservedStep, group_correlation};
-use rloom_telemetry::{Event, EventLine, read_events, surviving};
+use rloom_telemetry::{Event, EventFile, EventLine};
 use serde::Deserialize;
 
 use super::error::PlanError;
@@ -15,6 +15,16 @@ use crate::failure::Failure;
 
 /// Leading steps left out if there are others: the first step of a process includes one-time initialisation.
 const COLD_STEPS: usize = 1;
+
+/// Metrics that a calibration needs, besides those of filters.
+const MEASURED: [&str; 6] = [
+    metric::TIME_REWARD,
+    metric::TIME_CHECKPOINT,
+    metric::TIME_ROLLOUT,
+    metric::ROLLOUT_TOKENS_PER_SECOND,
+    metric::TIME_TRAIN,
+    metric::TRAIN_TOKENS_PER_SECOND,
+];
 
 #[derive(Debug, Deserialize)]
 struct Line {
@@ -45,8 +55,9 @@ struct Rollouts {
 /// Reads the measurements of stage `name`, by default of the last one whose steps sampled.
 pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<ObservedRun, Failure> {
     let path = directory.join("events.jsonl");
-    let lines = read_events(&path).map_err(Failure::failed)?;
-    let kept = surviving(&lines);
+    let events = EventFile::open(&path).map_err(Failure::failed)?;
+    let lines = events.select(measurement).map_err(Failure::failed)?;
+    let kept: Vec<&EventLine> = lines.iter().collect();
     let sampled = |line: &&&EventLine| matches!(&line.event, Event::Step { metrics } if metrics.contains_key(metric::TIME_ROLLOUT));
     let stage = match name {
         Some(name) => name.to_owned(),
@@ -100,11 +111,24 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<ObservedRun, F
     Ok(observed)
 }
 
+/// Returns the starts of the run, and its steps with the metrics that a calibration needs.
+fn measurement(mut line: EventLine) -> Option<EventLine> {
+    match &mut line.event {
+        Event::RunStarted { .. } => Some(line),
+        Event::Step { metrics } => {
+            metrics
+                .retain(|name, _| MEASURED.contains(&&**name) || name.starts_with(metric::FILTERED_PREFIX));
+            Some(line)
+        }
+        _ => None,
+    }
+}
+
 /// Reads the durations of publications, loads, evaluations and checkpoints, where recorded.
 fn read_durations(path: &Path, observed: &mut ObservedRun) -> Result<(), PlanError> {
     let file = File::open(path).map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
-    for line in BufReader::new(file).lines().map_while(Result::ok) {
-        let Ok(activity) = serde_json::from_str::<ActivityLine>(&line) else { continue };
+    for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
+        let Ok(activity) = serde_json::from_slice::<ActivityLine>(&line) else { continue };
         if activity.event != "activity" {
             continue;
         }
