@@ -49,7 +49,8 @@ function stageFrame(title, from, to, attempts, withGroups) {
   const moment = every >= 1 && to >= 60 ? clock : t => Number(t.toFixed(every < 1 ? 3 : 0)) + " s";
   const end = withGroups ? bottom + gap + groups : bottom;
   for (let t = Math.ceil(from / every) * every; t <= to + every * 1e-6; t += every) { s.append(svg("line", { class: "grid", x1: X(t), x2: X(t), y1: end, y2: end + 4 })); text(s, X(t), end + 16, moment(t), { "text-anchor": "middle" }); }
-  attempts.forEach(([number, at]) => { if (at < from || at > to) return; s.append(titled(svg("line", { x1: X(at), x2: X(at), y1: top - 4, y2: end, stroke: "var(--bad)", "stroke-dasharray": "4 3" }), "resumed")); text(s, X(at) + 4, top - 7, "attempt " + number, {}); });
+  let labelled = -Infinity;
+  attempts.forEach(([number, at]) => { if (at < from || at > to) return; s.append(titled(svg("line", { x1: X(at), x2: X(at), y1: top - 4, y2: end, stroke: "var(--bad)", "stroke-dasharray": "4 3" }), "resumed")); if (X(at) - labelled > 66) { labelled = X(at); text(s, labelled + 4, top - 7, "attempt " + number, {}); } });
   return { s, X, base: end };
 }
 

@@ -42,17 +42,16 @@ fn a_lineage_reads_well() {
         ..group(Fate::Trained { step: 6, version: PolicyVersion(5), age: 2 })
     };
     let several = Lineage { samples: vec![sample(0), sample(1), sample(2)], ..trained.clone() };
-    let ended = |end: &str, reason: Option<&str>| {
-        group(Fate::Ended { end: end.into(), reason: reason.map(str::to_owned) })
-    };
+    let ended =
+        |end: GroupEnd, reason: Option<&str>| group(Fate::Ended { end, reason: reason.map(str::to_owned) });
     let cases = [
         (trained, true),
         (Lineage { samples: vec![sample(2)], ..several.clone() }, true),
         (several, false),
-        (ended("filtered", Some("equal_outcomes")), false),
-        (ended("stale", None), false),
-        (ended("failed", Some("the reward did not answer within 10 s")), true),
-        (ended("surplus", None), false),
+        (ended(GroupEnd::Filtered, Some("equal_outcomes")), false),
+        (ended(GroupEnd::Stale, None), false),
+        (ended(GroupEnd::Failed, Some("the reward did not answer within 10 s")), true),
+        (ended(GroupEnd::Surplus, None), false),
         (group(Fate::Deferred), false),
         (group(Fate::InFlight), false),
         (
@@ -65,6 +64,7 @@ fn a_lineage_reads_well() {
         ),
         (group(Fate::Waiting), false),
         (group(Fate::InBatch { step: 7 }), false),
+        (group(Fate::NotKept { steps: "1-90".into() }), false),
     ];
     let mut text = String::new();
     for (lineage, one) in cases {
