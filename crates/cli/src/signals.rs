@@ -10,7 +10,8 @@ use crate::failure::Failure;
 /// waiting. SIGTERM and SIGHUP act as the first Ctrl-C, however often they arrive. A SIGHUP that is ignored (`nohup`)
 /// stays ignored.
 pub(crate) fn stop_on_signals(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
+    let failed =
+        |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
     let mut wanted = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP) {
         wanted.push(SIGHUP);

@@ -206,7 +206,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             "group {} (task {}) failed and is replaced: {}",
             ticket.0, failure.task, failure.cause
         ));
-        self.reporter.group_ended(ticket.0, GroupEnd::Failed, Some(failure.reason));
+        self.reporter.group_ended(ticket.0, GroupEnd::Failed, Some(failure.cause.message));
         self.counters.failed += 1;
         SchedulerEvent::GroupFailed(ticket)
     }

@@ -36,7 +36,7 @@ impl StateReader {
             Event::RunStarted { .. } => self.end = None,
             Event::RunFinished { .. } => self.end = Some(RunState::Finished),
             Event::RunInterrupted { .. } => self.end = Some(RunState::Interrupted),
-            Event::RunFailed { error } => self.end = Some(RunState::Failed(error.clone())),
+            Event::RunFailed { error, .. } => self.end = Some(RunState::Failed(error.clone())),
             _ => {}
         }
     }

@@ -159,7 +159,8 @@ fn publish<T: TrainEngine>(
     std::fs::create_dir_all(&folder).map_err(|error| TrainError::Checkpoint(error.to_string().into()))?;
     engine.save(&folder)?;
     // What a rollout engine reads; the optimiser's state stays with the trainer.
-    std::fs::remove_dir_all(folder.join("trainer")).map_err(|error| TrainError::Checkpoint(error.to_string().into()))?;
+    std::fs::remove_dir_all(folder.join("trainer"))
+        .map_err(|error| TrainError::Checkpoint(error.to_string().into()))?;
     Ok(Answer::Published(folder, engine.digest()?))
 }
 

@@ -132,7 +132,12 @@ impl PageBuilder {
             Event::Sample(sample) => self.train.add(&line, sample.clone()),
             Event::EvaluationSample(sample) => self.eval.add(&line, sample.clone()),
             Event::Warning { message } => self.add_warning(message),
-            Event::RunFailed { error } => self.add_warning(&format!("the run failed: {error}")),
+            Event::RunFailed { error, hints } => {
+                self.add_warning(&format!("the run failed: {error}"));
+                for hint in hints {
+                    self.add_warning(&format!("hint: {hint}"));
+                }
+            }
             _ => {}
         }
     }

@@ -183,7 +183,7 @@ fn the_report_of_an_unfinished_run_says_so() {
     assert_eq!(state(&unfinished).0, RunState::Interrupted);
     end(&unfinished, started().event);
     assert_eq!(state(&unfinished).0, RunState::Killed, "the next attempt has no end yet");
-    end(&unfinished, Event::RunFailed { error: "disk full".into() });
+    end(&unfinished, Event::RunFailed { error: "disk full".into(), hints: Vec::new() });
     assert_eq!(state(&unfinished).0, RunState::Failed("disk full".into()));
     end(&unfinished, Event::RunFinished { seconds: 1.0, model: "m".into(), lost_lines: 0 });
     assert_eq!(state(&unfinished), (RunState::Finished, "finished".into()));
