@@ -38,6 +38,9 @@ struct Overview {
     warnings: Vec<String>,
     /// Warnings that are left out because there are too many.
     more_warnings: u64,
+    /// Hints of the error that ended the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hints: Vec<String>,
     /// Lines of the event stream that could not be used.
     skipped: SkippedLines,
 }

@@ -74,7 +74,7 @@ fn watched(
     work: impl FnOnce(&mut Display, &StopFlag) -> Result<Summary, RunError>,
 ) -> Result<(), Failure> {
     let watcher = Watcher::new(output, arguments.show_every);
-    let mut display = Display::start(watcher).map_err(Failure::failed)?;
+    let mut display = Display::start(watcher).map_err(Failure::failed_text)?;
     let stop = StopFlag::default();
     stop_on_signals(&stop, display.voice())?;
     let ended = work(&mut display, &stop);

@@ -22,6 +22,8 @@ pub(super) struct History {
     stages: BTreeMap<String, StageHistory>,
     warnings: VecDeque<String>,
     more_warnings: u64,
+    /// Hints of the error that ended the last attempt.
+    hints: Vec<String>,
     /// Attempt and step of the latest completions.
     sampled: (u32, u64),
     pub(super) samples: Vec<Sample>,
@@ -54,8 +56,10 @@ impl History {
         *seconds = seconds.max(line.elapsed);
         match line.event {
             Event::RunStarted { name, seed, threads, numeric_path, parameters, stages, .. } => {
+                self.hints.clear();
                 self.start = Some(Start { name, seed, threads, numeric_path, parameters, stages });
             }
+            Event::RunFailed { hints, .. } => self.hints = hints,
             Event::Warning { message } => {
                 self.warnings.push_back(message);
                 if self.warnings.len() > WARNINGS {
@@ -86,7 +90,7 @@ impl History {
     /// Returns the overview of the run in `directory`.
     pub(super) fn overview(mut self, directory: &Path, skipped: SkippedLines) -> Result<Overview, Failure> {
         let Some(start) = self.start else {
-            return Err(Failure::failed(format!("{} has no events yet", directory.display())));
+            return Err(Failure::failed_text(format_args!("{} has no events yet", directory.display())));
         };
         let stage = |outline: StageOutline| {
             let StageHistory { done, reward, loss, accuracy, last } =
@@ -107,6 +111,7 @@ impl History {
             checkpoints: checkpoints(directory),
             warnings: self.warnings.into(),
             more_warnings: self.more_warnings,
+            hints: self.hints,
             skipped,
         })
     }

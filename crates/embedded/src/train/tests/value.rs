@@ -235,7 +235,10 @@ fn coefficients_of_another_head_are_errors() {
         (OutputHeads::LanguageAndValue, [n, n, 0], BatchError::Count { what: "d_value", len: 0, rows: n }),
     ] {
         match failure(heads, lengths) {
-            TrainError::Batch(error) => assert_eq!(error.downcast_ref(), Some(&expected)),
+            TrainError::Batch(cause) => {
+                let cause: &(dyn std::error::Error + 'static) = cause.as_ref();
+                assert_eq!(cause.downcast_ref(), Some(&expected));
+            }
             other => panic!("{other}"),
         }
     }
