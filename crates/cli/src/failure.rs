@@ -1,4 +1,4 @@
-//! How a command ends badly, and with which exit code.
+//! Errors of commands and their exit codes.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -10,26 +10,26 @@ use serde_json::json;
 
 use crate::output::{CYAN, Output, RED};
 
-/// Exit code of a run that failed.
+/// Exit code of a failed command.
 pub(crate) const FAILED: u8 = 1;
-/// Exit code of wrong usage and configuration.
+/// Exit code for invalid usage or configuration.
 pub(crate) const USAGE: u8 = 2;
-/// Exit code of a run that was interrupted and saved.
+/// Exit code of an interrupted run, which is saved.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Why a command did not do what it was asked.
+/// Error of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// What was asked makes no sense.
+    /// The arguments are invalid.
     #[error("{0}")]
     Usage(String),
-    /// It went wrong.
+    /// The command failed.
     #[error("{0}")]
     Failed(String),
-    /// Interrupted and saved.
+    /// The run was interrupted and saved.
     #[error("interrupted")]
     Interrupted,
     /// Standard output cannot be written.
@@ -46,7 +46,7 @@ impl Failure {
         Self::Usage(error.to_string())
     }
 
-    /// The failure of a run or of opening its policy: wrong names and paths are errors of usage.
+    /// Converts an error of a run or of opening its policy. Wrong names and paths are usage errors.
     pub(crate) fn from_run(error: &RunError) -> Self {
         use StoreError::{DirectoryInUse, Locked, NotARun};
         let is_usage = match error {
@@ -58,18 +58,18 @@ impl Failure {
         if is_usage { Self::usage(error) } else { Self::failed(error) }
     }
 
-    /// The process's exit code.
+    /// Exit code of the process.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage(_) => USAGE,
             Self::Interrupted => INTERRUPTED,
-            // The reader went away (`rloom … | head`): nothing is wrong with what was done.
+            // The reader closed the pipe (`rloom … | head`), which is not an error.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Failed(_) | Self::Output(_) => FAILED,
         }
     }
 
-    /// Writes it to standard error.
+    /// Writes the error to standard error.
     pub(crate) fn report(&self, output: Output) {
         let text = match self {
             Self::Interrupted => return,
@@ -81,7 +81,7 @@ impl Failure {
         let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
     }
 
-    /// One JSON object per problem, one per line.
+    /// Formats each problem as a JSON object on its own line.
     fn as_json(&self) -> String {
         let Self::Config(errors) = self else {
             let text = self.to_string();
@@ -120,7 +120,7 @@ impl Failure {
     }
 }
 
-/// `error: …`, with the hints of the message on lines of their own.
+/// Formats `error: …`, followed by one line per hint.
 fn plain(text: &str, output: Output) -> String {
     let (message, hints) = hints(text);
     let mut out = format!("{}: {message}", output.paint(RED, "error"));
@@ -130,7 +130,7 @@ fn plain(text: &str, output: Output) -> String {
     out
 }
 
-/// Splits the `hint: …` lines from a message.
+/// Separates the `hint: …` lines from a message.
 fn hints(text: &str) -> (String, Vec<&str>) {
     let hints = text.lines().filter_map(|line| line.strip_prefix("hint: ")).collect();
     let message: Vec<&str> = text.lines().filter(|line| !line.starts_with("hint: ")).collect();

@@ -1,4 +1,4 @@
-//! `rloom inspect`: what a run did, from the files that it left.
+//! `rloom inspect`: shows the results of a run from its files.
 
 mod sample;
 mod trace;
@@ -15,11 +15,11 @@ use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output, YELLOW};
 use crate::progress::numbers::{bytes, count, duration, percent};
 use crate::progress::sparkline::sparkline;
-use crate::progress::story;
+use crate::progress::event_text;
 
 const CURVE: usize = 30;
 
-/// What is known of a run.
+/// Overview of a run.
 #[derive(Debug, Serialize)]
 struct Overview {
     directory: String,
@@ -42,7 +42,7 @@ enum State {
     Finished,
     Interrupted,
     Failed(String),
-    /// No end was written: it is still working, or its process was killed.
+    /// No end was recorded: the run is in progress, or its process was killed.
     Unfinished,
 }
 
@@ -50,7 +50,7 @@ enum State {
 struct StageOverview {
     #[serde(flatten)]
     outline: StageOutline,
-    /// Steps that were trained.
+    /// Number of completed steps.
     done: u64,
     reward: Vec<f64>,
     loss: Vec<f64>,
@@ -165,7 +165,7 @@ fn stage(outline: StageOutline, kept: &[&EventLine]) -> StageOverview {
     StageOverview { outline, done, reward, loss, accuracy, last }
 }
 
-/// Checkpoints by name, with their sizes. Links (`best`, `last`) are left to those who follow them.
+/// Sorted names of the checkpoints, without links such as `best`.
 fn checkpoints(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory.join("checkpoints")).into_iter().flatten().flatten();
     let mut found: Vec<String> = entries
@@ -180,9 +180,9 @@ fn checkpoints(directory: &Path) -> Vec<String> {
 fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
     let state = match &overview.state {
         State::Finished => "finished".to_owned(),
-        State::Interrupted => "interrupted, can be resumed".to_owned(),
+        State::Interrupted => "interrupted; can be resumed".to_owned(),
         State::Failed(error) => format!("failed: {error}"),
-        State::Unfinished => "at work, or killed".to_owned(),
+        State::Unfinished => "running or killed".to_owned(),
     };
     output.data(&format!("{} {state}", output.paint(BOLD, &overview.name)))?;
     output.data(&format!(
@@ -201,7 +201,7 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
         let title = output.paint(BOLD, &format!("stage {}", outline.name));
         output.data(&format!("{title} {}, {} of {} steps", outline.method, stage.done, outline.steps))?;
         for (name, values) in [("reward", &stage.reward), ("loss", &stage.loss)] {
-            // The loss of a policy gradient says nothing about how good the policy is.
+            // A policy-gradient loss does not indicate the quality of the policy.
             if let ([first, .., last], false) =
                 (values.as_slice(), name == "loss" && !stage.reward.is_empty())
             {
@@ -215,7 +215,7 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
             output.data(&format!("  {:<10} {from} to {to}  {}", "held out", sparkline(&curve, CURVE)))?;
         }
         if !stage.last.is_empty() {
-            output.data(&format!("  {:<10} {}", "last step", story::summary(&stage.last)))?;
+            output.data(&format!("  {:<10} {}", "last step", event_text::summary(&stage.last)))?;
         }
     }
     let best = overview
@@ -264,7 +264,7 @@ fn size(folder: &Path) -> u64 {
 fn show_samples(lines: &[EventLine], most: usize, output: Output) -> Result<(), Failure> {
     let sample = |line: &&EventLine| matches!(line.event, Event::Sample(_) | Event::EvaluationSample(_));
     let Some(last) = lines.iter().rfind(sample) else {
-        output.say("no completion was recorded yet");
+        output.info("no completions recorded yet");
         return Ok(());
     };
     let same = |line: &&EventLine| line.attempt == last.attempt && line.global_step == last.global_step;
@@ -274,7 +274,7 @@ fn show_samples(lines: &[EventLine], most: usize, output: Output) -> Result<(), 
     });
     for sample in shown.take(most) {
         output.data("")?;
-        for text in story::completion(sample, output) {
+        for text in event_text::completion(sample, output) {
             output.data(&text)?;
         }
     }

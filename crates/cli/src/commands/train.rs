@@ -10,20 +10,20 @@ use crate::arguments::Train;
 use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output};
 use crate::plan::Plan;
-use crate::progress::Watcher;
+use crate::progress::ProgressOutput;
 use crate::progress::numbers::percent;
 
 pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if let Some(run) = &arguments.resume {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &[] as &[&str])?;
-        return watched(arguments, output, |watcher, stop| {
-            rloom_run::resume(&directory, &config, watcher, stop)
+        return run_with_progress(arguments, output, |progress, stop| {
+            rloom_run::resume(&directory, &config, progress, stop)
         });
     }
     let mut overrides = arguments.overrides.clone();
     if let Some(name) = &arguments.run_name {
-        // As TOML's literal string: whatever the name is, it is that text.
+        // A TOML literal string: the name is not interpreted.
         overrides.push(format!("run.name='{name}'"));
     }
     let mut config = Config::load(&arguments.files, &overrides)?;
@@ -33,14 +33,14 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if arguments.run_name.is_none() {
         let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
         if free != config.run.name {
-            output.say(&format!(
-                "the run is named `{free}`, because `{}` exists",
+            output.info(&format!(
+                "the run is named `{free}` because `{}` exists",
                 config.run_directory().display()
             ));
             config.run.name = free;
         }
     }
-    watched(arguments, output, |watcher, stop| rloom_run::train(&config, watcher, stop))
+    run_with_progress(arguments, output, |progress, stop| rloom_run::train(&config, progress, stop))
 }
 
 fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
@@ -51,36 +51,36 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
         return output.json(&json!({"config": resolved, "plan": plan}));
     }
     output.data(text.trim_end())?;
-    output.say(&format!("\n{}", plan.text()));
+    output.info(&format!("\n{}", plan.text()));
     Ok(())
 }
 
-/// The folder of a run: as given, or by its name under `runs`.
+/// Finds the folder of a run, given as a path or as its name under `runs`.
 pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
     let named = Path::new("runs").join(run);
     let found = [run.to_owned(), named].into_iter().find(|path| path.join("config.toml").is_file());
     found.ok_or_else(|| {
         let what = if run.exists() { "is not a run: it has no config.toml" } else { "does not exist" };
         Failure::usage(format!(
-            "{} {what}\nhint: give the folder of a run, for example runs/arithmetic",
+            "{} {what}\nhint: pass the folder of a run, for example runs/arithmetic",
             run.display()
         ))
     })
 }
 
-/// Runs `work` with progress output and Ctrl-C handling, and reports its end.
-fn watched(
+/// Runs `work` with progress output and Ctrl-C handling, and reports the result.
+fn run_with_progress(
     arguments: &Train,
     output: Output,
-    work: impl FnOnce(&mut Watcher, &StopFlag) -> Result<Summary, RunError>,
+    work: impl FnOnce(&mut ProgressOutput, &StopFlag) -> Result<Summary, RunError>,
 ) -> Result<(), Failure> {
-    let mut watcher = Watcher::new(output, arguments.show_every);
+    let mut progress = ProgressOutput::new(output, arguments.show_every);
     let stop = StopFlag::default();
-    handle_interrupts(&stop, watcher.voice())?;
-    match work(&mut watcher, &stop) {
+    handle_interrupts(&stop, progress.printer())?;
+    match work(&mut progress, &stop) {
         Ok(summary) if summary.interrupted => {
             let command = format!("rloom train --resume {}", summary.directory.display());
-            output.say(&format!("resume with: {}", output.paint(BOLD, &command)));
+            output.info(&format!("resume with: {}", output.paint(BOLD, &command)));
             Err(Failure::Interrupted)
         }
         Ok(summary) => {
@@ -91,8 +91,8 @@ fn watched(
         }
         Err(RunError::Stage(StageError::StoppedNow { path })) => {
             let command = format!("rloom train --resume {}", path.display());
-            output.say(&format!(
-                "stopped; the last checkpoint and what was generated since are kept\nresume with: {}",
+            output.info(&format!(
+                "stopped; the last checkpoint and the rollouts since then are kept\nresume with: {}",
                 output.paint(BOLD, &command)
             ));
             Err(Failure::Interrupted)
@@ -104,7 +104,7 @@ fn watched(
 fn report(summary: &Summary, output: Output) {
     let path = |path: &Path| output.paint(CYAN, &path.display().to_string());
     if let Some(best) = &summary.best {
-        output.say(&format!(
+        output.info(&format!(
             "best        {} held out, stage {} step {}",
             percent(best.accuracy),
             best.stage,
@@ -112,26 +112,26 @@ fn report(summary: &Summary, output: Output) {
         ));
     }
     if let Some(model) = &summary.model {
-        output.say(&format!("model       {}", path(model)));
+        output.info(&format!("model       {}", path(model)));
     }
     let report = summary.directory.join("report.html");
     if report.is_file() {
-        output.say(&format!("report      {}", path(&report)));
+        output.info(&format!("report      {}", path(&report)));
     }
 }
 
 /// The first Ctrl-C finishes the step and saves, the second stops at once, the third exits without waiting.
-fn handle_interrupts(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+fn handle_interrupts(stop: &StopFlag, print: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let stop = stop.clone();
     ctrlc::set_handler(move || match stop.request() {
-        1 => say("interrupted: finishing the current step, then saving (Ctrl-C again stops at once)"),
-        2 => say("stopping at once"),
-        _ => leave(),
+        1 => print("interrupted: finishing the current step, then saving (press Ctrl-C again to stop at once)"),
+        2 => print("stopping at once"),
+        _ => exit(),
     })
     .map_err(|e| Failure::failed(format!("cannot listen for Ctrl-C: {e}")))
 }
 
-#[expect(clippy::exit, reason = "the user asked three times; files are consistent at every instant")]
-fn leave() {
+#[expect(clippy::exit, reason = "requested three times; the run's files are always consistent")]
+fn exit() {
     std::process::exit(i32::from(crate::failure::INTERRUPTED));
 }

@@ -1,4 +1,4 @@
-//! `rloom inspect RUN --trace FILE`: who was busy when, for Perfetto.
+//! `rloom inspect RUN --trace FILE`: writes a timeline for Perfetto.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,12 +14,12 @@ use crate::progress::numbers::thousands;
 pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<(), Failure> {
     if !lines.iter().any(|line| matches!(line.event, Event::Activity { .. })) {
         return Err(Failure::failed(
-            "the run tells nowhere who was busy when\n\
-             hint: it has not got so far, or an earlier version of the program made it",
+            "the run has no activity events\n\
+             hint: it may not have completed a rollout yet, or it was started by an older version of rloom",
         ));
     }
     let failed =
-        |error: std::io::Error| Failure::failed(format!("could not write {}: {error}", path.display()));
+        |error: std::io::Error| Failure::failed(format!("cannot write {}: {error}", path.display()));
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let events = trace::write(lines, &mut out).map_err(failed)?;
     out.flush().map_err(failed)?;
@@ -28,7 +28,7 @@ pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<()
     }
     let output = output.on_stdout();
     let shown = output.paint(CYAN, &path.display().to_string());
-    output.data(&format!("{shown} has {} events", thousands(events as u64)))?;
-    output.say("open it at https://ui.perfetto.dev or chrome://tracing");
+    output.data(&format!("wrote {} events to {shown}", thousands(events as u64)))?;
+    output.info("open it at https://ui.perfetto.dev or chrome://tracing");
     Ok(())
 }
