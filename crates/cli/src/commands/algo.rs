@@ -28,10 +28,7 @@ fn list(output: Output) -> Result<(), Failure> {
         output.data(&format!("{:<width$}  {}", info.method, info.summary))?;
         output.data(&format!("{:<width$}  {}", "", info.paper))?;
     }
-    output.info(&format!(
-        "\nEquations and settings of one: {}",
-        output.paint(BOLD, "rloom algo show NAME")
-    ));
+    output.info(&format!("\nEquations and settings of one: {}", output.paint(BOLD, "rloom algo show NAME")));
     Ok(())
 }
 

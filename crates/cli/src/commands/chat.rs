@@ -23,8 +23,13 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
     let session = Session::new(&policy, ctx, sampling, arguments.sampling.seed);
-    let mut conversation =
-        Conversation { policy: &policy, session, system: arguments.system.clone(), history: Vec::new(), output };
+    let mut conversation = Conversation {
+        policy: &policy,
+        session,
+        system: arguments.system.clone(),
+        history: Vec::new(),
+        output,
+    };
     conversation.reset();
     output.info(&output.paint(FAINT, "/reset clears the conversation; /exit or Ctrl-D quits"));
     loop {

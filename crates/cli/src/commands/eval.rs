@@ -14,8 +14,8 @@ use super::train::find_run;
 use crate::arguments::Eval;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
-use crate::progress::numbers::percent;
 use crate::progress::event_text;
+use crate::progress::numbers::percent;
 
 pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
     let (config, policy) = if arguments.config.is_empty() {

@@ -13,9 +13,9 @@ use super::train::find_run;
 use crate::arguments::Inspect;
 use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output, YELLOW};
+use crate::progress::event_text;
 use crate::progress::numbers::{bytes, count, duration, percent};
 use crate::progress::sparkline::sparkline;
-use crate::progress::event_text;
 
 const CURVE: usize = 30;
 

@@ -124,7 +124,9 @@ fn report(summary: &Summary, output: Output) {
 fn handle_interrupts(stop: &StopFlag, print: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let stop = stop.clone();
     ctrlc::set_handler(move || match stop.request() {
-        1 => print("interrupted: finishing the current step, then saving (press Ctrl-C again to stop at once)"),
+        1 => {
+            print("interrupted: finishing the current step, then saving (press Ctrl-C again to stop at once)")
+        }
         2 => print("stopping at once"),
         _ => exit(),
     })

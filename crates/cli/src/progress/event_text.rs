@@ -212,7 +212,8 @@ mod tests {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         assert_eq!(summary(&metrics), "reward 0.500  5.0 s");
-        let overlapping = [(metric::STALENESS_MEAN, 1.26), (metric::STALENESS_MAX, 2.0), (metric::OVERLAP, 0.431)];
+        let overlapping =
+            [(metric::STALENESS_MEAN, 1.26), (metric::STALENESS_MAX, 2.0), (metric::OVERLAP, 0.431)];
         metrics.extend(overlapping.map(|(name, value)| (name.to_owned(), value)));
         metrics.insert(metric::TIME_WAIT_FOR_BATCH.to_owned(), 0.25);
         assert_eq!(summary(&metrics), "reward 0.500  age 1.3, oldest 2  overlap 43.1 %  2.2 s");

@@ -1,9 +1,9 @@
 //! Progress output of a run: bars on a terminal, lines of text elsewhere, JSON if requested.
 
 mod bars;
+pub(crate) mod event_text;
 pub(crate) mod numbers;
 pub(crate) mod sparkline;
-pub(crate) mod event_text;
 
 use std::sync::Arc;
 

@@ -130,8 +130,9 @@ fn limit(work: &WorkloadResult) -> String {
     } else if read >= LIMITED {
         format!("memory: required reads use {} of the bandwidth{longest}", percent(read))
     } else {
-        let known =
-            work.fraction_of_read.map_or_else(String::new, |read| format!(", required reads {}", percent(read)));
+        let known = work
+            .fraction_of_read
+            .map_or_else(String::new, |read| format!(", required reads {}", percent(read)));
         format!(
             "overhead: far from both limits (products {}{known}): memory traffic of activations, small operations, waiting{longest}",
             percent(compute)

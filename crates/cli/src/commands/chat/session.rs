@@ -105,7 +105,8 @@ impl<'p> Session<'p> {
     /// Samples the next token of the answer. Returns `None` at its end.
     pub(super) fn next(&mut self) -> Result<Option<u32>, SessionError> {
         let length = self.cached + self.pending.len();
-        if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.capacity {
+        if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.capacity
+        {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
@@ -136,7 +137,14 @@ impl<'p> Session<'p> {
             let last = [RowRequest { row: chunk.len() as u32 - 1, request }];
             let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
             let model = &self.policy.model;
-            model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.head_output)?;
+            model.step(
+                &self.ctx,
+                &mut self.cache,
+                &rows,
+                wanted,
+                &mut self.scratch,
+                &mut self.head_output,
+            )?;
             self.cached += chunk.len();
         }
         Ok(())

@@ -18,8 +18,7 @@ pub(super) fn run(lines: &[EventLine], path: &Path, output: Output) -> Result<()
              hint: it may not have completed a rollout yet, or it was started by an older version of rloom",
         ));
     }
-    let failed =
-        |error: std::io::Error| Failure::failed(format!("cannot write {}: {error}", path.display()));
+    let failed = |error: std::io::Error| Failure::failed(format!("cannot write {}: {error}", path.display()));
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let events = trace::write(lines, &mut out).map_err(failed)?;
     out.flush().map_err(failed)?;
