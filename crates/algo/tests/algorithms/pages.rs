@@ -11,11 +11,11 @@ use crate::every_key::flat;
 
 /// In this order.
 const SECTIONS: [&str; 8] =
-    ["Sampled", "Advantage", "Loss", "Normaliser", "Settings", "Stale", "Example", "Elsewhere"];
+    ["Sampling", "Advantage", "Loss", "Normaliser", "Settings", "Stale samples", "Example", "Other implementations"];
 const SETTINGS_HEAD: &str = "| key | default | meaning |";
 const STALE_HEAD: &str = "| key | at `max_staleness` > 0 |";
 const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
-const BROUGHT_HEAD: &str = "| method | set | read as well |";
+const BROUGHT_HEAD: &str = "| method | set | keys that take effect |";
 
 fn path(file: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../docs/algorithms", file].iter().collect()
@@ -143,7 +143,7 @@ fn sections_are_there_and_in_order() {
             let equation = section(page, title).contains(&"```text");
             assert!(equation || method.is_supervised(), "{method}: no equation under {title:?}");
         }
-        assert!(section(page, "Elsewhere").iter().any(|line| line.starts_with("- ")), "{method}");
+        assert!(section(page, "Other implementations").iter().any(|line| line.starts_with("- ")), "{method}");
     }
 }
 
