@@ -202,8 +202,8 @@ pub(crate) struct Inspect {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Show the lineage of samples: TICKET for a whole group, TICKET/SAMPLE for one, preceded by STAGE/ if several stages
-    /// have the ticket.
+    /// Show the lineage of samples: TICKET for a whole group, TICKET/SAMPLE for one, preceded by STAGE/ if several
+    /// stages have the ticket.
     #[arg(value_name = "SAMPLE", conflicts_with_all = ["trace", "samples"])]
     pub(crate) sample: Option<SampleName>,
     /// Write a timeline of rollout and training as a trace for Perfetto or chrome://tracing.
@@ -258,8 +258,8 @@ pub(crate) struct Plan {
     /// Write a chart of the simulated splits to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Distribution of completion lengths: `constant`, `lognormal:SIGMA`, or `tail:FRACTION` of sequences at full length
-    /// [default: the profile's].
+    /// Distribution of completion lengths: `constant`, `lognormal:SIGMA`, or `tail:FRACTION` of sequences at full
+    /// length [default: the profile's].
     #[arg(long, value_name = "SHAPE")]
     pub(crate) lengths: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! The pages of `docs/algorithms` agree with the code.
 //!
-//! Whatever a page repeats from the code is compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages`
-//! regenerates those rows: the tables of settings and the index.
+//! Tables that repeat information from the code are compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo
+//! pages` regenerates those rows: the tables of settings and the index.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -10,8 +10,16 @@ use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 use crate::every_key::flat;
 
 /// In this order.
-const SECTIONS: [&str; 8] =
-    ["Sampling", "Advantage", "Loss", "Normaliser", "Settings", "Stale samples", "Example", "Other implementations"];
+const SECTIONS: [&str; 8] = [
+    "Sampling",
+    "Advantage",
+    "Loss",
+    "Normaliser",
+    "Settings",
+    "Stale samples",
+    "Example",
+    "Other implementations",
+];
 const SETTINGS_HEAD: &str = "| key | default | meaning |";
 const STALE_HEAD: &str = "| key | at `max_staleness` > 0 |";
 const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
@@ -31,7 +39,7 @@ fn section<'a>(page: &'a str, title: &str) -> Vec<&'a str> {
     lines.take_while(|line| !line.starts_with("## ")).collect()
 }
 
-/// The rows of the table under `head`, without head and rule.
+/// The rows of the table with the header `head`, without header and rule.
 fn table<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let rows = page.lines().skip_while(|line| *line != head).skip(2);
     rows.take_while(|line| line.starts_with('|')).collect()
@@ -45,7 +53,7 @@ fn code(cell: &str) -> &str {
     cell.trim_matches('`')
 }
 
-/// The page with other rows under `head`.
+/// The page with the rows of the table `head` replaced.
 fn with_rows(page: &str, head: &str, rows: &[String]) -> String {
     let old = table(page, head);
     let mut out = String::new();
@@ -99,7 +107,7 @@ fn updates() -> bool {
     std::env::var_os("RLOOM_UPDATE_PAGES").is_some()
 }
 
-/// Fails with the rows that are wanted and those that are there, where they differ.
+/// Fails with the expected and the actual rows if they differ.
 fn same_rows(file: &str, there: &[&str], wanted: &[String]) {
     let missing: Vec<_> = wanted.iter().filter(|row| !there.contains(&row.as_str())).cloned().collect();
     let wrong: Vec<_> = there.iter().filter(|row| !wanted.iter().any(|w| w == **row)).copied().collect();
@@ -114,7 +122,7 @@ fn same_rows(file: &str, there: &[&str], wanted: &[String]) {
 }
 
 #[test]
-fn every_method_has_its_page_and_there_is_no_other() {
+fn pages_and_methods_match() {
     let mut wanted: Vec<String> = Method::ALL.iter().map(|m| format!("{m}.md")).collect();
     wanted.push("README.md".to_owned());
     let entries = fs::read_dir(path("")).unwrap();
@@ -129,7 +137,7 @@ fn every_method_has_its_page_and_there_is_no_other() {
 }
 
 #[test]
-fn sections_are_there_and_in_order() {
+fn sections_are_complete_and_in_order() {
     for &method in Method::ALL {
         let page = method.page();
         let titles: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
@@ -148,7 +156,7 @@ fn sections_are_there_and_in_order() {
 }
 
 #[test]
-fn papers_are_named_with_their_number() {
+fn papers_have_an_arxiv_number() {
     for &method in Method::ALL {
         let line = method.page().lines().nth(4).unwrap_or_default();
         let number =
@@ -160,7 +168,7 @@ fn papers_are_named_with_their_number() {
 }
 
 #[test]
-fn settings_are_those_of_the_code() {
+fn tables_of_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), settings(method));
         if updates() {
@@ -176,7 +184,7 @@ fn settings_are_those_of_the_code() {
     }
 }
 
-/// The rows of a method's table of keys whose values are others where samples may be stale; none without such keys.
+/// Rows of a method's table of keys with other values if samples may be stale.
 fn stale(method: Method) -> Vec<String> {
     let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
     let stale = Algorithm::resolve(method, &AlgorithmSettings::default(), 1).unwrap();
@@ -187,11 +195,11 @@ fn stale(method: Method) -> Vec<String> {
 }
 
 #[test]
-fn what_staleness_changes_is_the_codes() {
+fn tables_of_stale_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), stale(method));
         if updates() {
-            // Read again: another test writes the settings into the same file.
+            // Read again, because another test writes the settings into the same file.
             fs::write(path(&file), with_rows(&read(&file), STALE_HEAD, &wanted)).unwrap();
             continue;
         }
@@ -215,7 +223,7 @@ fn assignments(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// The keys that come with others: exactly what a resolved stage holds beyond, or other than, its preset.
+/// Keys that take effect with others: exactly those of the resolved stage that differ from the preset.
 #[test]
 fn keys_that_come_with_others() {
     let readme = read("README.md");

@@ -1,4 +1,4 @@
-//! Presets, overrides, and what is refused.
+//! Presets, overrides and rejected settings.
 
 use rloom_algo::estimators::{Group, GroupMean, ReinforcePp};
 use rloom_algo::{
@@ -49,7 +49,7 @@ fn presets_are_the_table() {
     assert!(!sft.needs_rollouts() && !sft.needs_reference());
 }
 
-/// What a resolved file holds gives the same algorithm again, and nothing in it is unread.
+/// Resolved settings resolve to the same algorithm, without keys that have no effect.
 #[test]
 fn resolved_settings_resolve_to_themselves() {
     let overrides = [
@@ -97,7 +97,7 @@ fn resolved_settings_resolve_to_themselves() {
     }
 }
 
-/// The key that is pointed at, and a part of what is said.
+/// The key at fault and a part of the message.
 #[test]
 fn nonsense_is_refused_with_a_reason() {
     use Method::{Grpo, ReinforcePp, ReinforcePpBaseline, Rloo};
@@ -203,7 +203,7 @@ fn nonsense_is_refused_with_a_reason() {
 }
 
 #[test]
-fn what_nothing_reads_is_an_error() {
+fn a_key_without_effect_is_an_error() {
     use Method::{Grpo, ReinforcePp, Rloo, Sft};
     let cases: &[(Method, &str, &[&str])] = &[
         (
@@ -276,7 +276,7 @@ fn what_nothing_reads_is_an_error() {
         "not read by method \"rloo\": loss.clip_low (not a setting of loss \"reinforce\": level)\n\
          hint: remove these keys"
     );
-    // They become readable with what reads them.
+    // They have an effect together with the settings that use them.
     assert!(resolve(Rloo, r#"{"loss":{"kind":"ppo_clip","clip_low":0.1},"epochs":2}"#).is_ok());
     assert!(resolve(Rloo, r#"{"loss_aggregation":"token_mean","entropy_coef":0.01}"#).is_ok());
     assert!(resolve(Sft, r#"{"loss_aggregation":"sequence_mean"}"#).is_ok());
@@ -284,7 +284,7 @@ fn what_nothing_reads_is_an_error() {
     assert!(serde_json::from_str::<AlgorithmSettings>(r#"{"kl":{"beta":0.2}}"#).is_err());
 }
 
-/// What is not said about the KL follows from what is.
+/// Unset keys of the KL follow from those that are set.
 #[test]
 fn kl_is_completed() {
     let kl = |m, json: &str| {

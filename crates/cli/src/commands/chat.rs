@@ -107,8 +107,8 @@ impl Conversation<'_> {
         write!(out, "{}", self.output.model_text(piece)).and_then(|()| out.flush()).map_err(Failure::Output)
     }
 
-    /// Adds the question to the history and returns the tokens to append to the session. Earlier turns are not tokenised
-    /// again, except for templates that rewrite them (Qwen3's removes earlier reasoning).
+    /// Adds the question to the history and returns the tokens to append to the session. Earlier turns are not
+    /// tokenised again, except for templates that rewrite them (Qwen3's removes earlier reasoning).
     fn append_question(&mut self, question: &str) -> Result<Vec<u32>, Failure> {
         let tokenizer = &self.policy.tokenizer;
         let template = tokenizer.require_chat_template().map_err(Failure::failed)?;

@@ -11,8 +11,8 @@ use crate::arguments::Sampling;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 
-/// Opens a model folder, a hub model, or the best checkpoint of a run's folder. The dtype defaults to the run's, for other
-/// models to f32.
+/// Opens a model folder, a hub model, or the best checkpoint of a run's folder. The dtype defaults to the run's, for
+/// other models to f32.
 pub(crate) fn open(source: &str, dtype: Option<Dtype>, output: Output) -> Result<Policy, Failure> {
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {

@@ -2,8 +2,8 @@
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws `values` in at most `width` characters, scaled from the lowest to the highest shown. If there are more values than
-/// characters, each character shows a mean of consecutive values. Values that are not finite are left out.
+/// Draws `values` in at most `width` characters, scaled from the lowest to the highest shown. If there are more values
+/// than characters, each character shows a mean of consecutive values. Values that are not finite are left out.
 pub(crate) fn sparkline(values: &[f64], width: usize) -> String {
     let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     let columns = finite.len().min(width);

@@ -1,10 +1,10 @@
 //! Minimum number of operations and bytes of a workload, computed from the shape.
 //!
 //! A multiply-add counts as 2 operations. A linear layer of `n` outputs and `k` inputs takes `2·n·k` per token. In each
-//! layer, attention takes `4·H·E` per visible query-key pair: one product for the score, one for the value. The backward
-//! pass takes twice the operations of the forward pass. In generation, the last layer only needs the keys and values of
-//! prompt tokens before the last one. Not counted: recomputation (scores and logits in the backward pass, activation
-//! checkpointing), elementwise operations, and the optimiser.
+//! layer, attention takes `4·H·E` per visible query-key pair: one product for the score, one for the value. The
+//! backward pass takes twice the operations of the forward pass. In generation, the last layer only needs the keys and
+//! values of prompt tokens before the last one. Not counted: recomputation (scores and logits in the backward pass,
+//! activation checkpointing), elementwise operations, and the optimiser.
 
 use rloom_model::{Dtype, ModelConfig};
 
@@ -19,7 +19,8 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    /// A forward pass over `tokens` tokens with `pairs` visible query-key pairs in total and the logits of `scored` tokens.
+    /// A forward pass over `tokens` tokens with `pairs` visible query-key pairs in total and the logits of `scored`
+    /// tokens.
     fn forward(config: &ModelConfig, tokens: usize, pairs: usize, scored: usize) -> Self {
         let width = config.heads * config.head_dim;
         Self {
@@ -80,8 +81,8 @@ impl Operations {
     }
 }
 
-/// Bytes that decoding must read: all weights once per step (the first step processes all prompts), and the keys and values
-/// of each sequence once per token after the first.
+/// Bytes that decoding must read: all weights once per step (the first step processes all prompts), and the keys and
+/// values of each sequence once per token after the first.
 pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch) -> u64 {
     let DecodeBatch { sequences, prompt, new } = batch;
     let weights = (layer_weights(config) + head_weights(config)) * config.dtype.bytes() as u64;
@@ -144,7 +145,8 @@ mod tests {
     fn decoding_shape_s() {
         let s = s();
         let count = Operations::decode(&s.config, s.decode);
-        // In the last layer, 15 tokens of a prompt only use the 65,536 weights of keys and values and attend to nothing.
+        // In the last layer, 15 tokens of a prompt only use the 65,536 weights of keys and values and attend to
+        // nothing.
         assert_eq!(count.linear, 2 * 64 * (79 * 4 * 737_280 - 15 * (737_280 - 65_536) + 64 * 131_072));
         assert_eq!(count.attention, 4 * 256 * 64 * (4 * (79 * 80 / 2) - 15 * 16 / 2));
         // Steps attend to 17, 18 … 79 tokens; the keys and values of one take 2·4·4·32 floats.

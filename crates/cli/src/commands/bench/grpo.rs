@@ -1,5 +1,5 @@
-//! Workload `grpo`: a GRPO step built from the components of a run: the rollout engine, advantages from random rewards, the
-//! training engine, and loading the new weights for the next rollout.
+//! Workload `grpo`: a GRPO step built from the components of a run: the rollout engine, advantages from random rewards,
+//! the training engine, and loading the new weights for the next rollout.
 //!
 //! Excludes the journal, checkpoints and verifiers. There is no scoring phase: without a KL penalty the proximal
 //! log-probabilities are those of the sampler, which are bitwise identical to the trainer's.
@@ -142,7 +142,8 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
         }
     }
 
-    /// Advantage of each trajectory, from random rewards in [0, 1). Distinct rewards ensure that every token is trained on.
+    /// Advantage of each trajectory, from random rewards in [0, 1). Distinct rewards ensure that every token is trained
+    /// on.
     fn advantages(&self, trajectories: &[Trajectory]) -> Result<Vec<f32>, Failure> {
         let spec: AdvantageSpec =
             self.algorithm.advantage.ok_or_else(|| Failure::failed("GRPO without an advantage"))?;

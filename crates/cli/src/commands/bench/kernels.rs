@@ -1,5 +1,5 @@
-//! Workload `kernels`: individual products of a training step: linear layers (forward and both backward products), the head
-//! with its softmax, and attention.
+//! Workload `kernels`: individual products of a training step: linear layers (forward and both backward products), the
+//! head with its softmax, and attention.
 
 use std::time::Instant;
 
@@ -59,7 +59,8 @@ impl KernelBench<'_> {
         self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim });
     }
 
-    /// Measures a linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the type of its output's derivative.
+    /// Measures a linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the type of its output's
+    /// derivative.
     fn linear<E: Element, A: Element>(&mut self, name: &str, m: usize, n: usize, k: usize) {
         let ctx = self.ctx;
         let (x, w, dy): (Buf<E>, Buf, Buf<A>) = (noise(m * k), noise(n * k), noise(m * n));

@@ -57,8 +57,8 @@ fn largest_cache() -> Option<u64> {
     sizes.max()
 }
 
-/// Size of the arrays for measuring memory bandwidth, in bytes: eight times the largest cache and at least 256 MiB, but at
-/// most an eighth of the memory.
+/// Size of the arrays for measuring memory bandwidth, in bytes: eight times the largest cache and at least 256 MiB, but
+/// at most an eighth of the memory.
 pub(super) fn array_bytes() -> usize {
     let wanted = (8 * largest_cache().unwrap_or(0)).max(256 << 20);
     let most = meminfo("MemTotal:").map_or(wanted, |total| total / 8);

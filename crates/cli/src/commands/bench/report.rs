@@ -48,7 +48,8 @@ pub(super) struct WorkloadResult {
     /// Bytes that the workload must read; counted only for decode.
     pub(super) bytes_read: Option<u64>,
     pub(super) fraction_of_read: Option<f64>,
-    /// Resident memory of the process in MiB before the workload, and its peak; `null` if the system does not report it.
+    /// Resident memory of the process in MiB before the workload, and its peak; `null` if the system does not report
+    /// it.
     pub(super) start_mib: Option<f64>,
     pub(super) peak_mib: Option<f64>,
     pub(super) phases: Vec<Phase>,

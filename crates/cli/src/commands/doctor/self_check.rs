@@ -1,5 +1,5 @@
-//! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set and in every dtype, and
-//! that instruction sets are bitwise identical to each other.
+//! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set and in every dtype,
+//! and that instruction sets are bitwise identical to each other.
 
 use std::sync::Arc;
 
