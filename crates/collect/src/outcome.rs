@@ -2,7 +2,7 @@
 
 use rloom_core::{RewardComponent, Rewards};
 
-/// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration refuses
+/// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration rejects
 /// another component of that name.
 const OVERLONG: &str = "overlong";
 

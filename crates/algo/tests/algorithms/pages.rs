@@ -3,13 +3,13 @@
 //! Tables that repeat information from the code are compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo
 //! pages` regenerates those rows: the tables of settings and the index.
 
-use std::{fmt::Write as _, fs, path::PathBuf};
+use std::{fmt::Write as _, fs, path::PathBuf, sync::Mutex};
 
 use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 
 use crate::every_key::flat;
 
-/// In this order.
+/// Sections of a page, in order.
 const SECTIONS: [&str; 8] = [
     "Sampling",
     "Advantage",
@@ -51,6 +51,13 @@ fn cells(row: &str) -> Vec<&str> {
 
 fn code(cell: &str) -> &str {
     cell.trim_matches('`')
+}
+
+/// Replaces the rows of the table `head` in a page. The lock serialises tests that update the same page.
+fn update(file: &str, head: &str, rows: &[String]) {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap();
+    fs::write(path(file), with_rows(&read(file), head, rows)).unwrap();
 }
 
 /// The page with the rows of the table `head` replaced.
@@ -172,7 +179,7 @@ fn tables_of_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), settings(method));
         if updates() {
-            fs::write(path(&file), with_rows(method.page(), SETTINGS_HEAD, &wanted)).unwrap();
+            update(&file, SETTINGS_HEAD, &wanted);
             continue;
         }
         let there = table(method.page(), SETTINGS_HEAD);
@@ -199,8 +206,7 @@ fn tables_of_stale_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), stale(method));
         if updates() {
-            // Read again, because another test writes the settings into the same file.
-            fs::write(path(&file), with_rows(&read(&file), STALE_HEAD, &wanted)).unwrap();
+            update(&file, STALE_HEAD, &wanted);
             continue;
         }
         same_rows(&file, &table(method.page(), STALE_HEAD), &wanted);
@@ -212,7 +218,7 @@ fn tables_of_stale_settings_match_the_code() {
 fn the_index_lists_every_method() {
     let (readme, wanted) = (read("README.md"), index());
     if updates() {
-        fs::write(path("README.md"), with_rows(&readme, INDEX_HEAD, &wanted)).unwrap();
+        update("README.md", INDEX_HEAD, &wanted);
         return;
     }
     same_rows("README.md", &table(&readme, INDEX_HEAD), &wanted);

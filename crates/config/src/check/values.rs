@@ -32,7 +32,7 @@ pub(super) fn invalid<T>(section: &Section<T>, key: &str, message: &str) -> Prob
     hint.into_iter().fold(problem, Problem::hint)
 }
 
-/// An invalid value, with the reason for its refusal.
+/// An invalid value, with the reason.
 pub(super) fn setting<T>(section: &Section<T>, key: &str, reason: &dyn fmt::Display) -> Problem {
     invalid(section, key, &format!("`{}`: {reason}", section.name(key)))
 }
