@@ -5,12 +5,12 @@
     python3 bench/compare.py [--rounds 5] [--workloads "train S,decode S"] [--quick] [--out docs]
 
 A round runs every program once, each in its own process on the same cores with the same number of threads; the order
-rotates between rounds. Warm-up steps are dropped, a process counts as the median of its steps, and the tables show the
+rotates between rounds. Warm-up steps are dropped, a process is represented by the median of its steps, and the tables show the
 median of the ratios within rounds, with the lowest and the highest. A program that fails is reported in the table and not
 run again; the others continue. Missing environments are created first (environments.py).
 
-Writes performance.md and performance.svg to --out, the comparison with the targets to targets.md in --targets, and every
-single number to bench/out/compare.json, from which `--redraw bench/out/compare.json` writes all of them again.
+Writes performance.md and performance.svg to --out, the comparison with the targets to targets.md in --targets, and all
+numbers to bench/out/compare.json, from which `--redraw bench/out/compare.json` writes all of them again.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def cores(threads: int) -> list:
         return list(range(threads))
     free = sorted(os.sched_getaffinity(0))
     if threads > len(free):
-        raise SystemExit(f"{threads} threads on {len(free)} cores would measure the operating system\nhint: --threads {len(free)} or fewer")
+        raise SystemExit(f"{threads} threads on {len(free)} cores would not give meaningful results\nhint: use --threads {len(free)} or fewer")
     os.sched_setaffinity(0, free[:threads])
     return free[:threads]
 
@@ -126,7 +126,7 @@ class Bench:
             self.programs = [p for p in self.programs if p.environment is None or arguments.without not in p.name]
         if self.threads == 1:
             self.programs = [p for p in self.programs if not p.name.endswith("one thread")]
-        #: Why a program is not run (again), by workload and name.
+        #: Reasons for not running a program (again), by workload and name.
         self.failed: dict = {}
         self.places = {"threads": str(self.threads)}
 

@@ -243,17 +243,17 @@ threads. All models are small; nothing was measured on a GPU.
 
 {comparisons}
 
-A ratio is RLoom's figure divided by the other's within one round, in which every program runs once in its own process; the table
-shows the median over rounds. Of RLoom and of the other program the faster format counts. For memory, less is better. *GEMM ceiling* is the rate of a matrix product loop
-that works from registers, measured in the same process.
+A ratio is RLoom's result divided by the other's within one round, in which every program runs once in its own process; the table
+shows the median over rounds. Each side counts with its faster dtype. For memory, less is better. *GEMM ceiling* is the rate of a matrix
+product loop on registers, measured in the same process.
 
 ## Every program
 
 {every_program}
 
-MiB above start is the largest resident set less that before the model was created: above import for Python.
+MiB above start is the largest resident set minus that before the model was created (for Python, after the imports).
 
-## How it was measured
+## Method
 
 {date}, {machine}, {threads} threads, {rounds} rounds in {minutes} minutes; {versions}. {ceilings}
 
@@ -263,13 +263,13 @@ To reproduce: `cargo build --release`, then `python3 bench/compare.py` on an oth
 
 TARGETS = """# Performance targets
 
-Written by `bench/compare.py`: the ratios that development aims for, and the last measurement
-([figures](../docs/performance.md)).
+Written by `bench/compare.py`: the target ratios of development, and the last measurement
+([results](../docs/performance.md)).
 
 {targets}
 
 The second table compares the time of each target with the time that its matrix products alone take at the highest GEMM rate
-measured on the machine. Softmax, norms, activations, sampling, the optimiser and memory traffic come on top.
+measured on the machine. They exclude softmax, norms, activations, sampling, the optimiser and memory traffic.
 
 {floors}
 

@@ -286,7 +286,7 @@ Accuracy before training: {short_start:.1f} %.
 
 Two to twelve digits; the probability of d digits is proportional to 1/d² (`digits = "power_law"`). Worked out, most sums take about 30
 tokens and a few over 100. The last rows treat the long ones differently: batches of the first 32 of 40 groups, with the others dropped or
-deferred to a batch of their own; completions in order of arrival instead of the oldest group first; batches of the groups that are
+deferred to a separate batch; completions in order of arrival instead of the oldest group first; batches of the groups that are
 ready first.
 
 {long}
@@ -298,11 +298,11 @@ shorter ones.
 
 {gains}
 
-Rollouts and training both compute, and on one machine they share the cores: two busy cores do no more work when the phases overlap.
+On one machine, rollouts and training share the cores: two busy cores do no more work when the phases overlap.
 Overlapping can only recover idle time: at the end of every batch, when the last and longest sequences are generated (more with a long
-tail), and wherever two threads are less than twice as fast as one. It costs something as well: with separate cores, the side with less work
-idles (*rollout idle*, *trainer idle*) and cannot help the other; with all cores for both, they slow each other down. And above 0 the
-default corrections score every batch once more before it is trained on. Where rollouts and training have hardware of their own,
+tail), and wherever two threads are less than twice as fast as one. It also has costs: with separate cores, the side with less work
+idles (*rollout idle*, *trainer idle*) and cannot help the other; with all cores for both, they slow each other down. Above 0 the
+default corrections also score every batch once more before it is trained on. With separate hardware for rollouts and training,
 these costs do not arise; `rloom plan` computes the gain.
 
 With {seeds} seeds and two small tasks, differences in accuracy within the spread of the seeds are not significant.
@@ -321,13 +321,13 @@ def gains(results: dict, split: str) -> str:
         change = statistics.fmean(final["1"]) - statistics.fmean(final["0"])
         share = statistics.fmean(run["training"] for run in rows["0"])
         others = [f"{other} {seconds[other_split(other)]:.1f} s" for other in SPLITS if other != split]
-        said = (
+        summary = (
             f"- {TASKS[task]['title']}: {seconds['0']:.1f} s at staleness 0, {100 * share:.0f} % of it training; {seconds['1']:.1f} s at "
             f"staleness 1, {seconds['0'] / seconds['1']:.2f} times as fast (with threads {', '.join(others)}); {seconds[best]:.1f} s at "
             f"staleness {best}, the fastest above 0. Accuracy at staleness 1 minus that at 0: {change:+.1f} points; seeds differ by "
             f"{max(final['0']) - min(final['0']):.1f} points at 0 and {max(final['1']) - min(final['1']):.1f} at 1."
         )
-        lines.append(textwrap.fill(said, 130, subsequent_indent="  ", break_on_hyphens=False))
+        lines.append(textwrap.fill(summary, 130, subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)
 
 
@@ -436,8 +436,8 @@ def main() -> None:
             run = rloom(args.rloom, slug(task, name, seed), what["files"], text, seed, args.tokens)
             found = measured(run, args.tokens)
             results[task][name].append(found)
-            said = f"{found['seconds']:.1f} s, {100 * found['final']:.1f} % after {found['steps']} batches"
-            print(f"{task}, staleness {name}, seed {seed}: {said}", file=sys.stderr)
+            result = f"{found['seconds']:.1f} s, {100 * found['final']:.1f} % after {found['steps']} batches"
+            print(f"{task}, staleness {name}, seed {seed}: {result}", file=sys.stderr)
     texts = {task: table(rows) for task, rows in results.items()}
     for task, text in texts.items():
         print(f"{TASKS[task]['title']}\n\n{text}\n")

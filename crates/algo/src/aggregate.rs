@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::AlgoError;
 
-/// Counts over the *whole* optimiser step, which are the divisors of all its micro-batches.
+/// Counts over the *whole* optimiser step: the divisors for all its micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GlobalCounts {
     /// Policy tokens.
@@ -14,7 +14,7 @@ pub struct GlobalCounts {
 }
 
 impl GlobalCounts {
-    /// Counts sequences given by their numbers of policy tokens. Those without any are not counted.
+    /// Counts sequences from their numbers of policy tokens. Sequences without policy tokens are not counted.
     pub fn of_lengths(lengths: impl IntoIterator<Item = usize>, completion_limit: u64) -> Self {
         let mut counts = Self { completion_limit, ..Self::default() };
         for length in lengths {
@@ -27,14 +27,14 @@ impl GlobalCounts {
 
 /// Normaliser of the per-token terms of an optimiser step.
 ///
-/// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. There is no mode
-/// that divides by a micro-batch's own counts: its result would depend on the split.
+/// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. No mode
+/// divides by the counts of a micro-batch, because the result would depend on the split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
-    /// Σ_i Σ_t ℓ / T: every token weighs the same (DAPO; verl's `token-mean`).
+    /// Σ_i Σ_t ℓ / T: every token has the same weight (DAPO; verl's `token-mean`).
     TokenMean,
-    /// 1/S Σ_i 1/|y_i| Σ_t ℓ: every sequence weighs the same (GRPO's paper; verl's `seq-mean-token-mean`).
+    /// 1/S Σ_i 1/|y_i| Σ_t ℓ: every sequence has the same weight (GRPO's paper; verl's `seq-mean-token-mean`).
     SequenceMean,
     /// Σ_i Σ_t ℓ / (S·L) with the constant L = the completion limit (Dr.GRPO).
     ConstantLength,

@@ -3,10 +3,10 @@ use crate::{
     PolicyLoss, PrmSpec, Proximal, Scope,
 };
 
-/// A method with all its settings resolved: the algorithm of a stage. Made by [`Algorithm::resolve`].
+/// A method with all its settings resolved: the algorithm of a stage. Created by [`Algorithm::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Algorithm {
-    /// The method whose preset it started from.
+    /// Method whose preset was used.
     pub method: Method,
     /// Episodes per task; 1 for supervised methods.
     pub group_size: u32,
@@ -16,23 +16,23 @@ pub struct Algorithm {
     pub loss: PolicyLoss,
     /// Source of the `old` log-probabilities.
     pub proximal: Proximal,
-    /// Steers the weight of the KL in the reward; `None` for a fixed one.
+    /// Controller of the weight of the KL in the reward; `None` for a fixed weight.
     pub kl_control: Option<KlControl>,
-    /// Steers the weight of the entropy bonus; `None` for a fixed one.
+    /// Controller of the weight of the entropy bonus; `None` for a fixed weight.
     pub entropy_control: Option<EntropyControl>,
     /// Groups and episodes that are not trained on.
     pub filters: Filters,
     /// The penalty on completions near their limit.
     pub overlong: Option<Overlong>,
-    /// The learned value, where the advantage reads one.
+    /// The learned value, if the advantage uses one.
     pub critic: Option<CriticSpec>,
-    /// The process-reward model, where the advantage reads one.
+    /// The process-reward model, if the advantage uses one.
     pub prm: Option<PrmSpec>,
     /// Passes over each batch.
     pub epochs: u32,
     /// Optimiser steps per pass.
     pub minibatches: u32,
-    /// The settings that were read.
+    /// The settings that were used.
     pub(crate) settings: AlgorithmSettings,
 }
 
@@ -42,7 +42,7 @@ impl Algorithm {
         self.loss.kl.is_some() || self.needs_reference_for_advantages()
     }
 
-    /// True if the reference's log-probabilities are part of the advantages: then it scores before them.
+    /// True if the advantages use the reference's log-probabilities, so that it scores first.
     pub fn needs_reference_for_advantages(&self) -> bool {
         self.advantage.is_some_and(|a| a.kl_coef > 0.0)
     }
@@ -57,7 +57,7 @@ impl Algorithm {
         self.proximal == Proximal::Recompute
     }
 
-    /// True if it learns from rollouts rather than from demonstrations.
+    /// True if the algorithm learns from rollouts, not from demonstrations.
     pub fn needs_rollouts(&self) -> bool {
         !self.method.is_supervised()
     }
@@ -67,7 +67,7 @@ impl Algorithm {
         self.loss.scope()
     }
 
-    /// Settings that resolve to this algorithm: every key that is read, and no other.
+    /// Settings that resolve to this algorithm, with exactly the keys that have an effect.
     pub fn to_settings(&self) -> AlgorithmSettings {
         self.settings
     }

@@ -1,10 +1,10 @@
-//! Weights that adapt during training, and the state that an algorithm carries from batch to batch.
+//! Adaptive weights, and the state of an algorithm between batches.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RunningMoments};
 
-/// Steers the weight of the KL in the reward to a divergence (arXiv 1909.08593, section 2.2).
+/// Adapts the weight of the KL in the reward towards a target divergence (arXiv 1909.08593, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KlControl {
     /// Nats per token.
@@ -13,7 +13,7 @@ pub struct KlControl {
     pub horizon: f64,
 }
 
-/// The largest relative error that a weight is moved by.
+/// Bound on the relative error used for an update.
 const MAX_KL_ERROR: f64 = 0.2;
 
 impl KlControl {
@@ -29,8 +29,8 @@ impl KlControl {
     }
 }
 
-/// Holds the entropy at a target (Skywork-OR1, arXiv 2505.22312, as TRL has it): up to the target the bonus is on and
-/// its weight grows, above it falls and the bonus is off.
+/// Keeps the entropy at a target (Skywork-OR1, arXiv 2505.22312, as in TRL): below the target the bonus is on and its
+/// weight grows; above the target the weight falls and the bonus is off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EntropyControl {
     /// Nats per token.
@@ -59,25 +59,25 @@ impl EntropyControl {
     }
 }
 
-/// State that an algorithm carries from batch to batch. Part of every checkpoint.
+/// State of an algorithm between batches. Part of every checkpoint.
 ///
-/// It is read through [`Algorithm::advantage_at`] and [`Algorithm::loss_at`] and carried on by [`Self::after_batch`] and
+/// Used by [`Algorithm::advantage_at`] and [`Algorithm::loss_at`]; updated by [`Self::after_batch`] and
 /// [`Self::after_step`].
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AlgorithmState {
-    /// Rewards so far.
+    /// Moments of the rewards so far.
     pub rewards: RunningMoments,
-    /// The weight of the KL in the reward, where it adapts and has done so.
+    /// Adapted weight of the KL in the reward; `None` before the first update or if it is fixed.
     pub kl_coef: Option<f64>,
-    /// The weight of the entropy bonus, where it adapts and has done so.
+    /// Adapted weight of the entropy bonus; `None` before the first update or if it is fixed.
     pub entropy_coef: Option<f64>,
-    /// Mean entropy of the last optimiser step (nats per token), where the bonus adapts.
+    /// Mean entropy of the last optimiser step (nats per token), if the bonus adapts.
     pub entropy: Option<f64>,
 }
 
 impl AlgorithmState {
-    /// The state after the advantages of a batch. The weight of the KL adapts to what was seen with it, for the next
+    /// The state after the advantages of a batch. The weight of the KL adapts to the batch's divergence for the next
     /// batch.
     #[must_use]
     pub fn after_batch(self, algorithm: &Algorithm, advantages: &Advantages) -> Self {
@@ -91,7 +91,7 @@ impl AlgorithmState {
         next
     }
 
-    /// The state after an optimiser step. A step without a token changes nothing.
+    /// The state after an optimiser step. A step without tokens does not change it.
     #[must_use]
     pub fn after_step(self, algorithm: &Algorithm, metrics: &LossMetrics) -> Self {
         let (Some(control), Some(entropy)) = (algorithm.entropy_control, metrics.entropy) else {

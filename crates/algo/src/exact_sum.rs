@@ -2,9 +2,10 @@ use serde::{Deserialize, Serialize};
 
 /// A sum of `f64` that does not depend on the order or grouping of its terms.
 ///
-/// It keeps the exact sum as a list of non-overlapping floats, smallest first (Shewchuk, "Adaptive precision
-/// floating-point arithmetic and fast robust geometric predicates", 1997), and rounds when it is read. So metrics
-/// are bit-equal however an optimiser step is split. The terms must be finite and their sum must not overflow.
+/// Stores the exact sum as a list of non-overlapping floats, smallest first (Shewchuk, "Adaptive precision
+/// floating-point arithmetic and fast robust geometric predicates", 1997), and rounds it on reading. Metrics are
+/// therefore bitwise identical for any split of an optimiser step. The terms must be finite and their sum must not
+/// overflow.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ExactSum {
     parts: Vec<f64>,
@@ -74,7 +75,7 @@ impl ExactSum {
                 break;
             }
         }
-        // `low` may be exactly half an ulp of `high`: then the parts below it decide the rounding.
+        // If `low` is exactly half an ulp of `high`, the parts below it determine the rounding.
         if below > 0 && ((low < 0.0 && rest[below - 1] < 0.0) || (low > 0.0 && rest[below - 1] > 0.0)) {
             let twice = low * 2.0;
             let rounded = high + twice;
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(sum(&[1.0, 1e-16, 1e-16]), 1.000_000_000_000_000_2);
     }
 
-    /// A half-way case that is decided by a part far below.
+    /// A tie that is decided by a much smaller part.
     #[test]
     fn ties_look_at_what_is_below() {
         let half_ulp = f64::EPSILON / 2.0;

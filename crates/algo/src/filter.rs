@@ -9,19 +9,19 @@ use crate::{GroupRewards, Keep};
 /// Filters of groups and masks of episodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Filters {
-    /// Groups whose outcomes are all equal are replaced by others (DAPO, arXiv 2503.14476).
+    /// Replaces groups whose outcomes are all equal (DAPO, arXiv 2503.14476).
     pub dynamic_sampling: bool,
-    /// Groups of which `raft_pp` keeps no episode are replaced.
+    /// Replaces groups of which no episode is kept (`raft_pp`).
     pub keep: Option<Keep>,
-    /// Batches' worth of groups that may be drawn for one batch; 0 where nothing is replaced.
+    /// Batches' worth of groups that may be drawn for one batch; 0 if no filter replaces groups.
     pub max_draws: u32,
-    /// Truncated episodes are not trained on.
+    /// Excludes truncated episodes from training.
     pub mask_truncated: bool,
-    /// Groups without contrast are not trained on, by KL and entropy neither.
+    /// Excludes groups with equal rewards from training, including KL and entropy.
     pub mask_zero_variance: bool,
-    /// Fewest policy tokens of an episode that is trained on.
+    /// Minimum number of policy tokens of a trained episode.
     pub min_tokens: Option<u64>,
-    /// Most policy tokens of an episode that is trained on.
+    /// Maximum number of policy tokens of a trained episode.
     pub max_tokens: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ choices! {
 choices! {
     /// Reason not to train on an episode. Its name follows [`rloom_core::metric::MASKED_PREFIX`].
     MaskReason {
-        /// It was cut off.
+        /// The episode was truncated.
         Truncated = "truncated",
         /// The rewards of its group are all equal.
         ZeroVariance = "zero_variance",
@@ -67,9 +67,9 @@ impl Filters {
 
     /// The reason to replace a group; `None` if it is to be trained on.
     ///
-    /// Dynamic sampling looks at the `outcomes` of its train episodes before any shaping (a penalty on length makes a
-    /// contrast that says nothing about the task), which are equal up to the resolution of `f32`; what is kept follows
-    /// from their `rewards`, as the advantage does. Both are `None` where they do not apply.
+    /// Dynamic sampling compares the `outcomes` of the training episodes, which precede any shaping, up to the
+    /// resolution of `f32`; a length penalty would create differences unrelated to the task. The episodes to keep
+    /// follow from their `rewards`, as in the advantage. Both are `None` for episodes to which they do not apply.
     pub fn verdict(&self, outcomes: &[Option<f64>], rewards: &[Option<f64>]) -> Option<FilterReason> {
         if !self.replaces_groups() {
             return None;
@@ -80,7 +80,7 @@ impl Filters {
             return Some(FilterReason::NoOutcome);
         }
         if let Some(keep) = self.keep {
-            // The best of one is the best of nothing, as its advantage has it.
+            // A single episode is not kept as the best: its advantage would be 0.
             let alone = keep == Keep::Best && rewards.iter().flatten().count() < 2;
             if alone || !kept(keep, rewards).contains(&true) {
                 return Some(FilterReason::NoneKept);
@@ -89,11 +89,11 @@ impl Filters {
         (self.dynamic_sampling && no_spread(present)).then_some(FilterReason::EqualOutcomes)
     }
 
-    /// The reason why each episode of a group is not trained on, by surrogate, KL and entropy alike; `None` if it is. Episodes
-    /// that are not for training are never masked: they are not trained on in any case.
+    /// Reason to exclude each episode of a group from surrogate, KL and entropy; `None` if it is trained on. Episodes
+    /// that are not for training have no reason.
     ///
-    /// A masked episode stays in its group's baseline and in every count. `truncated` says of each episode whether it
-    /// was cut off; what it does not reach was not.
+    /// A masked episode remains part of its group's baseline and of every count. `truncated` flags truncated episodes
+    /// and may be shorter than the group.
     pub fn masks(&self, group: &GroupRewards<'_>, truncated: &[bool]) -> Vec<Option<MaskReason>> {
         let rewards = group.episodes.iter().filter_map(crate::EpisodeRewards::compared);
         let zero_variance = self.mask_zero_variance && no_spread(rewards);

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Log-ratios are clamped to this before `exp`: e²⁰ ≈ 4.9e8 is already far beyond use, and nothing overflows.
+/// Bound of log-ratios before `exp`: e²⁰ ≈ 4.9e8 exceeds all useful ratios, and nothing overflows.
 pub(crate) const LOG_RATIO_LIMIT: f64 = 20.0;
 
 /// A clamped log-ratio's exponential, and its derivative by the log-ratio: the clamp is a constant branch.
@@ -41,8 +41,8 @@ impl KlEstimator {
 
     /// Value and derivative by `lp` (nats).
     ///
-    /// Above ref − lp = 20, k3 continues along its tangent: a token that the policy has all but given up is still
-    /// pulled back, by e²⁰ − 1 and no more. (A clamp of the whole expression, as elsewhere, has no gradient there.)
+    /// Above ref − lp = 20, k3 continues along its tangent: a token of vanishing probability keeps a
+    /// gradient of at most e²⁰ − 1. (Clamping the whole expression, as elsewhere, has no gradient there.)
     pub fn value_and_gradient(self, lp: f64, reference: f64) -> (f64, f64) {
         let log_ratio = lp - reference;
         match self {
@@ -87,10 +87,11 @@ pub struct KlLoss {
     pub coef: f64,
     /// k2, k3 or k3+.
     pub estimator: KlEstimator,
-    /// Multiplies it by the importance ratio ρ, which then has a gradient too: ρk, (ρk)' = ρ(k' + k). It is the
-    /// surrogate's ratio; where a weight answers for the sampler, the one to the sampler. Off the policy, that is what makes k3 unbiased (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref),
-    /// whose expectation is the gradient of the reverse KL. For k3+ that gradient is taken as it is, so that with the
-    /// ratio k3 and k3+ are the same; ρk2 estimates the mean of k2, and so does its gradient.
+    /// Multiplies the KL by the importance ratio ρ, which then also has a gradient: ρk, (ρk)' = ρ(k' + k). ρ is the
+    /// surrogate's ratio, or with a correction weight the ratio to the sampler. Off-policy, this makes k3 unbiased
+    /// (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): ρ(k3' + k3) = ρ(lp − ref), whose expectation is the gradient of
+    /// the reverse KL. k3+ uses that gradient directly, so k3 and k3+ are equal with the ratio; ρk2 and its gradient
+    /// are unbiased for the mean of k2.
     pub ratio: bool,
 }
 

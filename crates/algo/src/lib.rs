@@ -1,9 +1,9 @@
 //! Reinforcement-learning algorithms as pure functions of per-token numbers.
 //!
 //! A training engine yields [`TokenScores`]; [`LossStep`] maps them to a loss *and to the loss's derivative by each
-//! score*, which the engine back-propagates. A loss is data, so an engine in another process evaluates the same function.
-//! [`advantages`] maps rewards to the weights that the losses use. No tensors, no I/O, no clock and no hidden random
-//! numbers: equal inputs give bitwise identical outputs.
+//! score*, which the engine back-propagates. A loss is data, so an engine in another process evaluates the same
+//! function. [`advantages`] maps rewards to the weights that the losses use. No tensors, no I/O, no clock and no hidden
+//! random numbers: equal inputs give bitwise identical outputs.
 //!
 //! Two rules hold throughout:
 //!
@@ -13,10 +13,10 @@
 //! * **Coefficients are computed in `f64` and rounded once.** Log-ratios are clamped to ±20 before `exp`.
 //!
 //! A named [`Method`] is a preset: a point in {advantage × loss × KL × aggregation}. [`AlgorithmSettings`] overrides
-//! its settings one by one and [`Algorithm::resolve`] refuses combinations that make no sense.
+//! its settings one by one and [`Algorithm::resolve`] rejects invalid combinations.
 //!
-//! A loss is one file in `loss/`, an estimator one file in `advantage/`: settings, defaults, checks and kernel, with a line
-//! in the table of its module. A preset is an entry in the table of `methods`.
+//! A loss is one file in `loss/`, an estimator one file in `advantage/`: settings, defaults, checks and kernel, with a
+//! line in the table of its module. A preset is an entry in the table of `methods`.
 //!
 //! Legend: `lp` current log-probability, `old` that of the policy before the batch's first optimiser step, `beh`
 //! the sampler's, `ref` the reference model's; R reward, A advantage, ρ = exp(lp − old).

@@ -3,7 +3,7 @@ use std::{fmt, str::FromStr};
 use crate::{AlgoError, Method};
 
 impl Method {
-    /// True if it learns from demonstrations: nothing is sampled and nothing rewarded.
+    /// True if the method learns from demonstrations, without sampling or rewards.
     pub fn is_supervised(self) -> bool {
         matches!(self, Self::Sft)
     }
@@ -18,7 +18,7 @@ impl fmt::Display for Method {
 impl FromStr for Method {
     type Err = AlgoError;
 
-    /// Reads a name; the error suggests one that is close.
+    /// Parses a name; the error suggests a similar one.
     fn from_str(name: &str) -> Result<Self, AlgoError> {
         if let Some(method) = Self::ALL.iter().copied().find(|m| m.name() == name) {
             return Ok(method);

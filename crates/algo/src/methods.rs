@@ -1,7 +1,7 @@
 //! The table of methods: name, page and preset of each.
 //!
-//! A preset is a point in {advantage × loss × correction × KL × aggregation × filters}, as settings. What a preset leaves
-//! out is the default of its parts.
+//! A preset is a point in {advantage × loss × correction × KL × aggregation × filters}, as settings. Settings that a
+//! preset does not set have the defaults of its parts.
 
 use crate::settings::choices::choices;
 use crate::{
@@ -22,7 +22,7 @@ macro_rules! methods {
         }
 
         impl Method {
-            /// Its page: Markdown, from `docs/algorithms`.
+            /// Page of the method in Markdown, from `docs/algorithms`.
             pub fn page(self) -> &'static str {
                 match self {
                     $(Self::$method => {
@@ -44,13 +44,13 @@ methods! {
     Sft = "sft" => None,
     /// Group relative policy optimisation.
     Grpo = "grpo" => preset(A::Group, L::PpoClip, SequenceMean),
-    /// GRPO without its two biases.
+    /// GRPO without division by the standard deviation and by the length.
     DrGrpo = "dr_grpo" => preset(A::GroupMean, L::PpoClip, ConstantLength),
     /// Decoupled clip and dynamic sampling.
     Dapo = "dapo" => Some(dapo()),
     /// Group sequence policy optimisation.
     Gspo = "gspo" => preset(A::Group, L::Gspo, SequenceMean),
-    /// GSPO with a gradient by token.
+    /// GSPO with a gradient per token.
     GspoToken = "gspo_token" => preset(A::Group, L::GspoToken, SequenceMean),
     /// GSPO without its bias against long answers.
     Luspo = "luspo" => preset(A::Group, L::Luspo, SequenceSum),
@@ -66,7 +66,7 @@ methods! {
     ClipCov = "clip_cov" => preset(A::Group, L::ClipCov, TokenMean),
     /// GRPO with a penalty on tokens of high covariance.
     KlCov = "kl_cov" => preset(A::Group, L::KlCov, TokenMean),
-    /// GRPO with each reward normalised alone.
+    /// GRPO with each reward normalised separately.
     Gdpo = "gdpo" => preset(A::Gdpo, L::PpoClip, SequenceMean),
     /// REINFORCE with a leave-one-out baseline.
     Rloo = "rloo" => Some(AlgorithmSettings {
@@ -111,7 +111,7 @@ methods! {
         critic: Some(CriticSettings { backbone: Some(Backbone::Own), ..CriticSettings::default() }),
         ..grouped(A::Gae, L::PpoClip, TokenMean)
     }),
-    /// PPO whose proximal policy is not the sampler.
+    /// PPO with a proximal policy other than the sampler.
     DecoupledPpo = "decoupled_ppo" => Some(decoupled_ppo()),
     /// A trust region of total variation.
     DppoTv = "dppo_tv" => preset(A::Group, L::DppoTv, TokenMean),
@@ -137,7 +137,7 @@ fn grouped(advantage: A, loss: L, aggregation: Aggregation) -> AlgorithmSettings
     }
 }
 
-/// A preset without anything else.
+/// A preset without other settings.
 #[expect(clippy::unnecessary_wraps, reason = "an entry of the table")]
 fn preset(advantage: A, loss: L, aggregation: Aggregation) -> Option<AlgorithmSettings> {
     Some(grouped(advantage, loss, aggregation))

@@ -12,14 +12,14 @@ use crate::{
 pub struct KeyReference {
     /// Dotted, below `[stage.algorithm]`.
     pub key: &'static str,
-    /// Its value in the method's preset; `None` if it is left out by default.
+    /// Value in the method's preset; `None` if unset by default.
     pub default: Option<Value>,
-    /// Its documentation.
+    /// Documentation of the key.
     pub doc: &'static str,
 }
 
 impl Method {
-    /// Every key that the method reads: those of its preset, and those that may be set without any other.
+    /// All keys with an effect on the method: those of its preset, and those that can be set on their own.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Method {
         Ok(keys)
     }
 
-    /// True if a key that the preset leaves out may be set on its own; then leaving it out is a choice.
+    /// True if a key that is unset in the preset can be set on its own.
     fn may_set(self, key: &str) -> bool {
         let Some(mut settings) = sample().only("", key) else { return false };
         if key == "correction.reject" {
@@ -92,7 +92,7 @@ fn of_kind<K: Kind>(settings: Option<KindSettings<K>>, ignored: &[&str]) -> Vec<
     .collect()
 }
 
-/// A value for every key that a preset may leave out. Written without `..`, so that the compiler asks for a new one.
+/// A value for every key that a preset may leave unset. Without `..`, so that a new field is a compile error.
 fn sample() -> AlgorithmSettings {
     AlgorithmSettings {
         group_size: Some(8),

@@ -1,10 +1,10 @@
-//! Reasons why settings are refused.
+//! Reasons for rejecting settings.
 
 use std::fmt;
 
 use crate::{AdvantageKind, KlEstimator, LossKind};
 
-/// A value or combination of settings that makes no sense.
+/// An invalid value or combination of settings.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// A number outside its range.

@@ -1,9 +1,9 @@
-/// Properties of the sampler that decide if a loss has to correct for it.
+/// Properties of the sampler that determine the correction of a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampler {
     /// Largest age of a trained token, in policy versions.
     pub max_staleness: u64,
-    /// True if the sampler's log-probabilities are bitwise those that the trainer computes with the same weights.
+    /// True if the sampler's log-probabilities are bitwise identical to those of the trainer with the same weights.
     pub is_exact: bool,
 }
 

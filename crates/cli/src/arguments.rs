@@ -204,8 +204,8 @@ pub(crate) struct Inspect {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Show the lineage of samples: TICKET for a whole group, TICKET/SAMPLE for one, preceded by STAGE/ if several stages
-    /// have the ticket.
+    /// Show the lineage of samples: TICKET for a whole group, TICKET/SAMPLE for one, preceded by STAGE/ if several
+    /// stages have the ticket.
     #[arg(value_name = "SAMPLE", conflicts_with_all = ["trace", "samples"])]
     pub(crate) sample: Option<SampleName>,
     /// Write a timeline of rollout and training as a trace for Perfetto or chrome://tracing.
@@ -271,11 +271,11 @@ pub(crate) struct Plan {
     /// Show every split and staleness bound that was simulated.
     #[arg(long)]
     pub(crate) sweep: bool,
-    /// Write a chart of them to this file.
+    /// Write a chart of the simulated splits to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Distribution of completion lengths: `constant`, `lognormal:SIGMA`, or `tail:FRACTION` of sequences at full length
-    /// [default: the profile's].
+    /// Distribution of completion lengths: `constant`, `lognormal:SIGMA`, or `tail:FRACTION` of sequences at full
+    /// length [default: the profile's].
     #[arg(long, value_name = "SHAPE")]
     pub(crate) lengths: Option<String>,
 }
@@ -287,7 +287,7 @@ Examples:
   rloom replay runs/arithmetic rl/12/0 --rebuild
 
 Exits with 0 if tokens and log-probabilities are bitwise identical, otherwise with 1.
-The run's files are only read.")]
+The run's files are not modified.")]
 pub(crate) struct Replay {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
@@ -300,23 +300,23 @@ pub(crate) struct Replay {
     pub(crate) rebuild: bool,
 }
 
-/// Workloads of `bench`.
+/// Workload of `bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Work {
-    /// Matrix products and attention of the shape, one by one.
+pub(crate) enum Workload {
+    /// Individual matrix products and attention of the shape.
     Kernels,
     /// Training step: forward, cross-entropy, backward, AdamW.
     Train,
     /// Greedy generation of a batch of prompts.
     Decode,
-    /// GRPO step: rollout, random rewards, one optimiser step, publication of the weights.
+    /// GRPO step: rollout, random rewards, one optimiser step, publishing the weights.
     Grpo,
 }
 
 /// Format of matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    // Longer help would put every option on two lines.
+    // No doc comments: with help for its values, clap prints every option on two lines.
     F32,
     Bf16,
 }
@@ -337,20 +337,21 @@ Shapes:
           32 x 128 tokens, generates 64 x 64 after prompts of 16, GRPO 16 prompts x 8 samples x 64
   M       24 layers of 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 32,000; trains on
           2 x 128 tokens, generates 8 x 16 after prompts of 16, GRPO 2 prompts x 8 samples x 16
-  FOLDER  as its config.json says, with random weights and the batches of S, or of M above
-          256 MiB of f32 weights
+  FOLDER  the shape in its config.json, with random weights and the batches of S, or those of M
+          if the weights exceed 256 MiB in f32
 
 Examples:
   rloom bench
   rloom bench train decode --dtype bf16
   rloom bench decode --shape path/to/model --threads 1 --json
 
-GFLOP/s count a multiply-add as 2: linear layers and the unmasked part of attention, once forward
-and twice backward, without recomputation. Ceilings are measured first, on the same threads.")]
+GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
+for the forward pass, twice for the backward pass, without recomputation. The limits of the machine
+are measured first, with the same number of threads.")]
 pub(crate) struct Bench {
     /// Workloads to measure [default: all].
-    #[arg(value_name = "WORK", value_enum)]
-    pub(crate) works: Vec<Work>,
+    #[arg(value_name = "WORKLOAD", value_enum)]
+    pub(crate) workloads: Vec<Workload>,
     /// Model shape: S, M, or a model folder.
     #[arg(long, value_name = "S|M|FOLDER", default_value = "S")]
     pub(crate) shape: String,
@@ -369,9 +370,9 @@ pub(crate) struct Bench {
 pub(crate) enum Algo {
     /// List the algorithms.
     List,
-    /// Show one: sampling, credit assignment, loss and settings.
+    /// Show the sampling, credit assignment, loss and settings of an algorithm.
     Show {
-        /// Name, as in a recipe's `method`.
+        /// Name of the algorithm, as in a recipe's `method`.
         name: String,
     },
 }

@@ -1,4 +1,4 @@
-//! How a command ends badly, and with which exit code.
+//! Errors of commands and their exit codes.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
@@ -11,17 +11,17 @@ use serde_json::json;
 
 use crate::output::{CYAN, Output, RED};
 
-/// Exit code of a run that failed.
+/// Exit code of a failed command.
 pub(crate) const FAILED: u8 = 1;
-/// Exit code of wrong usage and configuration.
+/// Exit code for invalid usage or configuration.
 pub(crate) const USAGE: u8 = 2;
-/// Exit code of a run that was interrupted and saved.
+/// Exit code of an interrupted run, which is saved.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Why a command did not do what it was asked.
+/// Error of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
     /// The command cannot be run with these arguments.
@@ -103,18 +103,18 @@ impl Failure {
         if is_usage { Self::usage(error) } else { Self::failed(error) }
     }
 
-    /// The process's exit code.
+    /// Exit code of the process.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage(_) => USAGE,
             Self::Interrupted => INTERRUPTED,
-            // The reader went away (`rloom … | head`): nothing is wrong with what was done.
+            // The reader closed the pipe (`rloom … | head`), which is not an error.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Failed(_) | Self::Output(_) => FAILED,
         }
     }
 
-    /// Writes it to standard error.
+    /// Writes the error to standard error.
     pub(crate) fn report(&self, output: Output) {
         let text = match self {
             Self::Interrupted => return,
@@ -127,7 +127,7 @@ impl Failure {
         let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
     }
 
-    /// One JSON object per problem, one per line.
+    /// Formats each problem as a JSON object on its own line.
     fn as_json(&self) -> String {
         let Self::Config(errors) = self else {
             let hints: &[String] = match self {

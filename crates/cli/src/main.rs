@@ -1,7 +1,7 @@
 //! The `rloom` binary: commands, progress, diagnostics.
 //!
-//! A command parses its arguments, asks the other crates to do the work, and shows what they say. Data goes to standard
-//! output and everything else to standard error; exit codes are those of [`failure`].
+//! A command parses its arguments, calls the other crates and prints their results. Data goes to standard output and
+//! everything else to standard error; exit codes are defined in [`failure`].
 
 mod arguments;
 mod commands;

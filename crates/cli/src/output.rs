@@ -1,4 +1,4 @@
-//! Where text goes: data to standard output, everything else to standard error.
+//! Output of commands: data goes to standard output, everything else to standard error.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -6,25 +6,25 @@ use serde::Serialize;
 
 use crate::arguments::Global;
 use crate::failure::Failure;
-use crate::progress::numbers::safe;
+use crate::progress::numbers::sanitize;
 
-/// How to speak to the user.
+/// Output settings of a command.
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches, as the command line has them")]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of the command line")]
 pub(crate) struct Output {
-    /// Data as JSON.
+    /// Write data as JSON.
     pub(crate) json: bool,
-    /// Only results, warnings and errors.
+    /// Print only results, warnings and errors.
     pub(crate) quiet: bool,
-    /// Colours where the next text goes: standard error, unless [`Output::on_stdout`] says otherwise.
+    /// Use colours: on standard error, or on standard output after [`Output::on_stdout`].
     pub(crate) colour: bool,
     stdout_colour: bool,
-    /// Standard error is a terminal that can be written over.
+    /// Standard error is a terminal that supports redrawing.
     pub(crate) live: bool,
 }
 
 impl Output {
-    /// As options and environment say.
+    /// Determines the settings from the options, the environment and the terminal.
     pub(crate) fn new(global: &Global) -> Self {
         let terminal = io::stderr().is_terminal();
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -39,7 +39,7 @@ impl Output {
         }
     }
 
-    /// The same for text that is written with [`Output::data`].
+    /// Returns the settings for text on standard output, written with [`Output::data`].
     pub(crate) fn on_stdout(self) -> Self {
         Self { colour: self.stdout_colour, ..self }
     }
@@ -49,38 +49,38 @@ impl Output {
         Self { quiet: true, ..self }
     }
 
-    /// A line of data.
-    #[expect(clippy::unused_self, reason = "the counterpart of `say`")]
+    /// Writes a line of data.
+    #[expect(clippy::unused_self, reason = "the counterpart of `info`")]
     pub(crate) fn data(self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
     }
 
-    /// A model's text as it is, except for what a terminal would obey.
+    /// Text of a model for standard output: on a terminal, control characters are replaced.
     #[expect(clippy::unused_self, reason = "the counterpart of `data`")]
     pub(crate) fn model_text(self, text: &str) -> String {
-        if io::stdout().is_terminal() { safe(text) } else { text.to_owned() }
+        if io::stdout().is_terminal() { sanitize(text) } else { text.to_owned() }
     }
 
-    /// A value as one line of JSON.
+    /// Writes a value as one line of JSON.
     pub(crate) fn json<T: Serialize>(self, value: &T) -> Result<(), Failure> {
         let text = serde_json::to_string(value).map_err(Failure::failed_text)?;
         self.data(&text)
     }
 
-    /// A line for people. That it cannot be written is no reason to stop.
-    pub(crate) fn say(self, text: &str) {
+    /// Writes an informational line unless `--quiet` is set. Write errors are ignored.
+    pub(crate) fn info(self, text: &str) {
         if !self.quiet {
             let _ = writeln!(io::stderr().lock(), "{text}");
         }
     }
 
-    /// A warning.
+    /// Writes a warning.
     pub(crate) fn warn(self, text: &str) {
         let _ = writeln!(io::stderr().lock(), "{}: {text}", self.paint(YELLOW, "warning"));
     }
 
-    /// Text in a colour, where there are colours.
+    /// Colours the text if colours are enabled.
     pub(crate) fn paint(self, colour: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
     }
@@ -94,7 +94,7 @@ pub(crate) const YELLOW: &str = "1;33";
 pub(crate) const GREEN: &str = "32";
 /// Cyan: hints, paths and names.
 pub(crate) const CYAN: &str = "36";
-/// Faint: what is there to be looked up.
+/// Faint: secondary information.
 pub(crate) const FAINT: &str = "2";
 /// Bold: headings.
 pub(crate) const BOLD: &str = "1";

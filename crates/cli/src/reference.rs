@@ -78,7 +78,7 @@ fn arguments<'a>(page: &mut String, arguments: impl Iterator<Item = &'a Arg>) {
     }
 }
 
-/// The argument as it is typed: `-m, --model <MODEL>`.
+/// Syntax of an argument: `-m, --model <MODEL>`.
 fn name(argument: &Arg) -> String {
     let takes_value = argument.get_action().takes_values();
     let names = argument.get_value_names().unwrap_or_default();
@@ -92,7 +92,7 @@ fn name(argument: &Arg) -> String {
     format!("{flags}{values}").trim().replace('|', "\\|")
 }
 
-/// The description in one line, with the values of an enumeration.
+/// Description in one line, with the values of an enumeration.
 fn help(argument: &Arg) -> String {
     let text = argument.get_long_help().or(argument.get_help()).map(StyledStr::to_string).unwrap_or_default();
     let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");

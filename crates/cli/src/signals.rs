@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// Stops a run on signals. The first Ctrl-C finishes the step and saves, the second stops at once, the third exits without
 /// waiting. SIGTERM and SIGHUP act as the first Ctrl-C, however often they arrive. A SIGHUP that is ignored (`nohup`)
 /// stays ignored.
-pub(crate) fn stop_on_signals(stop: &StopFlag, say: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+pub(crate) fn stop_on_signals(stop: &StopFlag, print: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
     let mut wanted = vec![SIGINT, SIGTERM];
@@ -25,10 +25,10 @@ pub(crate) fn stop_on_signals(stop: &StopFlag, say: impl Fn(&str) + Send + 'stat
             }
             let name = if signal == SIGINT { "interrupted" } else { "asked to terminate" };
             match stop.request() {
-                1 => say(&format!(
-                    "{name}: finishing the current step, then saving (Ctrl-C again stops at once)"
+                1 => print(&format!(
+                    "{name}: finishing the current step, then saving (press Ctrl-C again to stop at once)"
                 )),
-                2 => say("stopping at once"),
+                2 => print("stopping at once"),
                 _ => leave(),
             }
         }

@@ -1,5 +1,4 @@
-//! `rloom bench` on a model so small that a measurement takes no time. What is measured is the machine's business;
-//! that it is measured, and how it is said, is a contract.
+//! `rloom bench` on a very small model. Snapshots contain the form of the report, not the measured values.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +7,7 @@ mod support;
 use std::fmt::Write as _;
 
 use serde_json::Value;
-use support::{Place, snapshot};
+use support::{Sandbox, snapshot};
 
 const TINY: &str = r#"{
     "model_type": "llama", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -16,19 +15,19 @@ const TINY: &str = r#"{
     "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "eos_token_id": 2
 }"#;
 
-fn place() -> Place {
-    let place = Place::new();
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
     for folder in ["tiny", "empty", "broken"] {
-        std::fs::create_dir(place.path(folder)).unwrap();
+        std::fs::create_dir(sandbox.path(folder)).unwrap();
     }
-    place.write("tiny/config.json", TINY);
-    place.write("broken/config.json", &TINY.replace("32", "-32"));
-    place
+    sandbox.write("tiny/config.json", TINY);
+    sandbox.write("broken/config.json", &TINY.replace("32", "-32"));
+    sandbox
 }
 
 #[test]
-fn wrong_arguments_are_refused_with_what_to_do() {
-    let place = place();
+fn invalid_arguments_are_rejected_with_a_hint() {
+    let sandbox = sandbox();
     let cases: [&[&str]; 8] = [
         &["bench", "trian"],
         &["bench", "--shape", "XL"],
@@ -41,14 +40,14 @@ fn wrong_arguments_are_refused_with_what_to_do() {
     ];
     let mut text = String::new();
     for arguments in cases {
-        let said = place.run(arguments);
-        assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""));
-        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), said.whole());
+        let result = sandbox.run(arguments);
+        assert_eq!((result.code, result.stdout.as_str()), (Some(2), ""));
+        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), result.text());
     }
     snapshot("bench_usage", &text);
 }
 
-/// What the machine decides, by its type; what the work decides, as it is.
+/// Replaces values that depend on the machine by their type.
 fn masked(value: &mut Value, key: &str) {
     let counted = ["tokens", "bytes_read", "threads", "m", "n", "k"];
     let words = ["processor", "isa", "products", "version", "gemm_bf16_instruction"];
@@ -65,16 +64,16 @@ fn masked(value: &mut Value, key: &str) {
 }
 
 #[test]
-fn everything_is_measured_and_written_as_json() {
-    let place = place();
-    let said = place.run(&["bench", "--shape", "tiny", "--rounds", "2", "--threads", "2", "--json"]);
-    assert_eq!(said.code, Some(0), "{}", said.whole());
+fn json_report_is_complete() {
+    let sandbox = sandbox();
+    let result = sandbox.run(&["bench", "--shape", "tiny", "--rounds", "2", "--threads", "2", "--json"]);
+    assert_eq!(result.code, Some(0), "{}", result.text());
     assert!(
-        said.stderr.lines().any(|line| line.starts_with("grpo        round 2 of 2: ")),
+        result.stderr.lines().any(|line| line.starts_with("grpo        round 2 of 2: ")),
         "{}",
-        said.stderr
+        result.stderr
     );
-    let mut report: Value = serde_json::from_str(&said.stdout).unwrap();
+    let mut report: Value = serde_json::from_str(&result.stdout).unwrap();
     for rate in ["gemm_f32_gflops", "gemm_bf16_gflops", "read_gb_s", "triad_gb_s"] {
         assert!(report["ceilings"][rate].as_f64().unwrap() > 0.0, "{rate}");
     }
@@ -88,25 +87,21 @@ fn everything_is_measured_and_written_as_json() {
 }
 
 #[test]
-fn people_read_what_limits_a_work() {
-    let place = place();
+fn text_report_names_the_limit_of_a_workload() {
+    let sandbox = sandbox();
     let more = std::thread::available_parallelism().unwrap().get() + 1;
-    let said =
-        place.run(&["bench", "decode", "--shape", "tiny", "--rounds", "1", "--threads", &more.to_string()]);
-    assert_eq!(said.code, Some(0), "{}", said.whole());
+    let result =
+        sandbox.run(&["bench", "decode", "--shape", "tiny", "--rounds", "1", "--threads", &more.to_string()]);
+    assert_eq!(result.code, Some(0), "{}", result.text());
     assert!(
-        said.stderr.contains(&format!("warning: {more} threads share {} cores", more - 1)),
+        result.stderr.contains(&format!("warning: {more} threads share {} cores", more - 1)),
         "{}",
-        said.stderr
+        result.stderr
     );
-    for part in [
-        "ceilings of this machine",
-        "decode: 64 prompts of 12, 12 new tokens",
-        "must read",
-        "prefill",
-        "  limit ",
-    ] {
-        assert!(said.stdout.contains(part), "{part} is missing:\n{}", said.stdout);
+    for part in
+        ["limits of this machine", "decode: 64 prompts of 12, 12 new tokens", "reads ", "prefill", "  limit "]
+    {
+        assert!(result.stdout.contains(part), "{part} is missing:\n{}", result.stdout);
     }
-    assert!(!said.stdout.contains("train:") && !said.stdout.contains('\x1b'), "{}", said.stdout);
+    assert!(!result.stdout.contains("train:") && !result.stdout.contains('\x1b'), "{}", result.stdout);
 }

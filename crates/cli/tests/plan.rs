@@ -4,12 +4,12 @@ mod support;
 
 use std::fmt::Write as _;
 
-use support::{Place, TINY, snapshot};
+use support::{Sandbox, TINY, snapshot};
 
 #[test]
 fn a_recipe_is_planned() {
-    let place = Place::new();
-    place.write("tiny.toml", TINY);
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
     let mut text = String::new();
     let cases: [&[&str]; 3] = [
         &["plan", "tiny.toml", "--sweep", "--svg", "frontier.svg"],
@@ -34,22 +34,22 @@ fn a_recipe_is_planned() {
         ],
     ];
     for arguments in cases {
-        let said = place.run(arguments);
-        assert_eq!(said.code, Some(0), "{}", said.stderr);
-        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), said.whole());
+        let result = sandbox.run(arguments);
+        assert_eq!(result.code, Some(0), "{}", result.stderr);
+        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), result.text());
     }
     snapshot("plan", &text);
-    let picture = std::fs::read_to_string(place.path("frontier.svg")).unwrap();
+    let picture = std::fs::read_to_string(sandbox.path("frontier.svg")).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("alternating"));
-    assert!(!place.path("runs").exists(), "no run was started");
+    assert!(!sandbox.path("runs").exists(), "no run was started");
 }
 
 #[test]
 fn json_output_is_complete() {
-    let place = Place::new();
-    place.write("tiny.toml", TINY);
-    let said = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
-    let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    let result = sandbox.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
+    let value: serde_json::Value = serde_json::from_str(&result.stdout).unwrap();
     assert_eq!(value["stage"], "rl");
     let frontier = value["frontier"].as_array().unwrap();
     // Shared, and two splits of three cores with five bounds each.
@@ -61,15 +61,15 @@ fn json_output_is_complete() {
     assert!(speed(recommended) >= 0.98 * fastest);
     let ends = &value["configured"]["report"]["ends"];
     assert_eq!(ends["trained"], value["configured"]["report"]["steps"].as_u64().unwrap() * 2);
-    let again = place.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
-    assert_eq!(again.stdout, said.stdout, "the output is deterministic");
+    let again = sandbox.run(&["plan", "tiny.toml", "--sweep", "--json", "--devices", "3"]);
+    assert_eq!(again.stdout, result.stdout, "the output is deterministic");
 }
 
 #[test]
 fn invalid_requests_are_rejected() {
-    let place = Place::new();
-    place.write("tiny.toml", TINY);
-    place.write("half.toml", "about = 'no speeds'\ndevices = 1\n");
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    sandbox.write("half.toml", "about = 'no speeds'\ndevices = 1\n");
     let cases: [&[&str]; 7] = [
         &["plan"],
         &["plan", "tiny.toml", "--profile", "abacus"],
@@ -81,31 +81,31 @@ fn invalid_requests_are_rejected() {
     ];
     let mut text = String::new();
     for arguments in cases {
-        let said = place.run(arguments);
-        assert_eq!(said.code, Some(2), "{arguments:?}: {}", said.whole());
-        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), said.whole());
+        let result = sandbox.run(arguments);
+        assert_eq!(result.code, Some(2), "{arguments:?}: {}", result.text());
+        let _ = write!(text, "===== rloom {}\n{}\n", arguments.join(" "), result.text());
     }
     snapshot("plan_refused", &text);
 }
 
 #[test]
 fn a_run_calibrates_a_profile() {
-    let place = Place::new();
-    place.write("tiny.toml", TINY);
-    let trained = place.run(&["train", "tiny.toml", "--quiet"]);
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    let trained = sandbox.run(&["train", "tiny.toml", "--quiet"]);
     assert_eq!(trained.code, Some(0), "{}", trained.stderr);
-    let said = place.run(&["plan", "--calibrate", "tiny", "--save-profile", "fitted.toml", "--json"]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
-    let value: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    let result = sandbox.run(&["plan", "--calibrate", "tiny", "--save-profile", "fitted.toml", "--json"]);
+    assert_eq!(result.code, Some(0), "{}", result.stderr);
+    let value: serde_json::Value = serde_json::from_str(&result.stdout).unwrap();
     assert_eq!(value["calibration"]["steps"], 3, "four steps, without the first");
     let measured = &value["profile"]["speeds"]["measured"];
     assert!(measured["train_tokens_per_second"].as_f64().unwrap() > 0.0);
     // Lengths are read from the rollouts and have at most four tokens.
     let lengths = value["profile"]["workload"]["turn_tokens"].as_object().unwrap();
     assert!(lengths.contains_key("values") || lengths.contains_key("value"));
-    let from_file = place.run(&["plan", "tiny.toml", "--profile", "fitted.toml", "--json"]);
+    let from_file = sandbox.run(&["plan", "tiny.toml", "--profile", "fitted.toml", "--json"]);
     let again: serde_json::Value = serde_json::from_str(&from_file.stdout).unwrap();
     assert_eq!(again["configured"], value["configured"], "the saved profile equals the fitted one");
-    let text = place.run(&["plan", "--calibrate", "tiny"]);
+    let text = sandbox.run(&["plan", "--calibrate", "tiny"]);
     assert!(text.stdout.contains("fitted to   3 steps"), "{}", text.stdout);
 }

@@ -1,4 +1,4 @@
-//! Groups of a supervised stage: demonstrations, nothing is sampled.
+//! Groups of a supervised stage, made from demonstrations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rloom_text::Tokenizer;
 
 use crate::{CollectError, GroupFailure};
 
-/// Makes the groups of a supervised stage: one demonstration each.
+/// Creates the groups of a supervised stage, with one demonstration each.
 #[derive(Debug)]
 pub struct DemonstrationSource {
     /// The demonstrations.
@@ -23,7 +23,7 @@ pub struct DemonstrationSource {
     pub environment: Arc<dyn Environment>,
     /// Context length of the policy in tokens.
     pub context: usize,
-    /// Longest wait for the environment.
+    /// Timeout of the environment.
     pub timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! One episode: engine and environment take turns, then the reward judges.
+//! Episodes: engine and environment take turns, then the reward judges the trajectory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +66,7 @@ pub struct EpisodeSettings {
     pub tokenizer: Arc<Tokenizer>,
     /// Rewards.
     pub scorer: Arc<Scorer>,
-    /// Rewards computed at once. A reward that times out frees its slot.
+    /// Maximum number of rewards computed concurrently. A reward that times out frees its slot.
     pub reward_slots: usize,
     /// Context length of the policy in tokens.
     pub context: usize,
@@ -78,9 +78,9 @@ pub struct EpisodeSettings {
     pub stage: u32,
     /// Tokens that end a turn.
     pub stop_tokens: Arc<[u32]>,
-    /// Longest wait for the environment.
+    /// Timeout of the environment.
     pub timeout: Duration,
-    /// Longest wait for the reward of one episode.
+    /// Timeout of the reward of one episode.
     pub reward_timeout: Duration,
 }
 
@@ -90,12 +90,12 @@ pub struct EpisodeRunner<E> {
     engine: Arc<E>,
     settings: EpisodeSettings,
     reward_slots: Semaphore,
-    /// Set when the run stops: episodes return what they have instead of continuing.
+    /// Set when the run stops: episodes return their partial result instead of continuing.
     stopping: AtomicBool,
     waits: Waits,
 }
 
-/// Identifies an episode and says how it is sampled.
+/// Task, key and sampling settings of an episode.
 #[derive(Debug, Clone, Copy)]
 pub struct EpisodeRequest<'a> {
     /// The task to attempt.
@@ -108,7 +108,7 @@ pub struct EpisodeRequest<'a> {
     pub group: Option<u64>,
     /// Priority of the requests; lower numbers go first.
     pub priority: u64,
-    /// How tokens are sampled.
+    /// Sampling settings.
     pub sampling: &'a SamplingSettings,
 }
 
@@ -119,7 +119,7 @@ pub struct ScoredEpisode {
     pub trajectory: Trajectory,
     /// The rewards.
     pub rewards: Rewards,
-    /// Time that the reward took.
+    /// Duration of the reward.
     pub reward_time: Duration,
 }
 
@@ -128,7 +128,7 @@ pub struct ScoredEpisode {
 pub enum EpisodeOutcome {
     /// The episode is complete and judged.
     Scored(ScoredEpisode),
-    /// The run stops; the part of the episode that exists.
+    /// The run stops; contains the partial episode.
     Stopped(PartialEpisode),
 }
 
@@ -154,13 +154,13 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         &self.settings.scorer
     }
 
-    /// From now on, episodes whose requests the engine aborts return what they have instead of continuing.
+    /// Makes episodes return their partial result instead of continuing when the engine aborts their requests.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Runs one episode to its reward, from the prompt or from what an earlier attempt left of it. `on_interrupt`
-    /// receives the partial episode whenever a weight update interrupts it.
+    /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
+    /// `on_interrupt` receives the partial episode whenever a weight update interrupts it.
     pub async fn run(
         &self,
         request: EpisodeRequest<'_>,
@@ -173,7 +173,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let mut attempt = self.environment(request.key, start).await?;
         let (mut turns, mut unfinished) = split_partial(from);
         for turn in &turns {
-            // The environment is deterministic: it answers the recorded turns as before, and none of them was the last.
+            // The environment is deterministic: it responds to the recorded turns as before, and none of them was the
+            // last.
             self.environment(request.key, attempt.turn(turn.clone())).await?;
         }
         // Only the first prompt is shared by the samples of a group; later turns differ.
@@ -240,8 +241,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         request
     }
 
-    /// Generates one completion. After a weight update that aborts it, it continues from the tokens it has; when the run
-    /// stops it is returned as it is.
+    /// Generates one completion. If a weight update aborts it, it continues from its tokens; when the run stops,
+    /// the incomplete completion is returned.
     async fn generate(
         &self,
         request: GenerateRequest,
@@ -291,7 +292,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         self.waits.longest(limit, filter).into_iter().map(describe).collect()
     }
 
-    /// Waits for the environment, no longer than the timeout.
+    /// Waits for the environment, at most for the timeout.
     async fn environment<T>(
         &self,
         key: SampleKey,

@@ -23,14 +23,14 @@ pub enum GroupUpdate {
         sample: u32,
         /// The episode.
         episode: Episode,
-        /// Time that its reward took.
+        /// Duration of its reward.
         reward_time: Duration,
     },
     /// An episode was interrupted.
     Partial {
         /// Index in the group.
         sample: u32,
-        /// The part that exists.
+        /// The partial episode.
         partial: PartialEpisode,
     },
 }
@@ -49,13 +49,13 @@ pub struct GroupProgress {
 pub struct GroupSettings {
     /// Trained episodes per group.
     pub group_size: u32,
-    /// Adds a greedy episode as a baseline, which is never trained on.
+    /// Adds a greedy episode as a baseline, which is not trained on.
     pub has_baseline: bool,
     /// Penalty on overlong completions.
     pub overlong: Option<Overlong>,
-    /// Most policy tokens of an episode.
+    /// Maximum number of policy tokens of an episode.
     pub completion_limit: u64,
-    /// How tokens are sampled.
+    /// Sampling settings.
     pub sampling: SamplingSettings,
     /// Gives requests of older groups priority; otherwise requests are served in order of arrival.
     pub oldest_first: bool,

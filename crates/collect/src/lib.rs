@@ -1,7 +1,7 @@
 //! From a task to a scored group.
 //!
-//! An [`EpisodeRunner`] plays one episode: engine and environment take turns, then the reward judges the trajectory.
-//! A [`GroupRunner`] makes the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, and
+//! An [`EpisodeRunner`] plays one episode: engine and environment take turns, then the reward judges the trajectory. A
+//! [`GroupRunner`] creates the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, and
 //! an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files.
 

@@ -146,7 +146,7 @@ mod tests {
         assert!(!m.contains_key("off_policy/staleness_mean"));
     }
 
-    /// A trajectory of one prompt token and, per `(version, tokens)`, that many policy tokens.
+    /// A trajectory of one prompt token and the given number of policy tokens per version.
     fn sampled(parts: &[(u64, usize)]) -> Trajectory {
         let mut end = 1;
         let mut versions = Vec::new();

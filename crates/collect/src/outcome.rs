@@ -2,7 +2,7 @@
 
 use rloom_core::{RewardComponent, Rewards};
 
-/// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration refuses
+/// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration rejects
 /// another component of that name.
 const OVERLONG: &str = "overlong";
 
@@ -17,7 +17,7 @@ pub(crate) fn add_overlong_penalty(rewards: &mut Rewards, penalty: f64) {
 /// Derives the outcome of an episode from its rewards.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutcomeRule {
-    /// True if a reward component is a verifier that says if the task is solved.
+    /// True if a reward component is a verifier.
     pub has_verifier: bool,
     /// True if the overlong penalty is one of the components.
     pub is_shaped: bool,

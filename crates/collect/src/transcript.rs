@@ -3,14 +3,14 @@
 use rloom_core::Trajectory;
 use rloom_text::{TextError, Tokenizer};
 
-/// Text written by the policy, without special tokens: what rewards judge.
+/// Text written by the policy, without special tokens: the input of rewards.
 pub(crate) fn policy_text(tokenizer: &Tokenizer, trajectory: &Trajectory) -> Result<String, TextError> {
     let ids: Vec<u32> =
         trajectory.policy_ranges().flat_map(|range| trajectory.tokens[range].iter().copied()).collect();
     tokenizer.decode(&ids, true)
 }
 
-/// Everything after the prompt, observations included, without special tokens: what is shown to people.
+/// Text after the prompt for display, including observations, without special tokens.
 pub fn completion_text(tokenizer: &Tokenizer, trajectory: &Trajectory) -> String {
     tokenizer.decode(&trajectory.tokens[trajectory.prompt_tokens()..], true).unwrap_or_default()
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rloom_core::SampleKey;
 use rloom_reward::CurrentComponent;
 
-/// What an episode waits for.
+/// Resource that an episode waits for.
 #[derive(Debug, Clone)]
 pub(crate) enum WaitTarget {
     /// The environment.

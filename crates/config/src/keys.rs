@@ -83,7 +83,7 @@ pub(crate) struct RootKeys {
     /// Interleaving of rollouts and training in all stages that sample.
     #[schemars(with = "Option<ScheduleSettings>")]
     schedule: Option<Subtable>,
-    /// Evaluation on held-out tasks; left out, there is none.
+    /// Evaluation on held-out tasks. Without this table nothing is evaluated.
     pub(crate) eval: Option<EvalKeys>,
     /// The stages of the run, in order.
     #[schemars(with = "Vec<StageKeys>")]

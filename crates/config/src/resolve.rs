@@ -1,4 +1,5 @@
-//! The resolved configuration as TOML: every key that is read, and no other. Reading it gives an equal configuration.
+//! The resolved configuration as TOML, with exactly the keys that have an effect. Reading it gives an equal
+//! configuration.
 
 use rloom_engine::SamplingSettings;
 use rloom_model::{OptimizerSettings, Schedule};

@@ -59,7 +59,8 @@
 //! - **greedy**: Decoding that takes the most probable token; temperature 0.
 //! - **group**: The episodes sampled for one task; the advantage compares them.
 //! - **in flight**: Started and not finished.
-//! - **journal**: The append-only record of groups, scores and cuts of a run; the authority on what was generated and
+//! - **journal**: The append-only record of groups, scores and cuts of a run; the source of truth for what was
+//!   generated and
 //!   trained on.
 //! - **judge**: A reward that asks a language model for its verdict; also the act of scoring a completion.
 //! - **KL**: The divergence between two policies, estimated per token in nats.

@@ -1,7 +1,7 @@
 //! The vocabulary of RLoom: the types that the crates of the workspace exchange.
 //!
-//! Tokens are the only truth. A [`Trajectory`] is token ids from the first prompt token to the last observation;
-//! text exists only at the edges. Nothing here does I/O, starts a thread or computes on tensors.
+//! Tokens are the primary representation. A [`Trajectory`] contains token ids from the first prompt token to the last
+//! observation; text exists only for input and display. Nothing here does I/O, starts a thread or computes on tensors.
 //!
 //! The [`glossary`] defines the terms of the workspace.
 

@@ -1,4 +1,4 @@
-//! Metric names, as users of other trainers know them, with documentation for the generated reference.
+//! Metric names, following other trainers where possible, with documentation for the generated reference.
 //!
 //! Every name is defined once, in the table below, which defines a constant for each and the list [`ALL`].
 
@@ -68,7 +68,7 @@ metrics! {
     BASELINES_MISSING = "baselines_missing", "groups";
     /// Groups from which RAFT++ keeps no episode. They contribute no gradient.
     GROUPS_NONE_KEPT = "groups_none_kept", "groups";
-    /// 1 if the rewards of every group are equal, so that GPG learns nothing from the batch.
+    /// 1 if the rewards of every group are equal, so that GPG has no gradient for the batch.
     BATCH_NO_CONTRAST = "batch_no_contrast", "";
     /// Fraction of environment steps whose state occurs only once in the group.
     FRAC_STATES_SEEN_ONCE = "frac_states_seen_once", "fraction";

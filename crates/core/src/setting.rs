@@ -8,11 +8,11 @@ use std::ops::Bound;
 pub struct SettingError {
     /// The key, relative to the table that holds it.
     pub key: &'static str,
-    /// The reason for the refusal.
+    /// The reason.
     pub problem: SettingProblem,
 }
 
-/// The reasons for which any settings can refuse a value.
+/// Reasons for rejecting a value of any setting.
 #[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum SettingProblem {
     /// A list without an entry.
@@ -70,7 +70,7 @@ impl SettingProblem {
 pub struct ValueRange {
     min: Bound<f64>,
     max: Bound<f64>,
-    /// The key whose value is the upper bound, where there is one.
+    /// The key whose value is the upper bound, if any.
     max_key: Option<&'static str>,
 }
 

@@ -107,7 +107,7 @@ impl DataSettings {
 }
 
 /// The keys of all sources, with their types. Deserialising this first reports misspelt keys and wrong types at the
-/// right place in the file, which a buffered enum could not; the selected source then refuses the keys of the others.
+/// right place in the file, which a buffered enum could not; the selected source then rejects the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {

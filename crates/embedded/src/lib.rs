@@ -1,9 +1,9 @@
 //! The in-process engines: [`EmbeddedRolloutEngine`] samples from and [`EmbeddedTrainEngine`] trains the transformers of
 //! `rloom-model`.
 //!
-//! Both compute a log-probability with the same kernels in the same order, so a sampled token has bitwise the
-//! log-probability that training computes for it. Weights pass from one to the other as a shared handle on a
-//! [`Model`](rloom_model::Model); nothing is copied.
+//! Both compute a log-probability with the same kernels in the same order, so the log-probability of a sampled token is
+//! bitwise identical to the one that training computes for it. Weights pass from one to the other as a shared handle on
+//! a [`Model`](rloom_model::Model); nothing is copied.
 
 mod publish;
 mod rollout;

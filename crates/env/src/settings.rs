@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{Environment, Guess, GuessSettings, SingleTurn};
 
-/// The environment: in a configuration a flat table with `kind` and the keys of the kind.
+/// Settings of an environment. In a configuration they are a flat table with `kind` and the keys of that kind.
 ///
 /// ```
 /// # use rloom_env::EnvironmentSettings;
@@ -27,7 +27,7 @@ pub enum EnvironmentSettings {
 }
 
 impl EnvironmentSettings {
-    /// Name in configuration.
+    /// Name in a configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Self::SingleTurn => "single_turn",
@@ -77,7 +77,7 @@ impl EnvironmentSettings {
 }
 
 /// The keys of all kinds, with their types. Deserialising this first reports misspelt keys and wrong types at the right
-/// place in the file; the selected kind then refuses the keys of the others.
+/// place in the file; the selected kind then rejects the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {

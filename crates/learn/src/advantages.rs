@@ -132,7 +132,7 @@ pub(crate) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> 
         .collect()
 }
 
-/// Returns why each trained trajectory is excluded from training; `None` if it is not.
+/// Returns the reason for excluding each trajectory from training; `None` if it is not excluded.
 pub(crate) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReason>> {
     let mut out = Vec::new();
     for group in groups {

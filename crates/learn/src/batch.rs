@@ -17,13 +17,13 @@ use crate::{BatchReport, BatchScores, Models, advantages};
 pub struct BatchTrainer {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Most policy tokens of a completion.
+    /// Maximum number of policy tokens of a completion.
     pub completion_limit: u64,
-    /// Most tokens of a micro-batch.
+    /// Maximum number of tokens of a micro-batch.
     pub micro_batch_tokens: usize,
     /// Computes the prompt of a group once.
     pub share_prompts: bool,
-    /// True if the sampler's log-probabilities are bitwise those that the trainer computes with the same weights.
+    /// True if the sampler's log-probabilities are bitwise identical to those of the trainer with the same weights.
     pub is_sampler_exact: bool,
     /// Seed of the run, part of the key of the algorithm's random draws.
     pub seed: u64,
@@ -37,9 +37,9 @@ pub struct BatchTrainer {
 
 /// Position of a batch in its stage.
 pub struct BatchPosition<'a> {
-    /// Batches trained before.
+    /// Number of batches trained before.
     pub version: PolicyVersion,
-    /// State of the algorithm after the batch before.
+    /// State of the algorithm after the previous batch.
     pub state: AlgorithmState,
     /// Learning rate of the n-th optimiser step of this batch.
     pub learning_rate: &'a dyn Fn(u64) -> f64,
@@ -143,7 +143,7 @@ impl BatchTrainer {
         Ok(())
     }
 
-    /// Returns which trajectories are excluded from training; empty if none can be.
+    /// Flags the trajectories excluded from training; empty if no filter can exclude any.
     fn masks(&self, groups: &[Group], report: &mut BatchReport) -> Vec<bool> {
         if !self.algorithm.filters.masks_episodes() {
             return Vec::new();

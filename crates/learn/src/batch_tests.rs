@@ -1,5 +1,5 @@
 //! Coefficients of each token: trains on batches with engines whose scores are plain functions of the token id, and
-//! compares the coefficients that the loss gives back with ones worked out by hand.
+//! compares the coefficients of the loss with ones computed by hand.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -213,7 +213,7 @@ fn a_greedy_baseline_is_not_trained_on() {
     train(Method::Remax, "{}", &mut models, &[group(vec![ended(&[1, 2], 1.0), greedy])]);
     let (keys, by_token) = &models.policy.accumulated[0];
     assert_eq!(keys.len(), 1);
-    // One sequence is all that counts.
+    // Only one sequence counts.
     assert_eq!(by_token.iter().map(|(&t, d)| (t, d.0)).collect::<Vec<_>>(), [(1, -0.75), (2, -0.75)]);
 }
 

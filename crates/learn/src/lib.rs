@@ -1,7 +1,7 @@
 //! From scored groups to new weights.
 //!
-//! [`BatchTrainer::train`] is the whole way: score the batch under the models that an algorithm needs, turn rewards into
-//! advantages, then take the optimiser steps of every epoch and minibatch. It is generic over the
+//! [`BatchTrainer::train`] performs all steps: it scores the batch with the models that an algorithm needs, converts
+//! rewards to advantages, and takes the optimiser steps of every epoch and minibatch. It is generic over the
 //! [`TrainEngine`](rloom_engine::TrainEngine); it reads and writes no files.
 
 mod advantages;

@@ -3,8 +3,8 @@
 pub struct Models<E> {
     /// The policy.
     pub policy: E,
-    /// The critic, if the learned value has a backbone of its own.
+    /// The critic, if the learned value has a separate backbone.
     pub critic: Option<E>,
-    /// The implicit process-reward model; its reference is what it started from.
+    /// The implicit process-reward model, whose reference are its initial weights.
     pub prm: Option<E>,
 }

@@ -15,13 +15,13 @@ pub struct BatchReport {
     pub grad_norm: Option<f64>,
     /// Learning rate of the last optimiser step.
     pub learning_rate: f64,
-    /// Optimiser steps counted by the learning-rate schedule, those that train the critic alone included.
+    /// Optimiser steps counted by the learning-rate schedule, including those that only train the critic.
     pub optimizer_steps: u64,
-    /// Tokens through forward and backward, over all models.
+    /// Tokens processed forward and backward, over all models.
     pub tokens: u64,
     /// Tokens of sequences without any coefficient: scored, not back-propagated.
     pub(crate) skipped: u64,
-    /// Prompt tokens that were computed once for several sequences.
+    /// Prompt tokens computed once for several sequences.
     pub(crate) shared: u64,
     /// Advantage of each episode's first token, `[group][episode]`; empty for supervised methods.
     pub advantages: Vec<Vec<f64>>,

@@ -8,7 +8,7 @@ use crate::rows::{Member, is_of_version, members, split_scores};
 use crate::{BatchTrainer, Models};
 
 /// Per-token numbers of each trained trajectory of a batch, computed before the first optimiser step: a list per
-/// trajectory, with one number per policy token. Numbers that the algorithm does not read are empty.
+/// trajectory, with one number per policy token. Lists that the algorithm does not use are empty.
 #[derive(Debug, Default)]
 pub struct BatchScores {
     /// Log-probabilities of the reference policy.
@@ -30,7 +30,7 @@ pub struct BatchScores {
 }
 
 impl BatchTrainer {
-    /// Scores the batch that is trained from `version` under every model that the algorithm reads, as
+    /// Scores the batch trained from `version` with every model that the algorithm uses, as
     /// [`train`](Self::train) does before it updates any of them. Log-probabilities that an exact sampler has recorded
     /// are taken from the trajectories instead of being computed.
     pub fn batch_scores<E: TrainEngine>(
@@ -52,7 +52,7 @@ impl BatchTrainer {
         let mut known = BatchScores::default();
         let algorithm = &self.algorithm;
         if algorithm.needs_reference() {
-            // The reference is the policy that the stage started from.
+            // The reference is the policy at the start of the stage.
             known.reference = self.logprobs_of(PolicyVersion(0), members, |packed| {
                 models.policy.score(Which::Reference, packed)
             })?;
@@ -72,7 +72,7 @@ impl BatchTrainer {
                 self.logprobs_of(version, members, |packed| models.policy.score(Which::Policy, packed))?;
         }
         if let Some(prm) = &mut models.prm {
-            // It started from the policy that the stage started from, too.
+            // Its reference is also the policy at the start of the stage.
             known.prm_reference =
                 self.logprobs_of(PolicyVersion(0), members, |packed| prm.score(Which::Reference, packed))?;
         }

@@ -11,7 +11,7 @@ pub struct Completion<'a> {
     pub task: &'a Task,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
-    /// Number of policy tokens, the stop token included.
+    /// Number of policy tokens, including the stop token.
     pub tokens: usize,
     /// Step rewards of the turns; empty if the environment gives none.
     pub steps: &'a [f64],
@@ -32,7 +32,7 @@ pub struct Verdict {
     pub value: Option<f64>,
     /// True if the task is solved; verifiers only.
     pub solved: Option<bool>,
-    /// True if an answer could be read; verifiers only.
+    /// True if an answer was extracted; verifiers only.
     pub parsed: Option<bool>,
 }
 
@@ -53,7 +53,8 @@ impl Verdict {
     }
 }
 
-/// A judge of completions. Implementations are immutable: equal completions have equal verdicts, on any thread.
+/// A component that judges completions. Implementations are immutable: equal completions have equal verdicts on any
+/// thread.
 pub trait Reward: Debug + Send + Sync {
     /// Judges one completion.
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError>;

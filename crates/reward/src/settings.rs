@@ -201,7 +201,7 @@ impl RewardSettings {
 }
 
 /// The keys of all kinds, with their types. Deserialising this first reports misspelt keys and wrong types at the right
-/// place in the file; the selected kind then refuses the keys of the others.
+/// place in the file; the selected kind then rejects the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {

@@ -10,7 +10,7 @@ pub enum Truncated {
     /// Judge the truncated text.
     #[default]
     Judge,
-    /// Count as not solved, whatever the text.
+    /// Count as not solved, regardless of the text.
     Fail,
 }
 

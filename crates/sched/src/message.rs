@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub enum End {
     /// Part of a batch that was trained and published.
     Trained,
-    /// Removed before training because its rewards carry no signal.
+    /// Replaced before training by a filter, for example because its rewards are all equal.
     Filtered,
     /// Too old for every batch still to be cut.
     Stale,

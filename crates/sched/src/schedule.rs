@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CutOrder, Stragglers};
 
-/// `[schedule]`: how rollouts and training are interleaved. The scheduler's part becomes
-/// [`SchedulerSettings`](crate::SchedulerSettings); the rest is for the driver.
+/// `[schedule]`: interleaving of rollouts and training. The keys of the scheduler become
+/// [`SchedulerSettings`](crate::SchedulerSettings); the driver uses the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleSettings {
@@ -21,8 +21,8 @@ pub struct ScheduleSettings {
     pub on_update: OnUpdate,
     /// Order in which ready groups form batches.
     pub cut_order: CutOrder,
-    /// Groups that may run beyond the number that the batches need, so that a batch need not wait for the slowest; 0 for
-    /// none. Requires `cut_order = "completion"`.
+    /// Groups that may run beyond the number that the batches need, so that a batch does not wait for the slowest; 0
+    /// for none. Requires `cut_order = "completion"`.
     pub oversample: u64,
     /// Policy for groups that can no longer be part of a batch in time, with `cut_order = "completion"`. `"defer"` requires
     /// `max_staleness = 0` and `oversample` above 0.
@@ -59,7 +59,7 @@ impl ScheduleSettings {
         self.max_staleness > 0
     }
 
-    /// Default of `on_update`. Synchronous and pinned runs have no completions to update in flight; elsewhere
+    /// Default of `on_update`. Synchronous and pinned runs have no completions to update in flight; for others,
     /// recomputing keeps log-probabilities exact without draining the engine.
     pub fn default_on_update(max_staleness: u64, pin_version: bool) -> OnUpdate {
         if max_staleness == 0 || pin_version { OnUpdate::Finish } else { OnUpdate::Recompute }
@@ -73,7 +73,7 @@ pub enum Priority {
     /// Lowest ticket first: the group that a batch waits for longest and that becomes stale first.
     #[default]
     Oldest,
-    /// First come, first served. A sample returning from its environment joins the end of the queue.
+    /// First come, first served. A sample that returns from its environment is queued last.
     Arrival,
 }
 

@@ -60,7 +60,7 @@ pub enum GroupStatus {
     Deferred,
 }
 
-/// Work that the driver was asked to do and has not reported as complete. One item at a time.
+/// Work requested from the driver and not reported as complete. At most one item at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InFlightWork {

@@ -1,7 +1,7 @@
 //! Tokenizers, chat templates and incremental detokenisation.
 //!
-//! Tokens are the only truth of a run; this crate converts text to tokens, once, and tokens to text for display and
-//! verification. Three rules follow:
+//! Tokens are the primary representation in a run. This crate converts text to tokens, once, and tokens to text for
+//! display and verification. Three rules follow:
 //!
 //! - a tokenizer behaves as its Hugging Face folder defines it, and the folder is written back byte for byte
 //!   ([`Tokenizer`]);

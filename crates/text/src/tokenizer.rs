@@ -126,7 +126,7 @@ impl Tokenizer {
     /// The text of token ids; `skip_special` omits special tokens.
     ///
     /// Ids beyond the vocabulary (models often have spare rows) have no text. Bytes that are not UTF-8 become U+FFFD.
-    /// Spaces around punctuation are kept, whatever `clean_up_tokenization_spaces` says.
+    /// Spaces around punctuation are kept, regardless of `clean_up_tokenization_spaces`.
     ///
     /// # Errors
     ///

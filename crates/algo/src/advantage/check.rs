@@ -5,7 +5,7 @@ use rloom_core::Role;
 use super::{AdvantageSpec, EpisodeRewards, GroupRewards};
 use crate::{AlgoError, Score};
 
-/// An episode's place, for errors.
+/// Position of an episode, for error messages.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     group: usize,

@@ -1,14 +1,14 @@
 use rloom_core::Role;
 
-/// One turn of an episode, as the environment judged it.
+/// Reward and state of one turn of an episode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReward<'a> {
-    /// Its policy tokens, counted within the episode: start and end. Steps are in order and do not overlap.
+    /// Range of its policy tokens within the episode: start and end. Steps are in order and do not overlap.
     pub tokens: (usize, usize),
     /// Reward of the step. The reward of the whole episode belongs to its last step: steps are compared by the returns
     /// that follow them.
     pub reward: f64,
-    /// Key of the state before it; steps with the same key in a group are compared. `None` is compared with none.
+    /// Key of the state before the step; steps of a group with the same key are compared. Steps without a key are not.
     pub state: Option<&'a str>,
 }
 
@@ -19,9 +19,9 @@ pub struct EpisodeRewards<'a> {
     ///
     /// [`Estimator::Remax`]: crate::Estimator::Remax
     pub role: Role,
-    /// Its total reward; `None` where no component applied: it leaves the baseline and its advantage is 0.
+    /// Total reward. `None` if no component applies: the episode is excluded from the baseline and its advantage is 0.
     pub reward: Option<f64>,
-    /// Its policy tokens, over all segments.
+    /// Number of policy tokens over all segments.
     pub tokens: usize,
     /// Log-probabilities of those tokens before the batch's first optimiser step, segment after segment. Read only
     /// with KL in the reward.
@@ -32,15 +32,15 @@ pub struct EpisodeRewards<'a> {
     pub components: &'a [(f64, Option<f64>)],
     /// The value of the prefix before each token ([`Estimator::Gae`](crate::Estimator::Gae)).
     pub values: &'a [f32],
-    /// The value after the last token, where the episode was cut off; `None` where it ended
+    /// The value after the last token if the episode was truncated; `None` if it ended
     /// ([`Estimator::Gae`](crate::Estimator::Gae)).
     pub last_value: Option<f32>,
-    /// Its turns in order ([`Estimator::Gigpo`](crate::Estimator::Gigpo)).
+    /// Turns in order ([`Estimator::Gigpo`](crate::Estimator::Gigpo)).
     pub steps: &'a [StepReward<'a>],
-    /// Log-probabilities of its tokens under the process-reward model
+    /// Log-probabilities of the tokens under the process-reward model
     /// ([`Estimator::Prime`](crate::Estimator::Prime)).
     pub prm_logprob: &'a [f32],
-    /// The same under what that model started from ([`Estimator::Prime`](crate::Estimator::Prime)).
+    /// Log-probabilities under the initial weights of that model ([`Estimator::Prime`](crate::Estimator::Prime)).
     pub prm_reference_logprob: &'a [f32],
 }
 
@@ -63,12 +63,12 @@ impl Default for EpisodeRewards<'_> {
 }
 
 impl<'a> EpisodeRewards<'a> {
-    /// An episode for training with nothing but its reward.
+    /// A training episode with a reward and no other inputs.
     pub fn new(reward: Option<f64>, tokens: usize) -> Self {
         Self { reward, tokens, ..Self::default() }
     }
 
-    /// The reward of an episode that enters baselines and is trained on.
+    /// Reward of a training episode, which is part of baselines.
     pub(crate) fn compared(&self) -> Option<f64> {
         self.reward.filter(|_| self.role == Role::Train)
     }
@@ -80,9 +80,9 @@ impl<'a> EpisodeRewards<'a> {
     }
 }
 
-/// Episodes that are compared with each other.
+/// Episodes of one task, which are compared with each other.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GroupRewards<'a> {
-    /// In the group's order.
+    /// Episodes in the order of the group.
     pub episodes: Vec<EpisodeRewards<'a>>,
 }

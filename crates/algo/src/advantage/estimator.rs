@@ -22,12 +22,12 @@ pub(crate) struct Reads {
     pub(crate) prm: Option<f64>,
 }
 
-/// Whitening of advantages over the batch, unless the recipe says otherwise.
+/// Default whitening of advantages over the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whitening {
     Off,
     On,
-    /// A part of the estimator: without it, it would be `without`.
+    /// Part of the estimator, which without it would equal `without`.
     Always {
         without: AdvantageKind,
     },
@@ -44,7 +44,7 @@ pub(crate) struct Batch<'b, 'g> {
 }
 
 impl<'g> Batch<'_, 'g> {
-    /// Advantages of each group alone.
+    /// Computes the advantages of each group separately.
     pub(crate) fn each(
         &mut self,
         mut of: impl FnMut(&GroupView<'g>, &mut AdvantageReport) -> Vec<Raw>,
@@ -55,7 +55,7 @@ impl<'g> Batch<'_, 'g> {
 
 /// An advantage estimator.
 pub(crate) trait Estimate {
-    /// Checks the values of its settings.
+    /// Checks the values of the settings.
     fn check(&self) -> Result<(), OutOfRange> {
         Ok(())
     }
@@ -65,7 +65,7 @@ pub(crate) trait Estimate {
         &[]
     }
 
-    /// True if it compares the sampled episodes of a group, so that a group of one teaches nothing.
+    /// True if the estimator compares the sampled episodes of a group, so that a group of one has no gradient.
     fn needs_group(&self) -> bool {
         true
     }
@@ -75,12 +75,12 @@ pub(crate) trait Estimate {
         true
     }
 
-    /// True if each token pays its own divergence with KL in the reward; otherwise the episode pays it.
+    /// True if a KL in the reward is subtracted per token, otherwise per episode.
     fn pays_kl_by_token(&self) -> bool {
         false
     }
 
-    /// True if a KL can be part of its reward.
+    /// True if a KL can be part of the reward.
     fn takes_kl(&self) -> bool {
         true
     }
@@ -93,7 +93,7 @@ pub(crate) trait Estimate {
         Reads::default()
     }
 
-    /// The episodes that it keeps, if it drops others.
+    /// The episodes that are kept; `None` if all are.
     fn keep(&self) -> Option<Keep> {
         None
     }
@@ -144,7 +144,7 @@ macro_rules! estimators {
             }
         }
 
-        /// An estimator: turns rewards into advantages, before whitening.
+        /// An advantage estimator: converts rewards to advantages, before whitening.
         #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Estimator { $($(#[doc = $doc])+ $kind($kind),)+ }
@@ -154,12 +154,12 @@ macro_rules! estimators {
                 match self { $(Self::$kind(estimator) => estimator,)+ }
             }
 
-            /// Its kind.
+            /// Kind of the estimator.
             pub fn kind(&self) -> AdvantageKind {
                 match self { $(Self::$kind(_) => AdvantageKind::$kind,)+ }
             }
 
-            /// The kind and every setting that it reads.
+            /// The kind and all settings that it uses.
             pub(crate) fn settings(&self) -> AdvantageSettings {
                 let ignored = self.kernel().ignored();
                 match self {
@@ -169,7 +169,7 @@ macro_rules! estimators {
         }
 
         impl AdvantageSettings {
-            /// The estimator of that kind with these settings, not yet checked.
+            /// The estimator of that kind with these settings, unchecked.
             fn estimator(&self, kind: AdvantageKind) -> Estimator {
                 match kind { $(AdvantageKind::$kind => Estimator::$kind(self.apply()),)+ }
             }
@@ -186,7 +186,7 @@ impl AdvantageKind {
 }
 
 impl AdvantageSettings {
-    /// The estimator, its values checked.
+    /// The estimator with checked settings.
     pub(crate) fn resolve(&self, kind: AdvantageKind) -> Result<Estimator, AlgoError> {
         let estimator = self.estimator(kind);
         match estimator.kernel().check() {
@@ -199,7 +199,7 @@ impl AdvantageSettings {
 }
 
 impl Estimator {
-    /// True if it compares the sampled episodes of a group, so that a group of one teaches nothing.
+    /// True if the estimator compares the sampled episodes of a group, so that a group of one has no gradient.
     pub fn needs_group(&self) -> bool {
         self.kernel().needs_group()
     }
@@ -209,12 +209,12 @@ impl Estimator {
         self.kernel().is_per_episode()
     }
 
-    /// True if it compares with the task's greedy episode.
+    /// True if the baseline is the task's greedy episode.
     pub fn reads_greedy_episode(&self) -> bool {
         self.kernel().reads().greedy
     }
 
-    /// True if it reads turns with their own rewards.
+    /// True if the estimator uses the rewards of single turns.
     pub fn reads_steps(&self) -> bool {
         self.kernel().reads().steps
     }

@@ -5,15 +5,15 @@ use super::view::{GroupView, Raw};
 use crate::settings::keys::{OutOfRange, settings};
 
 settings! {
-    /// Each named reward normalised in the group alone, then their weighted sum: GDPO (arXiv 2601.05242).
+    /// Each named reward normalised separately in the group, then their weighted sum: GDPO (arXiv 2601.05242).
     Gdpo {
         /// Added to each standard deviation before it divides.
         std_epsilon: f64 = STD_EPSILON,
     }
 }
 
-/// Σ_k w_k (r_ik − mean_k)/(std_k + ε). A named reward that does not apply to an episode is left out of that reward's
-/// statistics and adds nothing to the episode; one that applies to a single episode has nothing to be compared with.
+/// Σ_k w_k (r_ik − mean_k)/(std_k + ε). A named reward that does not apply to an episode is excluded from that reward's
+/// statistics and adds nothing to the episode; one that applies to a single episode adds nothing either.
 fn normalize_each(group: &GroupView<'_>, std_epsilon: f64) -> Vec<Raw> {
     let names = group.members().map(|(_, e, _)| e.components.len()).max().unwrap_or(0);
     let moments: Vec<RunningMoments> = (0..names)

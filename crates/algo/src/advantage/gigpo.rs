@@ -32,7 +32,7 @@ impl Gigpo {
         (value - of.mean) / if self.divide_by_std { of.std() + self.std_epsilon } else { 1.0 }
     }
 
-    /// Tokens outside any step have the episode's advantage alone.
+    /// Tokens outside any step only have the episode's advantage.
     fn group(self, group: &GroupView<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
         let of_group = group.moments();
         let returns: Vec<Vec<f64>> = group

@@ -3,12 +3,12 @@ use super::view::{GroupView, Raw};
 use crate::settings::keys::settings;
 
 settings! {
-    /// α(R_i − mean), α = samples / samples in groups whose rewards are not all equal: GPG (arXiv 2504.02546). Groups with
-    /// contrast make up for those without.
+    /// α(R_i − mean), α = samples / samples in groups whose rewards are not all equal: GPG (arXiv 2504.02546). Groups
+    /// with different rewards compensate for those with equal rewards.
     Gpg {}
 }
 
-/// α; 0 without any group of contrast.
+/// α; 0 if the rewards of every group are equal.
 fn alpha(groups: &[GroupView<'_>]) -> f64 {
     let samples = |groups: &mut dyn Iterator<Item = &GroupView<'_>>| -> usize {
         groups.map(|g| g.present().count()).sum()

@@ -15,7 +15,7 @@ settings! {
 }
 
 impl MaxAtG {
-    /// The best gets its lead over the second, the others 0; with two equally good ones all get 0.
+    /// The best gets its lead over the second, the others 0. If two tie for the best, all get 0.
     fn lead(&self, group: &GroupView<'_>) -> Vec<Raw> {
         let mut best = f64::NEG_INFINITY;
         let mut second = f64::NEG_INFINITY;

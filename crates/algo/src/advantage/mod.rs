@@ -1,14 +1,15 @@
 //! Advantages: from rewards to the factor of each policy token's log-probability.
 //!
-//! [`AdvantageSpec`] is the method, [`GroupRewards`] the input, and [`advantages`] computes [`Advantages`]. Rules for all
-//! estimators:
+//! [`AdvantageSpec`] is the method, [`GroupRewards`] the input, and [`advantages`] computes [`Advantages`]. Rules for
+//! all estimators:
 //!
-//! * An episode that is not for training, or whose reward does not apply, is in no statistic and has the advantage 0.
-//! * In a group with one episode left there is nothing to compare it with: 0, and counted.
-//! * Spreads below the resolution of `f32` are none: equal rewards give exactly 0.
+//! * An episode that is not for training, or whose reward does not apply, is excluded from statistics; its advantage is
+//!   0.
+//! * If only one episode of a group is left, its advantage is 0 and the group is counted.
+//! * Rewards that are equal up to the resolution of `f32` give exactly 0.
 //!
-//! To add an estimator, write its file (settings, defaults, checks and computation), declare it here and give it a line in
-//! the table.
+//! To add an estimator, write its file (settings, defaults, checks and computation), declare it here and give it a line
+//! in the table.
 
 mod check;
 mod episode;
@@ -62,7 +63,7 @@ estimator::estimators! {
     group::Group = "group",
     /// R − mean over the group.
     group_mean::GroupMean = "group_mean",
-    /// Mean and standard deviation from the places that `mean_from` and `std_from` name.
+    /// (R − mean)/(std + ε) with the sources `mean_from` and `std_from`.
     normalized::Normalized = "normalized",
     /// R − mean of the others in the group.
     rloo::Rloo = "rloo",
@@ -76,11 +77,11 @@ estimator::estimators! {
     remax::Remax = "remax",
     /// R − the length-weighted mean of the group.
     opo::Opo = "opo",
-    /// α(R − mean), α making up for groups without contrast.
+    /// α(R − mean), where α compensates for groups with equal rewards.
     gpg::Gpg = "gpg",
     /// The best of the group gets its lead over the second, the others 0.
     max_at_g::MaxAtG = "max_at_g",
-    /// Each named reward normalised alone, their weighted sum whitened.
+    /// Each named reward normalised separately, their weighted sum whitened.
     gdpo::Gdpo = "gdpo",
     /// 1 for episodes that are kept, 0 for the others.
     raft_pp::RaftPp = "raft_pp",
@@ -88,11 +89,11 @@ estimator::estimators! {
     topr::Topr = "topr",
     /// The episode's group advantage plus that of its steps among steps from the same state.
     gigpo::Gigpo = "gigpo",
-    /// Outcome and implicit process rewards, each against the others of the group.
+    /// Outcome and implicit process rewards, each with a leave-one-out baseline.
     prime::Prime = "prime",
 }
 
-/// Advantages of the batch that is trained together.
+/// Computes the advantages of a batch.
 ///
 /// `running` are the moments that the stage's last batch returned. Pure: the same groups in the same order give the
 /// same bits.

@@ -1,36 +1,36 @@
-//! Means and spreads of rewards.
+//! Mean and variance of rewards.
 
 use serde::{Deserialize, Serialize};
 
-/// Spreads of up to this share of the largest magnitude are rounding, not signal: rewards may have passed through
+/// Differences up to this fraction of the largest magnitude count as rounding: rewards may have been rounded to
 /// `f32`, and 0.1 + 0.2 is not 0.3.
 const RESOLUTION: f64 = f32::EPSILON as f64;
 
-/// True if values between `low` and `high` are all equal up to float resolution.
+/// True if values between `low` and `high` are equal up to float resolution.
 fn is_level(low: f64, high: f64) -> bool {
     high - low <= RESOLUTION * low.abs().max(high.abs())
 }
 
-/// True if values are all equal up to float resolution, and for none or one.
+/// True if all values are equal up to float resolution; also for no or one value.
 pub(crate) fn no_spread(values: impl Iterator<Item = f64>) -> bool {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     low > high || is_level(low, high)
 }
 
-/// Mean and spread of all rewards seen so far, for [`StatisticFrom::Running`](crate::StatisticFrom::Running). Only
-/// estimators that read it carry it on.
+/// Moments of all rewards so far, for [`StatisticFrom::Running`](crate::StatisticFrom::Running). Only estimators that
+/// use them update them.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunningMoments {
-    /// Rewards, after the KL penalty where the reward has one.
+    /// Number of rewards, which include the KL penalty if there is one.
     pub count: u64,
-    /// Their mean.
+    /// Mean of the rewards.
     pub mean: f64,
     /// Σ(R − mean)².
     pub m2: f64,
-    /// The smallest.
+    /// Smallest reward.
     pub low: f64,
-    /// The largest.
+    /// Largest reward.
     pub high: f64,
 }
 

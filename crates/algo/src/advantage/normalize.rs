@@ -1,4 +1,4 @@
-//! (R − mean)/(std + ε), each statistic from its own place; shared by the estimators that normalise rewards.
+//! (R − mean)/(std + ε) with configurable sources of both statistics; shared by the estimators that normalise rewards.
 
 use super::estimator::Batch;
 use super::moments::RunningMoments;
@@ -43,10 +43,11 @@ impl Normalization {
         batch.each(|group, _| self.group(group, &of_batch, &running))
     }
 
-    /// `batch` are the moments of everything compared in the batch; `running` those of all batches, this one included.
+    /// `batch` are the moments of all compared rewards of the batch; `running` those of all batches, including this
+    /// one.
     ///
-    /// If the values behind a statistic are all equal, the rest of the reward is rounding: the advantage is 0. A
-    /// standard deviation of nearly 0 would make it as large as 1/ε.
+    /// If the values of a statistic are equal, the remainder is rounding and the advantage is 0; a standard deviation
+    /// of nearly 0 would amplify it by up to 1/ε.
     fn group(self, group: &GroupView<'_>, batch: &RunningMoments, running: &RunningMoments) -> Vec<Raw> {
         let of_group = group.moments();
         let from = |place| match place {

@@ -5,7 +5,7 @@ use crate::StatisticFrom;
 use crate::settings::keys::{OutOfRange, settings};
 
 settings! {
-    /// (R_i − mean)/(std + ε), each statistic from its own place, std with n − 1.
+    /// (R_i − mean)/(std + ε) with configurable sources of both statistics, std with n − 1.
     Normalized {
         /// Source of the mean that is subtracted.
         mean_from: StatisticFrom = StatisticFrom::Group,

@@ -11,7 +11,7 @@ settings! {
 fn length_weighted(group: &GroupView<'_>) -> Vec<Raw> {
     let tokens: f64 = group.members().map(|(_, e, _)| e.tokens as f64).sum();
     let weighted: f64 = group.members().map(|(_, e, r)| e.tokens as f64 * r).sum();
-    // Without any token nothing is trained, but the advantage must not be 0/0.
+    // Without tokens nothing is trained, but the advantage must not be 0/0.
     let baseline = if tokens > 0.0 { weighted / tokens } else { group.moments().mean };
     let level = group.is_level();
     group.shared(|r| if level { 0.0 } else { r - baseline })

@@ -3,14 +3,14 @@ use super::{AdvantageReport, RunningMoments};
 /// The advantage of one episode's policy tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EpisodeAdvantage {
-    /// All its tokens share it.
+    /// One advantage for all tokens.
     Constant(f32),
-    /// One per policy token, segment after segment.
+    /// One per policy token, in the order of segments.
     PerToken(Vec<f32>),
 }
 
 impl EpisodeAdvantage {
-    /// The advantage of policy token `t` of the episode; 0 beyond its end.
+    /// Advantage of policy token `t` of the episode; 0 beyond its end.
     pub fn at(&self, t: usize) -> f32 {
         match self {
             Self::Constant(a) => *a,
@@ -23,7 +23,7 @@ impl EpisodeAdvantage {
         out.extend(range.map(|t| self.at(t)));
     }
 
-    /// True if all its advantages are 0.
+    /// True if all advantages are 0.
     pub fn is_zero(&self) -> bool {
         match self {
             Self::Constant(a) => *a == 0.0,
@@ -37,12 +37,12 @@ impl EpisodeAdvantage {
 pub struct Advantages {
     /// `[group][episode]`. Episodes that are not for training, or whose reward does not apply, have `Constant(0)`.
     pub episodes: Vec<Vec<EpisodeAdvantage>>,
-    /// `[group][episode][token]`: A + V of each policy token before whitening, what a value should have been
-    /// ([`Estimator::Gae`](crate::Estimator::Gae); empty for the others). An episode that is for training and whose
-    /// reward does not apply has its own values, one that is not for training has none.
+    /// `[group][episode][token]`: A + V of each policy token before whitening, the target of the value
+    /// ([`Estimator::Gae`](crate::Estimator::Gae); empty for the others). A training
+    /// episode whose reward does not apply has its values as targets, other episodes have none.
     pub returns: Vec<Vec<Vec<f32>>>,
-    /// Rewards of the stage so far: these included where the estimator reads them, else as they were given.
+    /// Moments of the stage so far; updated only if the estimator uses them.
     pub running: RunningMoments,
-    /// Counts and means.
+    /// Counts and means for metrics.
     pub report: AdvantageReport,
 }

@@ -8,7 +8,7 @@ use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {
     /// Σ_{s≥t} γ^{s−t}(q_s − mean of the others' q̄) + R_i − mean of the others' R with q = β(lp_PRM − lp_ref): PRIME
-    /// (arXiv 2502.01456). Implicit process rewards and outcomes, each against the others of the group.
+    /// (arXiv 2502.01456). Implicit process rewards and outcomes, each with a leave-one-out baseline.
     Prime {
         /// Discount per policy token.
         gamma: f64 = 1.0,
@@ -24,7 +24,7 @@ fn process_rewards(episode: &EpisodeRewards<'_>, beta: f64) -> Vec<f64> {
 }
 
 /// Returns of process rewards less the mean of the others' token means, plus the leave-one-out outcome. An episode
-/// without a token has no token mean and enters no baseline.
+/// without tokens has no token mean and is excluded from the baselines.
 fn group(group: &GroupView<'_>, gamma: f64, beta: f64) -> Vec<Raw> {
     let outcome = leave_one_out(group);
     let process: Vec<(usize, Vec<f64>)> =

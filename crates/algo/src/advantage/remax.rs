@@ -10,7 +10,7 @@ settings! {
     Remax {}
 }
 
-/// R_i − the reward of the greedy episode, which pays no KL: it is not sampled from the policy.
+/// R_i − the reward of the greedy episode. It has no KL penalty, because it is not sampled from the policy.
 fn against_greedy(group: &GroupView<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
     let greedy = group.episodes.iter().find(|e| e.role == Role::Baseline);
     let Some(baseline) = greedy.and_then(|e| e.reward) else {

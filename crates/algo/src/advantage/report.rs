@@ -11,25 +11,25 @@ pub struct AdvantageReport {
     pub compares: bool,
     /// Groups with at least one applicable reward.
     pub groups: usize,
-    /// Among them: all applicable rewards are equal (groups of one included), judged before the KL penalty.
+    /// Of `groups`, those whose applicable rewards are all equal before the KL penalty, including groups of one.
     pub zero_spread_groups: usize,
-    /// Among them: only one episode was left to compare, so the estimator gave it 0.
+    /// Of `groups`, those with a single comparable episode, whose advantage is 0.
     pub groups_of_one: usize,
-    /// Train episodes with an applicable reward: those that are compared.
+    /// Training episodes with an applicable reward, which are compared.
     pub episodes: usize,
-    /// Train episodes without one.
+    /// Training episodes without an applicable reward.
     pub not_applicable: usize,
-    /// Groups whose greedy episode has no applicable reward, so that the others got 0 ([`crate::Estimator::Remax`]).
+    /// Groups whose greedy episode has no applicable reward, so that the others get 0 ([`crate::Estimator::Remax`]).
     pub baselines_missing: usize,
-    /// Groups of which no episode is kept ([`crate::Estimator::RaftPp`]).
+    /// Groups without a kept episode ([`crate::Estimator::RaftPp`]).
     pub none_kept: usize,
-    /// True if no group of the batch has any contrast, so that nothing is learnt ([`crate::Estimator::Gpg`]).
+    /// True if the rewards of every group are equal, so that there is no gradient ([`crate::Estimator::Gpg`]).
     pub no_contrast: bool,
-    /// Steps of the episodes that are compared ([`crate::Estimator::Gigpo`]).
+    /// Steps of the compared episodes ([`crate::Estimator::Gigpo`]).
     pub steps: usize,
-    /// Among them: no other step of the group began in the same state.
+    /// Of `steps`, those whose state occurs only once in the group.
     pub states_seen_once: usize,
-    /// Mean of k1 over the trained policy tokens (nats), what [`KlControl`](crate::KlControl) steers by; `None` without
+    /// Mean of k1 over the trained policy tokens (nats), the input of [`KlControl`](crate::KlControl); `None` without
     /// KL in the reward.
     pub kl: Option<f64>,
     /// Mean value over the trained policy tokens ([`crate::Estimator::Gae`]).
@@ -37,7 +37,7 @@ pub struct AdvantageReport {
 }
 
 impl AdvantageReport {
-    /// Share of groups without contrast; `None` without any group.
+    /// Fraction of groups with equal rewards; `None` without groups.
     pub fn frac_zero_spread(&self) -> Option<f64> {
         (self.groups > 0).then(|| self.zero_spread_groups as f64 / self.groups as f64)
     }

@@ -1,5 +1,5 @@
-//! Rewards and discounted sums per token. Discounts count policy tokens; the environment's tokens between them change
-//! nothing.
+//! Rewards and discounted sums per token. Discounts apply per policy token; environment tokens between them have no
+//! effect.
 
 use super::EpisodeRewards;
 
@@ -17,7 +17,7 @@ pub(super) fn token_rewards(episode: &EpisodeRewards<'_>, reward: f64, kl_coef: 
     rewards
 }
 
-/// Turns x_t into Σ_{s≥t} d^{s−t} x_s.
+/// Replaces x_t by Σ_{s≥t} d^{s−t} x_s.
 pub(super) fn accumulate(values: &mut [f64], discount: f64) {
     let mut following = 0.0;
     for value in values.iter_mut().rev() {

@@ -11,7 +11,7 @@ settings! {
 pub(super) fn leave_one_out(group: &GroupView<'_>) -> Vec<Raw> {
     let of_group = group.moments();
     let n = of_group.count as f64;
-    // R_i − (ΣR − R_i)/(n − 1), written so that nothing cancels.
+    // R_i − (ΣR − R_i)/(n − 1), in a form without cancellation.
     group.shared(|r| if of_group.no_spread() { 0.0 } else { (r - of_group.mean) * (n / (n - 1.0)) })
 }
 

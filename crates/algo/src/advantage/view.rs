@@ -4,7 +4,7 @@ use super::{EpisodeRewards, Estimator, GroupRewards};
 /// An episode's advantage, in `f64` until the end.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Raw {
-    /// Not trained on, or nothing to learn from: stays 0 and out of the whitening.
+    /// Excluded from training: stays 0 and is not whitened.
     Out,
     Constant(f64),
     PerToken(Vec<f64>),
@@ -14,9 +14,9 @@ pub(crate) enum Raw {
 #[derive(Debug)]
 pub(crate) struct GroupView<'a> {
     pub(crate) episodes: &'a [EpisodeRewards<'a>],
-    /// Of each episode, what is compared: its reward less the KL penalty; `None` where it takes no part.
+    /// Compared reward of each episode, less the KL penalty; `None` if the episode is excluded.
     pub(crate) rewards: Vec<Option<f64>>,
-    /// True if the estimator compares episodes and at most one is left: nothing is learnt.
+    /// True if the estimator compares episodes and at most one is left.
     pub(crate) alone: bool,
 }
 
@@ -32,7 +32,7 @@ impl<'a> GroupView<'a> {
         Self { episodes: &group.episodes, rewards, alone }
     }
 
-    /// The rewards that are compared.
+    /// Compared rewards.
     pub(crate) fn present(&self) -> impl Iterator<Item = f64> + Clone {
         self.rewards.iter().flatten().copied()
     }
@@ -46,14 +46,14 @@ impl<'a> GroupView<'a> {
         no_spread(self.present())
     }
 
-    /// The episodes that take part, with their places and rewards; none of a group that is alone.
+    /// Compared episodes with their indices and rewards; none if `alone`.
     pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &EpisodeRewards<'a>, f64)> + Clone {
         let rewards = if self.alone { &[] } else { &self.rewards[..] };
         let numbered = self.episodes.iter().zip(rewards).enumerate();
         numbered.filter_map(|(i, (e, reward))| reward.map(|r| (i, e, r)))
     }
 
-    /// The result of `of` for the members; the others are out.
+    /// Result of `of` for the members; the others are [`Raw::Out`].
     pub(crate) fn each(&self, mut of: impl FnMut(usize, &EpisodeRewards<'a>, f64) -> Raw) -> Vec<Raw> {
         let mut raw = vec![Raw::Out; self.episodes.len()];
         for (i, e, reward) in self.members() {

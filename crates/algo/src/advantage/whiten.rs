@@ -1,14 +1,14 @@
-//! Mean 0 and variance 1 over the policy tokens of the batch that is trained together.
+//! Whitening: mean 0 and variance 1 over the policy tokens of the batch.
 
 use super::moments::no_spread;
 use super::view::{GroupView, Raw};
 
-/// Smallest variance that is divided by.
+/// Lower bound of the variance.
 const MIN_VARIANCE: f64 = 1e-8;
 
-/// Whitens in place. An episode's advantage counts once per policy token; what is [`Raw::Out`] stays out.
+/// Whitens in place. An episode's advantage counts once per policy token; [`Raw::Out`] is excluded.
 pub(super) fn whiten(groups: &[GroupView<'_>], raw: &mut [Vec<Raw>]) {
-    // (value, how often): a constant counts once per token without being written out.
+    // (value, count): a constant counts once per token without being expanded.
     let mut weighted: Vec<(f64, f64)> = Vec::new();
     for (group, row) in groups.iter().zip(raw.iter()) {
         for (episode, a) in group.episodes.iter().zip(row) {
@@ -24,7 +24,7 @@ pub(super) fn whiten(groups: &[GroupView<'_>], raw: &mut [Vec<Raw>]) {
     let mean = weighted.iter().map(|&(x, n)| n * x).sum::<f64>() / tokens;
     let variance = weighted.iter().map(|&(x, n)| n * (x - mean) * (x - mean)).sum::<f64>() / tokens;
     let scale = variance.max(MIN_VARIANCE).sqrt().recip();
-    // Without a token the mean is NaN and unused: `equal` holds then.
+    // Without tokens the mean is NaN; `equal` is then true and the mean is unused.
     let whitened = |x: f64| if equal { 0.0 } else { (x - mean) * scale };
     for a in raw.iter_mut().flatten() {
         match a {

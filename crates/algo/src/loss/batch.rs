@@ -25,28 +25,28 @@ pub struct TokenScores {
 }
 
 /// The trainer's log-probabilities that are compared with the sampler's. If both come from the same weights, the
-/// difference is that of two engines; for a stale sample it includes its age.
+/// difference is between two engines; for stale samples it also includes their age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mismatch {
-    /// None: nothing is reported.
+    /// Not compared.
     #[default]
     Unmeasured,
     /// The scores themselves, in the first optimiser step of a batch.
     Scores,
-    /// `old_logprob`, where the trainer has recomputed it.
+    /// The recomputed `old_logprob`.
     Old,
 }
 
-/// A micro-batch without its scores. It never divides a sequence.
+/// Inputs of a micro-batch, which contains whole sequences, without the scores.
 ///
 /// Per-token arrays are flat over the rows' policy tokens. An array that the loss does not read may be `None`; a
 /// missing one that it reads is an error.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LossBatch<'a> {
-    /// Policy tokens of each sequence in the flat arrays: in order, without gaps, empty where it has none.
+    /// Policy tokens of each sequence in the flat arrays: in order, without gaps; empty for sequences without any.
     pub rows: &'a [Range<usize>],
-    /// Rows that are not trained on: all their coefficients are 0, and they stay in every count. Empty for none.
+    /// Rows excluded from training: their coefficients are 0, but they still count. Empty if none are.
     pub masked: &'a [bool],
     /// Advantage of each token; `None` for supervised losses.
     pub advantage: Option<&'a [f32]>,
@@ -57,7 +57,7 @@ pub struct LossBatch<'a> {
     /// The reference model's log-probabilities.
     pub reference_logprob: Option<&'a [f32]>,
     /// α of each token where the proximal policy is interpolated: old = beh + α(lp − beh), held constant
-    /// ([`interpolation`](crate::interpolation())). It then takes the place of `old_logprob`.
+    /// ([`interpolation`](crate::interpolation())). Replaces `old_logprob`.
     pub interpolation: Option<&'a [f32]>,
     /// Target of each token's value ([`crate::Advantages::returns`]).
     pub returns: Option<&'a [f32]>,

@@ -3,8 +3,8 @@ use crate::RatioTo;
 use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {
-    /// CISPO (arXiv 2506.13585), per token: ℓ = −w·A·lp with the weight w = sg(clip(ρ, floor, cap)), ρ = exp(lp − old). No
-    /// token loses its gradient; only its weight is bounded.
+    /// CISPO (arXiv 2506.13585), per token: ℓ = −w·A·lp with the weight w = sg(clip(ρ, floor, cap)), ρ = exp(lp − old).
+    /// Every token keeps its gradient; only its weight is bounded.
     Cispo {
         /// Upper bound of the weight.
         weight_cap: f64 = 5.0,
@@ -33,7 +33,7 @@ impl Kernel for Cispo {
         true
     }
 
-    /// The ratio only enters as a capped weight that is held constant; measured against the sampler, it is the importance weight.
+    /// The ratio is only a capped weight, held constant; relative to the sampler it is the importance weight.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior
     }

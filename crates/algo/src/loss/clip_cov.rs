@@ -4,20 +4,20 @@ use super::ppo_clip::PpoClip;
 use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {
-    /// Clip-Cov (arXiv 2505.22617): `ppo_clip`, but tokens drawn among those with low < c_t < high that are not clipped
-    /// anyway have no part in the loss, c_t = (A_t − mean A)(old_t − mean old) over the step.
+    /// Clip-Cov (arXiv 2505.22617): `ppo_clip` without some tokens, drawn among the unclipped ones with
+    /// low < c_t < high, where c_t = (A_t − mean A)(old_t − mean old) over the step.
     ///
-    /// `old` is what the ratio is taken to. (verl computes c_t from the current log-probability, over each micro-batch
-    /// alone.) Of N tokens ⌊share·N⌋ are drawn, at least one if there is a candidate and all of them if there are fewer:
-    /// those with the smallest random numbers.
+    /// `old` is the denominator of the ratio. (verl computes c_t from the current log-probability and per micro-batch.)
+    /// Of N tokens ⌊share·N⌋ are drawn, at least one if there is a candidate and all of them if there are fewer: those
+    /// with the smallest random numbers.
     ClipCov {
         /// ε_low: the ratio's lower bound is 1 − ε_low.
         clip_low: f64 = 0.2,
         /// ε_high: the ratio's upper bound is 1 + ε_high.
         clip_high: f64 = 0.2,
-        /// Upper bound of the ratio for negative advantages, above 1; leave it out for no dual clip.
+        /// Upper bound of the ratio for negative advantages, above 1; unset for no dual clip.
         dual_clip: Option<f64> = None,
-        /// Share of the step's tokens that are drawn.
+        /// Fraction of the step's tokens to draw.
         cov_share: f64 = 2e-4,
         /// Covariance above which a token may be drawn.
         cov_low: f64 = 1.0,

@@ -4,25 +4,25 @@ use super::kernel::Row;
 use crate::kl::ratio;
 use crate::{KlEstimator, RejectLevel, WeightAction, WeightLevel, unbounded};
 
-/// Correction for a sampler that is not the proximal policy: an importance weight, rejection, or both. They apply to
-/// the surrogate alone, never to KL, entropy or value; masked and rejected tokens stay in the normaliser's count.
+/// Correction for a sampler that is not the proximal policy: an importance weight, rejection, or both. They apply
+/// only to the surrogate, not to KL, entropy or value; masked and rejected tokens still count in the normaliser.
 ///
-/// Both compare the proximal policy with the sampler, whatever the surrogate's own ratio is taken to. So they are the
-/// same in all optimiser steps of a batch: they correct for the sampler, and the surrogate bounds how far training moves
-/// from there. A surrogate without a ratio takes one step per batch, and the scores of that step are the proximal
-/// policy's: no earlier pass is needed.
+/// Both compare the proximal policy with the sampler, independent of the surrogate's own ratio. They are therefore the
+/// same in all optimiser steps of a batch: they correct for the sampler, while the surrogate bounds the change from the
+/// proximal policy. A surrogate without a ratio takes one step per batch, whose scores are those of the proximal
+/// policy, so no extra pass is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Correction {
-    /// The weight; `None` for 1.
+    /// Importance weight; `None` for none.
     pub weight: Option<ImportanceWeight>,
-    /// `None` rejects nothing.
+    /// Rejection of tokens or sequences; `None` for none.
     pub rejection: Option<Rejection>,
 }
 
-/// sg(π_old/β), bounded: truncated importance sampling, or IcePop's mask.
+/// Importance weight sg(π_old/β), clamped (truncated importance sampling) or masked (IcePop).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ImportanceWeight {
-    /// Unit over which it is multiplied.
+    /// Unit of the weight: a token, a sequence, or the geometric mean of a sequence.
     pub level: WeightLevel,
     /// Treatment of a weight outside its bounds.
     pub action: WeightAction,
@@ -32,28 +32,28 @@ pub struct ImportanceWeight {
     pub high: f64,
 }
 
-/// Tokens or sequences whose divergence KL(sampler ‖ proximal) lies outside its bounds have no part in the surrogate.
+/// Rejection of tokens or sequences whose divergence KL(sampler ‖ proximal) is out of bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rejection {
-    /// The estimate: k1 = beh − old, k2 = ½(beh − old)², k3 = exp(old − beh) − (old − beh) − 1.
+    /// Estimator of the divergence: k1 = beh − old, k2 = ½(beh − old)², k3 = exp(old − beh) − (old − beh) − 1.
     pub estimator: KlEstimator,
     /// Unit that is rejected together.
     pub level: RejectLevel,
-    /// Smallest divergence that stays; −∞ for no bound.
+    /// Smallest divergence that is not rejected; −∞ for no bound.
     #[serde(with = "unbounded::low")]
     pub low: f64,
-    /// Largest divergence that stays.
+    /// Largest divergence that is not rejected.
     pub high: f64,
 }
 
-/// A token's part in the surrogate.
+/// Weight of a token in the surrogate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Weight {
     /// Factor of value and coefficient.
     pub(super) value: f64,
-    /// True if the importance weight is out of its bounds and masked: then it is 0.
+    /// True if the importance weight is out of bounds and therefore masked to 0.
     pub(super) is_masked: bool,
-    /// True if the divergence is out of its bounds: then the weight is 0.
+    /// True if the divergence is out of bounds; the weight is then 0.
     pub(super) is_rejected: bool,
 }
 
@@ -62,13 +62,13 @@ impl Correction {
         self.weight.is_some() || self.rejection.is_some()
     }
 
-    /// True if it differs between the tokens of a sequence.
+    /// True if the weight can differ between the tokens of a sequence.
     pub(super) fn is_by_token(&self) -> bool {
         self.weight.is_some_and(|w| w.level == WeightLevel::Token)
             || self.rejection.is_some_and(|r| r.level == RejectLevel::Token)
     }
 
-    /// The weight of each token of a row.
+    /// Computes the weight of each token of a row.
     pub(super) fn weigh(&self, row: &Row<'_>, weights: &mut Vec<Weight>) {
         weights.clear();
         weights.resize(row.len(), Weight { value: 1.0, is_masked: false, is_rejected: false });
@@ -109,7 +109,7 @@ impl Rejection {
     }
 
     fn reject(&self, row: &Row<'_>, weights: &mut [Weight]) {
-        // The tokens are the sampler's, so the estimate of KL(sampler ‖ proximal) has the sampler in the policy's place.
+        // The tokens are the sampler's, so the estimator of KL(sampler ‖ proximal) takes the sampler as the policy.
         let of_token = |t: usize| self.estimator.value_and_gradient(row.behavior[t], row.proximal[t]).0;
         let n = row.len();
         let of_row = match self.level {

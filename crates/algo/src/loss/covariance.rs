@@ -1,5 +1,5 @@
 //! Covariance of advantage and log-probability over the optimiser step (arXiv 2505.22617), shared by `clip_cov` and
-//! `kl_cov`. The few tokens of high covariance drive the entropy down; both losses single them out.
+//! `kl_cov`. The few tokens of high covariance reduce the entropy; both losses select them.
 
 use super::kernel::{Row, StepToken};
 use crate::ExactSum;
@@ -24,7 +24,7 @@ pub(super) fn covariances(tokens: &[StepToken]) -> Vec<f64> {
     tokens.iter().map(|t| (t.advantage - advantage) * (t.old - old)).collect()
 }
 
-/// Number of tokens in a share of `tokens`: rounded down, at least one, as in the paper's code.
+/// Number of tokens in a fraction of `tokens`: rounded down, but at least one, as in the paper's code.
 pub(super) fn count(share: f64, tokens: usize) -> usize {
     ((share * tokens as f64) as usize).max(1)
 }

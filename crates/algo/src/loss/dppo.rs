@@ -3,8 +3,8 @@
 use super::kernel::{Clipped, Row, TokenTerm, each, ratio};
 use crate::settings::keys::{OutOfRange, check};
 
-/// ℓ = −keep·sg(min(exp(lp − beh), cap))·A·lp per token. A token is dropped once its probability has moved in the
-/// advantage's direction by a divergence of more than the limit.
+/// ℓ = −keep·sg(min(exp(lp − beh), cap))·A·lp per token. A token is dropped once its probability has changed
+/// in the advantage's direction by a divergence above the limit.
 pub(super) struct TrustRegion<D> {
     /// Divergence of lp from the sampler's log-probability.
     pub(super) divergence: D,

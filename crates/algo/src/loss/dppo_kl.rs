@@ -5,7 +5,7 @@ use crate::settings::keys::{OutOfRange, settings};
 settings! {
     /// DPPO with a trust region of binary KL (arXiv 2602.04879).
     DppoKl {
-        /// δ: how far a token's probability may move in the advantage's direction, as binary KL.
+        /// δ: bound on the change of a token's probability in the advantage's direction, as binary KL.
         divergence_limit: f64 = 0.05,
         /// Upper bound of the importance weight, which is held constant.
         weight_cap: f64 = 20.0,

@@ -5,14 +5,14 @@ use crate::settings::keys::{OutOfRange, settings};
 settings! {
     /// DPPO with a trust region of total variation (arXiv 2602.04879).
     DppoTv {
-        /// δ: how far a token's probability may move in the advantage's direction, as total variation.
+        /// δ: bound on the change of a token's probability in the advantage's direction, as total variation.
         divergence_limit: f64 = 0.2,
         /// Upper bound of the importance weight, which is held constant.
         weight_cap: f64 = 20.0,
     }
 }
 
-/// |p − p_beh|: the total variation of "this token or another".
+/// |p − p_beh|: total variation of the binary distribution "this token or another".
 fn divergence(lp: f64, behavior: f64) -> f64 {
     (lp.exp() - behavior.exp()).abs()
 }

@@ -4,7 +4,7 @@ use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {
     /// The quadratic loss of direct reward optimisation (arXiv 2405.19107) in the form of verl, per token:
-    /// ℓ = −A·lp + (β/2)·(lp − old)². The penalty bounds the move; there is no ratio and no clip.
+    /// ℓ = −A·lp + (β/2)·(lp − old)². The penalty bounds the change; there is no ratio and no clip.
     Dro {
         /// Weight β of the squared log-ratio.
         beta: f64 = 0.1,
@@ -20,7 +20,7 @@ impl Kernel for Dro {
         Reads::RATIO
     }
 
-    /// The squared log-ratio is a regression to the policy that sampled, whichever that was.
+    /// The squared log-ratio is a regression towards the sampler, regardless of its version.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior
     }

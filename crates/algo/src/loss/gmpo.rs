@@ -60,7 +60,7 @@ impl Kernel for Gmpo {
                 (log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), Clipped::No)
             };
             sum += l;
-            // Scaled below; until then 1 if the token moves the mean.
+            // 1 if the token changes the mean; scaled below.
             let moves = clipped == Clipped::No && log_ratio.abs() <= LOG_RATIO_LIMIT;
             *term = TokenTerm { value: 0.0, d_logprob: f64::from(u8::from(moves)), clipped };
         }

@@ -83,7 +83,7 @@ impl Kernel for Gspo {
     }
 
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
-        // Each token carries its share: 1/n of the value and, by the mean, of the derivative.
+        // Each token has 1/n of the value and, because of the mean, of the derivative.
         let share = 1.0 / row.len() as f64;
         SequenceClip { low: self.clip_low, high: self.clip_high, share }.row(row, terms);
     }

@@ -4,8 +4,8 @@ use super::ppo_clip::check_clip;
 use crate::settings::keys::{OutOfRange, settings};
 
 settings! {
-    /// GSPO-token (arXiv 2507.18071): the value of `gspo` with s_it = sg(s_i)·exp(lp_t − sg(lp_t)) and a token's own A_it,
-    /// over the aggregation. Each token gets a gradient by its own advantage.
+    /// GSPO-token (arXiv 2507.18071): the value of `gspo` with s_it = sg(s_i)·exp(lp_t − sg(lp_t)) and a token's own
+    /// A_it, over the aggregation. Each token gets a gradient by its own advantage.
     GspoToken {
         /// ε_low: the ratio's lower bound is 1 − ε_low.
         clip_low: f64 = 3e-4,

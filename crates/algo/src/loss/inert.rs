@@ -1,11 +1,11 @@
 use super::{LossBatch, PolicyLoss};
 
 impl PolicyLoss {
-    /// Per row: whether all its coefficients are 0 whatever the scores are, so that nothing of it need be
-    /// back-propagated. It stays in every count and metric: the loss is asked about it as about any other.
+    /// Flags the rows whose coefficients are 0 for any scores, so that they need no backward pass. They still count in
+    /// every normaliser and metric.
     ///
-    /// That is so of a masked row; and of one whose advantages are all 0, where the surrogate's derivative is a multiple
-    /// of the advantage and nothing but the surrogate has one: no KL, no bonus on the entropy, no value.
+    /// These are masked rows, and rows whose advantages are all 0 if the surrogate's derivative is a multiple of the
+    /// advantage and nothing else has a derivative: no KL, no entropy bonus, no value.
     pub fn inert(&self, batch: &LossBatch<'_>) -> Vec<bool> {
         let by_advantage = self.surrogate.kernel().scales_with_advantage()
             && self.kl.is_none()

@@ -1,4 +1,4 @@
-//! The arrays of a micro-batch: their shapes, their values, and one row of them at a time in `f64`.
+//! Checks the arrays of a micro-batch and converts one row at a time to `f64`.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ fn check_per_row(what: &'static str, got: usize, expected: usize) -> Result<(), 
     if got == expected { Ok(()) } else { Err(AlgoError::RowLength { what, got, expected }) }
 }
 
-/// Per-token arrays that were given, by name.
+/// The per-token arrays that are present, by name.
 struct Arrays<'a>(Vec<(Score, &'a [f32])>);
 
 impl<'a> Arrays<'a> {
@@ -47,7 +47,7 @@ impl<'a> Arrays<'a> {
     }
 }
 
-/// A coefficient as an engine gets it. Adding 0 turns −0, the gradient of a zero advantage, into 0.
+/// Rounds a coefficient to `f32`. Adding 0 turns −0, the gradient of a zero advantage, into 0.
 pub(super) fn rounded(coefficient: f64, row: usize, token: usize) -> Result<f32, AlgoError> {
     let rounded = (coefficient + 0.0) as f32;
     if rounded.is_finite() {
@@ -80,7 +80,7 @@ impl<'a> ValueInputs<'a> {
     }
 }
 
-/// The policy whose log-probabilities a ratio is taken to, for the metrics.
+/// Denominator of the log-ratio in the metrics.
 #[derive(Clone, Copy, PartialEq)]
 enum Base {
     Unknown,
@@ -104,13 +104,13 @@ pub(super) struct Inputs<'a> {
     outcome: Option<&'a [f32]>,
     mismatch: Mismatch,
     ratio_to: RatioTo,
-    /// True if the scores stand in for the proximal policy's log-probabilities.
+    /// True if the scores replace the proximal policy's log-probabilities.
     is_its_own_proximal: bool,
     base: Base,
 }
 
 impl<'a> Inputs<'a> {
-    /// The inputs of a policy's loss.
+    /// Inputs of a policy loss.
     pub(super) fn of_policy(
         loss: &PolicyLoss,
         batch: &LossBatch<'a>,
@@ -139,7 +139,7 @@ impl<'a> Inputs<'a> {
         Ok(inputs)
     }
 
-    /// The inputs of a separate critic's loss: no log-probabilities.
+    /// Inputs of a separate critic's loss, without log-probabilities.
     pub(super) fn of_critic(
         spec: &ValueLoss,
         batch: &LossBatch<'a>,
@@ -206,7 +206,7 @@ impl<'a> Inputs<'a> {
         self.old.is_some() || self.interpolation.is_some()
     }
 
-    /// Checks that every input is given that the loss reads.
+    /// Checks that every input of the loss is present.
     fn check_given(&self, loss: &PolicyLoss, batch: &LossBatch<'_>) -> Result<(), AlgoError> {
         let has_ratio = loss.surrogate.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
         let corrects = loss.correction.is_some();
@@ -262,7 +262,7 @@ impl<'a> Inputs<'a> {
         self.masked.get(row).copied().unwrap_or(false)
     }
 
-    /// Compares trainer and sampler on a row's tokens, for the metrics; on masked rows too.
+    /// Compares trainer and sampler on the tokens of a row, masked or not, for the metrics.
     pub(super) fn observe_mismatch(&self, range: &Range<usize>, terms: &mut LossTerms) {
         let trainer = match self.mismatch {
             Mismatch::Unmeasured => return,
@@ -275,7 +275,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Adds to sums for the metrics; no coefficient depends on them.
+    /// Adds a token to the sums for the metrics, which do not affect coefficients.
     pub(super) fn observe(&self, row: &Row<'_>, t: usize, terms: &mut LossTerms) {
         match self.base {
             Base::Unknown => {}
@@ -299,7 +299,7 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// `picked` is flat over the micro-batch, or empty.
+    /// Returns a row in `f64`; `picked` is flat over the micro-batch, or empty.
     pub(super) fn row<'w>(
         &'w mut self,
         inputs: &Inputs<'_>,

@@ -6,12 +6,12 @@ use crate::{RatioTo, WeightAction, WeightLevel};
 
 /// Part of an optimiser step that a loss must see at once.
 ///
-/// An engine calls the loss with whole sequences in any case. A loss of step scope is called once
+/// An engine always calls the loss with whole sequences. A loss of step scope is called once
 /// ([`step_loss`](crate::step_loss)), after all micro-batches of the optimiser step have been scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
-    /// Each token alone.
+    /// Single tokens.
     Token,
     /// All policy tokens of a sequence.
     Sequence,
@@ -19,7 +19,7 @@ pub enum Scope {
     Step,
 }
 
-/// The bound at which a constant branch of the loss is active, or a held weight stays.
+/// Active bound of a clip or of a constant weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Clipped {
     #[default]
@@ -35,17 +35,17 @@ pub(crate) struct Row<'a> {
     pub(crate) lp: &'a [f64],
     /// Denominator of the ratio: the proximal policy or the sampler.
     pub(crate) old: &'a [f64],
-    /// The proximal policy; `lp` where it is not given.
+    /// The proximal policy; `lp` if not given.
     pub(crate) proximal: &'a [f64],
-    /// The sampler; `lp` where it is not given.
+    /// The sampler; `lp` if not given.
     pub(crate) behavior: &'a [f64],
-    /// `lp` where it is not given.
+    /// The reference; `lp` if not given.
     pub(crate) reference: &'a [f64],
-    /// 0 where it is not given.
+    /// 0 if not given.
     pub(crate) advantage: &'a [f64],
-    /// Tokens picked out of the whole step; empty except for losses of step scope.
+    /// Tokens selected from the whole step; empty except for losses of step scope.
     pub(crate) picked: &'a [bool],
-    /// 0 where it is not given.
+    /// 0 if not given.
     pub(crate) outcome: f64,
 }
 
@@ -60,7 +60,7 @@ impl Row<'_> {
     }
 }
 
-/// A term before weight and normaliser.
+/// Term of a token before weight and normaliser.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TokenTerm {
     pub(crate) value: f64,
@@ -73,7 +73,7 @@ pub(crate) struct TokenTerm {
 #[expect(clippy::struct_excessive_bools, reason = "one for each array there is")]
 pub(crate) struct Reads {
     pub(crate) advantage: bool,
-    /// It has a ratio: it corrects for samples that are some optimiser steps old.
+    /// Reads `old`: has a ratio that corrects for earlier optimiser steps of the batch.
     pub(crate) old: bool,
     pub(crate) behavior: bool,
     pub(crate) reference: bool,
@@ -81,7 +81,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// The advantage alone.
+    /// Only the advantage.
     pub(crate) const ADVANTAGE: Self =
         Self { advantage: true, old: false, behavior: false, reference: false, outcome: false };
     /// Advantage and `old`.
@@ -90,7 +90,7 @@ impl Reads {
     pub(crate) const BEHAVIOR: Self = Self { behavior: true, ..Self::ADVANTAGE };
 }
 
-/// The bounds of a surrogate whose shares are reported.
+/// Bounds of a surrogate for which clip fractions are reported.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Bounds {
     pub(crate) low: bool,
@@ -107,10 +107,10 @@ impl Bounds {
     }
 }
 
-/// A token that is trained on, among all of the optimiser step.
+/// A trained token of the optimiser step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepToken {
-    /// Its place among all policy tokens of the step.
+    /// Index among all policy tokens of the step.
     pub(crate) position: u64,
     pub(crate) log_ratio: f64,
     pub(crate) old: f64,
@@ -125,8 +125,8 @@ pub(crate) struct StaleWeight {
 }
 
 impl StaleWeight {
-    /// Decoupled PPO's, per token (arXiv 2505.24298). A weight far above 1 is an accident of a token that the sampler found
-    /// all but impossible, and is masked.
+    /// Decoupled PPO's, per token (arXiv 2505.24298). A weight far above 1 comes from a token that was very
+    /// unlikely for the sampler, and is masked.
     pub(crate) const TOKEN: Self = Self { level: WeightLevel::Token, action: WeightAction::Mask };
     /// The same over the sequence's geometric mean.
     pub(crate) const GEOMETRIC: Self = Self { level: WeightLevel::Geometric, action: WeightAction::Mask };
@@ -134,20 +134,20 @@ impl StaleWeight {
 
 /// A surrogate, sequence by sequence.
 pub(crate) trait Kernel {
-    /// Checks the values of its settings.
+    /// Checks the values of the settings.
     fn check(&self) -> Result<(), OutOfRange> {
         Ok(())
     }
 
-    /// Denominator of the ratio if samples may be stale and the recipe gives no weight. A ratio that bounds how far
-    /// the policy moves from the start of the batch stays with the proximal policy: one to the sampler would have used up
-    /// that bound before the first step.
+    /// Denominator of the ratio if samples may be stale and the recipe gives no weight. A ratio that bounds the change
+    /// from the start of the batch stays relative to the proximal policy: relative to the sampler, the bound could be
+    /// exceeded before the first step.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Old
     }
 
-    /// Default weight from the proximal policy to the sampler where samples may be stale and the ratio is not taken to the
-    /// sampler. `None` if the loss is weighted by its sampler already, or has no samples.
+    /// Default weight from the proximal policy to the sampler if samples may be stale and the ratio is not relative to
+    /// the sampler. `None` if the loss already corrects for its sampler, or has no samples.
     fn stale_weight(&self) -> Option<StaleWeight> {
         None
     }
@@ -156,8 +156,8 @@ pub(crate) trait Kernel {
         Scope::Token
     }
 
-    /// True if it is one term per sequence, so that its normaliser is the number of sequences and all tokens of a
-    /// sequence share one advantage. Its value is the sum of the values of its tokens.
+    /// True if the loss is one term per sequence: its normaliser is the number of sequences and all tokens of a
+    /// sequence share one advantage. The value of a sequence is the sum over its tokens.
     fn is_per_sequence(&self) -> bool {
         false
     }
@@ -168,13 +168,13 @@ pub(crate) trait Kernel {
         Bounds::default()
     }
 
-    /// True if the derivative of every token is a finite number times its advantage, so that it is 0 where that is,
-    /// whatever the log-probabilities.
+    /// True if the derivative of every token is a finite multiple of its advantage, and therefore 0 for a zero
+    /// advantage.
     fn scales_with_advantage(&self) -> bool {
         false
     }
 
-    /// The positions of the tokens that a loss of step scope treats apart; `draw` gives 64 random bits for a position.
+    /// Positions of the tokens that a loss of step scope selects; `draw` returns 64 random bits for a position.
     fn pick(&self, tokens: &[StepToken], draw: &dyn Fn(u64) -> u64) -> Vec<u64> {
         let _ = (tokens, draw);
         Vec::new()
@@ -184,7 +184,7 @@ pub(crate) trait Kernel {
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]);
 }
 
-/// Fills `terms` with what a loss of each token alone gives.
+/// Computes `terms` token by token.
 pub(crate) fn each(row: &Row<'_>, terms: &mut [TokenTerm], term: impl Fn(usize) -> TokenTerm) {
     for (t, out) in terms.iter_mut().enumerate().take(row.len()) {
         *out = term(t);

@@ -4,10 +4,10 @@ use crate::{Level, RatioTo, WeightAction, WeightLevel};
 
 settings! {
     /// Policy mirror descent of Kimi k1.5 (arXiv 2501.12599, eq. 3): a policy gradient with a squared log-ratio as the
-    /// penalty on the move.
+    /// penalty on the change.
     ///
-    /// At sequence level ℓ_i = −A_i·Σ_t lp_t + (τ/2)·(Σ_t (lp_t − old_t))², over the number of sequences: the paper's. At
-    /// token level ℓ = −A·lp + (τ/2)·(lp − old)², over the aggregation: ROLL's.
+    /// At sequence level ℓ_i = −A_i·Σ_t lp_t + (τ/2)·(Σ_t (lp_t − old_t))², over the number of sequences: as in the
+    /// paper. At token level ℓ = −A·lp + (τ/2)·(lp − old)², over the aggregation, as in ROLL.
     Kimi {
         /// The unit that counts as one action: a sequence or a token.
         level: Level = Level::Sequence,
@@ -33,7 +33,7 @@ impl Kernel for Kimi {
         Reads::RATIO
     }
 
-    /// The squared log-ratio is a regression to the policy that sampled, whichever that was.
+    /// The squared log-ratio is a regression towards the sampler, regardless of its version.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior
     }
@@ -50,7 +50,7 @@ impl Kernel for Kimi {
         let whole: f64 = (0..row.len()).map(|t| row.log_ratio(t)).sum();
         for (t, term) in terms.iter_mut().enumerate().take(row.len()) {
             let a = row.advantage[t];
-            // A sequence's penalty is split over its tokens, each with its share of the log-ratio.
+            // The penalty of a sequence is divided over its tokens in proportion to their log-ratios.
             let moved = if self.is_per_sequence() { whole } else { row.log_ratio(t) };
             *term = TokenTerm {
                 value: -a * row.lp[t] + 0.5 * self.tau * moved * row.log_ratio(t),

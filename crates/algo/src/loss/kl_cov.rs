@@ -8,9 +8,9 @@ settings! {
     /// KL-Cov (arXiv 2505.22617): ℓ = −ρA, plus k·|lp − old| on the ⌊share·N⌋ tokens, at least one, of the largest
     /// covariance c_t; ties go to the first token.
     KlCov {
-        /// Share of the step's tokens with the penalty.
+        /// Fraction of the step's tokens with the penalty.
         cov_share: f64 = 2e-4,
-        /// Weight k of the penalty on the picked tokens.
+        /// Weight k of the penalty on the selected tokens.
         cov_coef: f64 = 1.0,
     }
 }
@@ -53,8 +53,8 @@ impl Kernel for KlCov {
         first(candidates, count(self.cov_share, tokens.len()))
     }
 
-    /// The penalty on |lp − old| is a mean over the proximal policy's tokens, as the rest of the term is, and is weighted
-    /// with it.
+    /// The penalty on |lp − old| is a mean over the proximal policy's tokens, like the rest of the term, and has the
+    /// same weight.
     fn stale_weight(&self) -> Option<StaleWeight> {
         Some(StaleWeight::TOKEN)
     }

@@ -46,7 +46,7 @@ impl Kernel for Luspo {
     }
 
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
-        // The length cancels the mean over it: each token has the whole ratio.
+        // The factor cancels the mean over the length, so each token has the whole ratio.
         SequenceClip { low: self.clip_low, high: self.clip_high, share: 1.0 }.row(row, terms);
     }
 }

@@ -1,13 +1,13 @@
 use rloom_core::metric;
 
-/// Metrics of one optimiser step, or of several. `None` is "not measured", never 0.
+/// Metrics of one or several optimiser steps. `None` if not measured.
 ///
-/// All but the mismatch and [`masked_ratio`](Self::masked_ratio) are of what is trained on: masked rows are left out.
+/// All but the mismatch and [`masked_ratio`](Self::masked_ratio) exclude masked rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LossMetrics {
-    /// The loss: the next three parts and the value loss with its weight.
+    /// The loss: the sum of the next three parts and the weighted value loss.
     pub loss: f64,
-    /// The surrogate's part.
+    /// Value of the surrogate.
     pub surrogate: f64,
     /// coef·KL.
     pub kl_loss: f64,
@@ -15,22 +15,22 @@ pub struct LossMetrics {
     pub entropy_loss: f64,
     /// Mean entropy (nats per token).
     pub entropy: Option<f64>,
-    /// Mean of old − lp (nats per token), `old` being what the ratio is taken to: the proximal policy or the sampler.
+    /// Mean of old − lp (nats per token); `old` is the denominator of the ratio, the proximal policy or the sampler.
     pub approx_kl: Option<f64>,
-    /// Mean k3 against the reference (nats per token), whichever estimator the loss has.
+    /// Mean k3 relative to the reference (nats per token), regardless of the loss's estimator.
     pub kl: Option<f64>,
-    /// Share of tokens at the lower bound. `ppo_clip`, `clip_cov`, `gspo`, `gmpo`: those with A < 0 that have no
-    /// gradient for it (in `gspo` all tokens of the sequence); `dppo_*`: those with A < 0 outside the trust region;
-    /// `cispo`: those whose weight is at the floor, whatever A is.
+    /// Fraction of tokens at the lower bound. `ppo_clip`, `clip_cov`, `gspo`, `gmpo`: those with A < 0 without a
+    /// gradient because of it (in `gspo` all tokens of the sequence); `dppo_*`: those with A < 0 outside the trust
+    /// region; `cispo`: those whose weight is at the floor, for any A.
     pub clip_ratio_low: Option<f64>,
-    /// Share of tokens at the upper bound. As `clip_ratio_low`, with A > 0; `cispo`: those whose weight is at the cap;
-    /// `topr`: those with A < 0 whose weight is truncated to 1.
+    /// Fraction of tokens at the upper bound. As `clip_ratio_low`, with A > 0; `cispo`: those whose weight is at the
+    /// cap; `topr`: those with A < 0 whose weight is truncated to 1.
     pub clip_ratio_high: Option<f64>,
-    /// Share of tokens where the dual clip bound.
+    /// Fraction of tokens where the dual clip is active.
     pub clip_ratio_dual: Option<f64>,
-    /// Share of tokens that a loss of step scope has picked.
+    /// Fraction of tokens selected by a loss of step scope.
     pub cov_picked_ratio: Option<f64>,
-    /// Smallest ρ of a token, to the same policy as `approx_kl`.
+    /// Smallest ρ of a token, relative to the same policy as `approx_kl`.
     pub ratio_min: Option<f64>,
     /// Largest ρ of a token.
     pub ratio_max: Option<f64>,
@@ -38,24 +38,24 @@ pub struct LossMetrics {
     pub mismatch_kl: Option<f64>,
     /// Largest |trainer − sampler| (nats).
     pub mismatch_max_abs: Option<f64>,
-    /// Mean weight of the correction as it was applied: bounded, and 0 where masked or rejected. Where samples may be stale
-    /// and there is no such weight, the mean of the tokens' ratios to the sampler, exp(lp − beh), before any bound and 0
-    /// where rejected; its expectation is 1.
+    /// Mean applied weight of the correction: bounded, and 0 if masked or rejected. If samples may be stale and there
+    /// is no such weight, the mean of the tokens' ratios to the sampler, exp(lp − beh), unbounded and 0 if rejected;
+    /// its expectation is 1.
     pub correction_weight_mean: Option<f64>,
-    /// (Σw)²/(n·Σw²) of those weights over the n tokens: the share of them that equal weights would need.
+    /// Effective sample size (Σw)²/(n·Σw²) of those weights over the n tokens.
     pub correction_ess: Option<f64>,
-    /// Share of tokens whose weight is out of bounds and therefore 0; where it is the ratio, of those that the surrogate
-    /// leaves out for it.
+    /// Fraction of tokens whose weight is out of bounds and therefore 0; without a weight, of those that the surrogate
+    /// drops because of their ratio.
     pub correction_masked_ratio: Option<f64>,
-    /// Share of tokens that are rejected, whether they are masked as well or not.
+    /// Fraction of rejected tokens, including those that are also masked.
     pub correction_rejected_ratio: Option<f64>,
     /// The value loss before its weight.
     pub value_loss: Option<f64>,
-    /// Share of tokens where the value's clip has the constant branch active.
+    /// Fraction of tokens whose value loss is clipped.
     pub value_clip_ratio: Option<f64>,
-    /// 1 − Var(R − V)/Var(R); `None` where all returns are equal.
+    /// 1 − Var(R − V)/Var(R); `None` if all returns are equal.
     pub explained_variance: Option<f64>,
-    /// Share of sequences that are masked; `None` where no mask was given. Who masks reports why, so it has no name.
+    /// Fraction of masked sequences; `None` without a mask. Not a named metric: the masking code reports the reasons.
     pub masked_ratio: Option<f64>,
 }
 

@@ -1,6 +1,7 @@
 //! Losses: per-token numbers in, coefficients out.
 //!
-//! To add a loss, write its file (settings, defaults, checks and kernel), declare it here and give it a line in the table.
+//! To add a loss, write its file (settings, defaults, checks and kernel), declare it here and give it a line in the
+//! table.
 
 mod batch;
 mod cispo;
@@ -58,7 +59,7 @@ surrogate::losses! {
         reinforce::Reinforce = "reinforce",
         /// The clipped ratio of a whole sequence, length-normalised.
         gspo::Gspo = "gspo",
-        /// The value of `gspo`, with a gradient by token.
+        /// The value of `gspo`, with a gradient per token.
         gspo_token::GspoToken = "gspo_token",
         /// The clipped ratio of a whole sequence, times its length.
         luspo::Luspo = "luspo",
@@ -66,19 +67,19 @@ surrogate::losses! {
         gmpo::Gmpo = "gmpo",
         /// A policy gradient weighted by the capped ratio, held constant.
         cispo::Cispo = "cispo",
-        /// A sigmoid gate of the ratio in place of the clip.
+        /// A sigmoid gate of the ratio instead of the clip.
         sapo::Sapo = "sapo",
-        /// A smooth kernel of the sequence's ratio in place of the clip, held constant.
+        /// A smooth kernel of the sequence's ratio instead of the clip, held constant.
         vespo::Vespo = "vespo",
-        /// Policy gradient on positive advantages, truncated importance on negative ones.
+        /// Policy gradient for positive advantages, with truncated importance weights for negative ones.
         topr::Topr = "topr",
         /// A policy gradient with a quadratic penalty per token.
         dro::Dro = "dro",
         /// A policy gradient with a quadratic penalty per sequence.
         kimi::Kimi = "kimi",
-        /// Truncated importance inside a trust region of total variation.
+        /// Truncated importance weights within a total-variation trust region.
         dppo_tv::DppoTv = "dppo_tv",
-        /// Truncated importance inside a trust region of binary KL.
+        /// Truncated importance weights within a binary-KL trust region.
         dppo_kl::DppoKl = "dppo_kl",
         /// `ppo_clip` without the gradient of a few tokens of high covariance.
         clip_cov::ClipCov = "clip_cov",

@@ -15,10 +15,11 @@ pub struct PolicyLoss {
     pub surrogate: Surrogate,
     /// Denominator of its importance ratio.
     pub ratio_to: RatioTo,
-    /// Weights and rejection for a sampler that is not the proximal policy. They hold for the surrogate alone.
+    /// Weights and rejection for a sampler that is not the proximal policy. They apply only to the surrogate.
     pub correction: Correction,
-    /// Samples may be from an older policy. The metrics then report the distance from the samplers even without a weight
-    /// ([`LossMetrics::correction_weight_mean`](crate::LossMetrics::correction_weight_mean)); no coefficient depends on it.
+    /// True if samples may come from an older policy. The metrics then include the divergence from the samplers even
+    /// without a weight ([`LossMetrics::correction_weight_mean`](crate::LossMetrics::correction_weight_mean)); no
+    /// coefficient depends on it.
     pub is_stale: bool,
     /// Normaliser of the per-token terms: a token-scoped surrogate, KL and entropy. A surrogate that is one term per
     /// sequence is divided by the number of sequences.
@@ -27,7 +28,7 @@ pub struct PolicyLoss {
     pub kl: Option<KlLoss>,
     /// Weight of the entropy bonus, 0 for none.
     pub entropy_coef: f64,
-    /// The value loss of a shared backbone; a separate critic has [`value_loss`](super::value_loss()).
+    /// Value loss of a shared backbone; for a separate critic see [`value_loss`](super::value_loss()).
     pub value: Option<ValueLoss>,
 }
 
@@ -46,13 +47,13 @@ impl PolicyLoss {
         }
     }
 
-    /// True if it reads the reference's log-probabilities.
+    /// True if the reference's log-probabilities are used.
     pub fn reads_reference(&self) -> bool {
         self.kl.is_some() || self.surrogate.reads_reference()
     }
 
-    /// Part of an optimiser step that it must see at once: the engine calls [`policy_loss`] with at least that much, and
-    /// [`step_loss`](super::step_loss()) where it is [`Scope::Step`].
+    /// Part of an optimiser step that it must see at once: the engine calls [`policy_loss`] with at least that much,
+    /// and [`step_loss`](super::step_loss()) where it is [`Scope::Step`].
     pub fn scope(&self) -> Scope {
         self.surrogate.scope()
     }
@@ -60,8 +61,8 @@ impl PolicyLoss {
 
 /// Value and coefficients of a micro-batch.
 ///
-/// Pure. The coefficients of a sequence depend on that sequence and on `counts` alone, so any split of the optimiser
-/// step into micro-batches gives the same bits. An empty batch and empty rows are fine and give nothing.
+/// Pure. The coefficients of a sequence depend only on that sequence and on `counts`, so results are bitwise identical
+/// for any split of the optimiser step into micro-batches. Empty batches and empty rows are allowed.
 ///
 /// # Errors
 ///
@@ -80,7 +81,8 @@ pub fn policy_loss(
     of_micro_batch(loss, batch, scores, counts, &[])
 }
 
-/// The same for a loss of any scope; `picked` are the tokens that a step-scoped one treats apart, flat over the rows.
+/// [`policy_loss`] for a loss of any scope; `picked` marks the selected tokens of a step-scoped one, flat over the
+/// rows.
 pub(super) fn of_micro_batch(
     loss: &PolicyLoss,
     batch: &LossBatch<'_>,
@@ -126,14 +128,14 @@ pub(super) fn of_micro_batch(
     Ok(grad)
 }
 
-/// A row with its place in the micro-batch.
+/// A row and its position in the micro-batch.
 struct OfRow<'a> {
     loss: &'a PolicyLoss,
     inputs: &'a Inputs<'a>,
     counts: &'a GlobalCounts,
     row: Row<'a>,
     index: usize,
-    /// Its first token.
+    /// Index of its first token.
     start: usize,
 }
 
@@ -143,8 +145,8 @@ fn is_dropped(term: &TokenTerm) -> bool {
 }
 
 impl OfRow<'_> {
-    /// The log-ratio that a KL is multiplied by. Only the one to the sampler makes its mean right: where a weight answers
-    /// for the sampler, the surrogate's own ratio is not that one.
+    /// Log-ratio for the factor of the KL. Only the ratio to the sampler makes the mean correct; with a correction
+    /// weight the surrogate's own ratio is a different one.
     fn kl_log_ratio(&self, t: usize) -> f64 {
         if self.loss.correction.weight.is_some() {
             self.row.lp[t] - self.row.behavior[t]
@@ -153,7 +155,7 @@ impl OfRow<'_> {
         }
     }
 
-    /// Weighs and divides the row's terms, and adds KL and entropy.
+    /// Weights and divides the row's terms, and adds KL and entropy.
     fn add(&self, terms: &[TokenTerm], weights: &[Weight], grad: &mut LossGrad) -> Result<(), AlgoError> {
         let Self { loss, row, .. } = self;
         let divisor = loss.aggregation.divisor(row.len(), self.counts)?;

@@ -13,7 +13,7 @@ settings! {
         clip_low: f64 = 0.2,
         /// ε_high: the ratio's upper bound is 1 + ε_high.
         clip_high: f64 = 0.2,
-        /// Upper bound of the ratio for negative advantages, above 1; leave it out for no dual clip.
+        /// Upper bound of the ratio for negative advantages, above 1; unset for no dual clip.
         dual_clip: Option<f64> = None,
     }
 }

@@ -3,11 +3,11 @@ use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {
     /// Soft adaptive policy optimisation (arXiv 2511.20347), per token: ℓ = −A·(4/τ)·σ(τ(ρ − 1)), ρ = exp(lp − old). At
-    /// ρ = 1 its gradient is the policy gradient's; away from it a sigmoid fades it out where others clip.
+    /// ρ = 1 its gradient is the policy gradient's; away from it a sigmoid attenuates the gradient instead of a clip.
     Sapo {
-        /// τ where A > 0.
+        /// τ for A > 0.
         tau_positive: f64 = 1.0,
-        /// τ where A < 0; larger, so that the gradient fades sooner.
+        /// τ for A < 0; larger, so that the gradient decays sooner.
         tau_negative: f64 = 1.05,
     }
 }

@@ -1,4 +1,4 @@
-//! Sums behind metrics. They merge exactly: neither order nor grouping changes a bit.
+//! Sums for metrics. Merging is exact: order and grouping do not affect the result.
 
 use serde::{Deserialize, Serialize};
 
@@ -83,7 +83,7 @@ impl Moments {
         (self.count > 0).then(|| self.sum.value() / self.count as f64)
     }
 
-    /// n·Σx² − (Σx)², which is n² times the variance, rounded once: equal numbers give 0, however large they are.
+    /// n·Σx² − (Σx)², which is n² times the variance, rounded once: equal numbers give 0, regardless of their size.
     pub(super) fn spread(&self) -> f64 {
         let mut spread = ExactSum::new();
         for &part in self.squares.parts() {
@@ -97,7 +97,7 @@ impl Moments {
         spread.value()
     }
 
-    /// (Σx)²/(n·Σx²) of weights: 1 where all are equal, 1/n where all but one are 0.
+    /// (Σx)²/(n·Σx²) of weights: 1 if all are equal, 1/n if all but one are 0.
     pub(super) fn effective_share(&self) -> Option<f64> {
         let squares = self.squares.value();
         let sum = self.sum.value();
@@ -118,14 +118,14 @@ mod tests {
         moments
     }
 
-    /// 0.1² is no float, and neither is its sum: the textbook formula leaves a rest.
+    /// 0.1² is not representable: the textbook formula leaves a remainder.
     #[test]
     fn equal_numbers_do_not_spread() {
         for x in [0.1, -1e8 - 0.3, 1e-20, 0.0] {
             assert_eq!(moments(&[x; 7]).spread(), 0.0, "{x}");
         }
         assert_eq!(moments(&[1.0, 2.0, 4.0]).spread(), 3.0 * 21.0 - 49.0);
-        // Deviations of 1e-9 around 1e6: the squares have no digit left for them.
+        // Deviations of 1e-9 around 1e6 are below the resolution of the squares.
         let near = moments(&[1e6, 1e6 + 9.313_225_746_154_785e-10]).spread();
         assert_eq!(near, 9.313_225_746_154_785e-10f64.powi(2));
     }

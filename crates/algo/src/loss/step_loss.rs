@@ -6,16 +6,17 @@ use super::{
 };
 use crate::{AlgoError, GlobalCounts};
 
-/// [`policy_loss`](crate::policy_loss) of every micro-batch of an optimiser step, of whatever scope the loss is.
+/// [`policy_loss`](crate::policy_loss) of every micro-batch of an optimiser step, for a loss of any scope.
 ///
-/// A loss of [`Scope::Step`] picks tokens out of the whole step first: by their place in it, by statistics of all of it,
-/// and by `draw`, which gives 64 random bits for a token's place among all policy tokens of the step
+/// A loss of [`Scope::Step`] first selects tokens from the whole step: by position, by statistics over the step, and by
+/// `draw`, which returns 64 random bits for the index of a token among all policy tokens of the step
 /// ([`RandomStream::bits`](rloom_core::RandomStream::bits) of a stream of the optimiser step alone).
 /// So the result does not depend on the split into micro-batches. Masked rows are never picked.
 ///
 /// # Errors
 ///
-/// As of `policy_loss`, wrapped in [`AlgoError::InMicroBatch`]; or not as many scores as micro-batches.
+/// Errors of `policy_loss`, wrapped in [`AlgoError::InMicroBatch`]; also if the number of scores is not that of
+/// micro-batches.
 pub fn step_loss(
     loss: &PolicyLoss,
     batches: &[LossBatch<'_>],
@@ -45,7 +46,7 @@ fn within(micro_batch: usize) -> impl Fn(AlgoError) -> AlgoError {
     move |error| AlgoError::InMicroBatch { micro_batch, error: Box::new(error) }
 }
 
-/// Marks the policy tokens of the step that are picked.
+/// Marks the selected policy tokens of the step.
 fn pick(
     loss: &PolicyLoss,
     batches: &[LossBatch<'_>],

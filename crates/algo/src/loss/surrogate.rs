@@ -1,4 +1,4 @@
-//! The table of losses: one line per kind gives its name in recipes, its settings and its kernel.
+//! The table of losses, with the name in recipes, the settings and the kernel of each.
 
 use super::{LossKind, LossSettings, Scope, Surrogate};
 use crate::AlgoError;
@@ -68,7 +68,7 @@ macro_rules! losses {
                 }
             }
 
-            /// Its kind; `None` for losses that no recipe chooses.
+            /// Kind of the loss; `None` for losses that recipes cannot choose.
             pub fn kind(&self) -> Option<LossKind> {
                 match self {
                     $(Self::$kind(_) => Some(LossKind::$kind),)+
@@ -76,7 +76,7 @@ macro_rules! losses {
                 }
             }
 
-            /// The kind and every setting that it reads; `None` for losses that no recipe chooses.
+            /// The kind and all settings that it uses; `None` for losses that recipes cannot choose.
             pub(crate) fn settings(&self) -> Option<LossSettings> {
                 match self {
                     $(Self::$kind(loss) => Some(LossSettings::resolved(LossKind::$kind, loss, &[])),)+
@@ -86,7 +86,7 @@ macro_rules! losses {
         }
 
         impl LossSettings {
-            /// A loss of that kind with these settings, not yet checked.
+            /// A loss of that kind with these settings, unchecked.
             fn surrogate(&self, kind: LossKind) -> Surrogate {
                 match kind { $(LossKind::$kind => Surrogate::$kind(self.apply()),)+ }
             }
@@ -103,7 +103,7 @@ impl LossKind {
 }
 
 impl LossSettings {
-    /// The loss, its values checked.
+    /// The loss with checked settings.
     pub(crate) fn resolve(&self, kind: LossKind) -> Result<Surrogate, AlgoError> {
         let surrogate = self.surrogate(kind);
         match surrogate.kernel().check() {
@@ -116,43 +116,43 @@ impl LossSettings {
 }
 
 impl Surrogate {
-    /// Part of an optimiser step that it must see at once.
+    /// Part of an optimiser step that the loss must see at once.
     pub fn scope(&self) -> Scope {
         self.kernel().scope()
     }
 
-    /// True if it is one term per sequence: its normaliser is the number of sequences, and all tokens of a sequence
-    /// share one advantage.
+    /// True if the loss is one term per sequence: its normaliser is the number of sequences, and all tokens of a
+    /// sequence share one advantage.
     pub fn is_per_sequence(&self) -> bool {
         self.kernel().is_per_sequence()
     }
 
-    /// True if it reads an advantage.
+    /// True if the advantage is used.
     pub fn reads_advantage(&self) -> bool {
         self.kernel().reads().advantage
     }
 
-    /// True if it reads the proximal policy's log-probabilities.
+    /// True if the proximal policy's log-probabilities are used.
     pub fn reads_old(&self) -> bool {
         self.kernel().reads().old
     }
 
-    /// True if it reads the sampler's log-probabilities.
+    /// True if the sampler's log-probabilities are used.
     pub fn reads_behavior(&self) -> bool {
         self.kernel().reads().behavior
     }
 
-    /// True if it reads the reference's log-probabilities.
+    /// True if the reference's log-probabilities are used.
     pub fn reads_reference(&self) -> bool {
         self.kernel().reads().reference
     }
 
-    /// True if it reads the outcome of each sequence.
+    /// True if the outcome of each sequence is used.
     pub fn reads_outcome(&self) -> bool {
         self.kernel().reads().outcome
     }
 
-    /// True if it corrects for samples that are a few optimiser steps old.
+    /// True if the loss has a ratio, which corrects for earlier optimiser steps of the batch.
     pub fn has_ratio(&self) -> bool {
         self.reads_old() || self.reads_behavior()
     }

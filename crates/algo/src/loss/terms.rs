@@ -17,7 +17,7 @@ pub struct LossTerms {
     sequences: u64,
     /// Tokens outside masked rows.
     trained: u64,
-    /// Masked sequences; `None` where no batch had a mask.
+    /// Masked sequences; `None` if no batch had a mask.
     masked: Option<u64>,
     bounds: Bounds,
     picks: bool,
@@ -38,15 +38,15 @@ pub struct LossTerms {
     value: Option<ValueTerms>,
 }
 
-/// Sums over the tokens that a correction weighs, or would.
+/// Sums over the weights of a correction.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct CorrectionTerms {
-    /// True if the ratio to the sampler stands in for a missing weight.
+    /// True if the ratio to the sampler is used for lack of a weight.
     is_by_ratio: bool,
     masks: bool,
     rejects: bool,
     weights: Moments,
-    /// Tokens whose weight is 0 for being out of its bounds.
+    /// Tokens whose weight is 0 because it is out of bounds.
     masked: u64,
     rejected: u64,
 }
@@ -75,7 +75,7 @@ impl CorrectionTerms {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct ValueTerms {
     clips: bool,
-    /// With its weight.
+    /// Weighted value loss.
     part: ExactSum,
     loss: ExactSum,
     clipped: u64,
@@ -97,14 +97,14 @@ impl ValueTerms {
         self.errors.merge(&other.errors);
     }
 
-    /// 1 − Var(R − V)/Var(R); `None` where all returns are equal.
+    /// 1 − Var(R − V)/Var(R); `None` if all returns are equal.
     fn explained_variance(&self) -> Option<f64> {
         let of_returns = self.returns.spread();
         (of_returns > 0.0).then(|| 1.0 - self.errors.spread() / of_returns)
     }
 }
 
-/// Merges what only some losses have.
+/// Merges optional terms.
 fn merge_optional<T: Clone>(to: &mut Option<T>, from: Option<&T>, merge: fn(&mut T, &T)) {
     match (to.as_mut(), from) {
         (Some(to), Some(from)) => merge(to, from),
@@ -129,7 +129,7 @@ impl LossTerms {
         Self { value: Some(ValueTerms::new(spec)), ..Self::default() }
     }
 
-    /// Counts a sequence; `is_masked` is `None` where no mask was given.
+    /// Counts a sequence; `is_masked` is `None` without a mask.
     pub(super) fn count_sequence(
         &mut self,
         tokens: usize,
@@ -198,7 +198,8 @@ impl LossTerms {
         self.picked += u64::from(is_picked);
     }
 
-    /// `log_ratio` is that to the sampler; `is_dropped` says whether the surrogate has left the token out for its ratio.
+    /// `log_ratio` is relative to the sampler; `is_dropped` is true if the surrogate drops the token because of its
+    /// ratio.
     pub(super) fn observe_weight(&mut self, weight: &Weight, log_ratio: f64, is_dropped: bool) {
         let Some(correction) = &mut self.correction else { return };
         let (value, is_masked) = if correction.is_by_ratio {
@@ -255,7 +256,7 @@ impl LossTerms {
         merge_optional(&mut self.value, other.value.as_ref(), ValueTerms::merge);
     }
 
-    /// The loss so far: of the whole optimiser step once all its micro-batches are merged.
+    /// The loss of the micro-batches merged so far.
     pub fn loss(&self) -> f64 {
         let mut sum = self.surrogate.clone();
         sum.merge(&self.kl_loss);
@@ -266,7 +267,7 @@ impl LossTerms {
         sum.value()
     }
 
-    /// Policy tokens seen so far, those of masked rows included.
+    /// Number of policy tokens so far, including masked rows.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -275,8 +276,8 @@ impl LossTerms {
     ///
     /// # Errors
     ///
-    /// [`AlgoError::Counts`] where the merged micro-batches are not the step that was counted: then every
-    /// coefficient had a wrong normaliser.
+    /// [`AlgoError::Counts`] if the merged micro-batches do not match the counts, so that every coefficient had a wrong
+    /// normaliser.
     pub fn finish(&self, counts: &GlobalCounts) -> Result<LossMetrics, AlgoError> {
         self.check(counts, |seen, counted| seen == counted)?;
         let ratio = self.ratio.given();
@@ -313,7 +314,7 @@ impl LossTerms {
         Ok(metrics)
     }
 
-    /// A number of tokens as a share of those that are trained on.
+    /// Number of tokens as a fraction of the trained ones.
     fn share(&self, is_measured: bool, tokens: u64) -> Option<f64> {
         (is_measured && self.trained > 0).then(|| tokens as f64 / self.trained as f64)
     }

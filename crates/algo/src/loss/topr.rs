@@ -3,11 +3,11 @@ use crate::Level;
 use crate::settings::keys::settings;
 
 settings! {
-    /// Tapered off-policy REINFORCE (arXiv 2503.14286): ℓ = −A·lp where A ≥ 0 and −w·A·lp where A < 0, with the truncated
+    /// Tapered off-policy REINFORCE (arXiv 2503.14286): ℓ = −A·lp for A ≥ 0 and −w·A·lp for A < 0, with the truncated
     /// importance weight w = sg(min(π/β, 1)) to the sampler β.
     Topr {
-        /// The unit over which the weight is taken. Sequence: exp(Σ_t (lp − beh)), the paper's. Token: exp(lp − beh), as
-        /// in ROLL.
+        /// The unit over which the weight is taken. Sequence: exp(Σ_t (lp − beh)), as in the paper. Token: exp(lp −
+        /// beh), as in ROLL.
         level: Level = Level::Sequence,
     }
 }

@@ -8,21 +8,21 @@ use super::{
 };
 use crate::{AlgoError, GlobalCounts};
 
-/// The loss of a learned value V against returns: ½·max((V − R)², (clip(V, V_old ± ε) − R)²) per token (arXiv 1707.06347,
-/// section 5, with PPO's usual clip), over all policy tokens of the optimiser step. Zero gradient where the clip's
-/// constant branch is active.
+/// The loss of a learned value V against returns: ½·max((V − R)², (clip(V, V_old ± ε) − R)²) per token (arXiv
+/// 1707.06347, section 5, with PPO's usual clip), over all policy tokens of the optimiser step. Zero gradient where the
+/// clip's constant branch is active.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ValueLoss {
-    /// Its weight; 1 for a separate critic.
+    /// Weight of the value loss; 1 for a separate critic.
     pub coef: f64,
     /// ε; `None` for no clip.
     pub clip: Option<f64>,
 }
 
-/// Value and coefficients of a micro-batch for a separate critic, whose scores are values alone: `d_logprob` and
+/// Value and coefficients of a micro-batch for a separate critic, whose only scores are values: `d_logprob` and
 /// `d_entropy` are empty. On a shared backbone the same term is part of [`policy_loss`](crate::policy_loss).
 ///
-/// Rows, masks, counts and errors are as there; it reads `returns`, and `old_value` where it clips.
+/// Rows, masks, counts and errors are as in `policy_loss`; reads `returns`, and `old_value` for the clip.
 pub fn value_loss(
     spec: &ValueLoss,
     batch: &LossBatch<'_>,

@@ -4,16 +4,16 @@ use crate::settings::keys::{OutOfRange, check, settings};
 use crate::{RatioTo, WeightAction, WeightLevel};
 
 settings! {
-    /// Variational sequence-level soft policy optimisation (arXiv 2602.10693), per token: ℓ = −sg(φ(w))·A·lp with the ratio
-    /// of the whole sequence w = exp(Σ_t (lp_t − old_t)) and the gamma kernel φ(w) = w^k·exp(λ(1 − w)), φ(1) = 1.
+    /// Variational sequence-level soft policy optimisation (arXiv 2602.10693), per token: ℓ = −sg(φ(w))·A·lp with the
+    /// ratio of the whole sequence w = exp(Σ_t (lp_t − old_t)) and the gamma kernel φ(w) = w^k·exp(λ(1 − w)), φ(1) = 1.
     Vespo {
-        /// Power k where A ≥ 0: fades out sequences that have become less likely.
+        /// Power k for A ≥ 0: attenuates sequences that have become less likely.
         k_positive: f64 = 2.0,
-        /// Decay λ where A ≥ 0: fades out sequences that have become more likely.
+        /// Decay λ for A ≥ 0: attenuates sequences that have become more likely.
         lambda_positive: f64 = 3.0,
-        /// Power k where A < 0.
+        /// Power k for A < 0.
         k_negative: f64 = 3.0,
-        /// Decay λ where A < 0.
+        /// Decay λ for A < 0.
         lambda_negative: f64 = 2.0,
     }
 }
@@ -39,7 +39,7 @@ impl Kernel for Vespo {
         true
     }
 
-    /// The kernel is an importance weight already: taken to the sampler, it covers staleness too.
+    /// The kernel is already an importance weight: relative to the sampler, it also covers staleness.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior
     }

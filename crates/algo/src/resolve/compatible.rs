@@ -1,4 +1,4 @@
-//! Combinations of parts that make no sense, each with the reason.
+//! Rejects invalid combinations of parts.
 
 use super::reader::refuse;
 use crate::error::Refusal;
@@ -16,7 +16,7 @@ pub(super) fn check(algorithm: &Algorithm) -> Result<(), AlgoError> {
     kl(algorithm)
 }
 
-/// Only losses out of recipes are checked: the default names none.
+/// Only losses from recipes are checked.
 fn loss_kind(algorithm: &Algorithm) -> LossKind {
     algorithm.settings.loss.and_then(|loss| loss.kind).unwrap_or(LossKind::PpoClip)
 }
@@ -64,7 +64,7 @@ fn level(algorithm: &Algorithm) -> Result<(), AlgoError> {
     })
 }
 
-/// Checks the source of the proximal policy against what reads it.
+/// Checks that the source of the proximal policy fits its use.
 fn proximal(algorithm: &Algorithm) -> Result<(), AlgoError> {
     let (loss, proximal) = (&algorithm.loss, algorithm.settings.proximal);
     if proximal == Some(Proximal::LogLinear) {

@@ -8,7 +8,7 @@ use crate::{
     KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
 };
 
-/// The divergence from the reference, wherever it enters.
+/// The divergence from the reference, in the reward or in the loss.
 #[derive(Debug, Default)]
 pub(super) struct Kl {
     /// Weight in the reward, 0 for none.
@@ -68,7 +68,7 @@ fn kl_control(r: &mut Reader) -> Result<Option<KlControl>, AlgoError> {
     Ok(Some(KlControl { target, horizon }))
 }
 
-/// `default` is the weight where samples may be stale and nothing else is said; `None` for none.
+/// `default` is the weight used if samples may be stale and the recipe sets none; `None` for no weight.
 pub(super) fn correction(r: &mut Reader, default: Option<StaleWeight>) -> Result<Correction, AlgoError> {
     let level = if let Some(weight) = default {
         Some(read!(r.correction.level or weight.level.into()))
@@ -94,8 +94,8 @@ fn weight(
     let action = read!(r.correction.action or default.map_or(WeightAction::Clamp, |weight| weight.action));
     let (low, high) = match (action, default) {
         (WeightAction::Clamp, _) => (0.0, 2.0),
-        // Between engines that should agree, a small weight is as much an accident as a large one. In an older sample it
-        // only means that the policy has moved away from the token.
+        // Between engines that should agree, a small weight is as suspicious as a large one. In an older sample it only
+        // means that the token has become less likely.
         (WeightAction::Mask, None) => (0.5, 5.0),
         (WeightAction::Mask, Some(_)) => (0.0, 5.0),
     };

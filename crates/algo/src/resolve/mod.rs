@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Algorithm {
-    /// The preset of a method, for samples of the newest policy alone.
+    /// The preset of a method, for samples of the newest policy only.
     ///
     /// # Errors
     ///
@@ -23,8 +23,8 @@ impl Algorithm {
         Self::resolve(method, &AlgorithmSettings::default(), 0)
     }
 
-    /// The preset of `method` with `settings` over it, for the samples of `sampler`: a [`Sampler`], or the staleness bound
-    /// of an exact one.
+    /// The preset of `method` with `settings` over it, for the samples of `sampler`: a [`Sampler`], or the staleness
+    /// bound of an exact one.
     ///
     /// If samples may be stale or the sampler is not exact, every loss corrects for that unless `correction.level =
     /// "none"`: by an importance weight, which is then the default of `[correction]`, or by a ratio to the sampler. The
@@ -32,8 +32,8 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// [`AlgoError::NotRead`] with every key that is set and not read, and [`AlgoError::Refused`] for values and
-    /// combinations that make no sense; both name their keys ([`AlgoError::keys`]).
+    /// [`AlgoError::NotRead`] with all keys that have no effect, and [`AlgoError::Refused`] for invalid values and
+    /// combinations; both contain their keys ([`AlgoError::keys`]).
     pub fn resolve(
         method: Method,
         settings: &AlgorithmSettings,
@@ -61,8 +61,8 @@ impl Algorithm {
     }
 }
 
-/// A preset without the settings that `settings` rule out: those of another advantage's models, and the KL's estimator or
-/// placement if the recipe gives the other one.
+/// The preset without the settings that `settings` replace: the models of another advantage, and the KL's estimator or
+/// placement if the recipe sets the other one.
 fn without_other_parts(preset: &AlgorithmSettings, settings: &AlgorithmSettings) -> AlgorithmSettings {
     let mut kept = *preset;
     let kind = |settings: &AlgorithmSettings| settings.advantage.and_then(|advantage| advantage.kind);

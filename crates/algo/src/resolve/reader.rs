@@ -3,13 +3,13 @@
 use crate::error::{Refusal, UnreadReason};
 use crate::{AlgoError, AlgorithmSettings, Kind, KindSettings, Method};
 
-/// The settings of a recipe, and a record that holds every key that is read and no other.
+/// The settings of a recipe, and a record of exactly the keys that were read.
 pub(super) struct Reader {
     pub(super) asked: AlgorithmSettings,
     pub(super) record: AlgorithmSettings,
 }
 
-/// Reads a key (of a table) or its default, and records the value. With `?`: reads what may be left out.
+/// Reads a key (of a table) or its default, and records the value. With `?`: reads an optional key.
 macro_rules! read {
     ($reader:ident.$key:ident ?) => {{
         $reader.record.$key = $reader.asked.$key;
@@ -39,7 +39,7 @@ pub(super) fn refuse(key: &'static str, reason: Refusal, hint: &'static str) -> 
     AlgoError::Refused { key, reason, hint }
 }
 
-/// Returns the number if it is finite and fits.
+/// Returns the number if it is finite and in range.
 pub(super) fn checked(
     key: &'static str,
     value: f64,
@@ -60,7 +60,7 @@ pub(super) fn at_least_one(key: &'static str, value: u32) -> Result<u32, AlgoErr
     Ok(value)
 }
 
-/// The reason why nothing reads a key of the table of kinds.
+/// The reason why a key of a loss or advantage has no effect.
 fn of_kind<K: Kind>(
     key: &str,
     read: Option<KindSettings<K>>,
@@ -72,7 +72,7 @@ fn of_kind<K: Kind>(
     Some(if has { ignored(kind) } else { unknown(kind) })
 }
 
-/// The reason why nothing reads a key that is set. `read` is what is read instead.
+/// The reason why a key has no effect. `read` contains the keys that have one.
 pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings) -> UnreadReason {
     if method.is_supervised() {
         return UnreadReason::Supervised;

@@ -1,4 +1,4 @@
-//! Closed sets that a recipe chooses from by name.
+//! Enumerations whose values a recipe names.
 
 /// An enum whose variants have one name each, in recipes, on the command line and in messages.
 macro_rules! choices {
@@ -8,7 +8,7 @@ macro_rules! choices {
         pub enum $choice { $($(#[$doc])* #[serde(rename = $name)] $variant,)+ }
 
         impl $choice {
-            /// All of them, in the order in which they are listed.
+            /// All values in declaration order.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
             /// All names, in that order.
@@ -59,9 +59,9 @@ choices! {
     StatisticFrom {
         /// Over the episode's group.
         Group = "group",
-        /// Over the batch that is trained together.
+        /// Over the batch.
         Batch = "batch",
-        /// Over all batches of the stage so far, this one included.
+        /// Over all batches of the stage so far, including this one.
         Running = "running",
         /// None: 0 for a mean, 1 for a standard deviation.
         None = "none",
@@ -73,7 +73,7 @@ choices! {
     Keep {
         /// Those with a positive reward.
         Positive = "positive",
-        /// The best of the group, the first of several.
+        /// The best of the group, or the first of several.
         Best = "best",
     }
 }
@@ -91,18 +91,19 @@ choices! {
 choices! {
     /// Source of the proximal policy's log-probabilities (`old`).
     Proximal {
-        /// The sampler's own, bitwise identical to the trainer's on the embedded engine at staleness 0.
+        /// Those of the sampler, bitwise identical to the trainer's on the embedded engine at staleness 0.
         Sampler = "sampler",
-        /// A pass of the trainer before the batch's first optimiser step, over sequences whose sampled log-probabilities are not its own.
+        /// Computed by the trainer before the batch's first optimiser step, for sequences whose sampled values are not
+        /// exact.
         Recompute = "recompute",
-        /// Interpolated between sampler and current policy by their versions, held constant: no extra pass.
+        /// Interpolated between sampler and current policy by version and held constant, without an extra pass.
         LogLinear = "log_linear",
     }
 }
 
 choices! {
-    /// Unit over which an importance weight is multiplied. `old` is the proximal policy; of a loss without a ratio, the policy
-    /// itself.
+    /// Unit over which an importance weight is multiplied. `old` is the proximal policy; for a loss without a ratio,
+    /// the policy itself.
     WeightLevel {
         /// exp(old_t − beh_t).
         Token = "token",
@@ -116,7 +117,7 @@ choices! {
 choices! {
     /// Unit of the importance weight in a recipe.
     CorrectionLevel {
-        /// Explicitly no weight: if samples may be stale, leaving the key out gives one.
+        /// Explicitly no weight. If samples may be stale, leaving the key unset enables one.
         None = "none",
         /// One weight per token.
         Token = "token",
@@ -152,9 +153,9 @@ impl From<WeightLevel> for CorrectionLevel {
 choices! {
     /// Treatment of a weight outside its bounds.
     WeightAction {
-        /// It is set to the bound (truncated importance sampling).
+        /// Sets the weight to the bound (truncated importance sampling).
         Clamp = "clamp",
-        /// It is 0 (IcePop).
+        /// Sets the weight to 0 (IcePop).
         Mask = "mask",
     }
 }
@@ -174,9 +175,9 @@ choices! {
 choices! {
     /// Backbone of the value head.
     Backbone {
-        /// Its own transformer, initialised from the policy's.
+        /// A separate transformer, initialised from the policy's.
         Own = "own",
-        /// The policy's.
+        /// The policy's backbone.
         Shared = "shared",
     }
 }

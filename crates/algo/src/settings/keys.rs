@@ -16,7 +16,7 @@ pub enum KeyType {
 pub struct KeyInfo {
     /// Its key in the table of the loss or the advantage.
     pub name: &'static str,
-    /// Its documentation.
+    /// Documentation of the key.
     pub doc: &'static str,
     /// The type of its value.
     pub value_type: KeyType,
@@ -53,9 +53,9 @@ impl std::fmt::Display for Value {
 pub(crate) trait Setting: Copy {
     /// The type of its value in a recipe.
     const TYPE: KeyType;
-    /// From a recipe's value; `None` if it is of another type.
+    /// Converts from a recipe's value; `None` if it has another type.
     fn read(value: Value) -> Option<Self>;
-    /// As a recipe's value; `None` if the key is left out.
+    /// Converts to a recipe's value; `None` if the key is unset.
     fn write(self) -> Option<Value>;
 }
 
@@ -99,9 +99,9 @@ impl<T: Setting> Setting for Option<T> {
 pub(crate) trait Settings: Copy + Default {
     /// Its keys, in order.
     const KEYS: &'static [KeyInfo];
-    /// Sets a key. A value of another type leaves it as it was; the deserializer has checked the type.
+    /// Sets a key. A value of another type is ignored, as the deserializer has checked the type.
     fn set(&mut self, key: &str, value: Value);
-    /// A key's value; `None` if it is left out.
+    /// Value of a key; `None` if unset.
     fn get(&self, key: &str) -> Option<Value>;
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct OutOfRange {
     pub(crate) hint: &'static str,
 }
 
-/// Checks a number against its range; `fits` is ignored for NaN and infinity, which fit nowhere.
+/// Checks a number against its range; `fits` is ignored for NaN and infinity, which are never in range.
 pub(crate) fn check(
     key: &'static str,
     value: f64,

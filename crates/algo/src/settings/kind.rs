@@ -18,7 +18,7 @@ use super::{
 
 /// The key that names the kind.
 const KIND: &str = "kind";
-/// More keys than any kind has.
+/// Capacity of the settings, above the number of keys of any kind.
 const CAPACITY: usize = 16;
 
 /// A closed set of kinds, each with its settings.
@@ -113,7 +113,7 @@ impl<K: Kind> KindSettings<K> {
         self.values().find(|(name, _)| *name == key).map(|(_, value)| value)
     }
 
-    /// With a key set to a value; a key that no kind has is left out.
+    /// Sets a key and returns the settings; a key of no kind is ignored.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         if let Some(known) = K::all_keys().get(key) {

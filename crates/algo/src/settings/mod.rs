@@ -90,7 +90,7 @@ overrides! {
         filter: FilterSettings,
         /// Penalty on completions near their length limit.
         overlong: OverlongSettings,
-        /// Controller that holds the entropy near a target.
+        /// Controller that keeps the entropy near a target.
         entropy_control: EntropyControlSettings,
         /// Learned value (`gae`).
         critic: CriticSettings,
@@ -111,7 +111,7 @@ overrides! {
         placement: KlPlacement,
         /// Multiplies the KL in the loss by the importance ratio.
         ratio: bool,
-        /// KL in nats per token that the weight in the reward is steered to; leave it out for a fixed weight.
+        /// Target of the KL in nats per token, to which the weight in the reward adapts; unset for a fixed weight.
         target: f64,
         /// Episodes over which the weight adapts.
         horizon: f64,
@@ -197,7 +197,7 @@ overrides! {
         learning_rate_scale: f64,
         /// Weight of the value loss relative to the policy's (shared backbone).
         coef: f64,
-        /// Bound ε of a value's move from its old one, in the loss; 0 for no bound.
+        /// Bound ε on the change of a value from its old one in the loss; 0 for no bound.
         clip: f64,
         /// Batches at the start that train only the critic (own backbone).
         warmup_batches: u64,

@@ -1,4 +1,5 @@
-/// Keys of `[stage.algorithm]` that have moved into the table of the loss or the advantage: the old key and the new one.
+/// Keys of `[stage.algorithm]` that have moved into the table of the loss or the advantage: the old key and the new
+/// one.
 pub const RENAMED_KEYS: &[(&str, &str)] = &[
     ("mean_from", "advantage.mean_from"),
     ("std_from", "advantage.std_from"),

@@ -1,4 +1,4 @@
-//! What holds of every estimator, over random groups.
+//! Properties of every estimator, over random groups.
 
 use proptest::prelude::*;
 use rloom_algo::estimators::{Gae, Gpg, Opo, Prime, Rloo};
@@ -31,7 +31,7 @@ fn all_close(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| close(a, b))
 }
 
-/// Whether an episode's advantage looks beyond its group.
+/// True if an episode's advantage depends on other groups.
 fn reads_batch(estimator: Estimator) -> bool {
     let beyond = [StatisticFrom::Batch, StatisticFrom::Running];
     match estimator {
@@ -41,7 +41,7 @@ fn reads_batch(estimator: Estimator) -> bool {
     }
 }
 
-/// The same with the episodes of each group but the last (the greedy one) the other way round.
+/// The groups with their episodes in reverse order, except the last one (greedy).
 fn episodes_reversed<T: Clone>(batch: &[Vec<T>]) -> Vec<Vec<T>> {
     let turn = |g: &Vec<T>| {
         let (last, rest) = g.split_last().unwrap();
@@ -50,7 +50,7 @@ fn episodes_reversed<T: Clone>(batch: &[Vec<T>]) -> Vec<Vec<T>> {
     batch.iter().map(turn).collect()
 }
 
-/// Best is the first of several: which one that is depends on the order.
+/// `best` keeps the first of several equal episodes, so it depends on the order.
 fn without_ties(estimator: Estimator, mut batch: Batch) -> Batch {
     if matches!(estimator, Estimator::RaftPp { .. }) {
         for group in &mut batch {
@@ -79,7 +79,7 @@ proptest! {
         }
     }
 
-    /// Bitwise identical for estimators that do not look beyond the group.
+    /// Bitwise identical for estimators that only depend on the group.
     #[test]
     fn permuting_groups_permutes_advantages(batch in batches(), kl_coef in prop_oneof![Just(0.0), Just(0.1)]) {
         let turned: Batch = batch.iter().rev().cloned().collect();
@@ -96,7 +96,7 @@ proptest! {
         }
     }
 
-    /// An episode to which no reward applies might as well not be there.
+    /// An episode without an applicable reward does not affect the others.
     #[test]
     fn not_applicable_rewards_leave_everything(batch in batches(), whiten in any::<bool>()) {
         let applicable: Batch = batch
@@ -122,7 +122,7 @@ proptest! {
         }
     }
 
-    /// ΣA over a group is 0; for OPO, Σ|y|A; for PRIME, that of the outcomes, where the process says nothing.
+    /// ΣA over a group is 0; for OPO, Σ|y|A; for PRIME, the sum for outcomes if the process rewards are 0.
     #[test]
     fn sums_over_a_group_are_zero(batch in batches()) {
         let mut batch = batch;
@@ -135,7 +135,7 @@ proptest! {
             let got = get(&spec(estimator, 0.0, false), &batch);
             for (group, row) in batch.iter().zip(&got.episodes) {
                 if estimator == more[2] && group.iter().any(|e| e.tokens == 0) {
-                    // A token says what an episode's advantage is, and there is none.
+                    // Without tokens the advantage of an episode is not defined.
                     continue;
                 }
                 let weight = |e: &Episode| if estimator == Estimator::Opo(Opo {}) { e.tokens as f64 } else { 1.0 };
@@ -146,13 +146,13 @@ proptest! {
                 let rewards: Vec<f64> = group[..group.len() - 1].iter().filter_map(|e| e.reward).collect();
                 let contrast = rewards.iter().any(|&r| r != rewards[0]);
                 prop_assert!(contrast || scale == 0.0, "{:?}", estimator);
-                // A reward of an episode without tokens is no part of OPO's baseline.
+                // The reward of an episode without tokens is not part of OPO's baseline.
                 prop_assert!(!contrast || scale > 0.0 || estimator == Estimator::Opo(Opo {}), "{:?}", estimator);
             }
         }
     }
 
-    /// Whatever comes in, what comes out is finite; whitened, its mean over the trained tokens is 0.
+    /// Results are finite for any input; if whitened, their mean over the trained tokens is 0.
     #[test]
     fn finite_and_centred(batch in batches(), kl_coef in prop_oneof![Just(0.0), Just(0.1)]) {
         for estimator in EVERY {
@@ -169,7 +169,7 @@ proptest! {
         }
     }
 
-    /// A group of which one is left teaches nothing where episodes are compared, and is counted.
+    /// A group with one comparable episode has no gradient if episodes are compared, and is counted.
     #[test]
     fn groups_of_one_are_counted(batch in batches()) {
         let mut batch = batch;
@@ -192,7 +192,7 @@ proptest! {
         }
     }
 
-    /// Equal up to rounding is equal, also through `f32`, and with other rewards elsewhere in the batch.
+    /// Rewards that are equal up to rounding count as equal, also through `f32` and with other rewards in the batch.
     #[test]
     fn no_contrast_is_exactly_zero(batch in batches(), reward in -1e3f64..1e3) {
         let mut batch = batch;
@@ -211,7 +211,7 @@ proptest! {
         }
         for estimator in EVERY.into_iter().filter(Estimator::needs_group) {
             if matches!(estimator, Estimator::RaftPp { .. }) {
-                continue; // the best of equals is the first
+                continue; // of equal episodes the first is the best
             }
             let got = get(&spec(estimator, 0.0, false), &batch);
             prop_assert!(got.episodes[0].iter().all(EpisodeAdvantage::is_zero), "{:?}: {:?}", estimator, got.episodes[0]);
@@ -219,7 +219,7 @@ proptest! {
     }
 }
 
-/// What is wrong with an episode.
+/// Invalid inputs of an episode.
 type Damage = (&'static str, fn(&mut Episode));
 
 const DAMAGES: [Damage; 15] = [
@@ -244,7 +244,7 @@ const DAMAGES: [Damage; 15] = [
     ("process-reward reference log-probability is NaN", |e| e.prm_reference[1] = f32::NAN),
 ];
 
-/// Which of [`DAMAGES`] an estimator meets.
+/// The entries of [`DAMAGES`] that an estimator detects.
 fn meets(estimator: Estimator) -> Vec<usize> {
     let own = match estimator {
         Estimator::Gae { .. } => 5..8,
@@ -257,7 +257,7 @@ fn meets(estimator: Estimator) -> Vec<usize> {
 }
 
 #[test]
-fn errors_say_what_is_wrong_and_where() {
+fn errors_contain_input_and_position() {
     let episode = |i: u32| Episode::new(Some(f64::from(i)), 2, u64::from(i));
     let group = || vec![episode(0), episode(1), episode(2), Episode::greedy(Some(0.0))];
     for estimator in EVERY {
@@ -276,7 +276,8 @@ fn errors_say_what_is_wrong_and_where() {
     }
 }
 
-/// A reward that does not apply excuses an episode from what its estimator reads, but a value is trained in any case.
+/// Without an applicable reward the inputs of the estimator are not needed, except for values, which are always
+/// trained.
 #[test]
 fn what_takes_no_part_is_not_read() {
     let mut batch =

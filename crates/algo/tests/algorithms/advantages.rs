@@ -1,4 +1,4 @@
-//! Sums, groups without contrast, rewards that do not apply.
+//! Sums, groups with equal rewards, rewards that do not apply.
 
 use proptest::prelude::*;
 use rloom_algo::estimators::{Gpg, MaxAtG, Opo, RaftPp, ReinforcePp, Rloo, Topr};
@@ -11,7 +11,7 @@ use rloom_core::Role;
 use crate::groups::{GROUP, GROUP_MEAN, normalized};
 
 const RETURNS: Estimator = Estimator::ReinforcePp(ReinforcePp { gamma: 1.0 });
-/// Those that read nothing but rewards.
+/// Estimators that only use rewards.
 const ALL: [Estimator; 13] = [
     GROUP,
     GROUP_MEAN,
@@ -97,7 +97,7 @@ fn by_hand() {
     assert_eq!(one(Estimator::Rloo(Rloo {}), &[3.0, 1.0]), [2.0, -2.0]);
 }
 
-/// E[x²] − mean² in f32 makes thousands of this group; its advantages are of order one.
+/// In f32, E[x²] − mean² gives thousands for this group; its advantages are of order one.
 #[test]
 fn near_equal_rewards_do_not_explode() {
     let reward = f64::from(0.95f32);
@@ -120,7 +120,7 @@ fn near_equal_rewards_do_not_explode() {
     }
 }
 
-/// A batch with next to no contrast is not whitened up to full strength.
+/// A batch with almost equal rewards is not whitened to variance 1.
 #[test]
 fn whitening_has_a_smallest_variance() {
     let group = groups(&[vec![Some(0.0), Some(1e-5)]], 3);
@@ -129,7 +129,7 @@ fn whitening_has_a_smallest_variance() {
 }
 
 #[test]
-fn a_group_of_one_is_counted_and_teaches_nothing() {
+fn a_group_of_one_is_counted_and_has_no_advantage() {
     let rewards = [vec![Some(1.0), None, None], vec![Some(1.0), Some(0.0), None], vec![None, None, None]];
     for whiten in [false, true] {
         for estimator in [GROUP, GROUP_MEAN, Estimator::Rloo(Rloo {})] {
@@ -159,7 +159,7 @@ fn baseline_episodes_are_neither_compared_nor_trained() {
     }
 }
 
-/// Per token: the reward arrives at the last token, each token pays its own divergence, the future is discounted.
+/// Per token: the last token gets the reward, each token its own divergence, and later rewards are discounted.
 #[test]
 fn returns_by_hand() {
     let (old, reference) = ([-1.0f32, -2.0, -0.5], [-1.5f32, -1.0, -0.5]);

@@ -1,4 +1,4 @@
-//! Weights that adapt, and the state that carries them.
+//! Adaptive weights and their state.
 
 use rloom_algo::{
     Algorithm, AlgorithmSettings, AlgorithmState, EntropyControl, EpisodeRewards, GroupRewards, KlControl,
@@ -13,7 +13,7 @@ fn resolve(method: Method, json: &str) -> Algorithm {
     Algorithm::resolve(method, &settings, 0).unwrap()
 }
 
-/// A loss without tokens, with the entropy that the controller is shown.
+/// Metrics without tokens, with the entropy that the controller observes.
 fn measured(entropy: Option<f64>) -> LossMetrics {
     let nothing = rloom_algo::LossTerms::default().finish(&rloom_algo::GlobalCounts::default()).unwrap();
     LossMetrics { entropy, ..nothing }
@@ -27,11 +27,11 @@ fn near(got: f64, wanted: f64) {
 fn the_weight_of_the_kl_follows_the_divergence() {
     near(KL.next(0.05, 0.1, 256), 0.05);
     near(KL.next(0.05, 0.11, 100), 0.05 * (1.0 + 0.1 * 0.1));
-    // Far off is as off as a fifth.
+    // The relative error is limited to a fifth.
     near(KL.next(0.05, 5.0, 100), 0.05 * 1.02);
     near(KL.next(0.05, 0.0, 100), 0.05 * 0.98);
     near(KL.next(0.05, -3.0, 100), 0.05 * 0.98);
-    // A batch of many horizons is one.
+    // A batch larger than the horizon counts as one horizon.
     near(KL.next(0.05, 0.0, 1_000_000), 0.05 * 0.8);
 }
 
@@ -62,11 +62,11 @@ fn kl_adapts_from_batch_to_batch() {
         let got = advantages(&spec, &state.rewards, &groups).unwrap();
         assert_eq!((got.report.kl, got.report.episodes), (Some(0.5), 2));
         state = state.after_batch(&algorithm, &got);
-        // Two of four episodes of the horizon, a fifth too much.
+        // Half of the horizon, with a relative error of at least a fifth.
         coef *= 1.0 + 0.2 * 0.5;
     }
     assert_eq!(state.entropy_coef, None);
-    // A fixed weight stays, and neither state nor batch changes it.
+    // A fixed weight does not change.
     let fixed = resolve(Method::Rloo, r#"{"kl":{"coef":0.05}}"#);
     assert_eq!(fixed.advantage_at(&state), fixed.advantage);
     let got = advantages(&fixed.advantage.unwrap(), &state.rewards, &groups).unwrap();
@@ -95,7 +95,7 @@ fn entropy_adapts_from_step_to_step() {
 }
 
 #[test]
-fn rewards_are_carried_from_batch_to_batch() {
+fn reward_moments_accumulate_over_batches() {
     let algorithm = resolve(
         Method::Grpo,
         r#"{"advantage":{"kind":"normalized","mean_from":"running","std_from":"running"}}"#,

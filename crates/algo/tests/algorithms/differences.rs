@@ -1,5 +1,4 @@
-//! Finite differences: coefficients are the derivatives of the loss in which held quantities are held, and the loss that
-//! is reported is that loss.
+//! Finite differences: coefficients are the derivatives of the reported loss, with its constants held constant.
 
 use proptest::prelude::*;
 use rloom_algo::{Aggregation, PolicyLoss, Scope, ValueLoss};
@@ -12,7 +11,7 @@ use crate::{
 
 const H: f64 = 1e-5;
 
-/// The derivative, by both sides; `None` on a kink.
+/// The two-sided difference quotient; `None` at a kink.
 fn difference(
     held: &Held<'_>,
     here: &Point,
@@ -29,7 +28,7 @@ fn difference(
     ((before - after).abs() <= 1e-3 * (before.abs() + after.abs()) + 1e-7).then_some((high - low) / (2.0 * H))
 }
 
-/// Tokens compared, and those left out because they lie on a kink.
+/// Number of tokens compared, and of those skipped at a kink.
 #[derive(Default)]
 struct Seen {
     compared: u64,
@@ -78,7 +77,7 @@ fn check(loss: &PolicyLoss, step: &Step, seen: &mut Seen) -> Result<(), TestCase
     Ok(())
 }
 
-/// What is left out is rare, or nothing would be tested.
+/// Few tokens are skipped, so that the property is actually tested.
 fn check_all(losses: &[PolicyLoss], step: &Step) -> Result<(), TestCaseError> {
     let mut seen = Seen::default();
     for loss in losses {
@@ -88,7 +87,7 @@ fn check_all(losses: &[PolicyLoss], step: &Step) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Every surrogate with every other term of the loss, under one normaliser.
+/// Every surrogate with every other term of the loss, for one normaliser.
 fn of_mode(aggregation: Aggregation) -> Vec<PolicyLoss> {
     surrogates().into_iter().filter(is_known).flat_map(|surrogate| variants(surrogate, aggregation)).collect()
 }
@@ -102,14 +101,14 @@ proptest! {
         check_all(&of_mode(Aggregation::ALL[mode]), &step)?;
     }
 
-    /// The proximal policy between sampler and current policy: held, in ratio and weight.
+    /// The interpolated proximal policy is held constant, in ratio and weight.
     #[test]
     fn of_an_interpolated_proximal_policy(step in steps(), mode in 0usize..4) {
         let step = Step { old: Vec::new(), mismatch: rloom_algo::Mismatch::Scores, ..step };
         check_all(&of_mode(Aggregation::ALL[mode]), &step)?;
     }
 
-    /// Advantages that differ from token to token.
+    /// Advantages per token.
     #[test]
     fn of_advantages_per_token(step in steps(), mode in 0usize..4) {
         let advantage = step.value.clone();
@@ -137,7 +136,7 @@ proptest! {
     }
 }
 
-/// What the properties above range over.
+/// Inputs of the properties above.
 #[test]
 fn every_part_is_among_the_losses() {
     let losses = losses();

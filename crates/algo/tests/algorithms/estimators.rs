@@ -1,4 +1,4 @@
-//! Each estimator on numbers that can be followed by hand, and what it reports.
+//! Results and reports of each estimator on small examples.
 
 use proptest::prelude::*;
 use rloom_algo::estimators::{Gae, Gdpo, Gigpo, Gpg, MaxAtG, Opo, Prime, RaftPp, Remax, Rloo, Topr};
@@ -55,13 +55,13 @@ fn normalized_from_different_places() {
             assert!((f64::from(got) - wanted).abs() < 1e-6, "{mean:?}, {std:?}: {flat:?}");
         }
     }
-    // Statistics without a group need none: a group of one is compared with the batch.
+    // With statistics of the batch, a group of one is compared with the batch.
     let alone = groups(&[&[(1.0, 1)], &[(3.0, 1)]]);
     assert_eq!(first(&get(normalized(Batch, None), &alone), 0), [-1.0]);
     assert_eq!(get(normalized(Batch, None), &alone).report.groups_of_one, 0);
 }
 
-/// What a statistic comes from has no spread: dividing by ε alone would make thousands of any difference.
+/// Equal values of a statistic give 0: dividing only by ε would amplify rounding to thousands.
 #[test]
 fn a_statistic_without_spread_gives_nothing() {
     use StatisticFrom::{Batch, Group, None, Running};
@@ -75,7 +75,7 @@ fn a_statistic_without_spread_gives_nothing() {
     }
 }
 
-/// Two successive batches are one batch to the running moments, and other estimators do not change them.
+/// Running moments of two batches equal those of one combined batch; other estimators do not change them.
 #[test]
 fn running_moments_are_carried_on() {
     use StatisticFrom::{Group, Running};
@@ -95,7 +95,7 @@ fn running_moments_are_carried_on() {
     assert_eq!(empty.running, two.running);
     let other = advantages(&plain(normalized(Group, Group)), &two.running, &a).unwrap();
     assert_eq!(other.running, two.running, "not read, not changed");
-    // They survive a checkpoint.
+    // They are restored from a checkpoint.
     let json = serde_json::to_string(&two.running).unwrap();
     assert_eq!(serde_json::from_str::<RunningMoments>(&json).unwrap(), two.running);
 }
@@ -105,12 +105,12 @@ fn opo_weighs_by_length() {
     // Baseline (1·1 + 3·0)/4 = ¼.
     let got = get(Estimator::Opo(Opo {}), &groups(&[&[(1.0, 1), (0.0, 3)]]));
     assert_eq!(first(&got, 0), [0.75, -0.25]);
-    // Without a token there is no weight.
+    // Without tokens there is no weight.
     assert_eq!(first(&get(Estimator::Opo(Opo {}), &groups(&[&[(1.0, 0), (0.0, 0)]])), 0), [0.5, -0.5]);
 }
 
 #[test]
-fn gpg_makes_up_for_groups_without_contrast() {
+fn gpg_compensates_for_groups_with_equal_rewards() {
     let got = get(Estimator::Gpg(Gpg {}), &groups(&[&[(1.0, 1), (0.0, 1)], &[(1.0, 1); 4]]));
     // α = 6/2.
     assert_eq!((first(&got, 0), first(&got, 1)), (vec![1.5, -1.5], vec![0.0; 4]));
@@ -149,7 +149,7 @@ fn raft_pp_keeps() {
 }
 
 #[test]
-fn remax_and_topr_subtract_what_they_are_given() {
+fn remax_and_topr_subtract_their_baselines() {
     let mut group = groups(&[&[(1.0, 2), (0.0, 1)], &[(0.5, 2)]]);
     group[0].episodes.insert(1, greedy(Some(0.25)));
     group[1].episodes.push(greedy(None));
@@ -170,8 +170,8 @@ fn remax_and_topr_subtract_what_they_are_given() {
 }
 
 #[test]
-fn gdpo_normalises_each_reward_alone() {
-    // The first name has contrast, the second applies to two episodes, the third to the last one alone.
+fn gdpo_normalises_each_reward_separately() {
+    // The first reward differs, the second applies to two episodes, the third only to the last one.
     let components = [
         [(2.0, Some(1.0)), (1.0, None), (1.0, None)],
         [(2.0, Some(0.0)), (1.0, Some(5.0)), (1.0, None)],
@@ -189,7 +189,7 @@ fn gdpo_normalises_each_reward_alone() {
     for (got, wanted) in got.into_iter().zip([root, -root + half, -half, 0.0]) {
         assert!((got - wanted).abs() < 1e-6);
     }
-    // An episode without comparison is not whitened into an advantage either.
+    // Whitening does not create an advantage for an episode without comparison.
     let whiten = AdvantageSpec { whiten: true, ..plain(spec) };
     let whitened = advantages(&whiten, &RunningMoments::default(), &[group]).unwrap();
     assert_eq!(first(&whitened, 0)[3], 0.0);
@@ -226,10 +226,10 @@ fn gigpo_compares_steps_from_one_state() {
         &[group],
     );
     assert!((by_std.episodes[0][0].at(0) - (0.5f32.sqrt() - 2.0 * 0.5f32.sqrt())).abs() < 1e-6);
-    // Without steps it is the episodes' part alone.
+    // Without steps only the episode-level part remains.
     let got = get(gigpo, &groups(&[&[(1.0, 2), (0.0, 1)]]));
     assert_eq!((first(&got, 0), got.report.steps), (vec![0.5, -0.5], 0));
-    // One state, one group: the same name in another group is another state.
+    // State keys are local to a group.
     let alone = |reward| GroupRewards {
         episodes: vec![episode(&a[..], reward, 4), EpisodeRewards::new(Some(reward), 1)],
     };
@@ -274,7 +274,7 @@ fn by_definition(rewards: &[f64], values: &[f64], last: f64, gamma: f64, lambda:
 
 proptest! {
     #[test]
-    fn gae_is_what_its_definition_says(
+    fn gae_equals_its_definition(
         tokens in 1usize..8, seed: u64, reward in -2.0f64..2.0, cut_off: bool, gamma in 0.0f64..=1.0, lambda in 0.0f64..=1.0,
     ) {
         let mut e = Episode::new(Some(reward), tokens, seed);
@@ -302,7 +302,7 @@ proptest! {
 }
 
 #[test]
-fn returns_are_what_values_should_have_been() {
+fn returns_are_the_targets_of_values() {
     let episode = |values, reward| EpisodeRewards { values, ..EpisodeRewards::new(reward, 2) };
     let episodes = vec![
         episode(&[0.5, 0.5][..], Some(1.0)),
@@ -320,7 +320,7 @@ fn returns_are_what_values_should_have_been() {
 }
 
 #[test]
-fn kl_in_the_reward_is_paid_before_the_baseline() {
+fn kl_in_the_reward_is_subtracted_before_the_baseline() {
     let (near, far) = ([-1.0f32, -1.0], [-3.0f32, -2.0]);
     let episode = |reference| EpisodeRewards {
         old_logprob: &near,
@@ -332,7 +332,7 @@ fn kl_in_the_reward_is_paid_before_the_baseline() {
         let spec = AdvantageSpec { kl_coef: 0.1, ..plain(estimator) };
         advantages(&spec, &RunningMoments::default(), std::slice::from_ref(group)).unwrap()
     };
-    // The second pays 0.1·(2 + 1).
+    // The penalty of the second is 0.1·(2 + 1).
     for (estimator, wanted) in [
         (Estimator::Rloo(Rloo {}), [0.3, -0.3]),
         (Estimator::Remax(Remax {}), [0.5, 0.2]),
@@ -344,7 +344,7 @@ fn kl_in_the_reward_is_paid_before_the_baseline() {
         for (&got, wanted) in first(&got, 0).iter().zip(wanted) {
             assert!((got - wanted).abs() < 1e-6, "{estimator:?}: {got} {wanted}");
         }
-        // Rewards were equal before the penalty, which is what the share of groups without contrast means.
+        // The fraction of groups with equal rewards is measured before the penalty.
         assert_eq!((got.report.zero_spread_groups, got.report.kl), (1, Some(0.75)));
     }
     group.episodes.truncate(0);

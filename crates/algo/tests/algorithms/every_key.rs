@@ -1,4 +1,4 @@
-//! The keys that each method reads.
+//! The keys that have an effect on each method.
 
 use rloom_algo::{Algorithm, AlgorithmSettings, Kind, LossKind, Method, RENAMED_KEYS, Value};
 
@@ -7,7 +7,7 @@ pub(crate) fn flat(settings: &AlgorithmSettings) -> Vec<(&'static str, Value)> {
     settings.values()
 }
 
-/// Every key that a method reads: with its value in the preset, or with `None` where it may be left out and is.
+/// Every key with an effect on a method: its value in the preset, or `None` if it is optional and unset.
 pub(crate) fn read_by(method: Method) -> Vec<(&'static str, Option<Value>)> {
     method.keys().unwrap().into_iter().map(|key| (key.key, key.default)).collect()
 }
@@ -47,7 +47,7 @@ fn the_schema_has_every_key() {
     assert_eq!(cispo["properties"]["weight_cap"]["default"], 5.0);
 }
 
-/// A recipe may leave the kind out, so a key must mean the same type everywhere; and a kind has room for all its keys.
+/// Recipes may omit the kind, so a key must have the same type in all kinds; the keys of a kind fit the capacity.
 #[test]
 fn a_key_has_one_type_in_all_kinds() {
     fn check<K: Kind>(kinds: &[K]) {

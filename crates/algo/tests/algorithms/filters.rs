@@ -1,4 +1,4 @@
-//! Which groups are replaced, which episodes are masked, and what long answers cost.
+//! Replaced groups, masked episodes and the overlong penalty.
 
 use proptest::prelude::*;
 use rloom_algo::{EpisodeRewards, FilterReason, Filters, GroupRewards, Keep, MaskReason, Overlong};
@@ -16,7 +16,7 @@ const NONE: Filters = Filters {
 };
 
 #[test]
-fn groups_without_contrast_are_replaced() {
+fn groups_with_equal_outcomes_are_replaced() {
     let verdict = |outcomes: &[Option<f64>]| DYNAMIC.verdict(outcomes, outcomes);
     assert_eq!(verdict(&[Some(1.0), Some(0.0)]), None);
     assert_eq!(verdict(&[Some(1.0), None, Some(1.0)]), Some(FilterReason::EqualOutcomes));
@@ -31,7 +31,7 @@ fn groups_without_contrast_are_replaced() {
 }
 
 #[test]
-fn groups_of_which_nothing_is_kept_are_replaced() {
+fn groups_without_kept_episodes_are_replaced() {
     let positive = Filters { keep: Some(Keep::Positive), ..NONE };
     assert_eq!(
         positive.verdict(&[Some(0.0), Some(-1.0)], &[Some(0.0), Some(-1.0)]),
@@ -53,7 +53,7 @@ fn groups_of_which_nothing_is_kept_are_replaced() {
     assert_eq!(best.verdict(&[Some(0.0), Some(-1.0)], &[Some(0.0), Some(-1.0)]), None);
     assert_eq!(best.verdict(&[Some(0.0), None], &[Some(0.0), None]), Some(FilterReason::NoneKept));
     assert_eq!(best.verdict(&[None], &[None]), Some(FilterReason::NoOutcome));
-    // What is kept follows from the rewards, as the advantage does; what has contrast from the outcomes.
+    // `keep` depends on the rewards, like the advantage; dynamic sampling depends on the outcomes.
     assert_eq!(positive.verdict(&[Some(0.0), Some(0.0)], &[Some(0.2), Some(0.0)]), None);
     assert_eq!(
         positive.verdict(&[Some(1.0), Some(1.0)], &[Some(-0.5), Some(0.0)]),
@@ -84,7 +84,7 @@ fn episodes_are_masked() {
         GroupRewards { episodes }
     };
     let (contrast, level) = (group([0.0, 1.0, 1.0, 0.0]), group([1.0; 4]));
-    // Of the last one nothing is said.
+    // The last one has no entry in `truncated`.
     let truncated = [false, true, false, true];
     assert_eq!(NONE.masks(&level, &truncated), [None; 5]);
     let cut = Filters { mask_truncated: true, ..NONE };
@@ -106,7 +106,7 @@ proptest! {
     #[test]
     fn overlong_falls_linearly(limit in 1u64..500, buffer in 1u64..800, factor in 0.1f64..3.0) {
         let overlong = Overlong { buffer: Some(buffer), factor };
-        let buffer = buffer.min(limit); // a longer one grows over the whole limit
+        let buffer = buffer.min(limit); // a longer one is reduced to the limit
         let penalty = |tokens| overlong.penalty(tokens, limit);
         for tokens in 0..=limit - buffer {
             prop_assert_eq!(penalty(tokens).to_bits(), 0, "not -0 either");

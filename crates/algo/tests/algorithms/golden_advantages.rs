@@ -1,4 +1,4 @@
-//! Advantages against numbers made by the programs in `golden/`.
+//! Advantages compared with reference values from the programs in `golden/`.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ struct Golden {
     advantages: Vec<Case>,
 }
 
-/// `[group][episode]`, and `[token]` where it is per token. What a set does not have is empty.
+/// `[group][episode]`, and `[token]` where it is per token. Missing values are empty.
 #[derive(Deserialize)]
 struct Groups {
     rewards: Vec<Vec<Option<f64>>>,
     tokens: Vec<Vec<usize>>,
     old: Vec<Vec<Vec<f32>>>,
     reference: Vec<Vec<Vec<f32>>>,
-    /// Of each group, the greedy episode's reward.
+    /// Reward of the greedy episode of each group.
     #[serde(default)]
     baseline: Vec<Option<f64>>,
     #[serde(default)]
@@ -66,7 +66,7 @@ struct Case {
     settings: AlgorithmSettings,
     groups: String,
     advantage: Vec<Vec<Vec<f64>>>,
-    /// `None` where no reward applies.
+    /// `None` if no reward applies.
     #[serde(default)]
     returns: Vec<Vec<Option<Vec<f64>>>>,
     running_before: Option<Moments>,
@@ -81,7 +81,7 @@ struct Moments {
 }
 
 impl Moments {
-    /// With extremes that some values of this mean could have.
+    /// Moments with possible extremes for this mean.
     fn before(self) -> RunningMoments {
         let (low, high) = if self.count == 0 { (0.0, 0.0) } else { (self.mean - 1.0, self.mean + 1.0) };
         RunningMoments { count: self.count, mean: self.mean, m2: self.m2, low, high }

@@ -1,4 +1,5 @@
-//! Losses against numbers made by the programs in `golden`: from their papers, and by TRL and verl where those are right.
+//! Losses compared with reference values from the programs in `golden`: the papers' formulas, and TRL and verl where
+//! they are correct.
 
 use std::collections::BTreeMap;
 
@@ -74,14 +75,14 @@ struct LossCase {
     #[serde(default)]
     max_staleness: u64,
     inputs: String,
-    /// Absent where the library's value is another by a constant.
+    /// Absent if the library's value differs by a constant.
     loss: Option<f64>,
     d_logprob: Vec<f64>,
     d_entropy: Vec<f64>,
-    /// Before its weight.
+    /// Value before its weight.
     value_loss: Option<f64>,
     d_value: Option<Vec<f64>>,
-    /// The tokens that a loss of step scope singles out.
+    /// Tokens selected by a loss of step scope.
     picked: Option<Vec<u64>>,
     #[serde(default)]
     metrics: BTreeMap<String, f64>,
@@ -129,7 +130,7 @@ fn all_close(what: &str, got: &[f32], wanted: &[f64]) {
     }
 }
 
-/// The programs name some metrics in words of their own.
+/// Maps the programs' names of metrics to ours.
 fn metric_of(metrics: &LossMetrics, name: &str) -> f64 {
     let name = match name {
         "correction/effective_sample_size" => metric::CORRECTION_ESS,
@@ -168,7 +169,7 @@ impl LossCase {
             step.value.clone_from(&inputs.value);
         }
         let whole = 0..step.lengths.len();
-        // The picked tokens draw the smallest numbers; those that may not be picked would win if they could.
+        // Selected tokens draw the smallest numbers; ineligible tokens draw even smaller ones.
         let picked = self.picked.as_deref().unwrap_or_default();
         let draw = |position: u64| u64::from(!picked.contains(&position));
         let grad = step.parts(&loss, &[whole], &draw).expect(name).remove(0);

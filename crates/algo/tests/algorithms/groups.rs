@@ -1,4 +1,4 @@
-//! Groups with everything that any estimator reads, for properties.
+//! Random groups with the inputs of all estimators, for properties.
 
 use proptest::prelude::*;
 use rloom_algo::estimators::{
@@ -25,7 +25,7 @@ pub(crate) struct Episode {
 }
 
 impl Episode {
-    /// All but reward and length follows from `seed`.
+    /// Everything but reward and length is derived from `seed`.
     pub(crate) fn new(reward: Option<f64>, tokens: usize, seed: u64) -> Self {
         let stream = RandomKey::new(3, 0, Purpose::Algorithm, seed).stream();
         let mut at = 0;
@@ -41,7 +41,7 @@ impl Episode {
             let end = (start + 1 + (uniform() * 2.0) as usize).min(tokens);
             let state = [Some("door"), Some("hall"), Some("cave"), None][(uniform() * 4.0) as usize];
             steps.push(StepReward { tokens: (start, end), reward: uniform(), state });
-            // Now and then a token that belongs to no step.
+            // Some tokens do not belong to a step.
             start = end + usize::from(uniform() < 0.2);
         }
         let components = vec![(1.0, reward), (0.5, Some(uniform()).filter(|&u| u < 0.7))];

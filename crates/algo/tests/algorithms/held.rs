@@ -1,5 +1,5 @@
-//! The losses as the table of their papers has them, in plain f64, with what they hold constant taken at another point
-//! than what they differentiate. Slow, and written without looking at the library.
+//! An independent, slow implementation of the losses from their papers in f64. Quantities held constant are evaluated
+//! at a separate point, so that finite differences exclude them.
 
 use rloom_algo::{
     Aggregation, ClipCov, Correction, ExactSum, KlEstimator, KlLoss, Level, LossKind, PolicyLoss, PpoClip,
@@ -8,7 +8,7 @@ use rloom_algo::{
 
 use crate::step::{Step, draw};
 
-/// What has a derivative.
+/// Variables of the derivative.
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
     pub(crate) lp: Vec<f64>,
@@ -30,7 +30,7 @@ impl Point {
 pub(crate) struct Held<'a> {
     loss: &'a PolicyLoss,
     step: &'a Step,
-    /// Where held quantities are taken.
+    /// Point at which constant quantities are evaluated.
     lp: Vec<f64>,
     /// Proximal policy.
     proximal: Vec<f64>,
@@ -94,7 +94,7 @@ impl<'a> Held<'a> {
     fn weights(&self, correction: &Correction) -> Vec<f64> {
         let mut out = vec![1.0; self.lp.len()];
         for row in &self.rows {
-            // Without a ratio the policy itself is weighed, as it is in its one step.
+            // Without a ratio the weight uses the current policy, as there is one step per batch.
             let base = if self.loss.surrogate.has_ratio() { &self.proximal } else { &self.lp };
             let d: Vec<f64> = row.tokens.clone().map(|t| base[t] - self.behavior[t]).collect();
             let (sum, n) = (d.iter().sum::<f64>(), d.len() as f64);
@@ -251,7 +251,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Sums a per-token term over the rows that are trained on, under the loss's normaliser.
+    /// Sums a per-token term over the trained rows, divided by the loss's normaliser.
     fn aggregate(&self, term: impl Fn(&Row, usize) -> f64) -> f64 {
         let counts = self.step.counts();
         let (tokens, sequences) = (counts.tokens as f64, counts.sequences as f64);
@@ -282,7 +282,7 @@ impl<'a> Held<'a> {
         let base = if self.loss.correction.weight.is_some() { &self.behavior } else { self.base() };
         let ratio = |lp: f64| if kl.ratio { (lp - base[t]).exp() } else { 1.0 };
         if kl.estimator == KlEstimator::K3Plus {
-            // The value of k3, moving as k2 does.
+            // The value of k3 with the derivative of k2.
             let moved = value(lp[t], KlEstimator::K2) - value(self.lp[t], KlEstimator::K2);
             return ratio(self.lp[t]) * (value(self.lp[t], KlEstimator::K3) + moved);
         }
@@ -346,7 +346,7 @@ fn ppo(clip: &PpoClip, ratio: f64, a: f64) -> f64 {
     }
 }
 
-/// Whether a constant branch is active.
+/// True if a constant branch is active.
 fn is_clipped(clip: &PpoClip, ratio: f64, a: f64) -> bool {
     a != 0.0 && ppo(clip, ratio * 1.000_000_1, a) == ppo(clip, ratio, a)
 }

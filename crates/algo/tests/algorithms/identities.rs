@@ -1,4 +1,4 @@
-//! What must hold exactly: the first step, zero advantages, losses that are equal where their parts are.
+//! Exact identities: the first step, zero advantages, and losses with equal parts.
 
 use proptest::prelude::*;
 use rloom_algo::{
@@ -16,7 +16,7 @@ fn reinforce(level: Level, aggregation: Aggregation) -> PolicyLoss {
     PolicyLoss::new(Surrogate::Reinforce(Reinforce { level }), aggregation)
 }
 
-/// Whether the loss has the plain policy gradient where all policies are one, under the normaliser it has.
+/// True if the loss has the plain policy gradient when all policies are equal, with its normaliser.
 fn is_policy_gradient(surrogate: Surrogate) -> bool {
     surrogate.has_ratio() && !matches!(surrogate, Surrogate::ClipCov(_))
 }
@@ -32,8 +32,8 @@ fn all_close(got: &[f32], wanted: &[f32]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Current, proximal, sampling and reference policy are one: every ratio and weight is 1, every divergence 0, nothing
-    /// is clipped, masked or rejected, and a loss with a ratio has the gradient of the plain policy gradient.
+    /// Current, proximal, sampling and reference policy are equal: every ratio and weight is 1, every divergence 0,
+    /// nothing is clipped, masked or rejected, and a loss with a ratio has the gradient of the plain policy gradient.
     #[test]
     fn first_step(step in steps()) {
         let step = step.first();
@@ -54,7 +54,7 @@ proptest! {
                 m.correction_rejected_ratio,
             ];
             prop_assert!(shares.iter().flatten().all(|&share| share == 0.0), "{:?}: {:?}", loss, m);
-            // ρk has the gradient k' where k = 0.
+            // ρk has the gradient k' if k = 0.
             if loss.kl.is_some_and(|kl| kl.ratio) {
                 let without = step.loss(&PolicyLoss { kl: None, ..loss }).unwrap();
                 prop_assert_eq!(&grad.d_logprob, &without.d_logprob);
@@ -82,7 +82,7 @@ proptest! {
         prop_assert!((sequence.terms.loss() - token.terms.loss()).abs() < 1e-9);
     }
 
-    /// With equal lengths that fill the limit, three aggregations are one.
+    /// For equal lengths at the limit, three aggregations are equal.
     #[test]
     fn equal_lengths(step in steps(), length in 1usize..4) {
         let tokens = step.logprob.len() / length * length;
@@ -112,7 +112,7 @@ proptest! {
             prop_assert!(grad.d_logprob.iter().all(|d| d.to_bits() == 0), "{:?}", loss);
             let m = grad.terms.finish(&step.counts()).unwrap();
             prop_assert_eq!(m.surrogate, 0.0);
-            // A weight at its bound is one whatever it weighs.
+            // The weight at its bound does not depend on the advantage.
             if !matches!(loss.surrogate, Surrogate::Cispo(_)) {
                 let clipped = [m.clip_ratio_low, m.clip_ratio_high, m.clip_ratio_dual];
                 prop_assert!(clipped.iter().flatten().all(|&share| share == 0.0), "{:?}", loss);
@@ -120,14 +120,14 @@ proptest! {
         }
     }
 
-    /// A masked row has no coefficient of any kind and changes none of the others'; the counts stay.
+    /// A masked row has no coefficients and does not affect those of others; it still counts.
     #[test]
     fn masked_rows(step in steps(), mask in prop::collection::vec(any::<bool>(), 9)) {
         let step = Step { interpolation: Vec::new(), ..step };
         let open = Step { masked: Vec::new(), ..step.clone() };
         let step = Step { masked: mask[..step.lengths.len()].to_vec(), ..step };
         let rows = step.rows(0..step.lengths.len());
-        // Which tokens are picked depends on which rows take part.
+        // The selected tokens depend on the rows that are not masked.
         for loss in losses().into_iter().filter(|l| l.scope() != rloom_algo::Scope::Step) {
             let (grad, full) = (step.loss(&loss).unwrap(), open.loss(&loss).unwrap());
             let all: [(&[f32], &[f32]); 3] = [
@@ -150,11 +150,11 @@ proptest! {
         let mean = entropies.iter().sum::<f64>() / entropies.len() as f64;
         prop_assert!(m.entropy.is_none_or(|e| (e - mean).abs() < 1e-9));
         prop_assert_eq!(m.entropy.is_none(), entropies.is_empty());
-        // The sampler is measured on every token.
+        // The mismatch is measured on every token.
         prop_assert_eq!(m.mismatch_kl, open.metrics(&losses()[0]).mismatch_kl);
     }
 
-    /// Losses that are the same where their parts are.
+    /// Losses that are equal for equal parts.
     #[test]
     fn equal_losses(step in steps()) {
         let step = Step { interpolation: Vec::new(), ..step };
@@ -163,7 +163,7 @@ proptest! {
         let ones = Cispo { weight_cap: 1.0, weight_floor: 1.0 };
         prop_assert_eq!(&of(&step, Surrogate::Cispo(ones)).d_logprob, &plain);
 
-        // Where nothing is dropped, DPPO is CISPO's weight against the sampler.
+        // Without dropped tokens, DPPO equals CISPO's weight relative to the sampler.
         let open = DppoTv { divergence_limit: 2.0, weight_cap: 1.5 };
         let to_sampler = PolicyLoss {
             ratio_to: RatioTo::Behavior,
@@ -171,7 +171,7 @@ proptest! {
         };
         prop_assert_eq!(&of(&step, Surrogate::DppoTv(open)).d_logprob, &step.loss(&to_sampler).unwrap().d_logprob);
 
-        // The ratio to the sampler is the ratio to a proximal policy that is the sampler.
+        // The ratio to the sampler equals the ratio to a proximal policy equal to the sampler.
         let sampler = Step { old: step.behavior.clone(), ..step.clone() };
         for surrogate in surrogates().into_iter().filter(Surrogate::reads_old) {
             let to_sampler = PolicyLoss {
@@ -181,18 +181,18 @@ proptest! {
             prop_assert_eq!(&step.loss(&to_sampler).unwrap().d_logprob, &of(&sampler, surrogate).d_logprob);
         }
 
-        // TOPR trains on good completions as they are.
+        // TOPR trains on successes without a weight.
         let good = Step { advantage: step.advantage.iter().map(|a| a.abs()).collect(), ..step.clone() };
         let topr = of(&good, Surrogate::Topr(Topr { level: Level::Sequence })).d_logprob;
         prop_assert_eq!(&topr, &of(&good, Surrogate::Reinforce(Reinforce { level: Level::Token })).d_logprob);
 
-        // GSPO-token is GSPO where a sequence has one advantage.
+        // GSPO-token equals GSPO for one advantage per sequence.
         let token = Surrogate::GspoToken(GspoToken { clip_low: 0.1, clip_high: 0.15 });
         let sequence = Surrogate::Gspo(Gspo { clip_low: 0.1, clip_high: 0.15 });
         all_close(&of(&step, token).d_logprob, &of(&step, sequence).d_logprob)?;
     }
 
-    /// Sequences of one token: what is of a sequence is of its token.
+    /// For sequences of one token, sequence-level and token-level quantities are equal.
     #[test]
     fn one_token_rows(step in steps()) {
         let n = step.logprob.len();
@@ -226,7 +226,7 @@ proptest! {
         prop_assert_eq!(weighed(WeightLevel::Token), weighed(WeightLevel::Geometric));
     }
 
-    /// α = 0 is the sampler, α = 1 the current policy: ratio 1, and every weight is the whole way.
+    /// α = 0 is the sampler; α = 1 the current policy, with ratio 1 and the full weight.
     #[test]
     fn ends_of_the_interpolation(step in steps()) {
         let n = step.logprob.len();
@@ -251,7 +251,7 @@ proptest! {
         }
     }
 
-    /// Off the policy, k3 and k3+ times the ratio pull alike: both have the gradient ρ(lp − ref).
+    /// Off-policy, k3 and k3+ multiplied by the ratio have the same gradient ρ(lp − ref).
     #[test]
     fn k3_times_the_ratio(step in steps()) {
         let step = Step { interpolation: Vec::new(), advantage: vec![0.0; step.logprob.len()], ..step };

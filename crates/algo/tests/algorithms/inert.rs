@@ -1,4 +1,4 @@
-//! Sequences that are known to have no gradient before they are scored.
+//! Sequences that are known before scoring to have no gradient.
 
 use proptest::prelude::*;
 use rloom_algo::{Algorithm, LossBatch, Method, Surrogate};
@@ -8,7 +8,7 @@ use crate::{
     step::{Step, steps},
 };
 
-/// As much as `f32` holds between the policies: every clamp of a ratio is reached.
+/// A large difference between the policies, which reaches every clamp of a ratio.
 fn far_apart(step: Step) -> Step {
     let far = |from: &[f32]| from.iter().zip(&step.logprob).map(|(x, lp)| lp + 60.0 * (x - lp)).collect();
     Step { old: far(&step.old), behavior: far(&step.behavior), reference: far(&step.reference), ..step }
@@ -17,7 +17,7 @@ fn far_apart(step: Step) -> Step {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the scores: what is said to have no coefficient gets none.
+    /// Rows declared inert have no coefficients for any scores.
     #[test]
     fn what_is_inert_has_no_coefficient(step in steps(), far in any::<bool>(), masks in any::<bool>()) {
         let step = if far { far_apart(step) } else { step };
@@ -60,7 +60,7 @@ pub(crate) fn has_own_terms(surrogate: Surrogate) -> bool {
 }
 
 #[test]
-fn a_row_without_an_advantage_is_inert_where_the_surrogate_is_all_there_is() {
+fn a_row_without_an_advantage_is_inert_if_only_the_surrogate_has_a_gradient() {
     for surrogate in surrogates() {
         let own_terms = has_own_terms(surrogate);
         for loss in variants(surrogate, rloom_algo::Aggregation::TokenMean) {

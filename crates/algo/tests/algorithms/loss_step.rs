@@ -54,7 +54,7 @@ fn evaluated(step: &LossStep<'_>, scores: &[TokenScores]) -> Vec<LossGrad> {
     grads
 }
 
-/// Distinguishes all bits, −0 from 0 included.
+/// Compares all bits, including the sign of 0.
 fn text<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap()
 }
@@ -121,7 +121,7 @@ proptest! {
         sum.extend(terms.iter().map(|&(m, e)| m * f64::from(e).exp2()));
         let mut copy = copied(&sum);
         prop_assert_eq!(copy.value().to_bits(), sum.value().to_bits());
-        // The copy continues as the original does.
+        // The copy continues like the original.
         copy.add(1.0);
         sum.add(1.0);
         prop_assert_eq!(text(&copy), text(&sum));
@@ -155,7 +155,7 @@ fn random_keys_survive() {
 }
 
 #[test]
-fn the_samplers_log_probabilities_stand_in_for_old_ones() {
+fn the_samplers_log_probabilities_replace_missing_old_ones() {
     let inputs =
         LossInputs { behavior: Some(vec![-1.0]), mismatch: Mismatch::Scores, ..LossInputs::default() };
     assert_eq!(inputs.batch().old_logprob, Some(&[-1.0][..]));

@@ -1,4 +1,4 @@
-//! The losses that properties are checked on.
+//! Losses for the property tests.
 
 use rloom_algo::{
     Aggregation, Cispo, ClipCov, Correction, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, ImplicitReward,
@@ -17,7 +17,7 @@ pub(crate) const CLIP_COV: ClipCov = ClipCov {
     cov_high: 1.5,
 };
 
-/// Every surrogate, with bounds that random inputs cross; those without a line here with their defaults.
+/// Every surrogate, with bounds that random inputs cross; others with their defaults.
 pub(crate) fn surrogates() -> Vec<Surrogate> {
     let mut surrogates = vec![
         Surrogate::PpoClip(CLIP),
@@ -107,7 +107,7 @@ pub(crate) fn variants(surrogate: Surrogate, aggregation: Aggregation) -> Vec<Po
         );
         let correction = corrections()[8];
         if surrogate.reads_old() {
-            // It stays between proximal policy and sampler, whatever the ratio is taken to.
+            // It compares proximal policy and sampler, for either ratio.
             losses.push(PolicyLoss { correction, ratio_to: RatioTo::Behavior, ..plain });
             losses.push(PolicyLoss {
                 correction,

@@ -1,4 +1,4 @@
-//! What losses measure, on steps small enough to count by hand.
+//! Metrics of losses, on steps small enough to verify by hand.
 
 use rloom_algo::{
     Aggregation, Algorithm, Cispo, ClipCov, Correction, GlobalCounts, ImportanceWeight, KlCov, KlEstimator,
@@ -75,7 +75,7 @@ fn empty_batches_and_rows() {
         assert_eq!(a.d_logprob, b.d_logprob);
         assert_eq!(a.terms.finish(&full.counts()), b.terms.finish(&holes.counts()));
 
-        // All rows masked: nothing is trained, and nothing is measured on it.
+        // If all rows are masked, nothing is trained or measured.
         let masked = Step { masked: vec![true; 6], ..holes };
         let grad = masked.loss(&loss).unwrap();
         let zero = |values: &[f32]| values.iter().all(|v| v.to_bits() == 0);
@@ -99,7 +99,7 @@ fn clips_are_counted() {
     let wanted = (-0.5 - 1.2 + 0.8 + 1.5 + 3.0 - 2.0) / 6.0;
     assert!((m.loss - wanted).abs() < 1e-7);
 
-    // A dual clip below 1 + ε_high bounds negative advantages only.
+    // A dual clip below 1 + ε_high only bounds negative advantages.
     let grad = step.loss(&clip(0.2, 1.0, Some(1.1))).unwrap();
     assert!(grad.d_logprob[1] < 0.0 && grad.d_logprob[3] == 0.0, "{:?}", grad.d_logprob);
 
@@ -107,7 +107,7 @@ fn clips_are_counted() {
     assert!(without.d_logprob[4] > 0.0);
     assert_eq!(without.terms.finish(&step.counts()).unwrap().clip_ratio_dual, None);
 
-    // CISPO's weight is at a bound whatever the advantage is; TOPR truncates where A < 0.
+    // CISPO's weight reaches its bound for any advantage; TOPR truncates for A < 0.
     let m = step.metrics(&token_mean(Surrogate::Cispo(Cispo { weight_cap: 1.2, weight_floor: 0.8 })));
     assert_eq!((m.clip_ratio_low, m.clip_ratio_high), (Some(2.0 / 6.0), Some(3.0 / 6.0)));
     let m = step.metrics(&token_mean(Surrogate::Topr(Topr { level: Level::Token })));
@@ -115,13 +115,13 @@ fn clips_are_counted() {
     let m = step.metrics(&token_mean(Surrogate::Reinforce(Reinforce { level: Level::Token })));
     assert_eq!((m.clip_ratio_low, m.clip_ratio_high), (None, None));
 
-    // Shares are of what is trained on.
+    // Fractions refer to the trained tokens.
     let rows = Step { lengths: vec![2, 4], masked: vec![true, false], ..step };
     let m = rows.metrics(&clip(0.2, 0.2, Some(3.0)));
     assert_eq!((m.clip_ratio_low, m.clip_ratio_high, m.masked_ratio), (Some(0.25), Some(0.0), Some(0.5)));
 }
 
-/// Several optimiser steps per batch: the first is unclipped, later ones are not, and the mean says so.
+/// Several optimiser steps per batch: the first is unclipped, later ones are not, as the mean shows.
 #[test]
 fn metrics_over_optimiser_steps() {
     let loss = Algorithm::preset(Method::Grpo).unwrap().loss;
@@ -142,7 +142,7 @@ fn metrics_over_optimiser_steps() {
     assert_eq!(LossMetrics::over_steps(&[]), None);
 }
 
-/// Every field survives: the mean of equal steps is the step.
+/// The mean of equal steps is the step, in every field.
 #[test]
 fn the_mean_of_equal_steps_is_the_step() {
     let m = LossMetrics {
@@ -201,7 +201,7 @@ fn the_mean_of_equal_steps_is_the_step() {
     }
 }
 
-/// The mismatch is measured between what the caller names, and only then reported.
+/// The mismatch is only measured and reported for the log-probabilities that the caller selects.
 #[test]
 fn mismatch() {
     let rows = [0..1, 1..2];
@@ -230,7 +230,7 @@ fn mismatch() {
     assert!(!names.contains(&metric::KL) && !names.contains(&metric::CLIP_RATIO_LOW));
 }
 
-/// Ratio and approximate KL are to the policy that the loss's ratio is taken to.
+/// Ratio and approximate KL refer to the denominator of the loss's ratio.
 #[test]
 fn ratios_are_those_of_the_loss() {
     let step = Step { behavior: vec![-2.0; 2], ..of_ratios(&[1.0, 1.0], &[1.0, 1.0]) };
@@ -291,7 +291,7 @@ fn corrections_are_measured() {
 
     let none = step.metrics(&plain);
     assert_eq!((none.correction_weight_mean, none.correction_ess), (None, None));
-    // Masked rows are in no share.
+    // Fractions exclude masked rows.
     let rows = Step { lengths: vec![1, 3], masked: vec![true, false], ..step };
     let m = rows.metrics(&PolicyLoss { correction: weigh(WeightAction::Mask, 0.5, 3.5), ..plain });
     assert!(
@@ -300,7 +300,7 @@ fn corrections_are_measured() {
     );
 }
 
-/// A separate critic and a shared backbone measure alike; the weight is in the loss alone.
+/// A separate critic and a shared backbone have the same metrics; only the loss includes the weight.
 #[test]
 fn values_are_measured() {
     let step = Step {
@@ -333,7 +333,7 @@ fn values_are_measured() {
     assert_eq!(m.value_clip_ratio, Some(0.5));
     assert!(close(m.value_loss, (0.8f64.powi(2) + 0.8f64.powi(2)) / 8.0), "{m:?}");
 
-    // Without a clip none is reported; equal returns have no variance to explain.
+    // Without a clip none is reported; equal returns have no explained variance.
     let plain = Step { returns: vec![0.1; 4], old_value: Vec::new(), ..step };
     let grad = plain.critic(&ValueLoss { coef: 1.0, clip: None }, 0..1).unwrap();
     let m = grad.terms.finish(&plain.counts()).unwrap();
@@ -369,29 +369,29 @@ fn picked(step: &Step, surrogate: Surrogate, draw: &dyn Fn(u64) -> u64) -> Vec<u
 #[test]
 fn kl_cov_picks_the_largest() {
     let cov = |share| Surrogate::KlCov(KlCov { cov_share: share, cov_coef: 1.0 });
-    // Off the policy by a little, so that the penalty shows.
+    // Slightly off-policy, so that the penalty is not 0.
     let step = Step { logprob: vec![-1.1, -1.9, -3.1, -5.9], ..covariant() };
     assert_eq!(picked(&step, cov(0.25), &draw), [3]);
     assert_eq!(picked(&step, cov(0.5), &draw), [0, 3]);
     assert_eq!(picked(&step, cov(0.99), &draw), [0, 1, 3]);
     assert_eq!(picked(&step, cov(1e-9), &draw), [3], "at least one");
-    // Of equals the first: c = 1, 1, 1, 1.
+    // Of equal covariances the first token is selected: c = 1, 1, 1, 1.
     let ties =
         Step { old: vec![-1.0, -1.0, -3.0, -3.0], logprob: vec![-1.1, -1.1, -3.1, -3.1], ..covariant() };
     assert_eq!(picked(&ties, cov(0.5), &draw), [0, 1]);
-    // Masked rows take no part: without them c = (0, 0), of which the first is taken.
+    // Masked rows are excluded: without them c = (0, 0), and the first is selected.
     let masked = Step { masked: vec![false, true], ..step.clone() };
     let loss = token_mean(cov(0.5));
     let grad = masked.loss(&loss).unwrap();
     assert_eq!(grad.d_logprob[2..], [0.0, 0.0]);
     assert_eq!(grad.terms.finish(&masked.counts()).unwrap().cov_picked_ratio, Some(0.5));
-    // The penalty has no sign where the policy has not moved.
+    // The penalty has no derivative where the policy has not changed.
     let still = covariant();
     assert_eq!(
         still.loss(&token_mean(cov(0.99))).unwrap().d_logprob,
         still.loss(&clip(0.2, 0.2, None)).unwrap().d_logprob
     );
-    // And the sign of the move elsewhere: −ρA + sign, over four tokens.
+    // Elsewhere it is the sign of the change: −ρA + sign, over four tokens.
     let d = step.loss(&token_mean(cov(0.25))).unwrap().d_logprob;
     assert!((f64::from(d[3]) - (0.1f64.exp() + 1.0) / 4.0).abs() < 1e-6, "{d:?}");
     let down = Step { logprob: vec![-1.1, -1.9, -3.1, -6.1], ..step };
@@ -409,7 +409,7 @@ fn clip_cov_draws_among_those_between() {
     assert_eq!(picked(&step, cov(0.99, 1.0, 3.0), &draw), [0]);
     assert_eq!(picked(&step, cov(0.99, 0.5, 2.5), &draw), [0, 1]);
     assert_eq!(picked(&step, cov(0.99, 3.5, 9.0), &draw), [0usize; 0], "none may be drawn");
-    // The smallest numbers win, by place in the whole step.
+    // The smallest numbers are selected, by position in the whole step.
     assert_eq!(picked(&step, cov(0.25, 0.5, 9.0), &|place| place), [0]);
     assert_eq!(picked(&step, cov(0.25, 0.5, 9.0), &|place| 10 - place), [3]);
     assert_eq!(picked(&step, cov(0.5, 0.5, 9.0), &|place| 10 - place), [1, 3]);
@@ -417,12 +417,12 @@ fn clip_cov_draws_among_those_between() {
     let loss = token_mean(cov(0.25, 0.5, 9.0));
     let halves = step.parts(&loss, &[0..1, 1..2], &|place| 10 - place).unwrap();
     assert_eq!((halves[0].d_logprob[0] != 0.0, halves[1].d_logprob[1]), (true, 0.0));
-    // One that is clipped anyway is not drawn: the last has A < 0 and a ratio of e^−0.5.
+    // A clipped token is not drawn: the last has A < 0 and a ratio of e^−0.5.
     let moved = Step { logprob: vec![-1.0, -2.0, -3.0, -6.5], ..step };
     assert_eq!(picked(&moved, cov(0.25, 2.5, 9.0), &draw), [0usize; 0]);
 }
 
-/// Far beyond the clamp everything stays finite, and what is divided by a ratio's derivative is silent.
+/// Far beyond the clamp everything stays finite, and the ratio has no derivative.
 #[test]
 fn far_from_every_policy() {
     for (log_ratio, a) in [(80.0f32, 1.0f32), (80.0, -1.0), (-80.0, 1.0), (-80.0, -1.0)] {

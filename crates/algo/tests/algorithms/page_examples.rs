@@ -1,4 +1,4 @@
-//! The worked example of each page is run, and is the one that `golden/examples.py` has computed on its own.
+//! Runs the worked example of each page and compares it with the independent results of `golden/examples.py`.
 
 use std::{collections::BTreeMap, iter::repeat_n, ops::Range};
 
@@ -11,15 +11,15 @@ use serde::Deserialize;
 
 use crate::goldens::of_single_losses;
 
-/// A page's `toml` block: what goes into one optimiser step, and what comes out. A key that is not listed here is an error.
+/// The `toml` block of a page: inputs and results of one optimiser step. Unknown keys are errors.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Example {
     loss: f64,
     value_loss: Option<f64>,
-    /// Tokens that a loss of step scope treats apart, counted over the step.
+    /// Tokens selected by a loss of step scope, counted over the step.
     picked: Option<Vec<usize>>,
-    /// Given where something reads it.
+    /// Present if used.
     completion_limit: Option<u64>,
     group: Vec<Group>,
 }
@@ -49,7 +49,7 @@ struct Episode {
     last_value: Option<f64>,
     prm: Vec<f64>,
     prm_reference: Vec<f64>,
-    // What comes out.
+    // Results.
     advantage: Vec<f64>,
     returns: Vec<f64>,
     d_logprob: Vec<f64>,
@@ -100,7 +100,7 @@ fn close(what: &str, got: &[f32], wanted: &[f64]) {
 /// Advantages and returns of every policy token.
 fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<f32>, Vec<f32>) {
     let f32s = |xs: &[f64]| xs.iter().map(|&x| x as f32).collect::<Vec<f32>>();
-    // What episodes borrow: old, reference, values, prm, prm_reference.
+    // Arrays that episodes borrow: old, reference, values, prm, prm_reference.
     let arrays: Vec<[Vec<f32>; 5]> = example
         .group
         .iter()
@@ -161,7 +161,7 @@ fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<
     (of_tokens, got.returns.into_iter().flatten().flatten().collect())
 }
 
-/// The optimiser step: the policy's loss, and the critic's where there is one.
+/// The optimiser step: the policy's loss, and the critic's if there is one.
 fn run_losses(
     name: &str,
     algorithm: &Algorithm,
@@ -262,7 +262,7 @@ struct Expect {
 }
 
 impl Golden {
-    /// As a page has it; `limit` is what the page says of it, which may be nothing.
+    /// Converts to the form of a page; `limit` is the page's limit, if any.
     fn into_example(self, limit: Option<u64>) -> Example {
         let Expect { advantage, returns, loss, d_logprob, value_loss, d_value, picked } = self.expect;
         let mut advantage = advantage.into_iter().flatten().flatten();

@@ -1,21 +1,29 @@
 //! The pages of `docs/algorithms` agree with the code.
 //!
-//! Whatever a page repeats from the code is compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo pages`
-//! regenerates those rows: the tables of settings and the index.
+//! Tables that repeat information from the code are compared with it. `RLOOM_UPDATE_PAGES=1 cargo test -p rloom-algo
+//! pages` regenerates those rows: the tables of settings and the index.
 
-use std::{fmt::Write as _, fs, path::PathBuf};
+use std::{fmt::Write as _, fs, path::PathBuf, sync::Mutex};
 
 use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 
 use crate::every_key::flat;
 
-/// In this order.
-const SECTIONS: [&str; 8] =
-    ["Sampled", "Advantage", "Loss", "Normaliser", "Settings", "Stale", "Example", "Elsewhere"];
+/// Sections of a page, in order.
+const SECTIONS: [&str; 8] = [
+    "Sampling",
+    "Advantage",
+    "Loss",
+    "Normaliser",
+    "Settings",
+    "Stale samples",
+    "Example",
+    "Other implementations",
+];
 const SETTINGS_HEAD: &str = "| key | default | meaning |";
 const STALE_HEAD: &str = "| key | at `max_staleness` > 0 |";
 const INDEX_HEAD: &str = "| method | what it is | advantage | loss | mean over |";
-const BROUGHT_HEAD: &str = "| method | set | read as well |";
+const BROUGHT_HEAD: &str = "| method | set | keys that take effect |";
 
 fn path(file: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../docs/algorithms", file].iter().collect()
@@ -31,7 +39,7 @@ fn section<'a>(page: &'a str, title: &str) -> Vec<&'a str> {
     lines.take_while(|line| !line.starts_with("## ")).collect()
 }
 
-/// The rows of the table under `head`, without head and rule.
+/// The rows of the table with the header `head`, without header and rule.
 fn table<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let rows = page.lines().skip_while(|line| *line != head).skip(2);
     rows.take_while(|line| line.starts_with('|')).collect()
@@ -45,7 +53,14 @@ fn code(cell: &str) -> &str {
     cell.trim_matches('`')
 }
 
-/// The page with other rows under `head`.
+/// Replaces the rows of the table `head` in a page. The lock serialises tests that update the same page.
+fn update(file: &str, head: &str, rows: &[String]) {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap();
+    fs::write(path(file), with_rows(&read(file), head, rows)).unwrap();
+}
+
+/// The page with the rows of the table `head` replaced.
 fn with_rows(page: &str, head: &str, rows: &[String]) -> String {
     let old = table(page, head);
     let mut out = String::new();
@@ -99,7 +114,7 @@ fn updates() -> bool {
     std::env::var_os("RLOOM_UPDATE_PAGES").is_some()
 }
 
-/// Fails with the rows that are wanted and those that are there, where they differ.
+/// Fails with the expected and the actual rows if they differ.
 fn same_rows(file: &str, there: &[&str], wanted: &[String]) {
     let missing: Vec<_> = wanted.iter().filter(|row| !there.contains(&row.as_str())).cloned().collect();
     let wrong: Vec<_> = there.iter().filter(|row| !wanted.iter().any(|w| w == **row)).copied().collect();
@@ -114,7 +129,7 @@ fn same_rows(file: &str, there: &[&str], wanted: &[String]) {
 }
 
 #[test]
-fn every_method_has_its_page_and_there_is_no_other() {
+fn pages_and_methods_match() {
     let mut wanted: Vec<String> = Method::ALL.iter().map(|m| format!("{m}.md")).collect();
     wanted.push("README.md".to_owned());
     let entries = fs::read_dir(path("")).unwrap();
@@ -129,7 +144,7 @@ fn every_method_has_its_page_and_there_is_no_other() {
 }
 
 #[test]
-fn sections_are_there_and_in_order() {
+fn sections_are_complete_and_in_order() {
     for &method in Method::ALL {
         let page = method.page();
         let titles: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
@@ -143,12 +158,12 @@ fn sections_are_there_and_in_order() {
             let equation = section(page, title).contains(&"```text");
             assert!(equation || method.is_supervised(), "{method}: no equation under {title:?}");
         }
-        assert!(section(page, "Elsewhere").iter().any(|line| line.starts_with("- ")), "{method}");
+        assert!(section(page, "Other implementations").iter().any(|line| line.starts_with("- ")), "{method}");
     }
 }
 
 #[test]
-fn papers_are_named_with_their_number() {
+fn papers_have_an_arxiv_number() {
     for &method in Method::ALL {
         let line = method.page().lines().nth(4).unwrap_or_default();
         let number =
@@ -160,11 +175,11 @@ fn papers_are_named_with_their_number() {
 }
 
 #[test]
-fn settings_are_those_of_the_code() {
+fn tables_of_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), settings(method));
         if updates() {
-            fs::write(path(&file), with_rows(method.page(), SETTINGS_HEAD, &wanted)).unwrap();
+            update(&file, SETTINGS_HEAD, &wanted);
             continue;
         }
         let there = table(method.page(), SETTINGS_HEAD);
@@ -176,7 +191,7 @@ fn settings_are_those_of_the_code() {
     }
 }
 
-/// The rows of a method's table of keys whose values are others where samples may be stale; none without such keys.
+/// Rows of a method's table of keys with other values if samples may be stale.
 fn stale(method: Method) -> Vec<String> {
     let preset = flat(&Algorithm::preset(method).unwrap().to_settings());
     let stale = Algorithm::resolve(method, &AlgorithmSettings::default(), 1).unwrap();
@@ -187,12 +202,11 @@ fn stale(method: Method) -> Vec<String> {
 }
 
 #[test]
-fn what_staleness_changes_is_the_codes() {
+fn tables_of_stale_settings_match_the_code() {
     for &method in Method::ALL {
         let (file, wanted) = (format!("{method}.md"), stale(method));
         if updates() {
-            // Read again: another test writes the settings into the same file.
-            fs::write(path(&file), with_rows(&read(&file), STALE_HEAD, &wanted)).unwrap();
+            update(&file, STALE_HEAD, &wanted);
             continue;
         }
         same_rows(&file, &table(method.page(), STALE_HEAD), &wanted);
@@ -204,7 +218,7 @@ fn what_staleness_changes_is_the_codes() {
 fn the_index_lists_every_method() {
     let (readme, wanted) = (read("README.md"), index());
     if updates() {
-        fs::write(path("README.md"), with_rows(&readme, INDEX_HEAD, &wanted)).unwrap();
+        update("README.md", INDEX_HEAD, &wanted);
         return;
     }
     same_rows("README.md", &table(&readme, INDEX_HEAD), &wanted);
@@ -215,7 +229,7 @@ fn assignments(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// The keys that come with others: exactly what a resolved stage holds beyond, or other than, its preset.
+/// Keys that take effect with others: exactly those of the resolved stage that differ from the preset.
 #[test]
 fn keys_that_come_with_others() {
     let readme = read("README.md");

@@ -1,4 +1,4 @@
-//! Bad numbers and missing arrays get a typed error that names the place.
+//! Invalid numbers and missing arrays are typed errors with their position.
 
 use miette::Diagnostic;
 use rloom_algo::{
@@ -54,7 +54,7 @@ const COLUMNS: [(Score, Column); 10] = [
     (Score::OldValue, |s| &mut s.old_value),
 ];
 
-/// Also in rows that are masked: what is wrong there was wrong before.
+/// Also in masked rows.
 #[test]
 fn nan_and_infinity_name_row_and_token() {
     for (wanted, column) in COLUMNS {
@@ -135,7 +135,7 @@ fn rows_tile_the_tokens() {
     assert_eq!(outcome, AlgoError::RowLength { what: "outcome", got: 3, expected: 2 });
 }
 
-/// What each kind of loss reads, and nothing else.
+/// Exactly the inputs that each kind of loss reads.
 #[test]
 fn missing_arrays_are_named() {
     let is_enough = |loss: &PolicyLoss, step: &Step| match step.loss(loss) {
@@ -157,7 +157,7 @@ fn missing_arrays_are_named() {
     };
     for loss in losses() {
         assert_eq!(is_enough(&loss, &full), None, "{loss:?}");
-        // Without one of the arrays it reads it says which; without one of the others it does not care.
+        // A missing array is only an error if the loss reads it.
         let reads = &loss.surrogate;
         let corrects = loss.correction != Correction::default();
         let has_ratio = reads.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
@@ -188,7 +188,7 @@ fn missing_arrays_are_named() {
     let measured = |mismatch| Step { mismatch, ..nothing.clone() };
     assert_eq!(is_enough(&sft, &measured(Mismatch::Scores)), Some(Score::BehaviorLogprob));
     assert_eq!(is_enough(&sft, &measured(Mismatch::Old)), Some(Score::OldLogprob));
-    // Interpolated log-probabilities take the place of recomputed ones, but need the sampler's.
+    // Interpolation replaces recomputed log-probabilities, but needs the sampler's.
     let interpolated = Step { interpolation: vec![0.5; 5], old: Vec::new(), ..full };
     assert_eq!(is_enough(&grpo(), &interpolated), None);
     let without = Step { behavior: Vec::new(), ..interpolated };
@@ -223,7 +223,7 @@ fn a_coefficient_that_overflows_is_an_error() {
     }
 }
 
-/// Counts of a micro-batch instead of the step: the mistake that makes losses depend on the split.
+/// Counts of a micro-batch instead of the step, which would make losses depend on the split.
 #[test]
 fn counts_are_of_the_whole_step() {
     let step = Step { interpolation: Vec::new(), ..step() };
@@ -299,7 +299,7 @@ fn outcomes_are_probabilities() {
         assert!(matches!(error, AlgoError::OutcomeRange { row: 2, .. }), "{error:?}");
         assert_eq!(error.row(), Some(2));
     }
-    // Nothing is asked of a row without tokens.
+    // Rows without tokens are not checked.
     assert!(Step { outcome: vec![1.0, f32::NAN, 0.5], ..step() }.loss(&loss).is_ok());
 }
 

@@ -1,4 +1,4 @@
-//! Presets, overrides, and what is refused.
+//! Presets, overrides and rejected settings.
 
 use miette::Diagnostic;
 use rloom_algo::estimators::{Group, GroupMean, ReinforcePp};
@@ -50,7 +50,7 @@ fn presets_are_the_table() {
     assert!(!sft.needs_rollouts() && !sft.needs_reference());
 }
 
-/// What a resolved file holds gives the same algorithm again, and nothing in it is unread.
+/// Resolved settings resolve to the same algorithm, without keys that have no effect.
 #[test]
 fn resolved_settings_resolve_to_themselves() {
     let overrides = [
@@ -98,7 +98,7 @@ fn resolved_settings_resolve_to_themselves() {
     }
 }
 
-/// The key that is pointed at, and a part of what is said.
+/// The key at fault and a part of the message.
 #[test]
 fn nonsense_is_refused_with_a_reason() {
     use Method::{Grpo, ReinforcePp, ReinforcePpBaseline, Rloo};
@@ -204,7 +204,7 @@ fn nonsense_is_refused_with_a_reason() {
 }
 
 #[test]
-fn what_nothing_reads_is_an_error() {
+fn a_key_without_effect_is_an_error() {
     use Method::{Grpo, ReinforcePp, Rloo, Sft};
     let cases: &[(Method, &str, &[&str])] = &[
         (
@@ -285,7 +285,7 @@ fn what_nothing_reads_is_an_error() {
     assert!(serde_json::from_str::<AlgorithmSettings>(r#"{"kl":{"beta":0.2}}"#).is_err());
 }
 
-/// What is not said about the KL follows from what is.
+/// Unset keys of the KL follow from those that are set.
 #[test]
 fn kl_is_completed() {
     let kl = |m, json: &str| {

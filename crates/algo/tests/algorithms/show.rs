@@ -1,4 +1,4 @@
-//! The text that users see.
+//! Text of `rloom algo`.
 
 use rloom_algo::{Algorithm, Method};
 
@@ -11,7 +11,7 @@ fn pages_fit_a_terminal() {
     }
 }
 
-/// Three stand for all: the pages themselves are checked in `pages.rs`.
+/// Three examples: all pages are checked in `pages.rs`.
 #[test]
 fn pages_without_their_marks() {
     for method in [Method::Grpo, Method::Ppo, Method::Sft] {

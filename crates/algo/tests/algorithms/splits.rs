@@ -60,7 +60,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn coefficients_and_metrics_are_bit_equal(
+    fn coefficients_and_metrics_are_bitwise_identical(
         step in steps(),
         cuts in any::<u16>(),
         backwards in any::<bool>(),
@@ -76,7 +76,7 @@ proptest! {
         compare(&step, &critic(0..step.lengths.len()), &parts, backwards)?;
     }
 
-    /// Moving whole sequences moves their coefficients with them.
+    /// Reordering sequences reorders their coefficients.
     #[test]
     fn order_does_not_matter(step in steps(), turn in 0usize..8) {
         let n = step.lengths.len();
@@ -102,7 +102,7 @@ proptest! {
             masked: order.iter().map(|&s| step.masked[s]).collect(),
             mismatch: step.mismatch,
         };
-        // What is picked out of a step depends on places in it.
+        // Selection from a step depends on positions.
         for loss in losses().into_iter().filter(|loss| loss.scope() != Scope::Step) {
             let a = step.loss(&loss).unwrap();
             let b = turned.loss(&loss).unwrap();

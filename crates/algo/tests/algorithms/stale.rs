@@ -1,4 +1,4 @@
-//! What becomes of samples of an older policy, where `max_staleness` lets them in.
+//! Treatment of samples from older policies, with `max_staleness` above 0.
 
 use miette::Diagnostic;
 use proptest::prelude::*;
@@ -29,8 +29,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Every method with every loss, at every staleness, is an algorithm that its own settings give again, or is refused with
-/// a reason. A method by itself is never refused.
+/// Every method with every loss, at every staleness, either resolves to an algorithm that its own settings reproduce,
+/// or is rejected with a reason. A method without overrides is never rejected.
 #[test]
 fn every_method_at_every_staleness() {
     let mut resolved = 0;
@@ -56,7 +56,7 @@ fn every_method_at_every_staleness() {
     assert!(resolved > 800, "{resolved}");
 }
 
-/// The defaults of each loss, as its page has them.
+/// The defaults of each loss, as on its page.
 #[test]
 fn defaults_by_loss() {
     let mask = |level| Some(ImportanceWeight { level, action: WeightAction::Mask, low: 0.0, high: 5.0 });
@@ -96,7 +96,7 @@ fn defaults_by_loss() {
     assert_eq!(default(Method::Sft).loss, Algorithm::preset(Method::Sft).unwrap().loss);
 }
 
-/// A key that is said holds, and the others follow it.
+/// A key that is set is kept, and the others follow from it.
 #[test]
 fn said_keys_hold() {
     use {
@@ -116,7 +116,7 @@ fn said_keys_hold() {
     assert_eq!(weight(Grpo, rejecting), of(Token, Mask, 0.0, 5.0));
     assert!(loss(Grpo, rejecting).correction.rejection.is_some());
     assert_eq!(weight(Cispo, rejecting), None);
-    // Who says a weight for CISPO has its ratio to the proximal policy, as at staleness 0.
+    // With an explicit weight, CISPO's ratio is relative to the proximal policy, as at staleness 0.
     assert_eq!(weight(Cispo, r#"{"correction":{"level":"token"}}"#), of(Token, Mask, 0.0, 5.0));
     for (method, json) in [
         (Grpo, r#"{"ratio_to":"behavior"}"#),
@@ -126,13 +126,13 @@ fn said_keys_hold() {
     ] {
         assert_eq!(weight(method, json), None, "{json}");
     }
-    // Said at staleness 0, where nothing would have been done anyway.
+    // Set at staleness 0, where the default is no correction.
     let none = r#"{"correction":{"level":"none"}}"#;
     assert_eq!(resolve(Grpo, none, 0).unwrap().loss, Algorithm::preset(Grpo).unwrap().loss);
 }
 
 #[test]
-fn what_is_unsound_is_refused() {
+fn unsound_combinations_are_rejected() {
     use Method::{DppoKl, Grpo, Gspo, Opo, Rloo, Topr};
     let cases: &[(Method, &str, u64, &str, &str)] = &[
         (Grpo, r#"{"proximal":"sampler"}"#, 1, "proximal", "every weight is 1"),
@@ -169,7 +169,7 @@ fn what_is_unsound_is_refused() {
         assert!(text.contains(reason) && error.help().is_some(), "{json}: {text}");
     }
     for (method, json, key) in [
-        // One step per batch: what is trained is its own proximal policy.
+        // With one step per batch the trained policy is its own proximal policy.
         (Opo, r#"{"proximal":"recompute"}"#, "proximal"),
         (Grpo, r#"{"correction":{"level":"none","high":3.0}}"#, "correction.high"),
     ] {
@@ -218,7 +218,7 @@ fn staleness_is_always_measured() {
     assert!((m.correction_weight_mean.unwrap() - 4.0 / 3.0).abs() < 1e-6);
     assert!((m.correction_ess.unwrap() - 16.0 / 18.0).abs() < 1e-6);
     assert_eq!(m.correction_masked_ratio, Some(0.0));
-    // DPPO drops what has gone its way too far.
+    // DPPO drops tokens that have changed too far in the advantage's direction.
     let dropped =
         step.metrics(&resolve(Method::DppoTv, r#"{"loss":{"divergence_limit":0.1}}"#, 2).unwrap().loss);
     assert_eq!(dropped.correction_masked_ratio, Some(1.0 / 3.0));
@@ -287,7 +287,7 @@ proptest! {
         }
     }
 
-    /// The weight is the policy term's alone: without an advantage a weight, a mask and no weight at all are one.
+    /// The weight only applies to the policy term: without an advantage a weight, a mask and no weight are equal.
     #[test]
     fn only_the_policy_term_is_weighed(step in steps()) {
         let step = Step { advantage: vec![0.0; step.logprob.len()], interpolation: Vec::new(), ..step };

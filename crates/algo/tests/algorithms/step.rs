@@ -1,4 +1,4 @@
-//! An optimiser step that owns its arrays, to be cut into micro-batches.
+//! An optimiser step that owns its arrays and can be split into micro-batches.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use rloom_algo::{
     TokenScores, ValueLoss, policy_loss, step_loss, value_loss,
 };
 
-/// Arrays that are empty are not given.
+/// Empty arrays are not passed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Step {
     pub(crate) lengths: Vec<usize>,
@@ -35,7 +35,7 @@ fn given<T>(values: &[T], range: Range<usize>) -> Option<&[T]> {
     (!values.is_empty() || range.end == 0).then(|| &values[range])
 }
 
-/// 64 bits for a position, as a counter-based stream gives them.
+/// 64 random bits for a position, like a counter-based stream.
 pub(crate) fn draw(position: u64) -> u64 {
     let mut z = position.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -44,7 +44,7 @@ pub(crate) fn draw(position: u64) -> u64 {
 }
 
 impl Step {
-    /// Every policy of the step is the one of `logprob`.
+    /// Sets all policies of the step to that of `logprob`.
     pub(crate) fn first(self) -> Self {
         let lp = self.logprob.clone();
         Self { old: lp.clone(), behavior: lp.clone(), reference: lp, interpolation: Vec::new(), ..self }
@@ -146,7 +146,7 @@ impl Step {
     }
 }
 
-/// What the micro-batches of a step add up to; nothing merged into it leaves it as it is.
+/// Merged terms of a step's micro-batches; also checks that merging empty terms changes nothing.
 pub(crate) fn merged<'a>(parts: impl IntoIterator<Item = &'a LossTerms>) -> LossTerms {
     let mut merged = LossTerms::default();
     for part in parts {
@@ -159,7 +159,7 @@ pub(crate) fn merged<'a>(parts: impl IntoIterator<Item = &'a LossTerms>) -> Loss
 /// lp, old − lp, beh − old, ref − lp, entropy, value, V_old − V, R − V, α.
 type Token = (f32, f32, f32, f32, f32, f32, f32, f32, f32);
 
-/// Steps of up to eight sequences with everything that any loss reads; some sequences are without any policy token.
+/// Steps of up to eight sequences with the inputs of all losses; some sequences have no policy tokens.
 pub(crate) fn steps() -> impl Strategy<Value = Step> {
     let sequence = prop_oneof![1 => Just(0usize), 1 => Just(1usize), 5 => 1usize..7];
     (prop::collection::vec(sequence, 1..9), 7u64..64).prop_flat_map(|(lengths, completion_limit)| {
@@ -189,7 +189,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Step> {
 
 fn step(lengths: Vec<usize>, completion_limit: u64, tokens: &[Token], rows: &[(f32, f32, bool)]) -> Step {
     let of = |get: fn(&Token) -> f32| tokens.iter().map(get).collect::<Vec<f32>>();
-    // Log-probabilities stay those of probabilities.
+    // Log-probabilities stay at most 0.
     let probability = |x: f32| x.min(-0.001);
     Step {
         completion_limit,

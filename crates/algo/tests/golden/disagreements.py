@@ -68,7 +68,7 @@ def group_of_one():
     parts = []
     for name in ["grpo", "rloo", "rloo_vectorized", "opo", "gpg"]:
         parts.append(f"{name} {show(outcome([0.7], [0], name))}")
-    return f"""The only episode of a group has nobody to compare with. With reward 0.7: {"; ".join(parts)}: the raw reward
+    return f"""The only episode of a group has no other to be compared with. With reward 0.7: {"; ".join(parts)}: the raw reward
 becomes the advantage (baseline 0, deviation 1), but for `rloo_vectorized`, which gives 0 and so disagrees with `rloo`.
 Ours: 0, and counted."""
 
@@ -106,7 +106,7 @@ def remax_kl():
     got, _ = core_algos.compute_remax_outcome_advantage(
         rewards, torch.tensor([0.5], dtype=torch.float64), torch.ones_like(rewards)
     )
-    return f"""Rewards to go less the baseline, so that with KL in the reward each token has an advantage of its own:
+    return f"""Rewards to go less the baseline, so that with KL in the reward each token has its own advantage:
 penalties [0.1, 0.2, 0] and reward 1 against 0.5 give {show(got[0])}. Ours takes the episode as one action: [0.2, 0.2,
 0.2]. Without KL they agree (golden)."""
 
@@ -175,7 +175,7 @@ def geo_mean():
     return f"""`torch.mean` over the rows it is given: the loss of three sequences is {show(f([0, 1, 2]))}; as micro-batches of
 two and one it is {show(f([0, 1]))} and {show(f([2]))}, whose mean is {show((f([0, 1]) + f([2])) / 2)}. Rows without a token
 count as sequences: with the third emptied, {show(with_empty)}, where the mean over two is {show(with_empty * 1.5)}.
-Token weights of a correction are multiplied up to their geometric mean; ours refuses token weights on one term per sequence."""
+Token weights of a correction are multiplied up to their geometric mean; ours rejects token weights for one term per sequence."""
 
 
 @entry("verl", "cispo: both sides")
@@ -399,7 +399,7 @@ READ = """## Read in the source, not run
 
 The leave-one-out baseline of process rewards is q_t·K/(K − 1) − Σ_j q̄_j/(K − 1), which is the paper's q_t − mean of the
 others' q̄ only where q_t is its episode's mean: q = [[0.2, 0.4], [0.1]] gives [0, 0.4] for the first episode, the paper's
-formula [0.1, 0.3]. It then whitens, weighs both rewards by 5, and by default normalises process rewards over the batch
+formula [0.1, 0.3]. It then whitens, weights both rewards by 5, and by default normalises process rewards over the batch
 (`prime_norm: batch_norm`) in place of β. β = 0.05 and updating the model before its rewards are used are as here.
 """
 

@@ -170,7 +170,7 @@ def clipped():
 
 
 def policy_gradients():
-    """Losses without a ratio, and those that weigh by a ratio to the sampler."""
+    """Losses without a ratio, and those that are weighted by a ratio to the sampler."""
     three = [[fresh(1.0, [-0.5]), fresh(0.0, [-0.2, -0.7, -1.1]), fresh(0.0, [-0.9, -0.5])]]
     against = lambda x: [[r - b for r in g] for g, b in zip(x["rewards"], x["baseline"])]
     referred = [

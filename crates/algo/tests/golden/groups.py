@@ -1,4 +1,4 @@
-"""Groups of episodes that advantages are made of, shared by the golden programs.
+"""Groups of episodes as inputs of advantages, shared by the golden programs.
 
 A set has, per group and episode: `rewards` (null does not apply), `tokens`, `old` and `reference` per token; and where an
 estimator reads them `values` per token with `last_value` (null: the episode ended, a number: it was cut off),
@@ -93,7 +93,7 @@ def stepped():
             [(2, 0.0, "start"), (1, 0.0, "door"), (2, 1.0, "hall")],
             [(1, 0.0, "start"), (3, -0.1, "door"), (1, 0.0, "door"), (1, 0.5, "cave")],  # a state twice in one episode
             [(2, 0.0, "start"), (2, 0.0, "hall")],
-            [(3, 0.2, "start"), (1, 0.0, None)],  # nobody to compare with
+            [(3, 0.2, "start"), (1, 0.0, None)],  # no other step in the same state
         ],
         [
             [(1, 1.0, "start"), (2, 0.0, "end")],  # equal totals: the steps alone tell

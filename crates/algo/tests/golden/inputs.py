@@ -124,7 +124,7 @@ def stale():
 
 
 def mixed(inputs):
-    """The same with an advantage of its own for each token, zeros among them."""
+    """The same with an advantage per token, including zeros."""
     advantage = np.round(np.random.RandomState(77).randn(len(inputs["logprob"])), 4)
     advantage[::7] = 0.0
     return {**inputs, "advantage": advantage.tolist()}

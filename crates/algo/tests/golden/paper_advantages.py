@@ -59,7 +59,7 @@ def penalised(x, g, kl_coef):
 
 
 def compared(rewards, advantage):
-    """`advantage(reward, present)` of each; None where it does not apply or nobody is left to compare with."""
+    """`advantage(reward, present)` of each; None if it does not apply or no other episode is left."""
     present = [r for r in rewards if r is not None]
     if len(present) < 2:
         return [None] * len(rewards)
@@ -358,7 +358,7 @@ def normalized_cases():
             cases.append(
                 case(f"mean of {m}, deviation of {s}", "grpo", settings, on, normalized(x, m, s, before), **more)
             )
-    for s in ["group", "batch", "none"]:  # also groups without contrast and of one
+    for s in ["group", "batch", "none"]:  # also groups with equal rewards and of one
         settings = {"advantage": "normalized", "mean_from": "group", "std_from": s}
         cases.append(
             case(

@@ -1,4 +1,4 @@
-"""Inputs of the losses by name, and how a case is made of them."""
+"""Inputs of the losses by name, and construction of the cases."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Cases of what stands beside a surrogate: weights and rejection, the proximal policy, KL, masked rows, values."""
+"""Cases of the other terms of a loss: weights and rejection, the proximal policy, KL, masked rows, values."""
 
 import paper_losses as paper
 from inputs import digits
@@ -328,7 +328,7 @@ def shared_values():
 
 
 def value_cases():
-    """The loss of a critic of its own, and its explained variance."""
+    """The loss of a separate critic, and its explained variance."""
     cases = []
     for on in ["near", "wide", "stale", "masked", "uneven"]:
         for clip_by in [0.0, 0.2, 0.5]:

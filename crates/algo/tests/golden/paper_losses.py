@@ -219,7 +219,7 @@ PER_SEQUENCE = {"gspo", "gmpo", "prm"}
 
 
 def is_per_sequence(kind, knobs):
-    """A loss of its own file says so by a function of its settings."""
+    """A loss with its own file is a function of its settings."""
     own = getattr(kind, "per_sequence", None)
     return own(**knobs) if own else kind in PER_SEQUENCE
 

@@ -1,4 +1,4 @@
-//! `rloom algo`: what the methods compute.
+//! `rloom algo`: lists the algorithms and shows their equations and settings.
 
 use rloom_algo::Algorithm;
 use serde_json::json;
@@ -28,10 +28,7 @@ fn list(output: Output) -> Result<(), Failure> {
         output.data(&format!("{:<width$}  {}", info.method, info.summary))?;
         output.data(&format!("{:<width$}  {}", "", info.paper))?;
     }
-    output.say(&format!(
-        "\n{} shows the equations and settings of one",
-        output.paint(BOLD, "rloom algo show NAME")
-    ));
+    output.info(&format!("\nEquations and settings of one: {}", output.paint(BOLD, "rloom algo show NAME")));
     Ok(())
 }
 

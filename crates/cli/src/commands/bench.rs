@@ -1,4 +1,4 @@
-//! `rloom bench`: how fast this machine trains and generates, held against what it can do at most.
+//! `rloom bench`: measures training and generation speed as fractions of the machine's limits.
 
 mod count;
 mod decode;
@@ -19,59 +19,59 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::progress::numbers::bytes;
 use machine::{Machine, Memory};
-use report::{Ceilings, Done, Report, Work};
+use report::{Ceilings, Measurement, Report, WorkloadResult};
 use shape::Shape;
 
-/// What is measured, and with what.
+/// Settings shared by all workloads.
 struct Bench<'a> {
     ctx: Ctx,
     shape: Shape,
     rounds: usize,
-    say: &'a dyn Fn(&str),
+    info: &'a dyn Fn(&str),
 }
 
 impl Bench<'_> {
-    /// Says how far a work is.
-    fn tell(&self, work: &str, text: &str) {
-        (self.say)(&format!("{work:<11} {text}"));
+    /// Prints the progress of a workload.
+    fn progress(&self, workload: &str, text: &str) {
+        (self.info)(&format!("{workload:<11} {text}"));
     }
 }
 
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
-    let compute = arguments.dtype.into();
-    let shape = Shape::named(&arguments.shape, compute)?;
-    let works = works(&arguments.works);
-    enough_memory(&shape, &works)?;
+    let dtype = arguments.dtype.into();
+    let shape = Shape::named(&arguments.shape, dtype)?;
+    let workloads = workloads(&arguments.workloads);
+    check_memory(&shape, &workloads)?;
     let cores = machine::cores();
     let threads = if arguments.threads == 0 { cores } else { usize::from(arguments.threads) };
     if threads > cores {
-        output.warn(&format!("{threads} threads share {cores} cores: they take turns, and figures scatter"));
+        output.warn(&format!("{threads} threads share {cores} cores; measurements will be slow and noisy"));
     }
     let ctx = Ctx::new(threads).map_err(Failure::failed)?;
-    let say = |text: &str| output.say(text);
-    let bench = Bench { ctx, shape, rounds: usize::from(arguments.rounds), say: &say };
-    let report = bench.measure(&works)?;
+    let info = |text: &str| output.info(text);
+    let bench = Bench { ctx, shape, rounds: usize::from(arguments.rounds), info: &info };
+    let report = bench.measure(&workloads)?;
     if output.json {
         return output.json(&report);
     }
     output.data(&view::text(&report, &bench, output.on_stdout()))
 }
 
-/// What was asked for, each once, in the order of the ceilings' use; everything where nothing was.
-fn works(asked: &[arguments::Work]) -> Vec<arguments::Work> {
-    use arguments::Work::{Decode, Grpo, Kernels, Train};
+/// The requested workloads in a fixed order without duplicates; all if none is requested.
+fn workloads(requested: &[arguments::Workload]) -> Vec<arguments::Workload> {
+    use arguments::Workload::{Decode, Grpo, Kernels, Train};
     let all = [Kernels, Train, Decode, Grpo];
-    all.into_iter().filter(|work| asked.is_empty() || asked.contains(work)).collect()
+    all.into_iter().filter(|workload| requested.is_empty() || requested.contains(workload)).collect()
 }
 
-/// Refuses a model whose training state alone is more than what is free: the system would begin to swap or to kill.
-fn enough_memory(shape: &Shape, works: &[arguments::Work]) -> Result<(), Failure> {
-    use arguments::Work::{Grpo, Train};
-    let trains = works.contains(&Train) || works.contains(&Grpo);
+/// Rejects a model whose training state alone exceeds the free memory; the system would swap or kill the process.
+fn check_memory(shape: &Shape, workloads: &[arguments::Workload]) -> Result<(), Failure> {
+    use arguments::Workload::{Grpo, Train};
+    let trains = workloads.contains(&Train) || workloads.contains(&Grpo);
     let (needed, free) = (count::training_bytes(&shape.config), machine::free_memory());
     match free {
         Some(free) if trains && needed > free => Err(Failure::usage_text(format_args!(
-            "training shape {} takes more than {}, and {} are free",
+            "training shape {} takes more than {}, {} are free",
             shape.name,
             bytes(needed),
             bytes(free)
@@ -82,24 +82,24 @@ fn enough_memory(shape: &Shape, works: &[arguments::Work]) -> Result<(), Failure
 }
 
 impl Bench<'_> {
-    fn measure(&self, works: &[arguments::Work]) -> Result<Report, Failure> {
-        self.tell("ceilings", "arithmetic out of registers, and memory");
+    fn measure(&self, workloads: &[arguments::Workload]) -> Result<Report, Failure> {
+        self.progress("ceilings", "arithmetic on registers, and memory bandwidth");
         let ceilings = self.ceilings();
         let mut report =
-            Report { machine: Machine::of(&self.ctx), ceilings, works: Vec::new(), kernels: Vec::new() };
-        for work in works {
+            Report { machine: Machine::of(&self.ctx), ceilings, workloads: Vec::new(), kernels: Vec::new() };
+        for workload in workloads {
             let memory = Memory::watch();
-            let done = match work {
-                arguments::Work::Kernels => {
-                    self.tell("kernels", "products of a training step, one by one");
+            let measured = match workload {
+                arguments::Workload::Kernels => {
+                    self.progress("kernels", "individual products of a training step");
                     report.kernels = kernels::measure(self, ceilings.gemm(self.shape.config.dtype));
                     continue;
                 }
-                arguments::Work::Train => train::measure(self)?,
-                arguments::Work::Decode => decode::measure(self)?,
-                arguments::Work::Grpo => grpo::measure(self)?,
+                arguments::Workload::Train => train::measure(self)?,
+                arguments::Workload::Decode => decode::measure(self)?,
+                arguments::Workload::Grpo => grpo::measure(self)?,
             };
-            report.works.push(self.held_against(&ceilings, done, memory));
+            report.workloads.push(self.result(&ceilings, measured, memory));
         }
         Ok(report)
     }
@@ -118,40 +118,40 @@ impl Bench<'_> {
         }
     }
 
-    /// A work's rates, as fractions of what the machine can do at most.
-    fn held_against(&self, ceilings: &Ceilings, done: Done, memory: Memory) -> Work {
-        let compute = self.shape.config.dtype;
+    /// Computes the rates of a workload, also as fractions of the ceilings.
+    fn result(&self, ceilings: &Ceilings, measured: Measurement, memory: Memory) -> WorkloadResult {
+        let dtype = self.shape.config.dtype;
         let (start_mib, peak_mib) = memory.end();
-        let median = measure::median(&done.rounds.seconds);
-        let gflops = done.operations.all() as f64 / median / 1e9;
-        let read = done.bytes_read.map(|bytes| bytes as f64 / median / 1e9 / ceilings.read_gb_s);
-        Work {
-            name: done.work,
+        let median = measure::median(&measured.rounds.seconds);
+        let gflops = measured.operations.all() as f64 / median / 1e9;
+        let read = measured.bytes_read.map(|bytes| bytes as f64 / median / 1e9 / ceilings.read_gb_s);
+        WorkloadResult {
+            name: measured.workload,
             shape: self.shape.name.clone(),
-            batch: done.batch,
-            compute: compute.name(),
+            batch: measured.batch,
+            dtype: dtype.name(),
             threads: self.ctx.threads(),
-            tokens: done.tokens,
-            tokens_per_second: done.tokens as f64 / median,
+            tokens: measured.tokens,
+            tokens_per_second: measured.tokens as f64 / median,
             gflops,
-            fraction_of_gemm: gflops / ceilings.gemm(compute),
-            bytes_read: done.bytes_read,
+            fraction_of_gemm: gflops / ceilings.gemm(dtype),
+            bytes_read: measured.bytes_read,
             fraction_of_read: read,
             start_mib,
             peak_mib,
-            seconds: done.rounds.seconds,
-            phases: done.rounds.phases,
+            seconds: measured.rounds.seconds,
+            phases: measured.rounds.phases,
         }
     }
 }
 
-/// Tokens of a sequence: a function of its number.
+/// Random tokens, determined by the index of the sequence.
 fn random_tokens(sequence: u64, length: usize, vocabulary: usize) -> Vec<u32> {
     let stream = RandomKey::new(0, 0, Purpose::Generator, sequence).stream();
     (0..length as u64).map(|i| stream.below(i, vocabulary as u64) as u32).collect()
 }
 
-/// What polls the rollout engine's futures.
+/// Runtime that polls the rollout engine's futures.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed_text)
 }
@@ -161,9 +161,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn works_are_measured_once_each() {
-        use arguments::Work::{Decode, Grpo, Kernels, Train};
-        assert_eq!(works(&[]), [Kernels, Train, Decode, Grpo]);
-        assert_eq!(works(&[Decode, Train, Decode]), [Train, Decode]);
+    fn workloads_are_deduplicated_and_ordered() {
+        use arguments::Workload::{Decode, Grpo, Kernels, Train};
+        assert_eq!(workloads(&[]), [Kernels, Train, Decode, Grpo]);
+        assert_eq!(workloads(&[Decode, Train, Decode]), [Train, Decode]);
     }
 }

@@ -1,4 +1,4 @@
-//! `rloom chat`: a conversation in the terminal, token by token.
+//! `rloom chat`: a conversation in the terminal, with answers streamed token by token.
 
 mod session;
 
@@ -23,10 +23,15 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
     let session = Session::new(&policy, ctx, sampling, arguments.sampling.seed);
-    let mut talk =
-        Talk { policy: &policy, session, system: arguments.system.clone(), history: Vec::new(), output };
-    talk.forget();
-    output.say(&output.paint(FAINT, "/reset forgets the conversation, /exit or Ctrl-D ends it"));
+    let mut conversation = Conversation {
+        policy: &policy,
+        session,
+        system: arguments.system.clone(),
+        history: Vec::new(),
+        output,
+    };
+    conversation.reset();
+    output.info(&output.paint(FAINT, "/reset clears the conversation; /exit or Ctrl-D quits"));
     loop {
         if io::stdin().is_terminal() && !output.json {
             let _ = write!(io::stderr().lock(), "{} ", output.paint(BOLD, ">"));
@@ -39,15 +44,15 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
             "" => {}
             "/exit" => return Ok(()),
             "/reset" => {
-                talk.forget();
-                output.say("the conversation is forgotten");
+                conversation.reset();
+                output.info("conversation cleared");
             }
-            question => talk.turn(question)?,
+            question => conversation.turn(question)?,
         }
     }
 }
 
-struct Talk<'p> {
+struct Conversation<'p> {
     policy: &'p Policy,
     session: Session<'p>,
     system: Option<String>,
@@ -59,17 +64,17 @@ fn message(role: &str, content: &str) -> ChatMessage {
     ChatMessage { role: role.to_owned(), content: content.to_owned() }
 }
 
-impl Talk<'_> {
-    fn forget(&mut self) {
+impl Conversation<'_> {
+    fn reset(&mut self) {
         self.history = self.system.iter().map(|text| message("system", text)).collect();
         self.session.clear();
     }
 
-    /// Asks, and shows the answer as it comes.
+    /// Generates and streams the answer to a question.
     fn turn(&mut self, question: &str) -> Result<(), Failure> {
-        let tokens = self.follow(question)?;
-        if let Err(full) = self.session.read(&tokens) {
-            self.output.warn(&format!("{full}; /reset begins anew"));
+        let tokens = self.append_question(question)?;
+        if let Err(full) = self.session.append(&tokens) {
+            self.output.warn(&format!("{full}; /reset starts a new conversation"));
             self.history.pop();
             return Ok(());
         }
@@ -102,9 +107,9 @@ impl Talk<'_> {
         write!(out, "{}", self.output.model_text(piece)).and_then(|()| out.flush()).map_err(Failure::Output)
     }
 
-    /// The tokens that follow what the session has read, and the question in the history. What was said is not
-    /// tokenised again, except for templates that rewrite it (Qwen3's drops earlier reasoning).
-    fn follow(&mut self, question: &str) -> Result<Vec<u32>, Failure> {
+    /// Adds the question to the history and returns the tokens to append to the session. Earlier turns are not
+    /// tokenised again, except for templates that rewrite them (Qwen3's removes earlier reasoning).
+    fn append_question(&mut self, question: &str) -> Result<Vec<u32>, Failure> {
         let tokenizer = &self.policy.tokenizer;
         let template = tokenizer.require_chat_template().map_err(Failure::failed)?;
         let new = [message("user", question)];

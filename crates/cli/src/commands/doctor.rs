@@ -1,4 +1,4 @@
-//! `rloom doctor`: what this machine is, and whether the program works on it.
+//! `rloom doctor`: checks the machine and the installation.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,10 +13,10 @@ use crate::progress::numbers::bytes;
 
 mod self_check;
 
-/// Less free memory than this does not hold even small models comfortably.
-const LITTLE_MEMORY: u64 = 1 << 30;
-/// Less free disk than this is gone after a few checkpoints.
-const LITTLE_DISK: u64 = 1 << 30;
+/// Free memory below which a warning is shown.
+const LOW_MEMORY: u64 = 1 << 30;
+/// Free disk space below which a warning is shown: a few checkpoints fill it.
+const LOW_DISK: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -79,9 +79,9 @@ fn findings() -> Vec<Finding> {
     let mut findings = vec![
         Finding::ok("program", format!("rloom {}", env!("CARGO_PKG_VERSION"))),
         Finding::ok("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
-        Finding::ok("cores", format!("{cores}, so {cores} threads by default")),
-        Finding::ok("kernels", format!("{} (also here: {})", Isa::detect().name(), isas.join(", "))),
-        Finding::ok("bf16", format!("products by {}", Ctx::serial().bf16_products())),
+        Finding::ok("cores", format!("{cores}; default number of threads: {cores}")),
+        Finding::ok("kernels", format!("{} (available: {})", Isa::detect().name(), isas.join(", "))),
+        Finding::ok("bf16", format!("products: {}", Ctx::serial().bf16_products())),
         memory(),
         disk(),
         writable(),
@@ -95,21 +95,21 @@ fn memory() -> Finding {
     match (meminfo("MemTotal:"), meminfo("MemAvailable:")) {
         (Some(total), Some(free)) => {
             let value = format!("{} free of {}", bytes(free), bytes(total));
-            if free < LITTLE_MEMORY {
+            if free < LOW_MEMORY {
                 Finding::warning(
                     "memory",
                     value,
-                    "small models fit; `--dry-run` estimates what a recipe needs",
+                    "only small models fit; `rloom train --dry-run` estimates the memory of a recipe",
                 )
             } else {
                 Finding::ok("memory", value)
             }
         }
-        _ => Finding::ok("memory", "not known on this system"),
+        _ => Finding::ok("memory", "unknown on this system"),
     }
 }
 
-/// A figure of `/proc/meminfo` in bytes.
+/// Reads a value of `/proc/meminfo`, in bytes.
 pub(super) fn meminfo(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -117,16 +117,16 @@ pub(super) fn meminfo(key: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// Free bytes where runs are written. The standard library cannot tell, `df` can on every Unix.
+/// Checks the free disk space of the current folder with `df`, as the standard library has no function for it.
 fn disk() -> Finding {
     match free_disk() {
-        Some(free) if free < LITTLE_DISK => Finding::warning(
+        Some(free) if free < LOW_DISK => Finding::warning(
             "disk",
-            format!("{} free here", bytes(free)),
-            "set `run.directory` to a place with more room, or lower `run.keep_last`",
+            format!("{} free", bytes(free)),
+            "set `run.directory` to a disk with more space, or lower `run.keep_last`",
         ),
-        Some(free) => Finding::ok("disk", format!("{} free here", bytes(free))),
-        None => Finding::ok("disk", "free space not known on this system"),
+        Some(free) => Finding::ok("disk", format!("{} free", bytes(free))),
+        None => Finding::ok("disk", "free space unknown on this system"),
     }
 }
 
@@ -142,11 +142,11 @@ fn writable() -> Finding {
     let probe = Path::new(directory).join(format!(".rloom-doctor-{}", std::process::id()));
     let written = std::fs::write(&probe, b"").and_then(|()| std::fs::remove_file(&probe));
     match written {
-        Ok(()) => Finding::ok("runs", format!("can be written to {}", Path::new("runs").display())),
+        Ok(()) => Finding::ok("runs", format!("{} is writable", Path::new("runs").display())),
         Err(error) => Finding::failed(
             "runs",
             format!("{directory} cannot be written: {error}"),
-            "choose another place with `--set run.directory=…`",
+            "choose another folder with `--set run.directory=…`",
         ),
     }
 }
@@ -155,7 +155,7 @@ fn hub() -> [Finding; 3] {
     let options = HubOptions::from_env();
     let endpoint = match &options.endpoint {
         Some(endpoint) => Finding::ok("hub", format!("HF_ENDPOINT is {endpoint}")),
-        None => Finding::ok("hub", "HF_ENDPOINT is not set: models are read from local folders alone"),
+        None => Finding::ok("hub", "HF_ENDPOINT is not set: models are only read from local folders"),
     };
     let token = if options.token.is_some() { "HF_TOKEN is set" } else { "HF_TOKEN is not set" };
     [endpoint, Finding::ok("hub token", token), Finding::ok("hub cache", options.cache.display().to_string())]

@@ -1,4 +1,4 @@
-//! `rloom eval`: a model on held-out tasks, as a run would measure it.
+//! `rloom eval`: evaluates a model on held-out tasks, like the evaluation of a run.
 
 use std::path::Path;
 
@@ -14,16 +14,16 @@ use super::train::find_run;
 use crate::arguments::Eval;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
+use crate::progress::event_text;
 use crate::progress::numbers::percent;
-use crate::progress::story;
 
 pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
     let (config, policy) = if arguments.config.is_empty() {
         of_run(arguments, output)?
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
-        let compute = config.dtype;
-        (config, policy::open(&arguments.target, Some(compute), output)?)
+        let dtype = config.dtype;
+        (config, policy::open(&arguments.target, Some(dtype), output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
         Failure::usage_text("the configuration has no `[eval]`")
@@ -40,15 +40,15 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
     show(&report.map_err(Failure::failed)?, output.on_stdout())
 }
 
-/// A run's configuration and one of its checkpoints.
+/// Loads the configuration of a run and one of its checkpoints.
 fn of_run(arguments: &Eval, output: Output) -> Result<(Config, Policy), Failure> {
     let run = find_run(Path::new(&arguments.target)).map_err(|failure| {
-        failure.hint("for a model that is no run's, give the configuration with --config")
+        failure.hint("to evaluate a model that does not belong to a run, pass a configuration with --config")
     })?;
     let config = Config::load(&[run.join("config.toml")], &arguments.overrides)?;
     let name = if arguments.checkpoint == "best" { None } else { Some(arguments.checkpoint.as_str()) };
     let checkpoint = policy::checkpoint(&run, name)?;
-    output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
+    output.info(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
     let policy = Policy::open(&checkpoint, config.dtype).map_err(Failure::from_run)?;
     Ok((config, policy))
 }
@@ -72,7 +72,7 @@ fn show(report: &EvaluationReport, output: Output) -> Result<(), Failure> {
         }));
     }
     output.data(&format!(
-        "{:<12} {} of {} tasks, greedily",
+        "{:<12} {} of {} tasks, greedy decoding",
         "solved",
         percent(report.accuracy),
         report.tasks
@@ -89,13 +89,13 @@ fn show(report: &EvaluationReport, output: Output) -> Result<(), Failure> {
         .filter_map(|(name, value)| Some((name.strip_prefix(metric::EVAL_PASS_AT)?.parse().ok()?, *value)))
         .collect();
     at.sort_by_key(|(k, _)| *k);
-    // Without samples pass@1 is the greedy accuracy, which was said.
+    // Without samples pass@1 equals the greedy accuracy, which is already shown.
     for (k, value) in at.iter().filter(|_| at.len() > 1) {
         output.data(&format!("{:<12} {}", format!("pass@{k}"), percent(*value)))?;
     }
     for sample in &report.samples {
         output.data("")?;
-        for text in story::completion(sample, output) {
+        for text in event_text::completion(sample, output) {
             output.data(&text)?;
         }
     }

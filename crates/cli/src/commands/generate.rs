@@ -1,4 +1,4 @@
-//! `rloom generate`: prompts in, completions out.
+//! `rloom generate`: completes prompts.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     runtime.block_on(async {
         let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
-        // All requests are queued before the first is awaited; they are shown in the order of their prompts.
+        // All requests are queued before the first one is awaited; results are shown in the order of the prompts.
         let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();
         for (i, generation) in pending.into_iter().enumerate() {
             let generation = generation.await.map_err(Failure::failed)?;
@@ -43,16 +43,20 @@ fn prompts(arguments: &Generate) -> Result<Vec<String>, Failure> {
         return Ok(arguments.prompts.clone());
     }
     if io::stdin().is_terminal() {
-        let failure = Failure::usage_text("there is no prompt");
-        return Err(failure.hint("give one as an argument, or one per line on standard input"));
+        let failure = Failure::usage_text("no prompt given");
+        return Err(failure.hint("pass prompts as arguments, or one per line on standard input"));
     }
     let lines: Result<Vec<String>, _> = io::stdin().lock().lines().collect();
     let lines = lines.map_err(|e| Failure::failed_text(format_args!("cannot read the prompts: {e}")))?;
     let prompts: Vec<String> = lines.into_iter().filter(|line| !line.is_empty()).collect();
-    if prompts.is_empty() { Err(Failure::usage_text("standard input holds no prompt")) } else { Ok(prompts) }
+    if prompts.is_empty() {
+        Err(Failure::usage_text("standard input contains no prompt"))
+    } else {
+        Ok(prompts)
+    }
 }
 
-/// `samples` requests for each prompt, prompt by prompt.
+/// `samples` requests per prompt, in the order of the prompts.
 fn requests(
     arguments: &Generate,
     policy: &Policy,
@@ -60,16 +64,16 @@ fn requests(
     sampling: &SamplingSettings,
 ) -> Result<Vec<GenerateRequest>, Failure> {
     if arguments.samples == 0 {
-        return Err(Failure::usage_text("--samples is 0, so there is nothing to do"));
+        return Err(Failure::usage_text("--samples must be at least 1"));
     }
     let mut requests = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let tokens = render_prompt(&policy.tokenizer, &source(arguments, prompt)).map_err(Failure::failed)?;
         if tokens.is_empty() {
-            return Err(Failure::usage_text(format_args!("prompt {} has no token", i + 1)));
+            return Err(Failure::usage_text(format_args!("prompt {} is empty", i + 1)));
         }
         let tokens: Arc<[u32]> = tokens.into();
-        // What fits is asked for: a prompt near the end of the context gets a shorter answer, not a refusal.
+        // Limits the completion to the rest of the context, so that long prompts are not rejected.
         let room = policy.model.config().max_positions.saturating_sub(tokens.len());
         if room == 0 {
             let most = policy.model.config().max_positions;
@@ -132,7 +136,7 @@ fn show(
     if prompts.len() * samples > 1 {
         let place =
             if samples > 1 { format!("{} · {}", prompt + 1, sample + 1) } else { format!("{}", prompt + 1) };
-        output.say(&output.paint(FAINT, &format!("{place}: {}", prompts[prompt])));
+        output.info(&output.paint(FAINT, &format!("{place}: {}", prompts[prompt])));
     }
     output.data(&output.model_text(&text))
 }

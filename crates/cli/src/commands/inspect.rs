@@ -1,4 +1,4 @@
-//! `rloom inspect`: what a run did, from the files that it left.
+//! `rloom inspect`: shows the results of a run from its files.
 
 mod history;
 mod sample;
@@ -15,13 +15,13 @@ use super::train::find_run;
 use crate::arguments::Inspect;
 use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output, YELLOW};
+use crate::progress::event_text;
 use crate::progress::numbers::{bytes, count, duration, percent};
 use crate::progress::sparkline::sparkline;
-use crate::progress::story;
 
 const CURVE: usize = 30;
 
-/// What is known of a run.
+/// Overview of a run.
 #[derive(Debug, Serialize)]
 struct Overview {
     directory: String,
@@ -49,7 +49,7 @@ struct Overview {
 struct StageOverview {
     #[serde(flatten)]
     outline: StageOutline,
-    /// Steps that were trained.
+    /// Number of completed steps.
     done: u64,
     reward: Vec<f64>,
     loss: Vec<f64>,
@@ -128,7 +128,7 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
         let title = output.paint(BOLD, &format!("stage {}", outline.name));
         output.data(&format!("{title} {}, {} of {} steps", outline.method, stage.done, outline.steps))?;
         for (name, values) in [("reward", &stage.reward), ("loss", &stage.loss)] {
-            // The loss of a policy gradient says nothing about how good the policy is.
+            // A policy-gradient loss does not indicate the quality of the policy.
             if let ([first, .., last], false) =
                 (values.as_slice(), name == "loss" && !stage.reward.is_empty())
             {
@@ -142,7 +142,7 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
             output.data(&format!("  {:<10} {from} to {to}  {}", "held out", sparkline(&curve, CURVE)))?;
         }
         if !stage.last.is_empty() {
-            output.data(&format!("  {:<10} {}", "last step", story::summary(&stage.last)))?;
+            output.data(&format!("  {:<10} {}", "last step", event_text::summary(&stage.last)))?;
         }
     }
     let best = overview
@@ -196,7 +196,7 @@ fn show_samples(samples: &[Sample], most: usize, output: Output) -> Result<(), F
     }
     for sample in samples.iter().take(most) {
         output.data("")?;
-        for text in story::completion(sample, output) {
+        for text in event_text::completion(sample, output) {
             output.data(&text)?;
         }
     }

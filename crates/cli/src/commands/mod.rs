@@ -1,4 +1,4 @@
-//! One command, one file.
+//! The commands, one per module.
 
 pub(crate) mod algo;
 pub(crate) mod bench;

@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &Plan, output: Output) -> Result<(), Failure> {
     };
     if let Some(path) = &arguments.svg {
         write(path, &svg::draw(&candidates, recommendation.map(|r| r.candidate)))?;
-        output.say(&format!("frontier    {}", output.paint(CYAN, &path.display().to_string())));
+        output.info(&format!("chart       {}", output.paint(CYAN, &path.display().to_string())));
     }
     if output.json {
         return output.json(&findings);
@@ -127,7 +127,7 @@ fn load(arguments: &Plan, output: Output) -> Result<(Profile, Option<FitQuality>
         calibrate(&observed).map_err(PlanError::Sim)?;
     if let Some(path) = &arguments.save_profile {
         write(path, &profile.to_toml().map_err(PlanError::Serialize)?)?;
-        output.say(&format!("profile     {}", output.paint(CYAN, &path.display().to_string())));
+        output.info(&format!("profile     {}", output.paint(CYAN, &path.display().to_string())));
     }
     Ok((profile, Some(FitQuality { steps, rollout_error, train_error }), config))
 }

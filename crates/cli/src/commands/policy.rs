@@ -1,4 +1,4 @@
-//! The model that a command works with, and how it samples.
+//! Opens the model of a command and resolves its sampling settings.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use crate::arguments::Sampling;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 
-/// Opens a model: a folder, a hub id, or a run's folder, of which it is the best checkpoint. Without a format to compute
-/// in, a run's model has its run's, and any other f32.
-pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Result<Policy, Failure> {
+/// Opens a model folder, a hub model, or the best checkpoint of a run's folder. The dtype defaults to the run's, for
+/// other models to f32.
+pub(crate) fn open(source: &str, dtype: Option<Dtype>, output: Output) -> Result<Policy, Failure> {
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {
         let checkpoint = checkpoint(folder, None)?;
-        output.say(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
-        let compute = match compute {
-            Some(compute) => compute,
+        output.info(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
+        let dtype = match dtype {
+            Some(dtype) => dtype,
             None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
         return Policy::open(&checkpoint, compute).map_err(Failure::from_run);
@@ -27,7 +27,7 @@ pub(crate) fn open(source: &str, compute: Option<Dtype>, output: Output) -> Resu
     Policy::resolve(source, compute.unwrap_or_default()).map_err(Failure::from_run)
 }
 
-/// A checkpoint of a run: the one that is named, or else the best, or else the latest.
+/// Returns a checkpoint of a run: the named one, by default the best, or the latest if there is no best.
 pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
     let checkpoints = run.join("checkpoints");
     let names: &[&str] = match name {
@@ -40,25 +40,25 @@ pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Fail
         let wanted =
             name.map_or_else(|| "a checkpoint yet".to_owned(), |name| format!("a checkpoint `{name}`"));
         Failure::usage_text(format_args!("{} does not have {wanted}", run.display()))
-            .hint(format!("`rloom inspect {}` lists what it has", run.display()))
+            .hint(format!("`rloom inspect {}` lists its checkpoints", run.display()))
     })?;
-    // Links lead to the checkpoint itself, whose name says more.
+    // Follows the link, because the checkpoint's own name contains stage and step.
     Ok(std::fs::read_link(&found).map_or(found, |target| checkpoints.join(target)))
 }
 
-/// What the arguments say, and where they say nothing, what the model recommends.
+/// Sampling settings from the arguments; those not given default to the model's.
 pub(crate) fn sampling(
     arguments: &Sampling,
     model: &GenerationConfig,
     stop: &[String],
 ) -> Result<SamplingSettings, Failure> {
-    let usual = SamplingSettings::default();
+    let defaults = SamplingSettings::default();
     let recommended = if model.do_sample == Some(false) { Some(0.0) } else { model.temperature };
     let settings = SamplingSettings {
-        temperature: arguments.temperature.or(recommended.map(|t| t as f32)).unwrap_or(usual.temperature),
-        top_k: arguments.top_k.or(model.top_k.map(|k| k as u32)).unwrap_or(usual.top_k),
-        top_p: arguments.top_p.or(model.top_p.map(|p| p as f32)).unwrap_or(usual.top_p),
-        min_p: arguments.min_p.or(model.min_p.map(|p| p as f32)).unwrap_or(usual.min_p),
+        temperature: arguments.temperature.or(recommended.map(|t| t as f32)).unwrap_or(defaults.temperature),
+        top_k: arguments.top_k.or(model.top_k.map(|k| k as u32)).unwrap_or(defaults.top_k),
+        top_p: arguments.top_p.or(model.top_p.map(|p| p as f32)).unwrap_or(defaults.top_p),
+        min_p: arguments.min_p.or(model.min_p.map(|p| p as f32)).unwrap_or(defaults.min_p),
         max_new_tokens: arguments.max_new_tokens,
         min_new_tokens: 0,
         stop: stop.to_vec(),

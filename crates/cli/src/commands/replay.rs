@@ -1,4 +1,4 @@
-//! `rloom replay`: a sample of a run, generated again.
+//! `rloom replay`: generates a sample of a run again and compares it with its record.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rloom_config::Config;
@@ -38,7 +38,7 @@ fn bar(output: Output) -> ProgressBar {
     if !output.live {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("train again {bar:24} {pos}/{len} batches");
+    let style = ProgressStyle::with_template("retrain {bar:24} {pos}/{len} batches");
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"))
 }
@@ -55,9 +55,9 @@ fn show(replay: &rloom_run::Replay, output: Output) -> Result<(), Failure> {
     )?;
     for (version, origin) in &replay.versions {
         let origin = match origin {
-            Origin::Start => "what the stage started from".to_owned(),
+            Origin::Start => "start of the stage".to_owned(),
             Origin::Checkpoint(path) => output.paint(CYAN, &path.display().to_string()),
-            Origin::Rebuilt { from } => format!("trained again from version {from}"),
+            Origin::Rebuilt { from } => format!("retrained from version {from}"),
         };
         line(&format!("version {version}"), &origin)?;
     }
@@ -73,10 +73,10 @@ fn difference(first: &Difference) -> String {
     let token = |id: &Option<u32>| id.map_or_else(|| "no token".to_owned(), |id| format!("token {id}"));
     match first {
         Difference::Token { position, recorded, replayed, .. } => {
-            format!("position {position} has {}, generated again it has {}", token(recorded), token(replayed))
+            format!("position {position}: recorded {}, replayed {}", token(recorded), token(replayed))
         }
         Difference::Logprob { position, recorded, replayed, .. } => format!(
-            "position {position} has the log-probability {recorded:?}, generated again {replayed:?} (bits {:08x} and \
+            "position {position}: recorded log-probability {recorded:?}, replayed {replayed:?} (bits {:08x} and \
              {:08x})",
             recorded.to_bits(),
             replayed.to_bits()

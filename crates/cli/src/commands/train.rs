@@ -11,20 +11,20 @@ use crate::failure::Failure;
 use crate::output::{BOLD, CYAN, Output};
 use crate::plan::Plan;
 use crate::progress::numbers::percent;
-use crate::progress::{Display, Watcher};
+use crate::progress::{Display, ProgressOutput};
 use crate::signals::stop_on_signals;
 
 pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if let Some(run) = &arguments.resume {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &[] as &[&str])?;
-        return watched(arguments, output, |watcher, stop| {
-            rloom_run::resume(&directory, &config, watcher, stop)
+        return run_with_progress(arguments, output, |progress, stop| {
+            rloom_run::resume(&directory, &config, progress, stop)
         });
     }
     let mut overrides = arguments.overrides.clone();
     if let Some(name) = &arguments.run_name {
-        // As TOML's literal string: whatever the name is, it is that text.
+        // A TOML literal string: the name is not interpreted.
         overrides.push(format!("run.name='{name}'"));
     }
     let mut config = Config::load(&arguments.files, &overrides)?;
@@ -34,14 +34,14 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if arguments.run_name.is_none() {
         let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
         if free != config.run.name {
-            output.say(&format!(
-                "the run is named `{free}`, because `{}` exists",
+            output.info(&format!(
+                "the run is named `{free}` because `{}` exists",
                 config.run_directory().display()
             ));
             config.run.name = free;
         }
     }
-    watched(arguments, output, |watcher, stop| rloom_run::train(&config, watcher, stop))
+    run_with_progress(arguments, output, |progress, stop| rloom_run::train(&config, progress, stop))
 }
 
 fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
@@ -52,38 +52,38 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
         return output.json(&json!({"config": resolved, "plan": plan}));
     }
     output.data(text.trim_end())?;
-    output.say(&format!("\n{}", plan.text()));
+    output.info(&format!("\n{}", plan.text()));
     Ok(())
 }
 
-/// The folder of a run: as given, or by its name under `runs`.
+/// Finds the folder of a run, given as a path or as its name under `runs`.
 pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
     let named = Path::new("runs").join(run);
     let found = [run.to_owned(), named].into_iter().find(|path| path.join("config.toml").is_file());
     found.ok_or_else(|| {
         let what = if run.exists() { "is not a run: it has no config.toml" } else { "does not exist" };
         Failure::usage_text(format_args!("{} {what}", run.display()))
-            .hint("give the folder of a run, for example runs/arithmetic")
+            .hint("pass the folder of a run, for example runs/arithmetic")
     })
 }
 
 /// Runs `work` with progress output and handling of signals, and reports its end.
-fn watched(
+fn run_with_progress(
     arguments: &Train,
     output: Output,
     work: impl FnOnce(&mut Display, &StopFlag) -> Result<Summary, RunError>,
 ) -> Result<(), Failure> {
-    let watcher = Watcher::new(output, arguments.show_every);
-    let mut display = Display::start(watcher).map_err(Failure::failed_text)?;
+    let progress = ProgressOutput::new(output, arguments.show_every);
+    let mut display = Display::start(progress).map_err(Failure::failed_text)?;
     let stop = StopFlag::default();
-    stop_on_signals(&stop, display.voice())?;
+    stop_on_signals(&stop, display.printer())?;
     let ended = work(&mut display, &stop);
     // Nothing more can be shown on a blocked output; the exit code tells how the run ended.
     let output = if display.finish() { output } else { output.quiet() };
     match ended {
         Ok(summary) if summary.interrupted => {
             let command = format!("rloom train --resume {}", summary.directory.display());
-            output.say(&format!("resume with: {}", output.paint(BOLD, &command)));
+            output.info(&format!("resume with: {}", output.paint(BOLD, &command)));
             Err(Failure::Interrupted)
         }
         Ok(summary) => {
@@ -94,8 +94,8 @@ fn watched(
         }
         Err(RunError::Stage(StageError::StoppedNow { path })) => {
             let command = format!("rloom train --resume {}", path.display());
-            output.say(&format!(
-                "stopped; the last checkpoint and what was generated since are kept\nresume with: {}",
+            output.info(&format!(
+                "stopped; the last checkpoint and the rollouts since then are kept\nresume with: {}",
                 output.paint(BOLD, &command)
             ));
             Err(Failure::Interrupted)
@@ -107,7 +107,7 @@ fn watched(
 fn report(summary: &Summary, output: Output) {
     let path = |path: &Path| output.paint(CYAN, &path.display().to_string());
     if let Some(best) = &summary.best {
-        output.say(&format!(
+        output.info(&format!(
             "best        {} held out, stage {} step {}",
             percent(best.accuracy),
             best.stage,
@@ -115,10 +115,10 @@ fn report(summary: &Summary, output: Output) {
         ));
     }
     if let Some(model) = &summary.model {
-        output.say(&format!("model       {}", path(model)));
+        output.info(&format!("model       {}", path(model)));
     }
     let report = summary.directory.join("report.html");
     if report.is_file() {
-        output.say(&format!("report      {}", path(&report)));
+        output.info(&format!("report      {}", path(&report)));
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rloom_telemetry::{Event, EventLine, Observer};
 
-use super::Watcher;
+use super::ProgressOutput;
 
 /// Events that wait to be shown.
 const QUEUE: usize = 4096;
@@ -32,7 +32,7 @@ pub(crate) struct Display {
 
 impl Display {
     /// Starts the thread.
-    pub(crate) fn start(mut watcher: Watcher) -> std::io::Result<Self> {
+    pub(crate) fn start(mut progress: ProgressOutput) -> std::io::Result<Self> {
         let (items, queue) = sync_channel(QUEUE);
         // Never sent to: it is closed when the thread ends.
         let (running, ended) = channel();
@@ -40,9 +40,9 @@ impl Display {
             let _running = running;
             for item in queue {
                 match item {
-                    Item::Event(line) => watcher.observe(&line),
-                    Item::Text(text) => watcher.say(&text),
-                    Item::Lost(count) => watcher.lost(count),
+                    Item::Event(line) => progress.observe(&line),
+                    Item::Text(text) => progress.println(&text),
+                    Item::Lost(count) => progress.lost(count),
                     Item::End => break,
                 }
             }
@@ -51,8 +51,8 @@ impl Display {
         Ok(Self { items, ended, lost: 0 })
     }
 
-    /// Shows a text at once, from any thread.
-    pub(crate) fn voice(&self) -> impl Fn(&str) + Send + use<> {
+    /// Returns a function that prints a line from any thread.
+    pub(crate) fn printer(&self) -> impl Fn(&str) + Send + use<> {
         let items = self.items.clone();
         move |text: &str| {
             // A display that is blocked shows nothing.

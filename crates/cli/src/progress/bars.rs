@@ -1,4 +1,4 @@
-//! Progress bars on a terminal: the stage, and below it rollout and training.
+//! Progress bars on a terminal: one for the stage and, below it, one per phase.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use super::numbers::{age, duration};
 use super::sparkline::sparkline;
 use crate::output::Output;
 
-/// Redraws per second: enough to look alive, too few to cost anything.
+/// Redraws per second: smooth, at negligible cost.
 const RATE: u8 = 10;
-/// Characters of the reward curve.
+/// Width of the reward curve in characters.
 const CURVE: usize = 24;
 
 const PHASES: [(Phase, &str); 4] = [
@@ -23,7 +23,7 @@ const PHASES: [(Phase, &str); 4] = [
     (Phase::Evaluate, "evaluate"),
 ];
 
-/// The bars of a run.
+/// Progress bars of a run.
 pub(crate) struct Bars {
     screen: MultiProgress,
     stage_style: ProgressStyle,
@@ -69,14 +69,14 @@ impl Bars {
         }
     }
 
-    /// Writes lines above the bars.
-    pub(crate) fn say(&self, text: &str) {
+    /// Prints lines above the bars.
+    pub(crate) fn println(&self, text: &str) {
         let _ = self.screen.println(text);
     }
 
-    /// Moves the bars.
-    pub(crate) fn show(&self, line: &EventLine, rewards: &[f64]) {
-        // A panic elsewhere while the lock was held leaves bars that are only less up to date.
+    /// Updates the bars from an event.
+    pub(crate) fn update(&self, line: &EventLine, rewards: &[f64]) {
+        // After a panic while the lock was held, the bars may be out of date, which is harmless.
         let mut shown = self.shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match &line.event {
             Event::StageStarted { outline, from_step } => {
@@ -98,10 +98,10 @@ impl Bars {
                     bar.set_position(line.step);
                     bar.set_message(stage_message(metrics, rewards));
                 }
-                let beside = runs_beside(metrics);
+                let overlapping = is_overlapping(metrics);
                 for (phase, bar) in &shown.phases {
                     // Overlapping rollouts are already at the next batches and report their own progress.
-                    if *phase == Phase::Train || !beside {
+                    if *phase == Phase::Train || !overlapping {
                         bar.set_position(0);
                     }
                 }
@@ -130,7 +130,7 @@ impl Bars {
         }
         let place = |wanted: Phase| PHASES.iter().position(|(phase, _)| *phase == wanted);
         let name = place(phase).map_or("", |at| PHASES[at].1);
-        // Bars keep the order of the phases, whichever moves first.
+        // Bars appear in the order of the phases, whichever starts first.
         let before = shown.phases.iter().position(|(other, _)| place(*other) > place(phase));
         let bar = ProgressBar::new(total).with_style(self.phase_style.clone());
         let bar = match before {
@@ -153,7 +153,7 @@ impl Bars {
     }
 }
 
-/// What the stage's bar says behind its count.
+/// Text after the step count of the stage's bar.
 fn stage_message(metrics: &Metrics, rewards: &[f64]) -> String {
     let number = |name: &str, label: &str| metrics.get(name).map(|v| format!("{label} {v:.3}"));
     let mut text = match number(metric::REWARD, "reward") {
@@ -167,8 +167,8 @@ fn stage_message(metrics: &Metrics, rewards: &[f64]) -> String {
     text
 }
 
-/// Whether the batch was trained while others were generated.
-fn runs_beside(metrics: &Metrics) -> bool {
+/// True if rollouts overlapped with training on the batch.
+fn is_overlapping(metrics: &Metrics) -> bool {
     [metric::OVERLAP, metric::STALENESS_MAX].iter().any(|name| metrics.get(*name).is_some_and(|v| *v > 0.0))
 }
 

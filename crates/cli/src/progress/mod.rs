@@ -1,10 +1,10 @@
-//! A run as it is watched: bars on a terminal, plain lines elsewhere, JSON where asked for.
+//! Progress output of a run: bars on a terminal, lines of text elsewhere, JSON if requested.
 
 mod background;
 mod bars;
+pub(crate) mod event_text;
 pub(crate) mod numbers;
 pub(crate) mod sparkline;
-pub(crate) mod story;
 
 use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::json;
@@ -14,32 +14,32 @@ use bars::Bars;
 
 pub(crate) use background::Display;
 
-use story::Story;
+use event_text::EventText;
 
-/// Watches a run for the user.
+/// Prints the events of a run.
 #[expect(clippy::large_enum_variant, reason = "there is one, and it does not move")]
-pub(crate) enum Watcher {
-    /// Every event as a line of JSON on standard output.
+pub(crate) enum ProgressOutput {
+    /// Prints every event as a line of JSON on standard output.
     Json(Output),
-    /// Words, with bars above the last line where the terminal allows it.
-    Words { output: Output, story: Story, bars: Option<Bars> },
+    /// Prints text on standard error, with bars if it is a terminal.
+    Text { output: Output, lines: EventText, bars: Option<Bars> },
 }
 
-impl Watcher {
-    /// Shows a completion every `show_every` steps (0: never).
+impl ProgressOutput {
+    /// Also shows a completion every `show_every` steps (0: never).
     pub(crate) fn new(output: Output, show_every: u64) -> Self {
         if output.json {
             return Self::Json(output);
         }
         let bars = output.live.then(|| Bars::new(output));
-        Self::Words { output, story: Story::new(output, show_every, bars.is_none()), bars }
+        Self::Text { output, lines: EventText::new(output, show_every, bars.is_none()), bars }
     }
 
     /// Writes a line above the bars.
-    fn say(&self, text: &str) {
+    fn println(&self, text: &str) {
         match self {
-            Self::Words { bars: Some(bars), .. } => bars.say(text),
-            Self::Json(output) | Self::Words { output, .. } => output.say(text),
+            Self::Text { bars: Some(bars), .. } => bars.println(text),
+            Self::Json(output) | Self::Text { output, .. } => output.info(text),
         }
     }
 
@@ -49,29 +49,31 @@ impl Watcher {
             Self::Json(output) => {
                 let _ = output.json(&json!({"event": "events_not_shown", "count": count}));
             }
-            Self::Words { .. } => self.say(&format!("{count} events were not shown: the output was blocked")),
+            Self::Text { .. } => {
+                self.println(&format!("{count} events were not shown: the output was blocked"))
+            }
         }
     }
 }
 
-impl Observer for Watcher {
+impl Observer for ProgressOutput {
     fn observe(&mut self, line: &EventLine) {
         match self {
             Self::Json(output) => {
-                // A reader that went away is noticed when the run ends; it does not end the run.
+                // A closed pipe must not end the run; it is reported when the run ends.
                 if !matches!(line.event, Event::Progress { .. }) {
                     let _ = output.json(line);
                 }
             }
-            Self::Words { output, story, bars } => {
-                for text in story.lines(line) {
+            Self::Text { output, lines, bars } => {
+                for text in lines.of(line) {
                     match bars {
-                        Some(bars) => bars.say(&text),
-                        None => output.say(&text),
+                        Some(bars) => bars.println(&text),
+                        None => output.info(&text),
                     }
                 }
                 if let Some(bars) = bars {
-                    bars.show(line, story.rewards());
+                    bars.update(line, lines.rewards());
                 }
             }
         }

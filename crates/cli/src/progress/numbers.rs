@@ -1,11 +1,11 @@
-//! Numbers and texts as people read them.
+//! Formats numbers and text for display.
 
 use std::fmt::Write as _;
 
 use rloom_core::metric;
 use rloom_telemetry::Metrics;
 
-/// `12 ms`, `1.2 s`, `45 s`, `3 m 05 s`, `2 h 10 m`.
+/// Formats a duration: `12 ms`, `1.2 s`, `45 s`, `3 m 05 s`, `2 h 10 m`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
@@ -17,7 +17,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// `512 B`, `1.4 MiB`, `23 GiB`.
+/// Formats a size: `512 B`, `1.4 MiB`, `23 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -33,7 +33,7 @@ pub(crate) fn bytes(count: u64) -> String {
     String::new()
 }
 
-/// `940`, `12.3 k`, `494 M`: parameters and tokens.
+/// Formats a number of parameters or tokens: `940`, `12.3 k`, `494 M`.
 pub(crate) fn count(number: u64) -> String {
     let value = number as f64;
     let (scaled, unit) = match number {
@@ -45,7 +45,7 @@ pub(crate) fn count(number: u64) -> String {
     if scaled < 100.0 { format!("{scaled:.1} {unit}") } else { format!("{scaled:.0} {unit}") }
 }
 
-/// `12,345`.
+/// Formats with thousands separators: `12,345`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -58,41 +58,40 @@ pub(crate) fn thousands(number: u64) -> String {
     out
 }
 
-/// `51.2 %`.
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+/// Formats a fraction: `51.2 %`.
+pub(crate) fn percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
 }
 
-/// Characters of a bar that is full.
+/// Width of a full bar in characters.
 pub(crate) const BAR: usize = 20;
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// A share as a bar.
-pub(crate) fn bar(share: f64) -> String {
-    let eighths = (share.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
+/// Formats a fraction as a bar.
+pub(crate) fn bar(fraction: f64) -> String {
+    let eighths = (fraction.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 
-/// `age 1.2, oldest 2`: how old the tokens of a batch were, in versions; nothing where all were fresh.
+/// Formats the age of a batch's tokens in versions: `age 1.2, oldest 2`. `None` if all were fresh.
 pub(crate) fn age(metrics: &Metrics) -> Option<String> {
     let oldest = metrics.get(metric::STALENESS_MAX).filter(|oldest| **oldest > 0.0)?;
     let mean = metrics.get(metric::STALENESS_MEAN)?;
     Some(format!("age {mean:.1}, oldest {oldest}"))
 }
 
-/// A model's text for a terminal, which would obey control characters: they are replaced.
-pub(crate) fn safe(text: &str) -> String {
-    text.chars().map(harmless).collect()
+/// Replaces control characters, which a terminal would interpret.
+pub(crate) fn sanitize(text: &str) -> String {
+    text.chars().map(sanitize_char).collect()
 }
 
-fn harmless(c: char) -> char {
+fn sanitize_char(c: char) -> char {
     if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c }
 }
 
-/// A model's text, made safe to show: control characters, which a terminal would obey, are replaced, and what is
-/// beyond `most` characters is left out.
+/// The first `most` characters of a text, with control characters replaced.
 pub(crate) fn excerpt(text: &str, most: usize) -> String {
-    let mut out: String = text.chars().take(most).map(harmless).collect();
+    let mut out: String = text.chars().take(most).map(sanitize_char).collect();
     let more = text.chars().count().saturating_sub(most);
     if more > 0 {
         let _ = write!(out, "… (+{more} characters)");
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_are_formatted_with_units() {
         assert_eq!(
             [0.04, 9.96, 59.6, 65.0, 7300.0].map(duration),
             ["40 ms", "10 s", "1 m 00 s", "1 m 05 s", "2 h 01 m"]
@@ -119,9 +118,9 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_cannot_command_the_terminal() {
+    fn control_characters_are_replaced() {
         assert_eq!(excerpt("a\x1b[2Jb\nc", 100), "a\u{fffd}[2Jb\nc");
-        assert_eq!(safe("\u{9b}2J\tx\r"), "\u{fffd}2J\tx\u{fffd}");
+        assert_eq!(sanitize("\u{9b}2J\tx\r"), "\u{fffd}2J\tx\u{fffd}");
         assert_eq!(excerpt("abcdef", 3), "abc… (+3 characters)");
     }
 }

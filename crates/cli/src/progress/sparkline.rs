@@ -1,9 +1,9 @@
-//! A curve in one line of text.
+//! Draws a curve as one line of text.
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// `values` in at most `width` characters, from the lowest to the highest of what is shown. Where there are more values
-/// than characters, each character is the mean of its share. Values that are not finite are left out.
+/// Draws `values` in at most `width` characters, scaled from the lowest to the highest shown. If there are more values
+/// than characters, each character shows a mean of consecutive values. Values that are not finite are left out.
 pub(crate) fn sparkline(values: &[f64], width: usize) -> String {
     let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     let columns = finite.len().min(width);

@@ -1,4 +1,4 @@
-//! Running the program and looking at what it says.
+//! Runs the program and captures its output.
 
 #![expect(dead_code, reason = "each test program uses a part of this")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -8,21 +8,21 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// A recipe whose two stages take no time.
+/// A recipe with two very short stages.
 pub(crate) const TINY: &str = include_str!("tiny.toml");
 
-/// A folder of its own, in which the program runs.
-pub(crate) struct Place(TempDir);
+/// A temporary folder in which the program runs.
+pub(crate) struct Sandbox(TempDir);
 
-/// What came of running the program.
+/// Exit code and output of the program.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Place {
+impl Sandbox {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -45,26 +45,26 @@ impl Place {
         command
     }
 
-    pub(crate) fn run(&self, arguments: &[&str]) -> Said {
-        self.said(&self.command(arguments).output().unwrap())
+    pub(crate) fn run(&self, arguments: &[&str]) -> Finished {
+        self.finished(&self.command(arguments).output().unwrap())
     }
 
-    pub(crate) fn said(&self, output: &Output) -> Said {
+    pub(crate) fn finished(&self, output: &Output) -> Finished {
         let here = self.0.path().display().to_string();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().replace(&here, "HERE");
-        Said { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+        Finished { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 }
 
-impl Said {
-    /// All of it, for a snapshot.
-    pub(crate) fn whole(&self) -> String {
+impl Finished {
+    /// Exit code and output as one text, for snapshots.
+    pub(crate) fn text(&self) -> String {
         let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
         format!("exit code {code}\n----- stdout\n{}----- stderr\n{}", self.stdout, self.stderr)
     }
 }
 
-/// Compares with a snapshot that is called `name` whatever test asks.
+/// Compares with the snapshot `name`, independent of the name of the test.
 pub(crate) fn snapshot(name: &str, text: &str) {
     insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../snapshots" }, {
         insta::assert_snapshot!(name, text);

@@ -25,7 +25,7 @@ pub struct Choice {
     pub table: &'static str,
     /// Mutually exclusive keys.
     pub keys: &'static [&'static str],
-    /// Those keys whose value selects an alternative as well.
+    /// Keys whose value also selects an alternative.
     pub by_value: &'static [&'static str],
 }
 

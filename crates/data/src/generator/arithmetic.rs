@@ -350,7 +350,7 @@ impl Enumeration {
     }
 }
 
-/// A share of `count`, rounded, between 1 and `count` - 1.
+/// A fraction of `count`, rounded, between 1 and `count` - 1.
 pub(super) fn share_of(count: u64, share: f64) -> u64 {
     ((count as f64 * share).round() as u64).clamp(1, count - 1)
 }

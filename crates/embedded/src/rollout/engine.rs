@@ -26,7 +26,7 @@ use super::status::lane_name;
 use super::stop::StopWatch;
 use super::weights::{FORMS, LoadedWeights};
 
-/// Longest wait for the lanes when an engine is dropped, unless the timeout of its requests is shorter.
+/// Timeout for the lanes when an engine is dropped, unless the timeout of its requests is shorter.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Number of policies that the engine holds.
@@ -35,8 +35,8 @@ const POLICIES: usize = 1;
 /// The [`RolloutEngine`] on this machine's processors: lane threads that decode with [`rloom_model::Model::step`].
 ///
 /// * **Bitwise reproducible.** A completion depends on its request and the weights alone: not on lanes, threads, batches,
-///   chunk sizes, memory, prefix sharing or preemption. Its log-probabilities are bitwise those of
-///   [`rloom_model::Model::score`] for the same tokens.
+///   chunk sizes, memory, prefix sharing or preemption. Its log-probabilities are bitwise
+///   identical to those of [`rloom_model::Model::score`] for the same tokens.
 /// * **No copies.** Lanes share the weights from [`load`](RolloutEngine::load) until
 ///   [`release`](RolloutEngine::release) has completed; in between the trainer must not write to them in place.
 /// * **Futures** are completed by the lanes' threads and may be polled by any executor; timeouts need a Tokio runtime
@@ -264,7 +264,7 @@ impl EmbeddedRolloutEngine {
         self.command(|done| Command::Load(Some(weights.clone()), on_update, done))
     }
 
-    /// Tells the lanes to release their weights.
+    /// Requests all lanes to release their weights.
     fn send_release(&self) -> Result<Vec<oneshot::Receiver<()>>, RolloutError> {
         self.shared.dispatcher().loaded = None;
         self.command(|done| Command::Load(None, OnUpdate::Finish, done))

@@ -46,7 +46,7 @@ pub struct RolloutCapabilities {
 }
 
 impl RolloutCapabilities {
-    /// True if the log-probabilities of whole completions are bitwise those that the trainer computes with the version
+    /// True if the log-probabilities of whole completions are bitwise identical to those of the trainer for the version
     /// that sampled each token. `on_update` is the treatment of in-flight completions when weights are loaded; `None`
     /// if weights are only loaded while nothing is in flight.
     pub fn is_exact(&self, trainer: &TrainCapabilities, on_update: Option<OnUpdate>) -> bool {

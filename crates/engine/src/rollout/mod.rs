@@ -1,4 +1,4 @@
-//! Turning prompts into tokens.
+//! Generation: from prompts to tokens.
 
 mod capabilities;
 mod engine;

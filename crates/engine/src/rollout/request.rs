@@ -35,7 +35,7 @@ pub struct GenerateRequest {
     /// Priority among waiting requests: lower numbers first, then in order of submission. Running requests are not
     /// interrupted. Affects only the time of the completion, never its content.
     pub priority: u64,
-    /// Longest wait for the completion; `None` for the engine's setting.
+    /// Timeout of the completion; `None` for the engine's setting.
     pub timeout: Option<Duration>,
 }
 

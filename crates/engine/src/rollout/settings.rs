@@ -140,7 +140,7 @@ pub struct RolloutSettings {
     pub prefill_chunk: usize,
     /// Speculative decoding.
     pub speculation: Speculation,
-    /// Longest wait for one completion, from request to result, and for one answer of the environment, in seconds.
+    /// Timeout of one completion, from request to result, and of one response of the environment, in seconds.
     pub timeout_seconds: f64,
     /// Number of times each lane may restart after its thread panicked or its model failed. Requests of a lane that
     /// restarts return a retryable error. With 0 the first failure ends the engine.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{PackedBatch, TrainError};
 use crate::{Form, PublishedPolicy};
 
-/// Selects the policy that scores.
+/// Policy to score with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Which {
@@ -26,7 +26,7 @@ pub struct LossReport {
     pub tokens: u64,
     /// Tokens of sequences without any coefficient: scored, but not back-propagated.
     pub skipped: u64,
-    /// Prompt tokens that were not computed again because another sequence's pass included them. `tokens`, `skipped` and
+    /// Prompt tokens that were shared with another sequence instead of being recomputed. `tokens`, `skipped` and
     /// `shared` add up to all tokens of the sequences.
     pub shared: u64,
 }
@@ -64,7 +64,7 @@ pub struct TrainCapabilities {
     pub repeats_bits: bool,
     /// Computes a prompt once for all sequences that share it.
     pub shares_prompts: bool,
-    /// Name of the arithmetic that determines the bits of the results, such as an instruction set.
+    /// Numeric path, which determines the bits of the results, such as an instruction set.
     pub numeric_path: String,
     /// Forms in which weights can be published, best first.
     pub forms: Vec<Form>,
@@ -80,9 +80,9 @@ pub struct TrainCapabilities {
 /// chooses order, placement and overlap of the micro-batches; their sums are merged in order. Scores are flat over a
 /// micro-batch's scored tokens; those of a head that the policy does not have are empty.
 pub trait TrainEngine: Send {
-    /// Scores without a gradient. If the engine repeats bits, the scores are bitwise those that a loss receives in
-    /// [`accumulate`](Self::accumulate). For a batch with [candidates](PackedBatch::candidates) the scores include their
-    /// log-probabilities.
+    /// Scores without a gradient. If the engine is deterministic, the scores are bitwise identical to those that a loss
+    /// receives in [`accumulate`](Self::accumulate). For a batch with [candidates](PackedBatch::candidates) the scores
+    /// include their log-probabilities.
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>;
 
     /// Runs the forward pass, evaluates the loss on the scores, back-propagates its coefficients and adds to the

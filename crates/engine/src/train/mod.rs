@@ -1,4 +1,4 @@
-//! Turning scored tokens into new weights.
+//! Training: from scored tokens to new weights.
 
 mod candidates;
 mod engine;

@@ -27,7 +27,7 @@ pub enum PackError {
 ///
 /// Sequences are stored in segments. A sequence on its own is one segment. Neighbours of one ticket with equal prompts
 /// are a family: the prompt is a segment without scored tokens, and its children are the remainders of the sequences. A
-/// shared prompt is thus computed once, with bitwise the same results as for each sequence alone.
+/// shared prompt is thus computed once; results are bitwise identical to those of separate sequences.
 ///
 /// Scores and coefficients are flat over the scored tokens (those of the policy), in packed order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -319,7 +319,7 @@ mod tests {
         Ok(())
     }
 
-    /// Every sequence in its order, and nothing that belongs to none.
+    /// Every sequence is packed in order, without other tokens.
     fn check_whole(batches: &[PackedBatch], all: &[Trajectory]) -> Result<(), TestCaseError> {
         let mut left = all.iter();
         for b in batches {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     proptest! {
-        /// Unpacking gives back every token, every scored row and every log-probability, whatever the budget.
+        /// Unpacking returns every token, every scored row and every log-probability, for any budget.
         #[test]
         fn packing_loses_nothing(
             shapes in prop::collection::vec((prop::bool::weighted(0.3), 1usize..4, 1usize..9), 1..20),
@@ -359,7 +359,7 @@ mod tests {
             }
         }
 
-        /// A family's prompt is in no more micro-batches than the budget makes necessary, and in each of them once.
+        /// A family's prompt is in as few micro-batches as the budget allows, once in each.
         #[test]
         fn families_stay_together(
             shapes in prop::collection::vec((prop::bool::weighted(0.3), 1usize..4, 1usize..9), 1..20),
@@ -385,7 +385,7 @@ mod tests {
             }
         }
 
-        /// Some sequences of a micro-batch make one that is packed like any other.
+        /// Selected sequences of a micro-batch form a valid micro-batch.
         #[test]
         fn a_part_loses_nothing(
             shapes in prop::collection::vec((prop::bool::weighted(0.3), 1usize..4, 1usize..9), 1..12),
@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// What is the same by chance, or not from the beginning, is not shared.
+    /// Equal tokens are only shared if they are the prompts of neighbours of one ticket.
     #[test]
     fn only_a_prompt_of_one_ticket_is_shared() {
         let tokens = |a: &Trajectory, b: &Trajectory| pack([a, b], 100).unwrap()[0].tokens.len();

@@ -2,8 +2,8 @@ use std::cmp::Ordering;
 
 use num_bigint::{BigInt, BigUint, Sign};
 
-/// Maximum bits of numerator and denominator. The limit bounds the time of the verifier, whatever numbers a completion
-/// contains.
+/// Maximum bits of numerator and denominator. The limit bounds the time of the verifier for any numbers in a
+/// completion.
 const MAX_BITS: u64 = 2048;
 
 /// An exact fraction in lowest terms, with a positive denominator. Operations return `None` if the result would be too

@@ -2,8 +2,8 @@
 
 use super::token::{Spaced, Token};
 
-/// Known units. Two answers with different units are different, whatever their numbers; units are not converted. Other
-/// words (`18 eggs`) are counted nouns and are not compared.
+/// Known units. Two answers with different units are different, regardless of their numbers; units are not converted.
+/// Other words (`18 eggs`) are counted nouns and are not compared.
 const UNITS: [(&str, &[&str]); 41] = [
     ("usd", &["dollar", "usd", "buck"]),
     ("cent", &["cent", "¢"]),

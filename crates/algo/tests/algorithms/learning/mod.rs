@@ -1,4 +1,4 @@
-//! Each method learns on a tabular softmax policy; with the advantage's sign flipped it does not.
+//! Each method learns on a tabular softmax policy, and does not with the advantage's sign flipped.
 
 mod tabular;
 mod trainer;
@@ -26,18 +26,18 @@ fn stale(method: Method, json: &str, age: u64) -> Algorithm {
 fn rate(method: Method) -> f64 {
     match method {
         Method::Rloo | Method::Gigpo | Method::ReinforcePp | Method::Ppo => 4.0,
-        // Nothing scales these advantages, and a constant length divides more than the tokens that there are.
+        // These advantages are not scaled, and the constant length exceeds the number of tokens.
         Method::DrGrpo | Method::MaxAtG => 16.0,
         _ => 8.0,
     }
 }
 
-/// What is learnt by the end. The best of a group is content once one of eight is right.
+/// Required accuracy at the end. `max_at_g` has no gradient once one of eight attempts is right.
 fn goal(method: Method) -> f64 {
     if method == Method::MaxAtG { 0.6 } else { 0.8 }
 }
 
-/// Trains, asserts that it learns and that it does the opposite with the sign flipped, and gives what was trained.
+/// Trains, asserts that the policy learns and that it unlearns with the sign flipped; returns the trained policy.
 fn learns(name: &str, algorithm: &Algorithm, setup: Setup) -> Trainer {
     assert_eq!(setup.game.skill(&Table::uniform(setup.game.states())), CHANCE);
     let trained = Trainer::new(algorithm, setup).train(BATCHES);
@@ -59,7 +59,7 @@ fn every_preset_learns_and_flipped_does_not() {
     }
 }
 
-/// What has a ratio also learns from samples that are some optimiser steps old, and then differs from its kin.
+/// Losses with a ratio also learn from samples of earlier optimiser steps, and then differ from each other.
 #[test]
 fn several_steps_per_batch() {
     let mut ends = Vec::new();
@@ -76,7 +76,7 @@ fn several_steps_per_batch() {
         ends.push((trained.skill(), method));
     }
     assert!(ends.len() > 15);
-    // With one step per batch these four are one.
+    // With one step per batch these four are equal.
     let group = [Method::Grpo, Method::Gspo, Method::Gmpo, Method::Sapo];
     let mut skills: Vec<f64> =
         ends.iter().filter(|(_, m)| group.contains(m)).map(|&(skill, _)| skill).collect();
@@ -96,7 +96,7 @@ fn several_steps_per_batch_clip_after_the_first() {
         let clips = [first.clip_ratio_low, first.clip_ratio_high, first.approx_kl];
         assert_eq!(clips, [Some(0.0); 3]);
         assert_eq!((first.ratio_min, first.ratio_max), (Some(1.0), Some(1.0)));
-        // The second epoch meets tokens that the first has already pushed.
+        // The second epoch trains on tokens that the first has already changed.
         let later = LossMetrics::over_steps(&batch[2..]).unwrap();
         assert!(later.clip_ratio_low.unwrap() > 0.0 && later.clip_ratio_high.unwrap() > 0.0, "{later:?}");
         assert!(later.ratio_max.unwrap() > 1.28 && later.ratio_min.unwrap() < 0.8, "{later:?}");
@@ -112,7 +112,7 @@ fn every_aggregation_learns() {
     }
 }
 
-/// Groups without contrast are replaced: once all is learnt, there are next to none left with any.
+/// Groups with equal outcomes are replaced; at the end almost all are.
 #[test]
 fn dynamic_sampling_replaces_groups() {
     let trained = preset_learns(Method::Dapo);
@@ -122,14 +122,14 @@ fn dynamic_sampling_replaces_groups() {
     assert_eq!(plain.filtered, 0);
     let last = plain.reports[BATCHES - 1];
     assert!(last.frac_zero_spread().unwrap() > 0.5, "{last:?}");
-    // Masking them is the other way: nothing of them is trained, so nothing else changes where there is no KL.
+    // Masking instead excludes them from training, so nothing else changes without a KL.
     let masked = with(Method::Grpo, r#"{"filter":{"mask_zero_variance":true}}"#);
     let masked = learns("masked", &masked, Setup::of(Method::Grpo, 8.0));
     assert_eq!(masked.skill(), plain.skill());
     assert!(masked.metrics[BATCHES - 1].masked_ratio.unwrap() > 0.5);
 }
 
-/// A sampler two batches old is weighed, and is not what the policy was before the step.
+/// A sampler two batches old gets a weight and differs from the policy before the step.
 #[test]
 fn an_old_sampler_is_corrected_for() {
     let by_weight = preset_learns(Method::DecoupledPpo);
@@ -143,7 +143,7 @@ fn an_old_sampler_is_corrected_for() {
     }
 }
 
-/// Whatever a method does about samplers two batches old, it learns from them, and says how old they were.
+/// Every method learns from samplers two batches old and reports their divergence.
 #[test]
 fn every_default_learns_from_old_samplers() {
     for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
@@ -173,13 +173,13 @@ fn tokens_are_picked_by_covariance() {
         (Method::KlCov, r#"{"loss":{"cov_share":0.1,"cov_coef":0.1},"minibatches":2}"#),
     ] {
         let trained = learns(method.name(), &with(method, json), Setup::of(method, 8.0));
-        // A uniform policy has no covariance with anything.
+        // For a uniform policy all covariances are 0.
         let picked = trained.metrics[6].cov_picked_ratio.unwrap();
         assert!(picked > 0.05 && picked < 0.11, "{method}: {picked}");
     }
 }
 
-/// The value learns to explain returns, on its own backbone and on the policy's.
+/// The value learns to predict returns, on a separate and on a shared backbone.
 #[test]
 fn values_are_learnt() {
     let own = preset_learns(Method::Ppo);
@@ -200,7 +200,7 @@ fn process_rewards_are_learnt() {
     assert!(trained.process_skill() > CHANCE + 0.1, "{}", trained.process_skill());
 }
 
-/// Where all episodes earn the same, steps from one state still tell the better action.
+/// If all episodes have equal rewards, steps from the same state still indicate the better action.
 #[test]
 fn steps_teach_where_outcomes_are_equal() {
     let algorithm = Algorithm::preset(Method::Gigpo).unwrap();
@@ -212,7 +212,7 @@ fn steps_teach_where_outcomes_are_equal() {
     assert_eq!(Trainer::new(&without, setup).train(5).skill(), CHANCE);
 }
 
-/// Each form of the KL holds the policy near its reference, and the entropy bonus keeps it random.
+/// Each form of the KL keeps the policy near its reference, and the entropy bonus keeps it random.
 #[test]
 fn kl_and_entropy_hold_back() {
     let train = |json| Trainer::new(&with(Method::Grpo, json), Setup::of(Method::Grpo, 5.0)).train(40);
@@ -237,7 +237,7 @@ fn kl_and_entropy_hold_back() {
     assert!(random.metrics[39].entropy.unwrap() > free.metrics[39].entropy.unwrap() + 0.2);
 }
 
-/// Weights that adapt bring what they watch to its target.
+/// Adaptive weights bring the controlled quantity to its target.
 #[test]
 fn adaptive_weights_reach_their_targets() {
     let json = r#"{"kl":{"coef":0.01,"placement":"reward","target":0.3,"horizon":48}}"#;

@@ -1,4 +1,4 @@
-//! A softmax policy without any network, and two games for it to learn.
+//! A tabular softmax policy and two games for it to learn.
 
 use rloom_core::RandomKey;
 
@@ -8,12 +8,12 @@ pub(crate) const ACTIONS: usize = 4;
 #[derive(Clone)]
 pub(crate) struct Table(Vec<[f64; ACTIONS]>);
 
-/// What was done, and what was made of it.
+/// Actions of an episode and their results.
 #[derive(Clone, Default)]
 pub(crate) struct Episode {
     pub(crate) states: Vec<usize>,
     pub(crate) actions: Vec<usize>,
-    /// Share of right actions.
+    /// Fraction of right actions.
     pub(crate) share: f64,
     /// 1 if every token is as required, else 0.
     pub(crate) solved: f64,
@@ -81,21 +81,21 @@ fn right_action(state: usize) -> usize {
     (3 * state + 1) % ACTIONS
 }
 
-/// How the next action is chosen.
+/// Choice of the next action.
 #[derive(Clone, Copy)]
 pub(crate) enum Choose {
     Sample(RandomKey),
     Greedy,
-    /// What is right, as a demonstration.
+    /// The right action, as a demonstration.
     Right,
 }
 
-/// What is to be learnt.
+/// Game to be learned.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Game {
     /// Three tasks of one to three tokens; each position of each task has its own state.
     Words,
-    /// A row of rooms: the right action leads to the next one, any other stays, so that rooms are seen again.
+    /// A row of rooms: the right action leads to the next one, any other stays, so that states repeat.
     Rooms,
 }
 
@@ -125,7 +125,7 @@ impl Game {
         }
     }
 
-    /// Mean probability of the right action over the states that are met.
+    /// Mean probability of the right action over the visited states.
     pub(crate) fn skill(self, policy: &Table) -> f64 {
         let met: Vec<usize> = match self {
             Self::Words => {
@@ -166,7 +166,7 @@ impl Game {
     }
 }
 
-/// Names a room, for those who compare what happened in it.
+/// State key of a room.
 pub(crate) fn room(state: usize) -> &'static str {
     ["first room", "second room", "third room"][state]
 }

@@ -1,4 +1,4 @@
-//! What a driver does around an algorithm, on tables: groups, filters, learned values, optimiser steps.
+//! A driver on tables: groups, filters, learned values, optimiser steps.
 
 use std::ops::Range;
 
@@ -12,25 +12,26 @@ use rloom_core::{Purpose, RandomKey, Role};
 use super::tabular::{Choose, Episode, Game, Table, room};
 use crate::step::{Step, merged};
 
-/// Train episodes of a batch, whatever the group size.
+/// Training episodes per batch, for any group size.
 const EPISODES: usize = 48;
-/// Of a learned value: a state is visited about five times a batch, and its error is divided by some 96 tokens.
+/// Learning rate of the value: a state is visited about five times per batch, and its error is divided by about 96
+/// tokens.
 const VALUE_RATE: f64 = 6.0;
-/// Of a process-reward model, whose derivatives are scaled down by β and by the number of sequences.
+/// Learning rate of the process-reward model, whose derivatives are scaled by β and divided by the number of sequences.
 const PRM_RATE: f64 = 400.0;
 
-/// What a method is given to learn from.
+/// Conditions of a training run.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) game: Game,
-    /// Whether the reward is 1 for a solved task and 0 else, rather than the share of right actions.
+    /// Rewards 1 for a solved task and 0 otherwise, instead of the fraction of right actions.
     pub(crate) is_binary: bool,
-    /// Whether every episode earns the same, so that only its steps differ.
+    /// Gives every episode the same reward, so that only its steps differ.
     pub(crate) is_level: bool,
-    /// How many batches old the sampler is.
+    /// Age of the sampler in batches.
     pub(crate) age: usize,
     pub(crate) rate: f64,
-    /// −1 turns every advantage around, and demonstrations too.
+    /// −1 flips the sign of every advantage, and of demonstrations.
     pub(crate) sign: f32,
 }
 
@@ -38,7 +39,7 @@ impl Setup {
     pub(crate) fn of(method: Method, rate: f64) -> Self {
         Self {
             game: if method == Method::Gigpo { Game::Rooms } else { Game::Words },
-            // What keeps or taps by a threshold needs a reward that has one.
+            // Methods with a threshold need a reward of 0 or 1.
             is_binary: matches!(method, Method::RaftPp | Method::Topr),
             is_level: false,
             age: match method {
@@ -59,29 +60,29 @@ impl Setup {
     }
 }
 
-/// A group as it was played: those to train on, and the greedy one where it is needed.
+/// Episodes of a group: training episodes, and the greedy one if needed.
 struct Group {
     episodes: Vec<Episode>,
     greedy: Option<Episode>,
 }
 
-/// What trains, and what it has met.
+/// Training state and its history.
 pub(crate) struct Trainer {
     algorithm: Algorithm,
     setup: Setup,
     pub(crate) policy: Table,
     reference: Table,
-    /// The policies of the batches so far, the newest last.
+    /// Policies of all batches so far, the newest last.
     samplers: Vec<Table>,
     values: Vec<f64>,
     prm: Table,
     tickets: u64,
     pub(crate) state: AlgorithmState,
-    /// One per optimiser step.
+    /// Metrics of each optimiser step.
     pub(crate) metrics: Vec<LossMetrics>,
-    /// One per batch.
+    /// Report of each batch.
     pub(crate) reports: Vec<AdvantageReport>,
-    /// Groups that were replaced.
+    /// Number of replaced groups.
     pub(crate) filtered: usize,
 }
 
@@ -108,7 +109,7 @@ impl Trainer {
         self.setup.game.skill(&self.policy)
     }
 
-    /// What the process-reward model thinks is right.
+    /// Actions preferred by the process-reward model.
     pub(crate) fn process_skill(&self) -> f64 {
         self.setup.game.skill(&self.prm)
     }
@@ -154,7 +155,7 @@ impl Trainer {
         group
     }
 
-    /// A batch's groups; fewer where too many were filtered.
+    /// Groups of a batch; fewer if too many were filtered.
     fn groups(&mut self) -> Vec<Group> {
         let wanted = EPISODES / self.algorithm.group_size as usize;
         let filters = self.algorithm.filters;
@@ -206,7 +207,7 @@ impl Trainer {
         }
     }
 
-    /// Everything of some episodes but what comes from their rewards.
+    /// Inputs of the loss that do not depend on rewards.
     fn step(&self, episodes: &[&Episode]) -> Step {
         let flat =
             |of: &dyn Fn(&Episode) -> Vec<f32>| episodes.iter().flat_map(|e| of(e)).collect::<Vec<f32>>();
@@ -255,7 +256,7 @@ impl Trainer {
 
     fn advantages(&self, groups: &[Group], step: &Step) -> Advantages {
         let spec = self.algorithm.advantage_at(&self.state).unwrap();
-        // A recomputed or interpolated policy is not the sampler's: KL in the reward reads what was sampled from.
+        // With a recomputed or interpolated policy, KL in the reward still uses the sampler.
         let old = if step.old.is_empty() { &step.behavior } else { &step.old };
         let prm: Vec<f32> =
             groups.iter().flat_map(|g| &g.episodes).flat_map(|e| self.prm.logprobs(e)).collect();
@@ -340,7 +341,7 @@ impl Trainer {
         }
     }
 
-    /// Back-propagates what two micro-batches give; returns the derivatives by the values.
+    /// Back-propagates two micro-batches; returns the derivatives with respect to the values.
     fn descend(&mut self, loss: &PolicyLoss, step: &Step, episodes: &[&Episode], rate: f64) -> Vec<f32> {
         let half = episodes.len() / 2;
         let stream = RandomKey::new(7, 0, Purpose::Algorithm, self.metrics.len() as u64).stream();
@@ -360,7 +361,7 @@ impl Trainer {
     }
 }
 
-/// Some sequences of a batch, as an optimiser step of their own.
+/// An optimiser step over some sequences of a batch.
 fn part(batch: &Step, sequences: Range<usize>) -> Step {
     let tokens = batch.start(sequences.start)..batch.start(sequences.end);
     let of = |values: &[f32]| values.get(tokens.clone()).unwrap_or_default().to_vec();

@@ -1,4 +1,4 @@
-//! Greedy generation of a batch of prompts, through the engine that training samples with.
+//! Workload `decode`: greedy generation of a batch of prompts with the rollout engine.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,19 +13,20 @@ use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};
 use super::measure::{Round, rounds};
-use super::report::{Done, Phase};
+use super::report::{Measurement, Phase};
 use super::shape::DecodeBatch;
 use super::{Bench, random_tokens, runtime};
 use crate::failure::Failure;
 
-/// Generates, and says how many seconds that took.
-struct Clocked<'a, R> {
+/// Rollout engine with timed generation.
+struct TimedEngine<'a, R> {
     bench: &'a Bench<'a>,
     engine: R,
     runtime: Runtime,
 }
 
-impl<R: RolloutEngine> Clocked<'_, R> {
+impl<R: RolloutEngine> TimedEngine<'_, R> {
+    /// Generates `new` tokens for each sequence; returns the duration in seconds.
     fn generate(&self, sequences: usize, new: usize) -> Result<f64, Failure> {
         let DecodeBatch { prompt, .. } = self.bench.shape.decode;
         let vocabulary = self.bench.shape.config.vocab_size;
@@ -43,29 +44,29 @@ impl<R: RolloutEngine> Clocked<'_, R> {
     }
 }
 
-pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let DecodeBatch { sequences, prompt, new } = bench.shape.decode;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
     let engine =
         assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
     let weights = assembly::publish(&Arc::new(Model::init(config, 0)), PolicyVersion(0));
-    let clocked = Clocked { bench, engine, runtime: runtime()? };
+    let timed = TimedEngine { bench, engine, runtime: runtime()? };
     let start = Instant::now();
-    clocked.runtime.block_on(clocked.engine.load(&weights, OnUpdate::Finish)).map_err(Failure::failed)?;
-    // The first token with new weights waits until they are laid out for the kernels, the second one does not.
-    clocked.generate(1, 1)?;
+    timed.runtime.block_on(timed.engine.load(&weights, OnUpdate::Finish)).map_err(Failure::failed)?;
+    // The first generation with new weights includes packing them for the kernels, the second one does not.
+    timed.generate(1, 1)?;
     let first = start.elapsed().as_secs_f64();
-    let pack = (first - clocked.generate(1, 1)?).max(0.0);
+    let pack = (first - timed.generate(1, 1)?).max(0.0);
 
-    let mut measured = rounds(bench.rounds, &|text| bench.tell("decode", text), || {
-        let prefill = clocked.generate(sequences, 1)?;
-        let seconds = clocked.generate(sequences, new)?;
+    let mut measured = rounds(bench.rounds, &|text| bench.progress("decode", text), || {
+        let prefill = timed.generate(sequences, 1)?;
+        let seconds = timed.generate(sequences, new)?;
         let prefill = prefill.min(seconds);
         Ok(Round { seconds, phases: vec![("prefill", prefill), ("decode", seconds - prefill)] })
     })?;
     measured.phases.insert(0, Phase { name: "pack", seconds: pack });
-    Ok(Done {
-        work: "decode",
+    Ok(Measurement {
+        workload: "decode",
         batch: format!("{sequences} prompts of {prompt}, {new} new tokens each, greedy"),
         tokens: sequences * new,
         operations: Operations::decode(config, bench.shape.decode),

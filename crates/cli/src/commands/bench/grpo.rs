@@ -1,8 +1,8 @@
-//! A step of GRPO in this process, by the parts that a run is made of: the rollout engine, advantages of random rewards,
-//! the training engine, and its new weights loaded for the next rollout.
+//! Workload `grpo`: a GRPO step built from the components of a run: the rollout engine, advantages from random rewards,
+//! the training engine, and loading the new weights for the next rollout.
 //!
-//! What a run adds to that (journal, checkpoints, verifiers) is not in it. There is no phase for scoring: without KL, the
-//! proximal log-probabilities are the sampler's, which are bitwise the trainer's.
+//! Excludes the journal, checkpoints and verifiers. There is no scoring phase: without a KL penalty the proximal
+//! log-probabilities are those of the sampler, which are bitwise identical to the trainer's.
 
 use std::sync::Arc;
 
@@ -22,20 +22,20 @@ use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
 use super::count::Operations;
-use super::measure::{Laps, Round, rounds};
-use super::report::Done;
+use super::measure::{PhaseTimer, Round, rounds};
+use super::report::Measurement;
 use super::shape::GrpoBatch;
 use super::{Bench, random_tokens, runtime};
 use crate::failure::Failure;
 
 const LEARNING_RATE: f64 = 1e-6;
 
-pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let GrpoBatch { prompts, samples, prompt, new } = bench.shape.grpo;
     let mut step = step(bench)?;
-    let measured = rounds(bench.rounds, &|text| bench.tell("grpo", text), || step.run())?;
-    Ok(Done {
-        work: "grpo",
+    let measured = rounds(bench.rounds, &|text| bench.progress("grpo", text), || step.run())?;
+    Ok(Measurement {
+        workload: "grpo",
         batch: format!(
             "{prompts} prompts of {prompt}, {samples} samples each of {new} tokens, one optimiser step"
         ),
@@ -72,11 +72,11 @@ fn step(bench: &Bench<'_>) -> Result<Step<impl RolloutEngine + use<>, impl Train
 
 impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
     fn run(&mut self) -> Result<Round, Failure> {
-        let mut laps = Laps::start();
+        let mut timer = PhaseTimer::start();
         let trajectories = self.sample()?;
-        laps.lap("rollout");
+        timer.lap("rollout");
         let advantages = self.advantages(&trajectories)?;
-        laps.lap("reward");
+        timer.lap("reward");
         // The trainer updates the weights in place once they are released.
         self.runtime.block_on(self.rollout.release()).map_err(Failure::failed)?;
         let packed =
@@ -90,12 +90,12 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
         let inputs = inputs(&packed, &advantages);
         let loss = LossStep::new(objective, counts, &inputs);
         self.trainer.accumulate(&packed, &loss).map_err(Failure::failed)?;
-        laps.lap("forward_backward");
+        timer.lap("forward_backward");
         self.trainer.step(&OptimStep { learning_rate: LEARNING_RATE }).map_err(Failure::failed)?;
-        laps.lap("optimizer");
+        timer.lap("optimizer");
         self.publish()?;
-        laps.lap("publish");
-        Ok(laps.end())
+        timer.lap("publish");
+        Ok(timer.end())
     }
 
     fn sample(&self) -> Result<Vec<Trajectory>, Failure> {
@@ -142,7 +142,8 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
         }
     }
 
-    /// The advantage of each trajectory, from rewards between 0 and 1: no two alike, so that every token is trained on.
+    /// Advantage of each trajectory, from random rewards in [0, 1). Distinct rewards ensure that every token is trained
+    /// on.
     fn advantages(&self, trajectories: &[Trajectory]) -> Result<Vec<f32>, Failure> {
         let spec: AdvantageSpec =
             self.algorithm.advantage.ok_or_else(|| Failure::failed_text("GRPO without an advantage"))?;
@@ -180,7 +181,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
     }
 }
 
-/// Inputs of the loss for micro-batches that hold the trajectories of `advantages` in order.
+/// Inputs of the loss for micro-batches that contain the trajectories in the order of `advantages`.
 fn inputs(packed: &[PackedBatch], advantages: &[f32]) -> Vec<LossInputs> {
     let mut of_trajectory = advantages.iter();
     packed

@@ -1,5 +1,5 @@
-//! The products of a training step, one by one: linear layers forward, by their inputs and by their weights, the head
-//! with its softmax, attention.
+//! Workload `kernels`: individual products of a training step: linear layers (forward and both backward products), the
+//! head with its softmax, and attention.
 
 use std::time::Instant;
 
@@ -15,18 +15,18 @@ use super::measure::median;
 use super::report::Kernel;
 use super::shape::TrainBatch;
 
-/// A measurement takes at least so long, so that it is long against the clock.
+/// Minimum duration of a measurement in seconds, to be long compared with the clock's resolution.
 const SECONDS: f64 = 0.02;
 
-struct Stand<'a> {
+struct KernelBench<'a> {
     ctx: &'a Ctx,
     rounds: usize,
-    /// GFLOP/s at most.
+    /// Ceiling in GFLOP/s.
     ceiling: f64,
     kernels: Vec<Kernel>,
 }
 
-impl Stand<'_> {
+impl KernelBench<'_> {
     /// Measures a call with this number of operations.
     fn measure(&mut self, name: String, [m, n, k]: [usize; 3], operations: f64, mut call: impl FnMut()) {
         call();
@@ -48,7 +48,7 @@ impl Stand<'_> {
     fn all<E: Element>(&mut self, config: &ModelConfig, batch: TrainBatch) {
         let tokens = batch.sequences * batch.length;
         for (name, n, k) in linears(config) {
-            // As the model keeps the derivatives: those by the residual stream in f32.
+            // As in the model: derivatives with respect to the residual stream are in f32.
             match name {
                 "qkv" | "gate_up" => self.linear::<E, E>(name, tokens, n, k),
                 _ => self.linear::<E, f32>(name, tokens, n, k),
@@ -59,7 +59,8 @@ impl Stand<'_> {
         self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim });
     }
 
-    /// A linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the format of its output's derivative.
+    /// Measures a linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the type of its output's
+    /// derivative.
     fn linear<E: Element, A: Element>(&mut self, name: &str, m: usize, n: usize, k: usize) {
         let ctx = self.ctx;
         let (x, w, dy): (Buf<E>, Buf, Buf<A>) = (noise(m * k), noise(n * k), noise(m * n));
@@ -77,7 +78,7 @@ impl Stand<'_> {
         });
     }
 
-    /// The backward pass computes the logits again, which is not counted.
+    /// Measures the head. The backward pass recomputes the logits, which is not counted.
     fn head<E: Element>(&mut self, m: usize, n: usize, k: usize) {
         let ctx = self.ctx;
         let (h, w): (Buf<E>, Buf) = (noise(m * k), noise(n * k));
@@ -97,7 +98,7 @@ impl Stand<'_> {
         });
     }
 
-    /// `m` tokens, `n` numbers of all heads, `k` tokens of a sequence, of which a token sees half.
+    /// Measures attention. Reported sizes: `m` tokens, `n` the width of all heads, `k` the sequence length.
     fn attention<E: Element>(&mut self, batch: TrainBatch, shape: AttentionShape) {
         let ctx = self.ctx;
         let TrainBatch { sequences, length } = batch;
@@ -122,15 +123,15 @@ impl Stand<'_> {
     }
 }
 
-/// Every product of the shape, for the tokens of a training step. `ceiling` is in GFLOP/s.
+/// Measures every product of the shape for the tokens of a training step. `ceiling` is in GFLOP/s.
 pub(super) fn measure(bench: &Bench<'_>, ceiling: f64) -> Vec<Kernel> {
     let config = &bench.shape.config;
-    let mut stand = Stand { ctx: &bench.ctx, rounds: bench.rounds, ceiling, kernels: Vec::new() };
+    let mut kernels = KernelBench { ctx: &bench.ctx, rounds: bench.rounds, ceiling, kernels: Vec::new() };
     match config.dtype {
-        Dtype::F32 => stand.all::<f32>(config, bench.shape.train),
-        Dtype::Bf16 => stand.all::<Bf16>(config, bench.shape.train),
+        Dtype::F32 => kernels.all::<f32>(config, bench.shape.train),
+        Dtype::Bf16 => kernels.all::<Bf16>(config, bench.shape.train),
     }
-    stand.kernels
+    kernels.kernels
 }
 
 fn noise<E: Element>(len: usize) -> Buf<E> {

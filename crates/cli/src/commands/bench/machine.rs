@@ -1,18 +1,18 @@
-//! The machine and the memory of this process.
+//! The machine, and the memory of this process.
 
 use rloom_ops::Ctx;
 use serde::Serialize;
 
 use super::super::doctor::meminfo;
 
-/// What was measured on.
+/// Description of the machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) processor: String,
     pub(super) cores: usize,
     pub(super) memory_mib: Option<u64>,
     pub(super) isa: &'static str,
-    /// How products of bf16 numbers are computed.
+    /// Instruction used for bf16 products.
     pub(super) products: &'static str,
     pub(super) version: &'static str,
 }
@@ -30,7 +30,7 @@ impl Machine {
     }
 }
 
-/// Cores that this process may use.
+/// Number of cores available to this process.
 pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -41,12 +41,12 @@ fn processor() -> Option<String> {
     line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
-/// Memory that is free to be taken (bytes), where the system tells.
+/// Available memory in bytes, if the system reports it.
 pub(super) fn free_memory() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// Bytes of the largest cache, where the system tells.
+/// Size of the largest cache in bytes, if the system reports it.
 fn largest_cache() -> Option<u64> {
     let sizes = (0..8).filter_map(|index| {
         let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
@@ -57,28 +57,28 @@ fn largest_cache() -> Option<u64> {
     sizes.max()
 }
 
-/// Bytes of the arrays that memory's bandwidth is measured with: eight times the largest cache and at least 256 MiB, but
-/// no more than an eighth of the memory.
+/// Size of the arrays for measuring memory bandwidth, in bytes: eight times the largest cache and at least 256 MiB, but
+/// at most an eighth of the memory.
 pub(super) fn array_bytes() -> usize {
     let wanted = (8 * largest_cache().unwrap_or(0)).max(256 << 20);
     let most = meminfo("MemTotal:").map_or(wanted, |total| total / 8);
     wanted.min(most) as usize
 }
 
-/// The process's memory over a work.
+/// Memory of the process during a workload.
 pub(super) struct Memory {
     start: Option<f64>,
 }
 
 impl Memory {
-    /// Forgets the highest use so far; Linux alone can.
+    /// Starts watching by resetting the peak, which only Linux supports.
     pub(super) fn watch() -> Self {
-        // 5 resets the high-water mark of resident memory: proc(5).
+        // Writing 5 resets the peak of resident memory, see proc(5).
         let reset = std::fs::write("/proc/self/clear_refs", "5");
         Self { start: reset.ok().and_then(|()| resident("VmRSS:")) }
     }
 
-    /// Resident MiB when the watch began, and at most since then.
+    /// Resident memory in MiB at the start, and its peak since then.
     pub(super) fn end(self) -> (Option<f64>, Option<f64>) {
         (self.start, self.start.and_then(|_| resident("VmHWM:")))
     }

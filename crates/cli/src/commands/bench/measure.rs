@@ -1,41 +1,42 @@
-//! Rounds of a work, timed.
+//! Timed rounds of a workload.
 
 use std::time::Instant;
 
 use super::report::Phase;
 use crate::failure::Failure;
 
-/// Rounds that warm up, at most and as long as they take.
+/// Maximum number of warm-up rounds.
 const WARM_UPS: usize = 3;
+/// Duration after which no further warm-up round starts, in seconds.
 const WARM_UP_SECONDS: f64 = 1.0;
 
-/// One round: its seconds, and those of its phases.
+/// Duration of one round and of its phases, in seconds.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Round {
     pub(super) seconds: f64,
     pub(super) phases: Vec<(&'static str, f64)>,
 }
 
-/// What several rounds took.
+/// Durations of several rounds, in seconds.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds {
     pub(super) seconds: Vec<f64>,
-    /// Medians.
+    /// Median of each phase.
     pub(super) phases: Vec<Phase>,
 }
 
-/// A round's clock: what has passed since it was last asked is a phase.
-pub(super) struct Laps {
+/// Measures the phases of a round.
+pub(super) struct PhaseTimer {
     last: Instant,
     round: Round,
 }
 
-impl Laps {
+impl PhaseTimer {
     pub(super) fn start() -> Self {
         Self { last: Instant::now(), round: Round::default() }
     }
 
-    /// Ends a phase and begins the next one.
+    /// Ends a phase and starts the next one.
     pub(super) fn lap(&mut self, name: &'static str) {
         let now = Instant::now();
         let seconds = (now - self.last).as_secs_f64();
@@ -49,10 +50,10 @@ impl Laps {
     }
 }
 
-/// Warms up, then measures `count` rounds. `tell` hears of each.
+/// Warms up, then measures `count` rounds and reports each to `progress`.
 pub(super) fn rounds(
     count: usize,
-    tell: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
     mut round: impl FnMut() -> Result<Round, Failure>,
 ) -> Result<Rounds, Failure> {
     let mut warm = 0.0;
@@ -65,7 +66,7 @@ pub(super) fn rounds(
     let mut measured = Vec::with_capacity(count);
     for i in 0..count {
         let done = round()?;
-        tell(&format!("round {} of {count}: {:.3} s", i + 1, done.seconds));
+        progress(&format!("round {} of {count}: {:.3} s", i + 1, done.seconds));
         measured.push(done);
     }
     Ok(Rounds::of(&measured))
@@ -82,7 +83,7 @@ impl Rounds {
     }
 }
 
-/// The middle of some numbers, between the two in the middle where there is an even number; 0 of none.
+/// Median of the values; 0 if there are none.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -105,9 +106,9 @@ mod tests {
         assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
     }
 
-    /// Warm-ups end after a second or three rounds, and are in no figure.
+    /// Warm-up ends after one second or three rounds and is not measured.
     #[test]
-    fn the_first_rounds_do_not_count() {
+    fn warm_up_rounds_are_not_measured() {
         let mut calls = 0;
         let mut round = |seconds: f64| {
             rounds(2, &|_| (), || {

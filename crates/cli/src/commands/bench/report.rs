@@ -1,4 +1,4 @@
-//! What was measured, as `--json` writes it.
+//! Report of the measurements, as written by `--json`.
 
 use serde::Serialize;
 
@@ -6,60 +6,63 @@ use super::count::Operations;
 use super::machine::Machine;
 use super::measure::{Rounds, median};
 
-/// All of it.
+/// Report of all measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) machine: Machine,
     pub(super) ceilings: Ceilings,
-    pub(super) works: Vec<Work>,
+    #[serde(rename = "works")]
+    pub(super) workloads: Vec<WorkloadResult>,
     pub(super) kernels: Vec<Kernel>,
 }
 
-/// What the machine can do at most.
+/// Measured limits of the machine.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Ceilings {
     pub(super) gemm_f32_gflops: f64,
     pub(super) gemm_bf16_gflops: f64,
-    /// The instruction behind the bf16 ceiling; `null` where it is the f32 ceiling for want of one.
+    /// Instruction used for the bf16 ceiling; `null` if there is none, in which case it equals the f32 ceiling.
     pub(super) gemm_bf16_instruction: Option<&'static str>,
     pub(super) read_gb_s: f64,
     pub(super) triad_gb_s: f64,
 }
 
-/// A work's figures. Rates are of the median round.
+/// Result of a workload. Rates are those of the median round.
 #[derive(Debug, Serialize)]
-pub(super) struct Work {
+pub(super) struct WorkloadResult {
     #[serde(rename = "work")]
     pub(super) name: &'static str,
     pub(super) shape: String,
-    /// The batch, in words.
+    /// Description of the batch.
     pub(super) batch: String,
-    pub(super) compute: &'static str,
+    #[serde(rename = "compute")]
+    pub(super) dtype: &'static str,
     pub(super) threads: usize,
     pub(super) seconds: Vec<f64>,
-    /// Trained on; generated, for decode and grpo.
+    /// Tokens trained on per round; for decode and grpo, tokens generated.
     pub(super) tokens: usize,
     pub(super) tokens_per_second: f64,
     pub(super) gflops: f64,
-    /// Of the ceiling of the format that products are computed in.
+    /// Fraction of the ceiling for matrix products in this dtype.
     pub(super) fraction_of_gemm: f64,
-    /// That the work must read; known for decode alone.
+    /// Bytes that the workload must read; counted only for decode.
     pub(super) bytes_read: Option<u64>,
     pub(super) fraction_of_read: Option<f64>,
-    /// Memory of the process before and at most (MiB); `null` where the system does not tell.
+    /// Resident memory of the process in MiB before the workload, and its peak; `null` if the system does not report
+    /// it.
     pub(super) start_mib: Option<f64>,
     pub(super) peak_mib: Option<f64>,
     pub(super) phases: Vec<Phase>,
 }
 
-/// A part of a work.
+/// Part of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Phase {
     pub(super) name: &'static str,
     pub(super) seconds: f64,
 }
 
-/// One product.
+/// Measurement of one product.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Kernel {
     pub(super) name: String,
@@ -70,10 +73,10 @@ pub(super) struct Kernel {
     pub(super) fraction: f64,
 }
 
-/// What a work did, before it is held against the ceilings.
+/// Measurement of a workload, before it is compared with the ceilings.
 #[derive(Debug)]
-pub(super) struct Done {
-    pub(super) work: &'static str,
+pub(super) struct Measurement {
+    pub(super) workload: &'static str,
     pub(super) batch: String,
     pub(super) tokens: usize,
     pub(super) operations: Operations,
@@ -81,17 +84,17 @@ pub(super) struct Done {
     pub(super) rounds: Rounds,
 }
 
-impl Work {
-    /// Median seconds of a round.
+impl WorkloadResult {
+    /// Median duration of a round in seconds.
     pub(super) fn median(&self) -> f64 {
         median(&self.seconds)
     }
 }
 
 impl Ceilings {
-    /// GFLOP/s of products in a format.
-    pub(super) fn gemm(&self, compute: rloom_model::Dtype) -> f64 {
-        match compute {
+    /// Ceiling for matrix products in this dtype, in GFLOP/s.
+    pub(super) fn gemm(&self, dtype: rloom_model::Dtype) -> f64 {
+        match dtype {
             rloom_model::Dtype::F32 => self.gemm_f32_gflops,
             rloom_model::Dtype::Bf16 => self.gemm_bf16_gflops,
         }

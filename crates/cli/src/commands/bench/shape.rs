@@ -1,4 +1,4 @@
-//! What is measured: a model's shape, and the batches that suit its size.
+//! Model shapes, and the batch sizes for each.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use rloom_model::{Dtype, Family, ModelConfig, NewModel};
 
 use crate::failure::Failure;
 
-/// Weights of more bytes than this, in f32, take the small batches.
-const LARGE: u64 = 256 << 20;
+/// Size of the f32 weights in bytes above which the small batches are used.
+const LARGE_MODEL_BYTES: u64 = 256 << 20;
 
-/// A model's shape and the batches that it is measured with.
+/// Model shape and its batches.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
-    /// `S`, `M`, or the folder as it was given.
+    /// `S`, `M`, or the folder as given on the command line.
     pub(super) name: String,
     pub(super) config: ModelConfig,
     pub(super) train: TrainBatch,
@@ -20,53 +20,53 @@ pub(super) struct Shape {
     pub(super) grpo: GrpoBatch,
 }
 
-/// Sequences of a training step.
+/// Batch of the workload `train`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TrainBatch {
     pub(super) sequences: usize,
-    /// Tokens of each.
+    /// Tokens per sequence.
     pub(super) length: usize,
 }
 
-/// Prompts that are completed side by side.
+/// Batch of the workload `decode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecodeBatch {
     pub(super) sequences: usize,
-    /// Tokens of each prompt.
+    /// Tokens per prompt.
     pub(super) prompt: usize,
-    /// Tokens of each completion.
+    /// Tokens per completion.
     pub(super) new: usize,
 }
 
-/// A batch of GRPO.
+/// Batch of the workload `grpo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GrpoBatch {
     pub(super) prompts: usize,
-    /// Completions of each prompt.
+    /// Completions per prompt.
     pub(super) samples: usize,
-    /// Tokens of each prompt.
+    /// Tokens per prompt.
     pub(super) prompt: usize,
-    /// Tokens of each completion.
+    /// Tokens per completion.
     pub(super) new: usize,
 }
 
 impl Shape {
-    /// `S`, `M`, or the shape of a model's folder.
-    pub(super) fn named(name: &str, compute: Dtype) -> Result<Self, Failure> {
+    /// Returns the shape `S`, `M`, or that of a model folder.
+    pub(super) fn named(name: &str, dtype: Dtype) -> Result<Self, Failure> {
         let mut config = match name {
-            "S" => made(4, 256, (8, 4), 704, 512)?,
-            "M" => made(24, 896, (14, 2), 4864, 32_000)?,
+            "S" => built_in(4, 256, (8, 4), 704, 512)?,
+            "M" => built_in(24, 896, (14, 2), 4864, 32_000)?,
             folder => read(folder)?,
         };
-        config.dtype = compute;
+        config.dtype = dtype;
         Ok(Self::of(name, config))
     }
 
     fn of(name: &str, config: ModelConfig) -> Self {
-        let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE;
+        let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE_MODEL_BYTES;
         let (train, decode, grpo) =
             if large { ((2, 128), (8, 16), (2, 16)) } else { ((32, 128), (64, 64), (16, 64)) };
-        // At least one token is predicted, whatever little the model takes.
+        // At least one token is predicted, even with the smallest context.
         let context = config.max_positions.max(2);
         let prompt = 16.min(context / 2);
         let new = |new: usize| new.min(context - prompt);
@@ -80,7 +80,7 @@ impl Shape {
     }
 }
 
-fn made(
+fn built_in(
     layers: usize,
     hidden_size: usize,
     (heads, kv_heads): (usize, usize),
@@ -110,16 +110,18 @@ fn read(folder: &str) -> Result<ModelConfig, Failure> {
         return Err(Failure::usage_text(format_args!(
             "there is no shape `{folder}`: neither a name nor a folder"
         ))
-        .hint("take S, M, or a model's folder"));
+        .hint("use S, M, or a model folder"));
     }
     let file = path.join("config.json");
     if !file.is_file() {
         return Err(Failure::usage_text(format_args!("{folder} has no config.json"))
-            .hint("take a folder as `transformers` writes it; of a run, one of its checkpoints"));
+            .hint("use a model folder in the format of `transformers`, or a checkpoint of a run"));
     }
     let config = ModelConfig::from_json_file(&file).map_err(Failure::usage)?;
     if config.max_positions < 2 {
-        return Err(Failure::usage_text(format_args!("{folder}: a model of one position predicts nothing")));
+        return Err(Failure::usage_text(format_args!(
+            "{folder}: the context must have at least two positions"
+        )));
     }
     Ok(config)
 }
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_fit_the_size_and_the_context() {
+    fn batches_match_the_model_size_and_fit_the_context() {
         let s = Shape::named("S", Dtype::F32).unwrap();
         assert_eq!(s.train, TrainBatch { sequences: 32, length: 128 });
         assert_eq!(s.decode, DecodeBatch { sequences: 64, prompt: 16, new: 64 });

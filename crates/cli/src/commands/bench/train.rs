@@ -1,4 +1,4 @@
-//! A training step: forward, cross-entropy, backward, AdamW.
+//! Workload `train`: a training step: forward, cross-entropy, backward, AdamW.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use rloom_model::{
 };
 
 use super::count::Operations;
-use super::measure::{Laps, rounds};
-use super::report::Done;
+use super::measure::{PhaseTimer, rounds};
+use super::report::Measurement;
 use super::shape::TrainBatch;
 use super::{Bench, random_tokens};
 use crate::failure::Failure;
 
 const LEARNING_RATE: f64 = 1e-4;
 
-pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let TrainBatch { sequences, length } = bench.shape.train;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
     let mut model = Model::init(config, 0);
@@ -37,28 +37,28 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Done, Failure> {
     let rows = ScoreRows { rows: &scored, inv_temperature: &ones };
     let counts = GlobalCounts::of_lengths(of_sequence.iter().map(Range::len), length as u64);
 
-    let measured = rounds(bench.rounds, &|text| bench.tell("train", text), || {
-        let mut laps = Laps::start();
+    let measured = rounds(bench.rounds, &|text| bench.progress("train", text), || {
+        let mut timer = PhaseTimer::start();
         let forward =
             model.forward(ctx, &batch, &rows, ActivationCheckpointing::None).map_err(Failure::failed)?;
-        laps.lap("forward");
+        timer.lap("forward");
         let s = forward.scores();
         let scores =
             TokenScores { logprob: s.logprob.clone(), entropy: s.entropy.clone(), ..TokenScores::default() };
         let inputs = LossBatch { rows: &of_sequence, ..LossBatch::default() };
         let loss = policy_loss(&algorithm.loss, &inputs, &scores, &counts).map_err(Failure::failed)?;
-        laps.lap("loss");
+        timer.lap("loss");
         let by =
             ScoreGrads { d_logprob: &loss.d_logprob, d_entropy: &loss.d_entropy, d_value: &loss.d_value };
         model.backward(ctx, forward, &by, &mut gradients).map_err(Failure::failed)?;
-        laps.lap("backward");
+        timer.lap("backward");
         optimizer.step(ctx, &mut model, &gradients, LEARNING_RATE).map_err(Failure::failed)?;
         gradients.zero();
-        laps.lap("optimizer");
-        Ok(laps.end())
+        timer.lap("optimizer");
+        Ok(timer.end())
     })?;
-    Ok(Done {
-        work: "train",
+    Ok(Measurement {
+        workload: "train",
         batch: format!("{sequences} x {length} tokens"),
         tokens: tokens.len(),
         operations: Operations::train(config, bench.shape.train),

@@ -1,27 +1,27 @@
-//! The figures as people read them.
+//! Formats the measurements as text.
 
 use super::Bench;
 use super::measure::median;
-use super::report::{Kernel, Report, Work};
+use super::report::{Kernel, Report, WorkloadResult};
 use crate::output::{BOLD, Output};
 use crate::progress::numbers::{BAR, bar, count, percent};
 
-/// From this fraction of a ceiling on, the ceiling is what limits a work.
-const NEAR: f64 = 0.5;
+/// Fraction of a ceiling from which the ceiling counts as the limit of a workload.
+const LIMITED: f64 = 0.5;
 
-/// All of it.
+/// Formats the whole report.
 pub(super) fn text(report: &Report, bench: &Bench<'_>, output: Output) -> String {
     let heading = |text: &str| output.paint(BOLD, text);
     let mut lines = head(report, bench);
     lines.push(String::new());
-    lines.push(heading("ceilings of this machine, measured now"));
+    lines.push(heading("limits of this machine, measured now"));
     lines.extend(ceilings(report));
     if !report.kernels.is_empty() {
         lines.push(String::new());
         lines.push(heading("kernels"));
         lines.extend(report.kernels.iter().map(kernel));
     }
-    for work in &report.works {
+    for work in &report.workloads {
         lines.push(String::new());
         lines.push(heading(&format!("{}: {}", work.name, work.batch)));
         lines.extend(details(work));
@@ -49,7 +49,7 @@ fn head(report: &Report, bench: &Bench<'_>) -> Vec<String> {
 
 fn ceilings(report: &Report) -> Vec<String> {
     let c = &report.ceilings;
-    let bf16 = c.gemm_bf16_instruction.unwrap_or("no instruction for it here: as f32");
+    let bf16 = c.gemm_bf16_instruction.unwrap_or("no bf16 instruction, computed in f32");
     vec![
         format!("  f32 products     {:>8.1} GFLOP/s   fused multiply-adds in registers", c.gemm_f32_gflops),
         format!("  bf16 products    {:>8.1} GFLOP/s   {bf16}", c.gemm_bf16_gflops),
@@ -69,7 +69,7 @@ fn kernel(kernel: &Kernel) -> String {
         .to_owned()
 }
 
-fn details(work: &Work) -> Vec<String> {
+fn details(work: &WorkloadResult) -> Vec<String> {
     let (low, high) =
         work.seconds.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), &s| (low.min(s), high.max(s)));
     let mut lines = vec![
@@ -84,11 +84,11 @@ fn details(work: &Work) -> Vec<String> {
     ];
     if let (Some(bytes), Some(fraction)) = (work.bytes_read, work.fraction_of_read) {
         let rate = bytes as f64 / work.median() / 1e9;
-        lines.push(share("must read", &format!("{rate:.1} GB/s"), fraction, "memory, read"));
+        lines.push(share("reads", &format!("{rate:.1} GB/s"), fraction, "memory, read"));
     }
     if let (Some(start), Some(peak)) = (work.start_mib, work.peak_mib) {
         lines.push(format!(
-            "  memory      {:.0} MiB at its peak, {:.0} MiB above its start",
+            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start",
             peak,
             peak - start
         ));
@@ -96,7 +96,7 @@ fn details(work: &Work) -> Vec<String> {
     let median = median(&work.seconds);
     for (i, phase) in work.phases.iter().enumerate() {
         let title = if i == 0 { "phases" } else { "" };
-        // Weights are packed once for many rounds, outside of their time.
+        // Weights are packed once, before the rounds.
         let share = if phase.name == "pack" { None } else { Some(phase.seconds / median) };
         let part = share.map_or_else(|| "once".to_owned(), percent);
         let line = format!(
@@ -116,8 +116,8 @@ fn share(title: &str, rate: &str, fraction: f64, of: &str) -> String {
     format!("  {title:<11} {rate:<16} {:>9}  {:<width$}  of {of}", percent(fraction), bar(fraction))
 }
 
-/// What keeps a work from going faster, as far as the two ceilings tell.
-fn limit(work: &Work) -> String {
+/// Describes the limit of a workload, according to the two ceilings.
+fn limit(work: &WorkloadResult) -> String {
     let (compute, read) = (work.fraction_of_gemm, work.fraction_of_read.unwrap_or(0.0));
     let longest = work
         .phases
@@ -125,21 +125,22 @@ fn limit(work: &Work) -> String {
         .filter(|phase| phase.name != "pack")
         .max_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let longest = longest.map_or_else(String::new, |phase| format!("; {} takes longest", phase.name));
-    if compute >= NEAR && compute >= read {
-        format!("compute: {} of what the processor multiplies at most{longest}", percent(compute))
-    } else if read >= NEAR {
-        format!("memory: {} of the bandwidth goes to what must be read{longest}", percent(read))
+    if compute >= LIMITED && compute >= read {
+        format!("compute: {} of the arithmetic limit{longest}", percent(compute))
+    } else if read >= LIMITED {
+        format!("memory: required reads use {} of the bandwidth{longest}", percent(read))
     } else {
-        let known =
-            work.fraction_of_read.map_or_else(String::new, |read| format!(", must read {}", percent(read)));
+        let known = work
+            .fraction_of_read
+            .map_or_else(String::new, |read| format!(", required reads {}", percent(read)));
         format!(
-            "overhead: neither ceiling is near (products {}{known}): activations' traffic, small operations and waits{longest}",
+            "overhead: far from both limits (products {}{known}): memory traffic of activations, small operations, waiting{longest}",
             percent(compute)
         )
     }
 }
 
-/// Seconds in about three digits.
+/// Formats a duration with about three digits.
 fn time(seconds: f64) -> String {
     match seconds {
         ..0.0995 => format!("{:.2} ms", seconds * 1e3),
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_keep_their_digits() {
+    fn times_have_three_digits() {
         assert_eq!(
             [0.00009, 0.0654, 0.4423, 9.628, 28.84].map(time),
             ["0.09 ms", "65.40 ms", "442 ms", "9.63 s", "28.8 s"]

@@ -1,4 +1,4 @@
-//! One sequence that grows: what was read and what was written, with its keys and values.
+//! Token sequence of a conversation, with its key-value cache and sampling state.
 
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_engine::SamplingSettings;
@@ -7,17 +7,17 @@ use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK};
 use rloom_run::Policy;
 use rloom_run::assembly::{Prediction, SampleScratch, Sampler};
 
-/// Longest conversation in tokens; the cache is made for it, or for the model's context where that is shorter.
-const LONGEST: usize = 8192;
-/// Tokens read in one step.
+/// Maximum length of a conversation in tokens, if the model's context is not shorter. Determines the size of the cache.
+const MAX_TOKENS: usize = 8192;
+/// Maximum number of tokens processed in one step.
 const CHUNK: usize = 128;
 
-/// The conversation does not fit any more.
+/// The conversation exceeds the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the conversation would have {wanted} tokens, and there is room for {room}")]
-pub(super) struct Full {
+#[error("the conversation needs {wanted} tokens, but the context holds {capacity}")]
+pub(super) struct ContextFull {
     wanted: usize,
-    room: usize,
+    capacity: usize,
 }
 
 /// Why there is no next token.
@@ -26,7 +26,7 @@ pub(super) enum SessionError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Step(#[from] StepError),
-    #[error("the model gives no probabilities after token {position}: its weights are damaged")]
+    #[error("the model's probabilities after token {position} are not finite: its weights are damaged")]
     NoProbabilities { position: usize },
 }
 
@@ -41,23 +41,24 @@ pub(super) struct Session<'p> {
     blocks: Vec<u32>,
     scratch: StepScratch,
     picks: SampleScratch,
-    answers: HeadOutput,
-    /// Tokens whose keys and values are in the cache.
+    head_output: HeadOutput,
+    /// Number of tokens whose keys and values are in the cache.
     cached: usize,
-    /// Tokens that are not.
+    /// Tokens whose keys and values are not in the cache yet.
     pending: Vec<u32>,
-    /// Tokens of the current answer.
+    /// Number of tokens of the current answer.
     answered: usize,
-    /// The stop token that ended the last answer.
+    /// Stop token that ended the last answer.
     ended_by: Option<u32>,
-    room: usize,
+    /// Maximum length of the conversation in tokens.
+    capacity: usize,
 }
 
 impl<'p> Session<'p> {
     pub(super) fn new(policy: &'p Policy, ctx: Ctx, sampling: SamplingSettings, seed: u64) -> Self {
         let model: &Model = &policy.model;
-        let room = model.config().max_positions.min(LONGEST);
-        let blocks = room.div_ceil(KV_BLOCK);
+        let capacity = model.config().max_positions.min(MAX_TOKENS);
+        let blocks = capacity.div_ceil(KV_BLOCK);
         Self {
             policy,
             ctx,
@@ -69,32 +70,32 @@ impl<'p> Session<'p> {
             blocks: (0..blocks as u32).collect(),
             scratch: StepScratch::default(),
             picks: SampleScratch::default(),
-            answers: HeadOutput::default(),
+            head_output: HeadOutput::default(),
             cached: 0,
             pending: Vec::new(),
             answered: 0,
             ended_by: None,
-            room,
+            capacity,
         }
     }
 
-    /// Forgets everything.
+    /// Removes all tokens.
     pub(super) fn clear(&mut self) {
         self.cached = 0;
         self.pending.clear();
         self.ended_by = None;
     }
 
-    /// The text of the token that ended the last answer; empty when its length did.
+    /// Text of the stop token that ended the last answer; empty if it ended at the length limit.
     pub(super) fn turn_end(&self) -> String {
         self.ended_by.and_then(|token| self.policy.tokenizer.decode(&[token], false).ok()).unwrap_or_default()
     }
 
-    /// Takes tokens that were not sampled, and begins an answer to them.
-    pub(super) fn read(&mut self, tokens: &[u32]) -> Result<(), Full> {
+    /// Appends tokens that were not sampled, and starts a new answer.
+    pub(super) fn append(&mut self, tokens: &[u32]) -> Result<(), ContextFull> {
         let wanted = self.cached + self.pending.len() + tokens.len() + 1;
-        if wanted > self.room {
-            return Err(Full { wanted, room: self.room });
+        if wanted > self.capacity {
+            return Err(ContextFull { wanted, capacity: self.capacity });
         }
         self.pending.extend_from_slice(tokens);
         self.answered = 0;
@@ -102,15 +103,16 @@ impl<'p> Session<'p> {
         Ok(())
     }
 
-    /// Samples the next token of the answer. `None` at its end.
+    /// Samples the next token of the answer. Returns `None` at its end.
     pub(super) fn next(&mut self) -> Result<Option<u32>, SessionError> {
         let length = self.cached + self.pending.len();
-        if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.room {
+        if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.capacity
+        {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
         self.compute(self.sampler.request(self.policy.model.config().vocab_size, &[], uniform))?;
-        let given = Prediction::of(&self.answers, 0);
+        let given = Prediction::of(&self.head_output, 0);
         let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;
         self.pending.push(token);
@@ -122,8 +124,8 @@ impl<'p> Session<'p> {
         Ok(Some(token))
     }
 
-    /// Puts the pending tokens into the cache; what is asked of the last of them is left in `answers`.
-    fn compute(&mut self, ask: HeadRequest) -> Result<(), StepError> {
+    /// Computes the pending tokens and stores the head's output for the last one in `head_output`.
+    fn compute(&mut self, request: HeadRequest) -> Result<(), StepError> {
         let pending = std::mem::take(&mut self.pending);
         let chunks = pending.chunks(CHUNK).count();
         for (i, chunk) in pending.chunks(CHUNK).enumerate() {
@@ -133,10 +135,17 @@ impl<'p> Session<'p> {
                 blocks: &self.blocks,
             };
             let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
-            let last = [RowRequest { row: chunk.len() as u32 - 1, request: ask }];
+            let last = [RowRequest { row: chunk.len() as u32 - 1, request }];
             let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
             let model = &self.policy.model;
-            model.step(&self.ctx, &mut self.cache, &rows, wanted, &mut self.scratch, &mut self.answers)?;
+            model.step(
+                &self.ctx,
+                &mut self.cache,
+                &rows,
+                wanted,
+                &mut self.scratch,
+                &mut self.head_output,
+            )?;
             self.cached += chunk.len();
         }
         Ok(())

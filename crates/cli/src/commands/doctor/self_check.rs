@@ -1,4 +1,5 @@
-//! A tiny model on every instruction set: does sampling agree with scoring, and do all of them agree, bit for bit?
+//! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set and in every dtype,
+//! and that instruction sets are bitwise identical to each other.
 
 use std::sync::Arc;
 
@@ -17,42 +18,42 @@ use super::Finding;
 const VOCABULARY: usize = 97;
 const PROMPT: [u32; 5] = [1, 2, 3, 5, 8];
 
-/// A way to compute that this processor has: an instruction set and a format.
+/// Instruction set of this processor and a dtype.
 #[derive(Clone, Copy)]
-struct Way {
+struct NumericPath {
     isa: Isa,
-    compute: Dtype,
+    dtype: Dtype,
 }
 
-impl Way {
+impl NumericPath {
     fn all() -> impl Iterator<Item = Self> {
         [Dtype::F32, Dtype::Bf16]
             .into_iter()
-            .flat_map(|compute| Isa::available().into_iter().map(move |isa| Self { isa, compute }))
+            .flat_map(|dtype| Isa::available().into_iter().map(move |isa| Self { isa, dtype }))
     }
 
     fn name(self) -> String {
-        format!("{} in {}", self.isa.name(), self.compute.name())
+        format!("{} in {}", self.isa.name(), self.dtype.name())
     }
 
-    /// Whether the two must give the same bits: in one format all do, but for bf16 products by tiles.
+    /// True if both must be bitwise identical: those of one dtype, except bf16 products on AMX tiles.
     fn agrees_with(self, other: Self) -> bool {
-        let tiles = |way: Self| way.compute == Dtype::Bf16 && way.isa == Isa::Amx;
-        self.compute == other.compute && tiles(self) == tiles(other)
+        let tiles = |path: Self| path.dtype == Dtype::Bf16 && path.isa == Isa::Amx;
+        self.dtype == other.dtype && tiles(self) == tiles(other)
     }
 }
 
-/// Bits of log-probabilities: as they were sampled, and as they are scored.
+/// Bits of the log-probabilities from sampling and from scoring.
 type Bits = (Vec<u32>, Vec<u32>);
 
 pub(super) fn run() -> [Finding; 2] {
-    let hint = "this is a defect: please report it with the output of `rloom doctor --json`";
-    let mut results: Vec<(Way, Bits)> = Vec::new();
-    for way in Way::all() {
-        match sample_and_score(way) {
-            Ok(pair) => results.push((way, pair)),
+    let hint = "this is a bug: please report it with the output of `rloom doctor --json`";
+    let mut results: Vec<(NumericPath, Bits)> = Vec::new();
+    for path in NumericPath::all() {
+        match sample_and_score(path) {
+            Ok(pair) => results.push((path, pair)),
             Err(error) => {
-                let failed = |name| Finding::failed(name, format!("{}: {error}", way.name()), hint);
+                let failed = |name| Finding::failed(name, format!("{}: {error}", path.name()), hint);
                 return [failed("exactness"), failed("portability")];
             }
         }
@@ -60,30 +61,30 @@ pub(super) fn run() -> [Finding; 2] {
     [exactness(&results, hint), portability(&results, hint)]
 }
 
-fn exactness(results: &[(Way, Bits)], hint: &str) -> Finding {
+fn exactness(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
     match results.iter().find(|(_, (sampled, scored))| sampled != scored) {
         None => Finding::ok(
             "exactness",
-            "log-probabilities of sampling and of training are equal, bit for bit, in f32 and in bf16",
+            "log-probabilities of sampling and training are bitwise identical in f32 and bf16",
         ),
-        Some((way, _)) => {
-            let value = format!("sampling and training disagree on {}", way.name());
+        Some((path, _)) => {
+            let value = format!("log-probabilities of sampling and training differ on {}", path.name());
             Finding::failed("exactness", value, hint)
         }
     }
 }
 
-fn portability(results: &[(Way, Bits)], hint: &str) -> Finding {
-    let differs = |(way, bits): &&(Way, Bits)| {
-        results.iter().any(|(first, expected)| way.agrees_with(*first) && expected != bits)
+fn portability(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
+    let differs = |(path, bits): &&(NumericPath, Bits)| {
+        results.iter().any(|(first, expected)| path.agrees_with(*first) && expected != bits)
     };
     match results.iter().rev().find(differs) {
         None => {
-            let sets = results.iter().filter(|(way, _)| way.compute == Dtype::F32).count();
-            Finding::ok("portability", format!("{sets} instruction sets give the same bits"))
+            let sets = results.iter().filter(|(path, _)| path.dtype == Dtype::F32).count();
+            Finding::ok("portability", format!("{sets} instruction sets give bitwise identical results"))
         }
-        Some((way, _)) => {
-            let value = format!("{} gives other bits than others do", way.name());
+        Some((path, _)) => {
+            let value = format!("results of {} differ from those of other instruction sets", path.name());
             Finding::failed("portability", value, hint)
         }
     }

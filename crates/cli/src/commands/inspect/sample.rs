@@ -1,4 +1,4 @@
-//! `rloom inspect RUN SAMPLE`: lineage of a sample: its origin, and the step that trained on it.
+//! `rloom inspect RUN SAMPLE`: shows the lineage of a sample: its origin, and the step that trained on it.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use crate::failure::Failure;
 use crate::output::{BOLD, FAINT, Output};
 use crate::progress::numbers::{duration, excerpt};
 
-/// Characters of a prompt or completion that are shown.
+/// Maximum number of characters shown of a prompt or completion.
 const SHOWN_CHARACTERS: usize = 2000;
-/// Where the values begin.
+/// Column of the values.
 const INDENT: usize = 15;
 
 pub(super) fn run(directory: &Path, name: &SampleName, output: Output) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ pub(super) fn run(directory: &Path, name: &SampleName, output: Output) -> Result
         output.data(&line)?;
     }
     if name.sample.is_none() && !found.samples.is_empty() {
-        output.say(&format!("details of one: {}/{}/SAMPLE", found.stage, found.ticket));
+        output.info(&format!("details of a sample: {}/{}/SAMPLE", found.stage, found.ticket));
     }
     Ok(())
 }
@@ -39,10 +39,10 @@ fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
     let mut say = |name: &str, text: &str| lines.push(value(name, text, output));
     if let Some(when) = lineage.generated {
         let (took, from) = (duration(when.end - when.start), duration(when.start));
-        say("generated", &format!("in {took}, {from} after attempt {} began", when.attempt));
+        say("generated", &format!("in {took}, {from} after the start of attempt {}", when.attempt));
     }
     if lineage.fate == Fate::InFlight && !lineage.samples.is_empty() {
-        say("finished", &format!("{} of its samples", lineage.samples.len()));
+        say("finished", &format!("{} samples", lineage.samples.len()));
     }
     match &lineage.task {
         Some(task) => {
@@ -56,7 +56,7 @@ fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
         }
         None if matches!(lineage.fate, Fate::Deferred | Fate::InFlight) => say("samples", "none finished"),
         None if matches!(lineage.fate, Fate::NotKept { .. }) => say("samples", "not kept"),
-        None => say("samples", "not in any file"),
+        None => say("samples", "not recorded"),
     }
     for sample in &lineage.samples {
         lines.extend(if one { whole(sample, output) } else { vec![short(sample)] });
@@ -64,7 +64,7 @@ fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
     lines
 }
 
-/// `  name         text`, with further lines of the text below the first.
+/// Formats `  name         text`, with the following lines of the text indented.
 fn value(name: &str, text: &str, output: Output) -> String {
     let text = text.replace('\n', &format!("\n{}", " ".repeat(INDENT)));
     format!("  {} {text}", output.paint(FAINT, &format!("{name:<width$}", width = INDENT - 3)))
@@ -73,39 +73,39 @@ fn value(name: &str, text: &str, output: Output) -> String {
 fn fate(fate: &Fate) -> String {
     match fate {
         Fate::Trained { step, version, age } => {
-            format!("was trained on by step {step}, from version {}, {}", version.0, old(*age))
+            format!("trained on in step {step} (policy version {}), {}", version.0, old(*age))
         }
         Fate::Ended { end, reason } => {
             let why = reason.as_ref().map(|reason| format!(": {}", excerpt(reason, SHOWN_CHARACTERS)));
             let what = match end {
-                GroupEnd::Filtered => "was replaced before training",
-                GroupEnd::Stale => "became too old to be trained on",
+                GroupEnd::Filtered => "replaced before training",
+                GroupEnd::Stale => "discarded as too old for training",
                 GroupEnd::Failed => "failed",
-                GroupEnd::Surplus => "was not needed",
-                GroupEnd::Deferred => "was deferred",
-                GroupEnd::Unknown => "ended for a reason that this version does not know",
+                GroupEnd::Surplus => "discarded as surplus",
+                GroupEnd::Deferred => "deferred",
+                GroupEnd::Unknown => "ended for an unknown reason",
             };
             format!("{what}{}", why.unwrap_or_default())
         }
         Fate::NotKept { steps } => format!(
-            "was trained on; its rollouts were not kept (`run.keep_rollouts`; steps without rollouts: {steps})"
+            "trained on; its rollouts were not kept (`run.keep_rollouts`; steps without rollouts: {steps})"
         ),
-        Fate::Deferred => "was deferred and will restart".to_owned(),
-        Fate::InFlight => "is in flight".to_owned(),
-        Fate::Waiting => "was generated and waits to be trained on".to_owned(),
-        Fate::InBatch { step } => format!("was generated and is in the batch of step {step}"),
+        Fate::Deferred => "deferred, will restart".to_owned(),
+        Fate::InFlight => "in flight".to_owned(),
+        Fate::Waiting => "generated, waiting for training".to_owned(),
+        Fate::InBatch { step } => format!("generated, in the batch of step {step}"),
     }
 }
 
 fn old(age: u64) -> String {
     match age {
-        0 => "when it was fresh".to_owned(),
-        1 => "when it was one version old".to_owned(),
-        age => format!("when it was {age} versions old"),
+        0 => "fresh".to_owned(),
+        1 => "one version old".to_owned(),
+        age => format!("{age} versions old"),
     }
 }
 
-/// Which versions sampled which tokens.
+/// Describes the token ranges sampled by each version.
 fn versions(sample: &SampleLineage) -> String {
     let spans = sample.versions.iter();
     let text = spans.map(|v| format!("{} sampled tokens {}..{}", v.version.0, v.range.start, v.range.end));
@@ -114,16 +114,16 @@ fn versions(sample: &SampleLineage) -> String {
 
 fn reward(sample: &SampleLineage) -> String {
     let Some(total) = sample.reward else {
-        return "none applies".to_owned();
+        return "none".to_owned();
     };
     let parts = sample.components.iter().map(|component| match component.value {
         Some(value) => format!("{} {value} × {}", component.name, component.weight),
-        None => format!("{} does not apply", component.name),
+        None => format!("{} not applicable", component.name),
     });
     format!("{total:.3}: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
-/// One sample in one line.
+/// Formats a sample as one line.
 fn short(sample: &SampleLineage) -> String {
     let mut parts = vec![format!("  sample {}", sample.random.sample)];
     if sample.random.segment > 0 {
@@ -134,7 +134,7 @@ fn short(sample: &SampleLineage) -> String {
     parts.extend(sample.advantage.map(|advantage| format!("advantage {advantage:+.3}")));
     parts.extend(sample.logprobs.map(|l| format!("{} tokens, logprob {:.3}", l.tokens, l.mean)));
     let written: Vec<String> = sample.versions.iter().map(|v| v.version.0.to_string()).collect();
-    parts.push(format!("by version {}", written.join(", ")));
+    parts.push(format!("version {}", written.join(", ")));
     parts.push(sample.stop.name().to_owned());
     parts.join("  ")
 }
@@ -151,7 +151,7 @@ fn whole(sample: &SampleLineage, output: Output) -> Vec<String> {
         ),
     );
     if sample.role == Role::Baseline {
-        say("role", "baseline: others are compared with it, and it is not trained on");
+        say("role", "baseline: the reference for its group, not trained on");
     }
     say("versions", &versions(sample));
     if let Some(l) = sample.logprobs {
@@ -166,7 +166,7 @@ fn whole(sample: &SampleLineage, output: Output) -> Vec<String> {
     if let Some(advantage) = sample.advantage {
         say("advantage", &format!("{advantage:+.4}"));
     }
-    say("ended", &format!("{} after {} tokens, its prompt included", sample.stop.name(), sample.tokens));
+    say("ended", &format!("{} after {} tokens including the prompt", sample.stop.name(), sample.tokens));
     say("completion", &excerpt(&sample.completion, SHOWN_CHARACTERS));
     lines
 }

@@ -1,4 +1,4 @@
-//! `rloom inspect RUN --trace FILE`: who was busy when, for Perfetto.
+//! `rloom inspect RUN --trace FILE`: writes a timeline for Perfetto.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -27,11 +27,12 @@ pub(super) fn run(events: &EventFile, path: &Path, output: Output) -> Result<(),
     };
     events.each(add).map_err(Failure::failed)?;
     if !lines.iter().any(|line| matches!(line.event, Event::Activity { .. })) {
-        return Err(Failure::failed_text("the run tells nowhere who was busy when")
-            .hint("it has not got so far, or an earlier version of the program made it"));
+        return Err(Failure::failed_text("the run has no activity events").hint(
+            "it may not have completed a rollout yet, or it was started by an older version of rloom",
+        ));
     }
     let failed = |error: std::io::Error| {
-        Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
+        Failure::failed_text(format_args!("cannot write {}: {error}", path.display()))
     };
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let count = trace::write(&lines, &mut out).map_err(failed)?;
@@ -41,13 +42,13 @@ pub(super) fn run(events: &EventFile, path: &Path, output: Output) -> Result<(),
     }
     let output = output.on_stdout();
     let shown = output.paint(CYAN, &path.display().to_string());
-    output.data(&format!("{shown} has {} events", thousands(count as u64)))?;
+    output.data(&format!("wrote {} events to {shown}", thousands(count as u64)))?;
     if left_out > 0 {
         let (left_out, shown) = (thousands(left_out), thousands(LINES));
-        output.say(&format!(
+        output.info(&format!(
             "the first {left_out} lines of events.jsonl are left out: a trace has at most {shown}"
         ));
     }
-    output.say("open it at https://ui.perfetto.dev or chrome://tracing");
+    output.info("open it at https://ui.perfetto.dev or chrome://tracing");
     Ok(())
 }

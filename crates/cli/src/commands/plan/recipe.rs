@@ -1,4 +1,5 @@
-//! Extracts from a recipe the stage to simulate: its schedule, its workload, and the properties that determine its speed.
+//! Extracts from a recipe the stage to simulate: its schedule, its workload, and the properties that determine its
+//! speed.
 
 use rloom_config::{Config, Stage};
 use rloom_model::ModelConfig;

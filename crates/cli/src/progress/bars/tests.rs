@@ -9,26 +9,26 @@ use super::*;
 
 const WIDTH: u16 = 100;
 
-/// A terminal that remembers what it shows. What is seen is what was there at the last flush.
+/// In-memory terminal. Its visible text is that of the last flush.
 #[derive(Debug, Clone, Default)]
-struct Screen(Arc<Mutex<Seen>>);
+struct Screen(Arc<Mutex<Cells>>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Cells {
     rows: Vec<String>,
     row: usize,
     flushed: Vec<String>,
 }
 
 impl Screen {
-    fn with(&self, change: impl FnOnce(&mut Seen)) {
+    fn with(&self, change: impl FnOnce(&mut Cells)) {
         change(&mut self.0.lock().unwrap());
     }
 
-    /// What is seen, less the time that is left.
+    /// The visible text without the remaining time.
     fn text(&self) -> String {
         let seen = self.0.lock().unwrap();
-        // Rows are written one behind the other, filled up to the width: a terminal wraps them.
+        // indicatif pads rows to the width and writes them without line breaks; a terminal wraps them.
         let rows = seen.flushed.iter().flat_map(|row| {
             let cells: Vec<char> = row.chars().collect();
             cells.chunks(usize::from(WIDTH)).map(|row| row.iter().collect::<String>()).collect::<Vec<_>>()
@@ -95,22 +95,22 @@ impl TermLike for Screen {
     }
 }
 
-struct Watched {
+struct Harness {
     screen: Screen,
     bars: Bars,
     rewards: Vec<f64>,
     shown: String,
 }
 
-impl Watched {
+impl Harness {
     fn new() -> Self {
         let screen = Screen::default();
         let output = Output::new(&crate::arguments::Global { json: false, no_color: true, quiet: false });
         let bars = Bars::on(ProgressDrawTarget::term_like(Box::new(screen.clone())), output);
-        let mut watched = Self { screen, bars, rewards: Vec::new(), shown: String::new() };
+        let mut harness = Self { screen, bars, rewards: Vec::new(), shown: String::new() };
         let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 20 };
-        watched.show(0, Event::StageStarted { outline, from_step: 0 });
-        watched
+        harness.show(0, Event::StageStarted { outline, from_step: 0 });
+        harness
     }
 
     fn show(&mut self, step: u64, event: Event) {
@@ -126,7 +126,7 @@ impl Watched {
             global_step: step,
             event,
         };
-        self.bars.show(&line, &self.rewards);
+        self.bars.update(&line, &self.rewards);
     }
 
     fn progress(&mut self, phase: Phase, done: u64, total: u64) {
@@ -138,8 +138,8 @@ impl Watched {
         self.show(step, Event::Step { metrics });
     }
 
-    /// Notes what is on the screen now.
-    fn look(&mut self, when: &str) {
+    /// Records the visible text.
+    fn record(&mut self, when: &str) {
         {
             let shown = self.bars.shown.lock().unwrap();
             shown
@@ -153,40 +153,40 @@ impl Watched {
 }
 
 #[test]
-fn rollouts_beside_training_keep_their_bars() {
-    let mut watched = Watched::new();
-    watched.progress(Phase::Rollout, 40, 64);
-    watched.look("the first rollout");
-    watched.progress(Phase::Train, 3, 8);
-    watched.progress(Phase::Reward, 50, 96);
-    watched.progress(Phase::Rollout, 70, 96);
-    watched.look("the first batch is trained on while the next are generated");
+fn overlapping_rollouts_keep_their_progress_after_a_step() {
+    let mut harness = Harness::new();
+    harness.progress(Phase::Rollout, 40, 64);
+    harness.record("the first rollout");
+    harness.progress(Phase::Train, 3, 8);
+    harness.progress(Phase::Reward, 50, 96);
+    harness.progress(Phase::Rollout, 70, 96);
+    harness.record("training on the first batch while the next are generated");
     let metrics = [
         (metric::REWARD, 0.25),
         (metric::STALENESS_MEAN, 0.5),
         (metric::STALENESS_MAX, 1.0),
         (metric::OVERLAP, 0.8),
     ];
-    watched.step(1, &metrics);
-    watched.look("it is trained");
-    watched.progress(Phase::Evaluate, 10, 100);
-    watched.progress(Phase::Rollout, 90, 128);
-    watched.look("an evaluation beside rollouts");
-    watched.show(1, Event::Evaluation { metrics: [].into(), tasks: 100, best: true });
-    watched.progress(Phase::Train, 2, 8);
-    watched.look("the next batch");
+    harness.step(1, &metrics);
+    harness.record("after the step");
+    harness.progress(Phase::Evaluate, 10, 100);
+    harness.progress(Phase::Rollout, 90, 128);
+    harness.record("an evaluation during rollouts");
+    harness.show(1, Event::Evaluation { metrics: [].into(), tasks: 100, best: true });
+    harness.progress(Phase::Train, 2, 8);
+    harness.record("the next batch");
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/snapshots" }, {
-        insta::assert_snapshot!("bars_beside", watched.shown);
+        insta::assert_snapshot!("bars_overlapping", harness.shown);
     });
 }
 
 #[test]
-fn in_turns_every_step_begins_anew() {
-    let mut watched = Watched::new();
-    watched.progress(Phase::Rollout, 64, 64);
-    watched.progress(Phase::Train, 8, 8);
-    watched.step(1, &[(metric::REWARD, 0.25), (metric::STALENESS_MAX, 0.0), (metric::OVERLAP, 0.0)]);
-    watched.look("after the step");
-    assert!(watched.shown.contains("rollout  ──────────────────────── 0/64"), "{}", watched.shown);
-    assert!(!watched.shown.contains("age"), "{}", watched.shown);
+fn alternating_phases_reset_after_each_step() {
+    let mut harness = Harness::new();
+    harness.progress(Phase::Rollout, 64, 64);
+    harness.progress(Phase::Train, 8, 8);
+    harness.step(1, &[(metric::REWARD, 0.25), (metric::STALENESS_MAX, 0.0), (metric::OVERLAP, 0.0)]);
+    harness.record("after the step");
+    assert!(harness.shown.contains("rollout  ──────────────────────── 0/64"), "{}", harness.shown);
+    assert!(!harness.shown.contains("age"), "{}", harness.shown);
 }

@@ -34,7 +34,7 @@ fn group(fate: Fate) -> Lineage {
 }
 
 #[test]
-fn a_lineage_reads_well() {
+fn lineage_text() {
     let trained = Lineage {
         generated: Some(Generated { attempt: 2, start: 61.0, end: 64.25 }),
         task: Some(TaskLineage { index: Some(120), prompt: "3+4=".into(), answer: Some("7".into()) }),

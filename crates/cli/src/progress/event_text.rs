@@ -1,4 +1,4 @@
-//! What is said about a run, in words.
+//! Formats the events of a run as lines of text.
 
 use rloom_core::metric;
 use rloom_telemetry::{Event, EventLine, Metrics, Sample, StageOutline};
@@ -8,34 +8,34 @@ use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
 
 /// Approximate maximum number of steps per stage in plain output.
 const SHOWN_STEPS: u64 = 50;
-/// Characters of a prompt or completion that are shown.
+/// Maximum number of characters shown of a prompt or completion.
 const SHOWN_CHARACTERS: usize = 800;
 
-/// The teller. It remembers what the next sentence needs.
-pub(crate) struct Story {
+/// Formats events as text. Keeps the state that later lines depend on.
+pub(crate) struct EventText {
     output: Output,
     show_every: u64,
-    /// True if steps are printed: output without bars.
+    /// Also format steps, for output without bars.
     steps: bool,
     stage: Option<StageOutline>,
     rewards: Vec<f64>,
-    /// The step whose completion was shown last.
+    /// Step whose completion was shown last.
     shown: Option<u64>,
     accuracy: Option<f64>,
 }
 
-impl Story {
+impl EventText {
     pub(crate) fn new(output: Output, show_every: u64, steps: bool) -> Self {
         Self { output, show_every, steps, stage: None, rewards: Vec::new(), shown: None, accuracy: None }
     }
 
-    /// The stage's rewards, step by step.
+    /// Reward of each step of the stage.
     pub(crate) fn rewards(&self) -> &[f64] {
         &self.rewards
     }
 
-    /// Lines about an event.
-    pub(crate) fn lines(&mut self, line: &EventLine) -> Vec<String> {
+    /// Lines of text for an event.
+    pub(crate) fn of(&mut self, line: &EventLine) -> Vec<String> {
         match &line.event {
             Event::RunStarted { name, seed, threads, numeric_path, parameters, resumed_from, .. } => {
                 let mut lines = vec![format!(
@@ -89,7 +89,7 @@ impl Story {
                     vec![format!("{} after {}", self.output.paint(GREEN, "finished"), duration(*seconds))];
                 if *lost_lines > 0 {
                     let warning = self.output.paint(YELLOW, "warning");
-                    lines.push(format!("{warning}: {lost_lines} lines of telemetry could not be written"));
+                    lines.push(format!("{warning}: {lost_lines} telemetry lines could not be written"));
                 }
                 lines
             }
@@ -125,12 +125,12 @@ impl Story {
                 parts.push(format!("pass@{k} {}", percent(*value)));
             }
         }
-        let best = if best { ", the best so far" } else { "" };
+        let best = if best { ", best so far" } else { "" };
         let title = self.output.paint(BOLD, "held out");
         format!("{title} at step {step}: {} of {tasks} tasks{best}", parts.join(", "))
     }
 
-    /// One completion of a step, every `show_every` steps.
+    /// Formats one completion every `show_every` steps.
     fn sample(&mut self, step: u64, sample: &Sample) -> Vec<String> {
         let due = self.show_every > 0 && (step <= 1 || step.is_multiple_of(self.show_every));
         if !due || self.shown == Some(step) {
@@ -141,7 +141,7 @@ impl Story {
     }
 }
 
-/// What a step did, in one line.
+/// Formats the main metrics of a step as one line.
 pub(crate) fn summary(metrics: &Metrics) -> String {
     let get = |name: &str| metrics.get(name).copied();
     let mut parts = Vec::new();
@@ -153,11 +153,11 @@ pub(crate) fn summary(metrics: &Metrics) -> String {
         parts.extend(get(metric::MEAN_LENGTH).map(|n| format!("length {n:.1}")));
         parts.extend(get(metric::ENTROPY).map(|e| format!("entropy {e:.3}")));
         parts.extend(get(metric::KL).map(|kl| format!("kl {kl:.4}")));
-        parts.extend(get(metric::FRAC_REWARD_ZERO_STD).map(|f| format!("equal groups {}", percent(f))));
+        parts.extend(get(metric::FRAC_REWARD_ZERO_STD).map(|f| format!("zero-std groups {}", percent(f))));
         parts.extend(
             get(metric::VALUE_EXPLAINED_VARIANCE)
                 .filter(|v| *v >= -1.0)
-                .map(|v| format!("value explains {}", percent(v))),
+                .map(|v| format!("explained variance {}", percent(v))),
         );
         let replaced = metrics.iter().filter(|(name, _)| name.starts_with(metric::FILTERED_PREFIX));
         let replaced: f64 = replaced.map(|(_, groups)| groups).sum();
@@ -175,14 +175,14 @@ pub(crate) fn summary(metrics: &Metrics) -> String {
     parts.join("  ")
 }
 
-/// A completion with its prompt and what it earned.
+/// Formats a completion with its prompt, reward and outcome.
 pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
     let mut title = vec![format!("task {}", sample.task)];
     title.extend(sample.reward.map(|r| format!("reward {r:.3}")));
     title.extend(sample.solved.map(|s| if s { "solved" } else { "not solved" }.to_owned()));
     title.push(format!("{} tokens", sample.tokens));
     if sample.stop == "length" {
-        title.push("cut off".to_owned());
+        title.push("truncated".to_owned());
     }
     let mut lines = vec![output.paint(FAINT, &title.join(" · "))];
     for (name, text) in
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_beside_rollouts_says_how_old_its_tokens_are() {
+    fn summary_of_an_overlapping_step_includes_token_age() {
         let mut metrics: Metrics = [
             (metric::REWARD, 0.5),
             (metric::STALENESS_MEAN, 0.0),
@@ -212,8 +212,9 @@ mod tests {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         assert_eq!(summary(&metrics), "reward 0.500  5.0 s");
-        let beside = [(metric::STALENESS_MEAN, 1.26), (metric::STALENESS_MAX, 2.0), (metric::OVERLAP, 0.431)];
-        metrics.extend(beside.map(|(name, value)| (name.to_owned(), value)));
+        let overlapping =
+            [(metric::STALENESS_MEAN, 1.26), (metric::STALENESS_MAX, 2.0), (metric::OVERLAP, 0.431)];
+        metrics.extend(overlapping.map(|(name, value)| (name.to_owned(), value)));
         metrics.insert(metric::TIME_WAIT_FOR_BATCH.to_owned(), 0.25);
         assert_eq!(summary(&metrics), "reward 0.500  age 1.3, oldest 2  overlap 43.1 %  2.2 s");
     }
