@@ -192,7 +192,7 @@ fn size(folder: &Path) -> u64 {
 
 fn show_samples(samples: &[Sample], most: usize, output: Output) -> Result<(), Failure> {
     if samples.is_empty() {
-        output.say("no completion was recorded yet");
+        output.info("no completion was recorded yet");
     }
     for sample in samples.iter().take(most) {
         output.data("")?;

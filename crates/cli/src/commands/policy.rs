@@ -22,9 +22,9 @@ pub(crate) fn open(source: &str, dtype: Option<Dtype>, output: Output) -> Result
             Some(dtype) => dtype,
             None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
-        return Policy::open(&checkpoint, compute).map_err(Failure::from_run);
+        return Policy::open(&checkpoint, dtype).map_err(Failure::from_run);
     }
-    Policy::resolve(source, compute.unwrap_or_default()).map_err(Failure::from_run)
+    Policy::resolve(source, dtype.unwrap_or_default()).map_err(Failure::from_run)
 }
 
 /// Returns a checkpoint of a run: the named one, by default the best, or the latest if there is no best.

@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &Report, output: Output) -> Result<(), Failure> {
         return output.json(&json!({"report": path, "written": written}));
     }
     for sentence in written.skipped.sentences() {
-        output.say(&format!("{}: {sentence}", output.paint(YELLOW, "warning")));
+        output.info(&format!("{}: {sentence}", output.paint(YELLOW, "warning")));
     }
     let state = match written.state {
         RunState::Finished => "the run is finished",

@@ -108,10 +108,10 @@ enum CheckError {
 }
 
 /// Bits of the log-probabilities of a sampled completion: as the sampler saw them, and as a packed forward pass does.
-fn sample_and_score(way: Way) -> Result<Bits, CheckError> {
-    let ctx = Ctx::with_isa(2, way.isa)?;
+fn sample_and_score(path: NumericPath) -> Result<Bits, CheckError> {
+    let ctx = Ctx::with_isa(2, path.isa)?;
     let mut config = tiny()?;
-    config.dtype = way.compute;
+    config.dtype = path.dtype;
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
     let engine = assembly::rollout_engine(&config, &ctx, &settings, None)?;
