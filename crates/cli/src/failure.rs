@@ -98,6 +98,7 @@ impl Failure {
             RunError::Store(error) => matches!(error, DirectoryInUse { .. } | NotARun { .. } | Locked { .. }),
             RunError::Model(error) => error.is_wrong_path(),
             RunError::Hub(error) => error.is_wrong_name(),
+            RunError::Data(error) => error.is_wrong_name(),
             _ => false,
         };
         if is_usage { Self::usage(error) } else { Self::failed(error) }

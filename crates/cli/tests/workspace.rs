@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "core",
     "algo",
     "ops",
+    "hub",
     "model",
     "text",
     "data",

@@ -94,7 +94,7 @@ pub(crate) struct RootKeys {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelKeys {
-    /// Hugging Face folder, or `organisation/name[@revision]` on the hub.
+    /// Hugging Face folder, or `organisation/name[@revision]` on the hub. A run records the commit.
     pub(crate) path: Option<String>,
     /// Architecture of a model initialised from scratch.
     pub(crate) new: Option<NewModel>,

@@ -1,6 +1,7 @@
 use std::fmt;
 
 use rloom_core::Task;
+use rloom_hub::Hub;
 use serde::{Deserialize, Serialize};
 
 use crate::generator::{Arithmetic, Countdown, Generator, Guess, Sorting};
@@ -44,12 +45,18 @@ enum Tasks {
 }
 
 impl Dataset {
-    /// Opens a split. `seed` determines the tasks of a generator and their order; files do not use it.
+    /// Opens a split. `seed` determines the tasks of a generator and their order; files do not use it. Data sets on a hub come
+    /// from the one that the environment selects.
     pub fn open(settings: &DataSettings, split: Split, seed: u64) -> Result<Self, DataError> {
+        Self::open_with(settings, split, seed, &Hub::from_env())
+    }
+
+    /// Opens a split as [`Dataset::open`] does, with data sets from the given hub.
+    pub fn open_with(settings: &DataSettings, split: Split, seed: u64, hub: &Hub) -> Result<Self, DataError> {
         settings.validate()?;
         let format = &settings.prompt_format;
         let generator = match &settings.source {
-            Source::Files(files) => return Self::new(Tasks::Rows(files.read(format, split)?), split),
+            Source::Files(files) => return Self::new(Tasks::Rows(files.read(format, split, hub)?), split),
             Source::Arithmetic(s) => Generator::Arithmetic(Arithmetic::new(s, split, seed)?),
             Source::Countdown(s) => Generator::Countdown(Countdown::new(s, split, seed)?),
             Source::Guess(s) => Generator::Guess(Guess::new(s, split, seed)?),

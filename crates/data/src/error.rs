@@ -3,6 +3,7 @@ use std::path::PathBuf;
 
 use parquet::errors::ParquetError;
 use rloom_core::{SettingError, SettingProblem};
+use rloom_hub::HubError;
 use serde_json::Value;
 
 use crate::Split;
@@ -83,6 +84,10 @@ impl fmt::Display for JsonType {
 /// Data or data settings that cannot be used.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum DataError {
+    /// A data set on a hub that cannot be resolved or downloaded.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Hub(#[from] HubError),
     /// An error of the operating system.
     #[error("cannot read {}: {source}", path.display())]
     Io {
@@ -229,6 +234,13 @@ pub enum DataError {
         /// Number of attempts.
         attempts: u64,
     },
+}
+
+impl DataError {
+    /// True if the name of a data set on a hub is wrong (a usage error).
+    pub fn is_wrong_name(&self) -> bool {
+        matches!(self, Self::Hub(error) if error.is_wrong_name())
+    }
 }
 
 /// The reasons for which a field cannot be used.

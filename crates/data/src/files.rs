@@ -1,65 +1,16 @@
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rloom_core::{Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use rloom_hub::{DefaultSplit, Hub};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::paths::FORMATS;
 use crate::record::FieldMapping;
-use crate::{DataError, DataSettingProblem, Location, PromptFormat, Split, jsonl, parquet_rows};
-
-/// One path, or a list of paths that are read in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Paths(pub Vec<PathBuf>);
-
-impl Serialize for Paths {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0.as_slice() {
-            [one] => one.serialize(serializer),
-            many => many.serialize(serializer),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Paths {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMany;
-        impl<'de> Visitor<'de> for OneOrMany {
-            type Value = Paths;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path or a list of paths")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Paths, E> {
-                Ok(Paths(vec![path.into()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut paths: A) -> Result<Paths, A::Error> {
-                let mut all = Vec::new();
-                while let Some(path) = paths.next_element::<PathBuf>()? {
-                    all.push(path);
-                }
-                Ok(Paths(all))
-            }
-        }
-        deserializer.deserialize_any(OneOrMany)
-    }
-}
-
-/// A string, or an array of strings.
-impl JsonSchema for Paths {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Paths".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let (one, many) = (generator.subschema_for::<String>(), generator.subschema_for::<Vec<String>>());
-        schemars::json_schema!({ "anyOf": [one, many] })
-    }
-}
+use crate::{
+    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_rows,
+};
 
 /// Tasks from files.
 ///
@@ -69,10 +20,10 @@ impl JsonSchema for Paths {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
-    /// Data files (`.jsonl`, `.parquet`), or folders whose data files are read in the order of their names. One path or a
-    /// list of paths.
+    /// Data files (`.jsonl`, `.parquet`), folders whose data files are read in the order of their names, or splits of data
+    /// sets on the hub: `hf:organisation/name[/subset][:split][@revision]`. One path or a list of paths.
     pub path: Paths,
-    /// Data files or folders of the held-out split.
+    /// Data files, folders or data sets on the hub that contain the held-out split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<Paths>,
     /// Minimum number of rows of `path` to hold out, instead of `eval_path`. A fixed hash of the prompts selects them, so
@@ -118,7 +69,7 @@ impl FileSettings {
     /// Rows of `path` with default settings.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
-            path: Paths(vec![path.into()]),
+            path: Paths(vec![DataPath::Local(path.into())]),
             eval_path: None,
             eval_rows: None,
             limit: None,
@@ -152,14 +103,28 @@ impl FileSettings {
         Ok(())
     }
 
+    /// Replaces the revisions of data sets on a hub with their commits.
+    pub(crate) fn pin(&mut self, hub: &Hub) -> Result<(), DataError> {
+        self.path.pin(hub, TRAIN_SPLIT)?;
+        self.eval_path.as_mut().map_or(Ok(()), |paths| paths.pin(hub, EVAL_SPLIT))
+    }
+
     /// Reads the rows of one split.
-    pub(crate) fn read(&self, format: &PromptFormat, split: Split) -> Result<Vec<Task>, DataError> {
+    pub(crate) fn read(
+        &self,
+        format: &PromptFormat,
+        split: Split,
+        hub: &Hub,
+    ) -> Result<Vec<Task>, DataError> {
+        let train_files = || list_files(&self.path, hub, TRAIN_SPLIT);
         match (split, &self.eval_path, self.eval_rows) {
-            (Split::Eval, Some(paths), _) => self.read_paths(paths, format, split, None),
+            (Split::Eval, Some(paths), _) => {
+                self.read_files(list_files(paths, hub, EVAL_SPLIT)?, format, split, None)
+            }
             (Split::Eval, None, None) => Err(DataError::NoHeldOut),
-            (_, _, None) => self.read_paths(&self.path, format, split, self.limit),
+            (_, _, None) => self.read_files(train_files()?, format, split, self.limit),
             (_, _, Some(wanted)) => {
-                let all = self.read_paths(&self.path, format, split, self.limit)?;
+                let all = self.read_files(train_files()?, format, split, self.limit)?;
                 let held_out = hold_out(&all, wanted)?;
                 let rows = all.into_iter().zip(held_out).filter(|&(_, out)| out == (split == Split::Eval));
                 Ok(rows.map(|(task, _)| task).collect())
@@ -167,16 +132,16 @@ impl FileSettings {
         }
     }
 
-    fn read_paths(
+    fn read_files(
         &self,
-        paths: &Paths,
+        files: Vec<PathBuf>,
         format: &PromptFormat,
         split: Split,
         limit: Option<u64>,
     ) -> Result<Vec<Task>, DataError> {
         let limit = limit.unwrap_or(u64::MAX);
         let mut tasks = Vec::new();
-        for file in list_files(paths)? {
+        for file in files {
             if tasks.len() as u64 >= limit {
                 break;
             }
@@ -197,6 +162,11 @@ impl FileSettings {
         Ok(tasks)
     }
 }
+
+/// Split of a data set on a hub that `path` reads if none is given.
+const TRAIN_SPLIT: DefaultSplit = DefaultSplit::Train;
+/// Split that `eval_path` reads: it must be given, because training data would be held out otherwise.
+const EVAL_SPLIT: DefaultSplit = DefaultSplit::Required;
 
 /// Receives the rows of a file; returns false to stop reading.
 pub(crate) type RowSink<'a> = dyn FnMut(Location, Map<String, Value>) -> Result<bool, DataError> + 'a;
@@ -224,11 +194,18 @@ fn format_of(path: &Path) -> Option<Format> {
     }
 }
 
-/// The files of `paths`. The data files of a folder are sorted by name, so that the order of rows does not depend on
-/// the file system.
-fn list_files(paths: &Paths) -> Result<Vec<PathBuf>, DataError> {
+/// The files of `paths`; those on a hub are downloaded. The data files of a folder are sorted by name, so that the order of
+/// rows does not depend on the file system.
+fn list_files(paths: &Paths, hub: &Hub, default: DefaultSplit) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in &paths.0 {
+        let path = match path {
+            DataPath::Local(path) => path,
+            DataPath::Hub(dataset) => {
+                files.append(&mut hub.dataset_files(dataset, default, &FORMATS)?);
+                continue;
+            }
+        };
         let io = |source| DataError::Io { path: path.clone(), source };
         if !std::fs::metadata(path).map_err(io)?.is_dir() {
             files.push(path.clone());

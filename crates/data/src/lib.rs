@@ -1,6 +1,6 @@
 //! Tasks from files and generators, and the order in which a run uses them.
 //!
-//! [`DataSettings`] selects a source: files (JSONL or Parquet) or a built-in generator. [`Dataset::open`] returns the
+//! [`DataSettings`] selects a source: files (JSONL or Parquet, local or on a hub) or a built-in generator. [`Dataset::open`] returns the
 //! tasks of one [`Split`], numbered from 0; [`Cursor`] maps positions to these numbers, epoch after epoch. Generators and
 //! orders are pure functions of (seed, position), without state that would have to be replayed on resume.
 //!
@@ -14,6 +14,7 @@ mod files;
 mod generator;
 mod jsonl;
 mod parquet_rows;
+mod paths;
 mod permutation;
 mod prompt_format;
 mod record;
@@ -22,11 +23,12 @@ mod settings;
 pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};
 pub use dataset::{Dataset, Split};
 pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
-pub use files::{FileSettings, Paths};
+pub use files::FileSettings;
 pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
     SortingSettings, Style, Wording,
 };
+pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
 pub use settings::{DataSettings, Source};
 

@@ -1,3 +1,4 @@
+use rloom_hub::Hub;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
@@ -79,6 +80,15 @@ impl DataSettings {
             Source::Countdown(s) => s.validate(),
             Source::Guess(s) => s.validate(),
             Source::Sorting(s) => s.validate(),
+        }
+    }
+
+    /// Replaces the revisions of data sets on a hub with their commits, so that later runs read the same rows. Checks that
+    /// the splits exist; downloads no data.
+    pub fn pin(&mut self, hub: &Hub) -> Result<(), DataError> {
+        match &mut self.source {
+            Source::Files(files) => files.pin(hub),
+            _ => Ok(()),
         }
     }
 

@@ -159,7 +159,7 @@ fn several_files_and_folders_are_read_in_order() {
         std::fs::write(inside.join(name), row(name)).unwrap();
     }
     let mut settings = FileSettings::new(&first);
-    settings.path = Paths(vec![first, inside]);
+    settings.path = Paths(vec![first.into(), inside.into()]);
     let names = |settings: &FileSettings| -> Vec<String> {
         open(settings.clone(), Split::Train).unwrap().iter().map(|t| text(t).to_owned()).collect()
     };
@@ -195,7 +195,7 @@ fn held_out_tasks_can_be_in_a_separate_file() {
     let mut settings = FileSettings::new(folder.file("train.jsonl", "{\"prompt\":\"a\",\"answer\":\"1\"}"));
     assert!(matches!(open(settings.clone(), Split::Eval), Err(DataError::NoHeldOut)));
     settings.eval_path =
-        Some(Paths(vec![folder.file("test.jsonl", "{\"question\":\"b\",\"answer\":\"2\"}")]));
+        Some(Paths(vec![folder.file("test.jsonl", "{\"question\":\"b\",\"answer\":\"2\"}").into()]));
     assert_eq!(text(&open(settings.clone(), Split::Eval).unwrap()[0]), "b");
     assert_eq!(text(&open(settings, Split::Train).unwrap()[0]), "a");
 }
@@ -299,7 +299,7 @@ fn the_gsm8k_dataset_is_read() {
         return;
     }
     let mut settings = FileSettings::new(folder.join("train.jsonl"));
-    settings.eval_path = Some(Paths(vec![folder.join("test.jsonl")]));
+    settings.eval_path = Some(Paths(vec![folder.join("test.jsonl").into()]));
     for (split, rows) in [(Split::Train, 7473), (Split::Demonstration, 7473), (Split::Eval, 1319)] {
         let tasks = open(settings.clone(), split).unwrap();
         assert_eq!(tasks.len(), rows);

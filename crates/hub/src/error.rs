@@ -3,28 +3,31 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::reference::{Repository, RepositoryKind};
+use crate::reference::RepositoryKind;
 
 /// A model or data set that cannot be resolved by its name.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
     /// The path is a file.
-    #[error("{}: not a folder\nhint: give the folder that contains config.json", path.display())]
+    #[error("{}: not a folder", path.display())]
+    #[diagnostic(help("give the folder that contains config.json"))]
     NotAFolder {
         /// The file.
         path: PathBuf,
     },
     /// The name is neither a folder nor a hub model.
-    #[error(
-        "{source_name}: no such folder\nhint: a model is a local folder or `organisation/name`, with `@revision` for a branch, tag or commit"
-    )]
+    #[error("{source_name}: no such folder")]
+    #[diagnostic(help(
+        "a model is a local folder or `organisation/name`, with `@revision` for a branch, tag or commit"
+    ))]
     Name {
         /// The name given.
         source_name: String,
     },
     /// The cache does not contain the repository, and no network may be used.
-    #[error("{id}: not in the cache {}, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE to download it", cache.display())]
+    #[error("{id}: not in the cache {}, and HF_HUB_OFFLINE is set", cache.display())]
+    #[diagnostic(help("unset HF_HUB_OFFLINE to download it"))]
     Offline {
         /// The repository and revision, or a file.
         id: String,
@@ -32,10 +35,11 @@ pub enum HubError {
         cache: PathBuf,
     },
     /// The hub does not have the repository.
-    #[error("{id}: {endpoint} has no such {} or revision\nhint: {}", repository.kind, missing_hint(*with_token, repository.kind))]
+    #[error("{id}: {endpoint} has no such {kind} or revision")]
+    #[diagnostic(help("{}", missing_hint(*with_token, *kind)))]
     NotFound {
-        /// The repository.
-        repository: Repository,
+        /// Model or data set.
+        kind: RepositoryKind,
         /// The repository and revision, or a file.
         id: String,
         /// The hub.
@@ -44,7 +48,8 @@ pub enum HubError {
         with_token: bool,
     },
     /// The hub denies access to this user.
-    #[error("{id}: {endpoint} denies access (status {status})\nhint: {}", access_hint(*with_token))]
+    #[error("{id}: {endpoint} denies access (status {status})")]
+    #[diagnostic(help("{}", access_hint(*with_token)))]
     Denied {
         /// The repository and revision, or a file.
         id: String,
@@ -56,9 +61,8 @@ pub enum HubError {
         with_token: bool,
     },
     /// The hub cannot be reached.
-    #[error(
-        "{id}: cannot reach {endpoint}: {source}\nhint: check the network and HF_ENDPOINT, or give a local path"
-    )]
+    #[error("{id}: cannot reach {endpoint}: {source}")]
+    #[diagnostic(help("check the network and HF_ENDPOINT, or give a local path"))]
     Unreachable {
         /// The repository and revision.
         id: String,
@@ -68,7 +72,8 @@ pub enum HubError {
         source: TransferError,
     },
     /// The hub returned an unexpected status.
-    #[error("{id}: {endpoint} returned status {status}\nhint: try again later")]
+    #[error("{id}: {endpoint} returned status {status}")]
+    #[diagnostic(help("try again later"))]
     Status {
         /// The repository and revision, or a file.
         id: String,
@@ -78,9 +83,8 @@ pub enum HubError {
         status: u16,
     },
     /// The hub's list of files is invalid.
-    #[error(
-        "{id}: {endpoint} returned an invalid list of files: {source}\nhint: check that HF_ENDPOINT is the address of a hub"
-    )]
+    #[error("{id}: {endpoint} returned an invalid list of files: {source}")]
+    #[diagnostic(help("check that HF_ENDPOINT is the address of a hub"))]
     Listing {
         /// The repository and revision.
         id: String,
@@ -90,9 +94,8 @@ pub enum HubError {
         source: ListingError,
     },
     /// A file is of another commit than the one requested.
-    #[error(
-        "{id}: {endpoint} returned the file of commit {actual}\nhint: check that HF_ENDPOINT is the address of a hub"
-    )]
+    #[error("{id}: {endpoint} returned the file of commit {actual}")]
+    #[diagnostic(help("check that HF_ENDPOINT is the address of a hub"))]
     Commit {
         /// The file.
         id: String,
@@ -102,7 +105,8 @@ pub enum HubError {
         actual: String,
     },
     /// A file has no identifier under which it can be cached.
-    #[error("{id}: {endpoint} returned no etag\nhint: check that HF_ENDPOINT is the address of a hub")]
+    #[error("{id}: {endpoint} returned no etag")]
+    #[diagnostic(help("check that HF_ENDPOINT is the address of a hub"))]
     NoEtag {
         /// The file.
         id: String,
@@ -110,9 +114,8 @@ pub enum HubError {
         endpoint: String,
     },
     /// The model has no supported files.
-    #[error(
-        "{id}: has no {missing}\nhint: only models with config.json and safetensors weights can be opened"
-    )]
+    #[error("{id}: has no {missing}")]
+    #[diagnostic(help("only models with config.json and safetensors weights can be opened"))]
     NotAModel {
         /// The model.
         id: String,
@@ -120,9 +123,8 @@ pub enum HubError {
         missing: &'static str,
     },
     /// A download was interrupted too often.
-    #[error(
-        "{id}: the download of {file} was interrupted {attempts} times, last at byte {at}: {source}\nhint: run again to resume it"
-    )]
+    #[error("{id}: the download of {file} was interrupted {attempts} times, last at byte {at}: {source}")]
+    #[diagnostic(help("run again to resume it"))]
     Interrupted {
         /// The repository and revision.
         id: String,
@@ -136,9 +138,8 @@ pub enum HubError {
         source: TransferError,
     },
     /// The size of a file differs from the hub's.
-    #[error(
-        "{id}: {file} has {actual} bytes, the hub lists {expected}\nhint: the partial file was removed; run again"
-    )]
+    #[error("{id}: {file} has {actual} bytes, the hub lists {expected}")]
+    #[diagnostic(help("the partial file was removed; run again"))]
     Size {
         /// The repository and revision.
         id: String,
@@ -150,9 +151,8 @@ pub enum HubError {
         actual: u64,
     },
     /// The checksum of a file differs from the hub's.
-    #[error(
-        "{id}: {file} has SHA-256 {actual}, the hub lists {expected}\nhint: the damaged file was removed; run again"
-    )]
+    #[error("{id}: {file} has SHA-256 {actual}, the hub lists {expected}")]
+    #[diagnostic(help("the damaged file was removed; run again"))]
     Checksum {
         /// The repository and revision.
         id: String,
@@ -164,16 +164,15 @@ pub enum HubError {
         actual: String,
     },
     /// Another process is downloading the same file and makes no progress.
-    #[error(
-        "{}: another process holds this lock and makes no progress\nhint: wait until it has finished, or stop it",
-        path.display()
-    )]
+    #[error("{}: another process holds this lock and makes no progress", path.display())]
+    #[diagnostic(help("wait until it has finished, or stop it"))]
     Busy {
         /// The lock file.
         path: PathBuf,
     },
     /// The data set has no such subset, or several and none was given.
-    #[error("{dataset}: {}; available: {}\nhint: write `hf:{dataset}/<subset>`", choice("subset", requested.as_deref()), quoted(available))]
+    #[error("{dataset}: {}; available: {}", choice("subset", requested.as_deref()), quoted(available))]
+    #[diagnostic(help("write `hf:{dataset}/<subset>`"))]
     Subset {
         /// The data set.
         dataset: String,
@@ -183,7 +182,8 @@ pub enum HubError {
         available: Vec<String>,
     },
     /// The data set has no such split, or several and none was given.
-    #[error("{dataset}: {}; available: {}\nhint: write `hf:{dataset}:<split>`", choice("split", requested.as_deref()), quoted(available))]
+    #[error("{dataset}: {}; available: {}", choice("split", requested.as_deref()), quoted(available))]
+    #[diagnostic(help("write `hf:{dataset}:<split>`"))]
     Split {
         /// The data set, with its subset.
         dataset: String,
@@ -193,7 +193,8 @@ pub enum HubError {
         available: Vec<String>,
     },
     /// The data set has no files in a supported format, nor a converted branch.
-    #[error("{dataset}: no data files that can be read{}\nhint: {}", found_formats(found), unreadable_hint(*converted))]
+    #[error("{dataset}: no data files that can be read{}", found_formats(found))]
+    #[diagnostic(help("{}", unreadable_hint(*converted)))]
     NoData {
         /// The data set.
         dataset: String,
@@ -203,9 +204,8 @@ pub enum HubError {
         converted: bool,
     },
     /// The header of the data set's README.md is invalid.
-    #[error(
-        "{dataset}: cannot read the header of README.md: {source}\nhint: give the files' folder as the subset, or download them"
-    )]
+    #[error("{dataset}: cannot read the header of README.md: {source}")]
+    #[diagnostic(help("download the files and give their path"))]
     Card {
         /// The data set.
         dataset: String,
@@ -213,7 +213,8 @@ pub enum HubError {
         source: CardError,
     },
     /// Some of the files are missing from the cache, and the hub cannot be reached.
-    #[error("{id}: the cache has only some of its files; {file} is missing\nhint: run again with network")]
+    #[error("{id}: the cache has only some of its files; {file} is missing")]
+    #[diagnostic(help("run again with network"))]
     Incomplete {
         /// The repository.
         id: String,

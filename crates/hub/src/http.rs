@@ -125,11 +125,10 @@ impl Client {
         // The public hub does not tell anonymous users whether a repository is private or does not exist.
         let is_missing =
             matches!(header(response, "x-error-code"), Some("RepoNotFound" | "RevisionNotFound"));
+        let kind = repository.kind;
         match response.status().as_u16() {
-            404 => HubError::NotFound { repository: repository.clone(), id, endpoint, with_token },
-            401 if is_missing => {
-                HubError::NotFound { repository: repository.clone(), id, endpoint, with_token }
-            }
+            404 => HubError::NotFound { kind, id, endpoint, with_token },
+            401 if is_missing => HubError::NotFound { kind, id, endpoint, with_token },
             status @ (401 | 403) => HubError::Denied { id, endpoint, status, with_token },
             status => HubError::Status { id, endpoint, status },
         }

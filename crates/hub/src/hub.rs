@@ -1,8 +1,9 @@
 //! A hub and its cache.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cache::RepositoryCache;
 use crate::http::{AttemptError, Client, is_transient};
@@ -16,6 +17,8 @@ pub struct Hub {
     pub(crate) options: HubOptions,
     pub(crate) client: Client,
     observer: Option<Observer>,
+    /// Commits of the revisions that were looked up: one `Hub` sees a branch at one commit.
+    commits: Mutex<BTreeMap<String, String>>,
 }
 
 type Observer = Arc<dyn Fn(&HubEvent<'_>) + Send + Sync>;
@@ -74,7 +77,7 @@ impl Snapshot {
 impl Hub {
     /// A hub with the given options.
     pub fn new(options: HubOptions) -> Self {
-        Self { client: Client::new(&options), options, observer: None }
+        Self { client: Client::new(&options), options, observer: None, commits: Mutex::default() }
     }
 
     /// The hub that the environment selects; see [`HubOptions::from_env`].
@@ -95,7 +98,7 @@ impl Hub {
     }
 
     /// Commit and files of a revision. A commit whose files were listed before needs no network; a branch or tag is looked
-    /// up each time, and taken from the cache if the hub cannot be reached.
+    /// up once, and taken from the cache if the hub cannot be reached.
     pub(crate) fn snapshot(
         &self,
         repository: &Repository,
@@ -110,9 +113,10 @@ impl Hub {
             cache: cache.clone(),
             is_partial,
         };
-        if is_commit(revision)
-            && let Some(listing) = cache.listing(revision)
-        {
+        let key = format!("{}@{revision}", repository.api_path());
+        let known = || self.commits.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let commit = if is_commit(revision) { Some(revision.to_owned()) } else { known() };
+        if let Some(listing) = commit.and_then(|commit| cache.listing(&commit)) {
             return Ok(snapshot(listing, false));
         }
         let cached = || {
@@ -130,6 +134,8 @@ impl Hub {
             Ok(listing) => {
                 cache.set_commit(revision, &listing.commit)?;
                 cache.record(&listing)?;
+                let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+                commits.insert(key, listing.commit.clone());
                 Ok(snapshot(listing, false))
             }
             Err(error @ HubError::Unreachable { .. }) => {

@@ -19,7 +19,6 @@ mod forward;
 mod generation;
 mod gradients;
 mod heads;
-pub mod hub;
 mod layer;
 mod model;
 mod optimizer;

@@ -46,7 +46,8 @@ pub enum RunError {
     ModelConfig(#[from] rloom_model::ConfigError),
     /// The model could not be downloaded.
     #[error(transparent)]
-    Hub(#[from] rloom_model::hub::HubError),
+    #[diagnostic(transparent)]
+    Hub(#[from] rloom_hub::HubError),
     /// The tokenizer could not be opened, built or written.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -7,6 +7,7 @@ pub mod assembly;
 mod error;
 mod evaluate;
 pub mod lineage;
+mod pin;
 mod policy;
 mod rebuild;
 mod recorded;

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rloom_config::{Config, ModelSource};
-use rloom_model::{Dtype, GenerationConfig, Model, hub};
+use rloom_hub::{Hub, HubOptions};
+use rloom_model::{Dtype, GenerationConfig, Model};
 use rloom_store::checkpoint::Checkpoints;
 use rloom_text::Tokenizer;
 
@@ -32,7 +33,7 @@ impl Policy {
 
     /// Opens a local folder or a model of the hub.
     pub fn resolve(source: &str, dtype: Dtype) -> Result<Self, RunError> {
-        let folder = hub::resolve(source, &hub::HubOptions::from_env())?;
+        let folder = Hub::from_env().model(source)?;
         Self::open(&folder, dtype)
     }
 
@@ -70,7 +71,10 @@ pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
     }
     let config = Config::load(&[directory.join("config.toml")], &[] as &[&str]).ok()?;
     match &config.model {
-        ModelSource::Path(folder) => Tokenizer::load(Path::new(folder)).ok(),
+        ModelSource::Path(source) => {
+            let cache = Hub::new(HubOptions { offline: true, ..HubOptions::from_env() });
+            Tokenizer::load(&cache.model(source).ok()?).ok()
+        }
         ModelSource::New { tokenizer, .. } => Tokenizer::characters(tokenizer).ok(),
     }
 }

@@ -11,6 +11,7 @@ use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
 };
+use rloom_hub::Hub;
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
     Best, CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, verify,
@@ -21,6 +22,7 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::pin::pin;
 use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
 use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
@@ -47,8 +49,9 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// Starts a run in `config.run_directory()`.
+/// Starts a run in `config.run_directory()`. Models and data sets of a hub are pinned to their present commits.
 pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
+    let config = &pin(config, &Hub::from_env())?;
     let directory = create(config)?;
     attempt(&directory, observer, |events| {
         let (engines, inputs) = embedded(config)?;

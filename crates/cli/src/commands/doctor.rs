@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use rloom_model::hub::HubOptions;
+use rloom_hub::HubOptions;
 use rloom_ops::{Ctx, Isa};
 use serde::Serialize;
 
@@ -153,10 +153,15 @@ fn writable() -> Finding {
 
 fn hub() -> [Finding; 3] {
     let options = HubOptions::from_env();
-    let endpoint = match &options.endpoint {
-        Some(endpoint) => Finding::ok("hub", format!("HF_ENDPOINT is {endpoint}")),
-        None => Finding::ok("hub", "HF_ENDPOINT is not set: models are only read from local folders"),
+    let access = if options.offline { " (HF_HUB_OFFLINE is set: only the cache is read)" } else { "" };
+    let token = match (&options.token, std::env::var_os("HF_TOKEN")) {
+        (None, _) => "none",
+        (Some(_), Some(_)) => "HF_TOKEN is set",
+        (Some(_), None) => "read from the token file",
     };
-    let token = if options.token.is_some() { "HF_TOKEN is set" } else { "HF_TOKEN is not set" };
-    [endpoint, Finding::ok("hub token", token), Finding::ok("hub cache", options.cache.display().to_string())]
+    [
+        Finding::ok("hub", format!("{}{access}", options.endpoint)),
+        Finding::ok("hub token", token),
+        Finding::ok("hub cache", options.cache.display().to_string()),
+    ]
 }

@@ -38,10 +38,10 @@ impl Sandbox {
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rloom"));
         command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null());
-        for variable in ["NO_COLOR", "COLUMNS", "HF_TOKEN", "HF_ENDPOINT", "XDG_CACHE_HOME"] {
+        for variable in ["NO_COLOR", "COLUMNS", "HF_TOKEN", "HF_ENDPOINT", "HF_HOME", "XDG_CACHE_HOME"] {
             command.env_remove(variable);
         }
-        command.env("RLOOM_CACHE", "cache");
+        command.env("HF_HUB_CACHE", "cache").env("HF_HUB_OFFLINE", "1");
         command
     }
 

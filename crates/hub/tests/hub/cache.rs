@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rloom_hub::{DefaultSplit, Hub, HubOptions};
 
+use crate::said;
 use crate::server::{COMMIT, Faults, Repo, Server};
 
 pub(crate) const CARD: &[u8] =
@@ -104,10 +105,10 @@ fn a_cache_of_huggingface_hub_is_found() {
     let hub = Hub::new(options);
     let snapshot = |name: &str| cache.path().join(name).join("snapshots").join(COMMIT);
     fs::remove_file(snapshot("models--org--model").join("model.safetensors")).unwrap();
-    let error = hub.model("org/model").unwrap_err().to_string();
+    let error = said(&hub.model("org/model").unwrap_err());
     assert!(error.contains("model.safetensors is missing"), "{error}");
     fs::remove_file(snapshot("datasets--org--data").join("main/train-00000-of-00002.parquet")).unwrap();
     let dataset = "hf:org/data".parse().unwrap();
-    let error = hub.dataset_files(&dataset, DefaultSplit::Train, &["parquet"]).unwrap_err().to_string();
+    let error = said(&hub.dataset_files(&dataset, DefaultSplit::Train, &["parquet"]).unwrap_err());
     assert!(error.contains("main/train-00000-of-00002 is missing"), "{error}");
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_hub::{DatasetReference, DefaultSplit, Hub, HubError, HubOptions};
 
+use crate::said;
 use crate::server::{COMMIT, Faults, Repo, Server};
 
 const CONVERTED_COMMIT: &str = "fedcba9876543210fedcba9876543210fedcba98";
@@ -67,8 +68,8 @@ fn the_files_of_a_split_are_downloaded_in_order() {
     assert_eq!(server.downloads(), 4);
     let error = files(&hub, "hf:org/name:validation").unwrap_err();
     assert!(error.is_wrong_name(), "{error}");
-    assert!(error.to_string().contains("no split `validation`; available: `train`, `test`"), "{error}");
-    let error = files(&hub, "hf:org/nosuch").unwrap_err().to_string();
+    assert!(said(&error).contains("no split `validation`; available: `train`, `test`"), "{error}");
+    let error = said(&files(&hub, "hf:org/nosuch").unwrap_err());
     assert!(error.contains("no such data set or revision"), "{error}");
 }
 
@@ -123,14 +124,14 @@ fn unsupported_files_are_replaced_by_converted_ones() {
     let explicit = files(&hub, "hf:org/name/default:train@refs/convert/parquet").unwrap();
     assert_eq!(explicit, train);
     // The converted files are those of the main branch, not of a commit.
-    let error = files(&hub, &format!("hf:org/name@{COMMIT}")).unwrap_err().to_string();
+    let error = said(&files(&hub, &format!("hf:org/name@{COMMIT}")).unwrap_err());
     assert!(error.contains("no data files that can be read (found: `csv`)"), "{error}");
 
     let server = Server::start(&[(name, original)], Faults::default());
     let error =
         files(&Hub::new(server.options(tempfile::tempdir().unwrap().path())), "hf:org/name").unwrap_err();
     assert!(matches!(&error, HubError::NoData { converted: true, .. }), "{error}");
-    assert!(error.to_string().contains("the hub has no converted copy"), "{error}");
+    assert!(said(&error).contains("the hub has no converted copy"), "{error}");
 }
 
 #[test]
@@ -144,5 +145,16 @@ fn a_cached_data_set_needs_no_network() {
     assert_eq!(pinned(&offline, "hf:org/name").unwrap(), format!("hf:org/name@{COMMIT}"));
     let error = files(&offline, "hf:org/name:test").unwrap_err();
     assert!(matches!(error, HubError::Offline { .. }), "known, but not downloaded: {error}");
-    assert!(error.to_string().contains("main/test.jsonl"), "{error}");
+    assert!(said(&error).contains("main/test.jsonl"), "{error}");
+}
+
+/// Data sets that a run pins one after another are of the same commit, even if the branch moves on in between.
+#[test]
+fn a_branch_is_looked_up_once() {
+    let server = Server::start(&[("datasets/org/name", described())], Faults::default());
+    let cache = tempfile::tempdir().unwrap();
+    let hub = hub(&server, cache.path());
+    pinned(&hub, "hf:org/name").unwrap();
+    pinned(&hub, "hf:org/name/main:test").unwrap();
+    assert_eq!(server.count("/api/"), 1);
 }

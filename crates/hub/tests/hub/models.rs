@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rloom_hub::{Hub, HubError, HubEvent, HubOptions};
 
+use crate::said;
 use crate::server::{COMMIT, Faults, Repo, Server};
 
 const SIZE: usize = 94_904;
@@ -133,7 +134,7 @@ fn a_second_run_resumes_the_download() {
         let options = HubOptions { retries: u32::from(!ignores_ranges), ..server.options(cache.path()) };
         let error = model(&options).unwrap_err();
         assert!(matches!(&error, HubError::Interrupted { at: 50_000, .. }), "{error}");
-        assert!(error.to_string().contains("hint: run again"), "{error}");
+        assert!(said(&error).contains("hint: run again"), "{error}");
         let options = HubOptions { retries: 3, ..options };
         assert_eq!(downloaded_weights(&model(&options).unwrap()), weights());
     }
@@ -187,10 +188,10 @@ fn refusals_have_hints() {
     assert!(matches!(missing, HubError::NotFound { .. }), "{missing}");
     let missing = error(401, "RepoNotFound", None);
     assert!(matches!(missing, HubError::NotFound { .. }) && missing.is_wrong_name(), "{missing}");
-    assert!(missing.to_string().contains("for a private repository, set HF_TOKEN"), "{missing}");
-    let anonymous = error(401, "GatedRepo", None).to_string();
+    assert!(said(&missing).contains("for a private repository, set HF_TOKEN"), "{missing}");
+    let anonymous = said(&error(401, "GatedRepo", None));
     assert!(anonymous.contains("org/name@main") && anonymous.contains("set HF_TOKEN"), "{anonymous}");
-    let gated = error(403, "GatedRepo", Some("secret")).to_string();
+    let gated = said(&error(403, "GatedRepo", Some("secret")));
     assert!(gated.contains("terms are accepted") && !gated.contains("secret"), "{gated}");
     let busy = error(503, "", None);
     assert!(matches!(busy, HubError::Unreachable { .. }), "{busy}");
@@ -211,7 +212,7 @@ fn every_wait_has_a_timeout() {
         HubOptions { timeout: Duration::from_millis(100), retries: 0, ..server.options(cache.path()) };
     let error = model(&options).unwrap_err();
     assert!(matches!(error, HubError::Interrupted { .. }), "{error}");
-    assert!(error.to_string().contains("timeout"), "{error}");
+    assert!(said(&error).contains("timeout"), "{error}");
 }
 
 /// An address without a listener.
@@ -223,10 +224,10 @@ fn nowhere() -> String {
 fn hints_without_a_reachable_hub() {
     let cache = tempfile::tempdir().unwrap();
     let options = HubOptions { offline: true, ..HubOptions::new(cache.path().to_owned()) };
-    let error = model(&options).unwrap_err().to_string();
+    let error = said(&model(&options).unwrap_err());
     assert!(error.contains("unset HF_HUB_OFFLINE"), "{error}");
     let error = Hub::new(options.clone()).model("no-model").unwrap_err();
-    assert!(error.is_wrong_name() && error.to_string().contains("no-model: no such folder"), "{error}");
+    assert!(error.is_wrong_name() && said(&error).contains("no-model: no such folder"), "{error}");
     let file = cache.path().join("file");
     fs::write(&file, "").unwrap();
     let error = Hub::new(options).model(file.to_str().unwrap()).unwrap_err();
@@ -234,7 +235,7 @@ fn hints_without_a_reachable_hub() {
 
     let server = serve(single(), Faults::default());
     let unreachable = HubOptions { endpoint: nowhere(), retries: 0, ..server.options(cache.path()) };
-    let error = model(&unreachable).unwrap_err().to_string();
+    let error = said(&model(&unreachable).unwrap_err());
     assert!(error.contains("cannot reach") && error.contains("give a local path"), "{error}");
 }
 
@@ -300,7 +301,7 @@ fn redirects_are_limited() {
     let faults = Faults { renamed: vec![(org.clone(), new.clone()), (new, org)], ..Faults::default() };
     let server = serve(single(), faults);
     let cache = tempfile::tempdir().unwrap();
-    let error = model(&server.options(cache.path())).unwrap_err().to_string();
+    let error = said(&model(&server.options(cache.path())).unwrap_err());
     assert!(error.contains("more than 10 redirects"), "{error}");
     assert_eq!(server.count(""), 11, "without retries");
 }

@@ -9,7 +9,6 @@ mod decode;
 mod files;
 mod finite_differences;
 mod golden;
-mod hub;
 mod optimizer;
 mod reference;
 mod shared;

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use miette::Diagnostic as _;
 use serde::Deserialize;
 
 use super::super::card;
@@ -83,7 +84,10 @@ fn subsets_and_splits_are_listed_in_errors() {
                 - config_name: b\n---\n";
     let configs = card::configs(card).unwrap();
     let listing = listing(&["a/x.jsonl", "b/x.jsonl"]);
-    let error = |dataset| selected(&listing, &configs, dataset).unwrap_err().to_string();
+    let error = |dataset| {
+        let error = selected(&listing, &configs, dataset).unwrap_err();
+        format!("{error}\nhint: {}", error.help().unwrap())
+    };
     let hint = "hint: write `hf:org/name/<subset>`";
     assert_eq!(error(""), format!("org/name: several subsets; available: `a`, `b`\n{hint}"));
     assert_eq!(error("/c"), format!("org/name: no subset `c`; available: `a`, `b`\n{hint}"));
