@@ -6,9 +6,9 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 
-/// Stops a run on signals. The first Ctrl-C finishes the step and saves, the second stops at once, the third exits without
-/// waiting. SIGTERM and SIGHUP act as the first Ctrl-C, however often they arrive. A SIGHUP that is ignored (`nohup`)
-/// stays ignored.
+/// Stops a run on signals. The first Ctrl-C finishes the step and saves, the second stops at once, the third exits
+/// without waiting. SIGTERM and SIGHUP act as the first Ctrl-C, however often they arrive. A SIGHUP that is ignored
+/// (`nohup`) stays ignored.
 pub(crate) fn stop_on_signals(stop: &StopFlag, print: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));

@@ -7,7 +7,7 @@ use rloom_env::EnvError;
 use rloom_reward::RewardError;
 use rloom_text::TextError;
 
-/// Why an episode, a group or an evaluation failed.
+/// Error of an episode, a group or an evaluation.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
@@ -15,7 +15,7 @@ pub enum CollectError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Data(#[from] DataError),
-    /// The environment refused or failed.
+    /// The environment failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Environment(#[from] EnvError),
@@ -41,7 +41,7 @@ pub enum CollectError {
         /// Message of the panic.
         message: String,
     },
-    /// The tokens of a completion are no text.
+    /// The tokens of a completion cannot be decoded.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Text(#[from] TextError),

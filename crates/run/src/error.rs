@@ -5,7 +5,7 @@ use rloom_engine::{Form, RolloutError, TrainError};
 use rloom_stage::StageError;
 use rloom_store::StoreError;
 
-/// Why a sample cannot be generated again.
+/// Reason why a sample cannot be generated again.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRepeatable {
@@ -156,7 +156,7 @@ pub enum RunError {
         ticket: u64,
         /// Index in the group.
         sample: u32,
-        /// What there is instead, as a sentence.
+        /// The available samples, as a sentence.
         known: String,
     },
     /// The name of a whole group where one sample is needed.

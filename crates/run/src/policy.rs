@@ -1,4 +1,4 @@
-//! Policies as folders hold them.
+//! Policies in model folders.
 
 use std::path::Path;
 use std::sync::Arc;

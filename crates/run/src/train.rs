@@ -39,7 +39,7 @@ const SHOWN_SAMPLES: usize = 4;
 pub struct Summary {
     /// The run directory.
     pub directory: PathBuf,
-    /// Folder of the last checkpoint, which `transformers` opens as it is.
+    /// Folder of the last checkpoint, which `transformers` opens directly.
     pub model: Option<PathBuf>,
     /// The best version by held-out accuracy.
     pub best: Option<Best>,

@@ -51,7 +51,7 @@ pub enum ScenarioError {
     Distribution {
         /// Name of the field.
         name: &'static str,
-        /// What is wrong with it.
+        /// The violated rule.
         error: DistributionError,
     },
     /// A decoding rate that is not positive, or a table that is not ascending.

@@ -146,7 +146,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.save()
     }
 
-    /// Tells the scheduler that the version is saved, if it waits for that.
+    /// Reports to the scheduler that the version is saved, if it waits for that.
     pub(crate) fn checkpointed(&mut self, version: PolicyVersion) {
         if self.checkpoints.take_request() {
             let record = Record::Checkpointed { policy: self.context.policy, version };

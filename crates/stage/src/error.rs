@@ -235,7 +235,7 @@ pub enum StageError {
         stage: String,
         /// The current step.
         step: u64,
-        /// Who waits for what, and the state of every worker.
+        /// All waits, and the state of every worker.
         report: String,
         /// Time without progress in seconds.
         seconds: u64,
@@ -255,7 +255,7 @@ pub enum StageError {
         step: u64,
         /// Number of failed groups.
         failures: u64,
-        /// Why the last one failed.
+        /// Cause of the last failure.
         last: String,
         /// Its cause.
         #[diagnostic_source]

@@ -76,7 +76,7 @@ pub struct StageContext {
     pub groups_per_batch: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// How batches are trained; the filters and outcomes of groups follow from it.
+    /// Training on batches; determines the filters and outcomes of groups.
     pub training: BatchTrainer,
     /// Staleness, oversampling and the policy for weight updates.
     pub schedule: ScheduleSettings,

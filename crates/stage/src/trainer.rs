@@ -33,7 +33,7 @@ const PRM: &str = "trainer/prm";
 pub struct TrainerThread<T> {
     /// Policy, critic and process-reward model.
     pub models: Models<T>,
-    /// How a batch is trained.
+    /// Training on a batch.
     pub training: BatchTrainer,
     /// Learning-rate schedule and optimiser.
     pub optimizer: OptimizerSettings,
@@ -47,7 +47,7 @@ pub struct TrainerThread<T> {
     pub tokenizer: Arc<Tokenizer>,
     /// Writes published weights of older versions.
     pub writer: Arc<dyn PolicyWriter>,
-    /// Where checkpoints are written.
+    /// Folder of the checkpoints.
     pub checkpoints: Checkpoints,
     /// Lock of the run directory, held until the thread has ended: it may be writing a checkpoint.
     pub lock: Arc<File>,

@@ -71,12 +71,12 @@ fn check_memory(shape: &Shape, workloads: &[arguments::Workload]) -> Result<(), 
     let (needed, free) = (count::training_bytes(&shape.config), machine::free_memory());
     match free {
         Some(free) if trains && needed > free => Err(Failure::usage_text(format_args!(
-            "training shape {} takes more than {}, {} are free",
+            "training shape {} needs more than {} of memory; {} are free",
             shape.name,
             bytes(needed),
             bytes(free)
         ))
-        .hint("`rloom bench kernels decode` takes less, or take a smaller shape")),
+        .hint("use a smaller shape, or only measure `kernels` and `decode`, which need less")),
         _ => Ok(()),
     }
 }

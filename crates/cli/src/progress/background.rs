@@ -22,8 +22,8 @@ enum Item {
     End,
 }
 
-/// Shows a run on another thread: a terminal or a pipe that takes no more text does not stop training. Events that do not
-/// fit the queue are counted instead.
+/// Shows a run on another thread: a terminal or a pipe that takes no more text does not stop training. Events that do
+/// not fit the queue are counted instead.
 pub(crate) struct Display {
     items: SyncSender<Item>,
     ended: Receiver<()>,

@@ -20,7 +20,7 @@ pub(super) struct ContextFull {
     capacity: usize,
 }
 
-/// Why there is no next token.
+/// Error of sampling the next token.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(transparent)]

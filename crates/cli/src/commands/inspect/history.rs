@@ -9,10 +9,10 @@ use rloom_telemetry::{Event, EventLine, Metrics, Sample, SkippedLines, StageOutl
 use super::{Measured, Overview, StageOverview, checkpoints};
 use crate::failure::Failure;
 
-/// Largest number of warnings held and shown.
+/// Maximum number of warnings to store and show.
 const WARNINGS: usize = 100;
 
-/// What the events of a run say. Holds two numbers per step.
+/// Overview of a run, collected from its events. Stores two numbers per step.
 #[derive(Default)]
 pub(super) struct History {
     start: Option<Start>,

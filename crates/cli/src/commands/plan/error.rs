@@ -30,7 +30,7 @@ pub(crate) enum PlanError {
     UnknownProfile {
         /// Name given on the command line.
         name: String,
-        /// Why it cannot be read as a file.
+        /// Error of reading it as a file.
         error: io::Error,
     },
     /// The profile file is invalid.
@@ -38,7 +38,7 @@ pub(crate) enum PlanError {
     Profile {
         /// Name given on the command line.
         name: String,
-        /// What is wrong with it.
+        /// Cause.
         error: ProfileError,
     },
     /// A split that leaves no device for training, or too few for a replica.
