@@ -76,6 +76,7 @@ Examples:
   rloom train recipe.toml mine.toml --set trainer.learning_rate=1e-5 --set stage.rl.steps=20
   rloom train recipe.toml --dry-run
   rloom train --resume runs/arithmetic
+  rloom train --resume runs/arithmetic --set stage.rl.steps=500
 
 The first Ctrl-C finishes the current step and saves; the second stops at once. SIGTERM and SIGHUP act as the first.")]
 pub(crate) struct Train {
@@ -83,17 +84,24 @@ pub(crate) struct Train {
     #[arg(value_name = "FILE", required_unless_present = "resume", conflicts_with = "resume")]
     pub(crate) files: Vec<PathBuf>,
     /// Override a setting; may be repeated. A stage is addressed by its name.
-    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "resume")]
+    #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// Start a new run from this checkpoint of the run, such as rl-step-000125; the run stays as it is.
+    #[arg(long, value_name = "CHECKPOINT", requires = "resume")]
+    pub(crate) from: Option<String>,
     /// Name of the run and of its folder.
-    #[arg(long, value_name = "NAME", conflicts_with = "resume")]
+    #[arg(long, value_name = "NAME")]
     pub(crate) run_name: Option<String>,
     /// Print the resolved configuration and its resource estimate, then exit.
     #[arg(long, conflicts_with = "resume")]
     pub(crate) dry_run: bool,
-    /// Resume a run: its name under `runs`, or its folder.
+    /// Resume a run: its name under `runs`, or its folder. `--set` may change steps, learning rate, evaluation,
+    /// checkpoints, timeouts and threads.
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
+    /// Resume although data files have changed since the run started.
+    #[arg(long, requires = "resume")]
+    pub(crate) accept_changed_data: bool,
     /// Show a completion every N steps; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) show_every: u64,

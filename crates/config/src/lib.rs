@@ -29,6 +29,7 @@ pub mod reference;
 mod renamed;
 mod render;
 mod resolve;
+mod resume;
 mod schema;
 mod secret;
 mod section;
@@ -36,6 +37,7 @@ mod settings;
 
 pub use keep_rollouts::KeepRollouts;
 pub use problem::{Code, ConfigErrors, Label, Problem};
+pub use resume::{ChangeEffect, SettingChange, setting_changes};
 pub use rloom_sched::{OnFailure, Priority, ScheduleSettings};
 pub use schema::schema;
 pub use settings::{Config, EvalSettings, ModelSource, RunSettings, Stage, StageRollout, Start};

@@ -194,36 +194,36 @@ fn format_of(path: &Path) -> Option<Format> {
     }
 }
 
-/// The files of `paths`; those on a hub are downloaded. The data files of a folder are sorted by name, so that the order of
-/// rows does not depend on the file system.
+/// The files of `paths`; those on a hub are downloaded.
 fn list_files(paths: &Paths, hub: &Hub, default: DefaultSplit) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in &paths.0 {
-        let path = match path {
-            DataPath::Local(path) => path,
-            DataPath::Hub(dataset) => {
-                files.append(&mut hub.dataset_files(dataset, default, &FORMATS)?);
-                continue;
-            }
-        };
-        let io = |source| DataError::Io { path: path.clone(), source };
-        if !std::fs::metadata(path).map_err(io)?.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let mut entries = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(io)? {
-            let file = entry.map_err(io)?.path();
-            if format_of(&file).is_some() && file.is_file() {
-                entries.push(file);
-            }
-        }
-        if entries.is_empty() {
-            return Err(DataError::EmptyFolder { path: path.clone() });
-        }
-        entries.sort();
-        files.append(&mut entries);
+        files.append(&mut match path {
+            DataPath::Local(path) => local_files(path)?,
+            DataPath::Hub(dataset) => hub.dataset_files(dataset, default, &FORMATS)?,
+        });
     }
+    Ok(files)
+}
+
+/// A file, or the data files of a folder. They are sorted by name, so that the order of rows does not depend on the file
+/// system.
+pub(crate) fn local_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let io = |source| DataError::Io { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(io)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io)? {
+        let file = entry.map_err(io)?.path();
+        if format_of(&file).is_some() && file.is_file() {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        return Err(DataError::EmptyFolder { path: path.to_owned() });
+    }
+    files.sort();
     Ok(files)
 }
 

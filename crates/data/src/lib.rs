@@ -11,6 +11,7 @@ mod cursor;
 mod dataset;
 mod error;
 mod files;
+mod fingerprint;
 mod generator;
 mod jsonl;
 mod parquet_rows;
@@ -24,6 +25,7 @@ pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorIte
 pub use dataset::{Dataset, Split};
 pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
 pub use files::FileSettings;
+pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
     SortingSettings, Style, Wording,

@@ -56,7 +56,57 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Data(#[from] rloom_data::DataError),
-    /// The order of the data could not be built.
+    /// The configuration of a run could not be read.
+    #[error(transparent)]
+    Config(#[from] rloom_config::ConfigErrors),
+    /// Settings that a resumed run cannot change.
+    #[error("a resumed run cannot change these settings:\n  {}", refused.join("\n  "))]
+    #[diagnostic(help("start a new run, or resume without these changes"))]
+    CannotChange {
+        /// The changes, with reasons.
+        refused: Vec<String>,
+    },
+    /// A run without the checkpoint.
+    #[error("{} has no checkpoint `{name}`", run.display())]
+    #[diagnostic(help("it has {}", if available.is_empty() { "none".to_owned() } else { available.join(", ") }))]
+    NoCheckpoint {
+        /// The run directory.
+        run: PathBuf,
+        /// The requested checkpoint.
+        name: String,
+        /// Checkpoints of the run.
+        available: Vec<String>,
+    },
+    /// Fewer steps than a stage has done.
+    #[error("stage `{stage}` cannot have {steps} steps: {done} are trained")]
+    #[diagnostic(help(
+        "only the stage of the newest checkpoint and later ones can get other numbers of steps"
+    ))]
+    StepsAreDone {
+        /// The stage.
+        stage: String,
+        /// Requested number of steps.
+        steps: u64,
+        /// Steps that are done.
+        done: String,
+    },
+    /// The data of a resumed run has changed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    DataChanged {
+        /// The difference.
+        change: rloom_data::DataChange,
+    },
+    /// The record of the run's data cannot be read or written.
+    #[error("{} cannot be read or written: {source}", path.display())]
+    #[diagnostic(help("remove the file to record the present data as that of the run"))]
+    DataRecord {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+    /// The order of the data could not be built, or has changed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Cursor(#[from] rloom_data::CursorError),

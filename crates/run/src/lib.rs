@@ -4,6 +4,7 @@
 //! engines; [`assembly`] is the one place that names the embedded ones.
 
 pub mod assembly;
+mod data_record;
 mod error;
 mod evaluate;
 pub mod lineage;
@@ -12,6 +13,7 @@ mod policy;
 mod rebuild;
 mod recorded;
 mod replay;
+mod resume;
 mod runtime;
 mod stage_setup;
 mod train;
@@ -22,9 +24,10 @@ pub use policy::Policy;
 pub use rebuild::Origin;
 pub use recorded::FoundIn;
 pub use replay::{Difference, Replay, Verdict, replay, replay_on};
+pub use resume::{ResumeOptions, fork, resume};
 pub use rloom_stage::{StageError, StopFlag};
 pub use stage_setup::{EpisodeHook, RunInputs};
-pub use train::{Summary, resume, train, train_on};
+pub use train::{Summary, train, train_on};
 
 use rloom_ops::Ctx;
 

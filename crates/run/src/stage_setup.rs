@@ -105,27 +105,28 @@ impl RunInputs {
         Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
     }
 
-    /// The source of a stage's groups.
+    /// The source of a stage's groups, and the order of its tasks.
     pub(crate) fn source<R: RolloutEngine>(
         &self,
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<R>>,
-    ) -> Result<GroupSource<R>, RunError> {
+    ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
         let open = |split| Dataset::open(&stage.data, split, seed);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
             let cursor = cursor(&dataset)?;
-            return Ok(GroupSource::Demonstrations(DemonstrationSource {
+            let source = GroupSource::Demonstrations(DemonstrationSource {
                 dataset,
-                cursor,
+                cursor: cursor.clone(),
                 tokenizer: Arc::clone(&self.tokenizer),
                 environment: stage.environment.environment(),
                 context: self.context,
                 timeout: Duration::from_secs_f64(RolloutSettings::default().timeout_seconds),
-            }));
+            });
+            return Ok((source, cursor));
         };
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
@@ -139,8 +140,8 @@ impl RunInputs {
             sampling: rollout.sampling.clone(),
             oldest_first: rollout.schedule.priority == Priority::Oldest,
         };
-        let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor, settings);
-        Ok(GroupSource::Rollouts(Arc::new(runner)))
+        let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor.clone(), settings);
+        Ok((GroupSource::Rollouts(Arc::new(runner)), cursor))
     }
 
     /// The held-out evaluation. Its random streams belong to no stage, so that all evaluations share their noise.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Sampler};
-use rloom_config::{Config, Stage as StageConfig};
+use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
@@ -22,6 +22,7 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::data_record::DataRecord;
 use crate::pin::pin;
 use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
 use crate::{Policy, RunError, StopFlag, context, runtime};
@@ -51,25 +52,12 @@ pub struct Summary {
 
 /// Starts a run in `config.run_directory()`. Models and data sets of a hub are pinned to their present commits.
 pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
-    let config = &pin(config, &Hub::from_env())?;
+    let config = &with_absolute_paths(pin(config, &Hub::from_env())?)?;
     let directory = create(config)?;
     attempt(&directory, observer, |events| {
+        let data = DataRecord::open(&directory, config, false)?;
         let (engines, inputs) = embedded(config)?;
-        run(config, &directory, &engines, &inputs, events, stop)
-    })
-}
-
-/// Resumes the run in `path`, whose resolved configuration is `config`.
-pub fn resume(
-    path: &Path,
-    config: &Config,
-    observer: &mut dyn Observer,
-    stop: &StopFlag,
-) -> Result<Summary, RunError> {
-    let directory = RunDirectory::open(path)?;
-    attempt(&directory, observer, |events| {
-        let (engines, inputs) = embedded(config)?;
-        run(config, &directory, &engines, &inputs, events, stop)
+        run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
 
@@ -84,7 +72,10 @@ pub fn train_on<F: EngineFactory>(
     let path = config.run_directory();
     let directory =
         if path.join("config.toml").is_file() { RunDirectory::open(&path)? } else { create(config)? };
-    attempt(&directory, observer, |events| run(config, &directory, engines, inputs, events, stop))
+    attempt(&directory, observer, |events| {
+        let data = DataRecord::open(&directory, config, false)?;
+        run(config, &directory, engines, inputs, data, events, stop)
+    })
 }
 
 fn create(config: &Config) -> Result<RunDirectory, RunError> {
@@ -93,7 +84,22 @@ fn create(config: &Config) -> Result<RunDirectory, RunError> {
     Ok(directory)
 }
 
-fn embedded(config: &Config) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+/// Makes the paths of data files and of a local model independent of the working directory.
+fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
+    let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
+    for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
+        data.make_absolute()?;
+    }
+    if let ModelSource::Path(source) = &mut config.model
+        && Path::new(source).is_dir()
+        && let Ok(path) = std::path::absolute(&*source)
+    {
+        *source = path.display().to_string();
+    }
+    Ok(config)
+}
+
+pub(crate) fn embedded(config: &Config) -> Result<(EmbeddedEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
     let policy = Policy::initial(config)?;
     let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
@@ -101,7 +107,7 @@ fn embedded(config: &Config) -> Result<(EmbeddedEngines, RunInputs), RunError> {
 }
 
 /// Runs one attempt, and reports how it ended.
-fn attempt(
+pub(crate) fn attempt(
     directory: &RunDirectory,
     observer: &mut dyn Observer,
     run: impl FnOnce(&mut EventStream<'_>) -> Result<Summary, RunError>,
@@ -129,15 +135,16 @@ fn attempt(
     result
 }
 
-fn run<F: EngineFactory>(
+pub(crate) fn run<F: EngineFactory>(
     config: &Config,
     directory: &RunDirectory,
     engines: &F,
     inputs: &RunInputs,
+    data: DataRecord,
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
-    Run::start(config, directory, engines, inputs, events, stop)?.stages()
+    Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 
 /// One attempt at a run.
@@ -146,6 +153,7 @@ struct Run<'r, 's, F> {
     directory: &'r RunDirectory,
     engines: &'r F,
     inputs: &'r RunInputs,
+    data: DataRecord,
     events: &'r mut EventStream<'s>,
     stop: &'r StopFlag,
     checkpoints: Checkpoints,
@@ -170,6 +178,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         directory: &'r RunDirectory,
         engines: &'r F,
         inputs: &'r RunInputs,
+        data: DataRecord,
         events: &'r mut EventStream<'s>,
         stop: &'r StopFlag,
     ) -> Result<Self, RunError> {
@@ -194,6 +203,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             directory,
             engines,
             inputs,
+            data,
             events,
             stop,
             checkpoints,
@@ -350,7 +360,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        let source = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
+        let (source, cursor) = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
+        self.data.check_order(&stage.name, &cursor)?;
         let evaluator =
             match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
                 Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),

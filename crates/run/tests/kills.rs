@@ -28,7 +28,7 @@ use engines::factory::{FolderSampling, Parts};
 use engines::folder_sampler::FolderSampler;
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
-use rloom_run::{RunError, StopFlag, Summary, train_on};
+use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
 use rloom_store::faults::{Fault, FaultPlan, fast_parent, install, install_at};
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use tempfile::TempDir;
@@ -134,7 +134,7 @@ fn run(kind: &Kind, config: &Config, observer: &mut StopAfter, stop: &StopFlag) 
         let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
         train_on(config, &engines, &inputs, observer, stop)
     } else if exists {
-        rloom_run::resume(&directory, config, observer, stop)
+        rloom_run::resume(&directory, config, ResumeOptions::default(), observer, stop)
     } else {
         rloom_run::train(config, observer, stop)
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rloom_algo::{Algorithm, Method};
 use rloom_config::Config;
-use rloom_run::StopFlag;
+use rloom_run::{ResumeOptions, StopFlag};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 /// Rewards that need no skill, so that groups have contrast from the first step.
@@ -104,7 +104,14 @@ fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<B
     let stop = StopFlag::default();
     let summary = rloom_run::train(&interrupted, &mut StopEarly(stage, stop.clone()), &stop).unwrap();
     assert!(summary.interrupted, "{method}");
-    rloom_run::resume(&interrupted.run_directory(), &interrupted, &mut (), &StopFlag::default()).unwrap();
+    rloom_run::resume(
+        &interrupted.run_directory(),
+        &interrupted,
+        ResumeOptions::default(),
+        &mut (),
+        &StopFlag::default(),
+    )
+    .unwrap();
     assert!(files(&undisturbed) == files(&interrupted), "{method}: another result after a resume");
 
     let (again, steps) = (steps(&interrupted), steps(&undisturbed));

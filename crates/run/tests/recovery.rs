@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use miette::Diagnostic;
 use rloom_config::Config;
-use rloom_run::{RunError, StageError, StopFlag};
+use rloom_run::{ResumeOptions, RunError, StageError, StopFlag};
 use rloom_store::StoreError;
 use rloom_store::faults::{Fault, FaultPlan, install};
 use rloom_telemetry::{Event, EventLine, Observer, read_events};
@@ -29,7 +29,13 @@ fn undisturbed(overrides: &[&str]) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn resume(config: &Config) -> Result<rloom_run::Summary, RunError> {
-    rloom_run::resume(&config.run_directory(), config, &mut (), &StopFlag::default())
+    rloom_run::resume(
+        &config.run_directory(),
+        config,
+        ResumeOptions::default(),
+        &mut (),
+        &StopFlag::default(),
+    )
 }
 
 /// Requests a stop at an event.
@@ -142,7 +148,7 @@ fn damaged_checkpoints_of_stops_are_skipped() {
             let summary = if at == 5 {
                 rloom_run::train(&config, &mut observer, &stop).unwrap()
             } else {
-                rloom_run::resume(&run, &config, &mut observer, &stop).unwrap()
+                rloom_run::resume(&run, &config, ResumeOptions::default(), &mut observer, &stop).unwrap()
             };
             assert!(summary.interrupted, "{schedule:?}, {at}");
         }
@@ -159,7 +165,14 @@ fn damaged_checkpoints_of_stops_are_skipped() {
         let here = |line: &EventLine| {
             line.stage == "rl" && line.step == 12 && matches!(line.event, Event::Step { .. })
         };
-        let again = rloom_run::resume(&run, &config, &mut StopAt(here, stop.clone()), &stop).unwrap();
+        let again = rloom_run::resume(
+            &run,
+            &config,
+            ResumeOptions::default(),
+            &mut StopAt(here, stop.clone()),
+            &stop,
+        )
+        .unwrap();
         assert!(again.interrupted);
         // The records of that attempt are part of the history as well.
         damage();
@@ -269,7 +282,7 @@ fn telemetry_that_cannot_be_written_is_counted_and_does_not_stop_the_run() {
     std::fs::remove_file(run.join("events.jsonl")).unwrap();
     std::fs::create_dir(run.join("events.jsonl")).unwrap();
     let mut lost = Lost(0);
-    rloom_run::resume(&run, &config, &mut lost, &StopFlag::default()).unwrap();
+    rloom_run::resume(&run, &config, ResumeOptions::default(), &mut lost, &StopFlag::default()).unwrap();
     assert!(lost.0 > 0);
 }
 

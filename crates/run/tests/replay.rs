@@ -16,7 +16,8 @@ use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_run::lineage::{Fate, SampleName, lineage};
 use rloom_run::{
-    Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, RunError, StageError, StopFlag, Verdict,
+    Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, ResumeOptions, RunError, StageError,
+    StopFlag, Verdict,
 };
 use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::Value;
@@ -215,7 +216,14 @@ fn without_rollout_files_samples_and_batches_come_from_the_journal() {
     );
     // The finished stage before publishes the same weights, so the run resumes from its journal.
     let mut warnings = Warnings::default();
-    rloom_run::resume(&config.run_directory(), &config, &mut warnings, &StopFlag::default()).unwrap();
+    rloom_run::resume(
+        &config.run_directory(),
+        &config,
+        ResumeOptions::default(),
+        &mut warnings,
+        &StopFlag::default(),
+    )
+    .unwrap();
     assert!(warnings.0.is_empty(), "{:?}", warnings.0);
     assert_eq!(found.versions, BTreeMap::from([(2, Origin::Rebuilt { from: 0 })]));
 }

@@ -11,7 +11,7 @@ use rloom_config::Config;
 use rloom_core::{PolicyVersion, Trajectory};
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
-use rloom_run::StopFlag;
+use rloom_run::{ResumeOptions, StopFlag};
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 
 /// More steps, a checkpoint of each, and rewards that differ within groups.
@@ -200,7 +200,14 @@ fn interrupted(config: &Config, at: u64) {
 }
 
 fn resume(config: &Config) -> rloom_run::Summary {
-    rloom_run::resume(&config.run_directory(), config, &mut (), &StopFlag::default()).unwrap()
+    rloom_run::resume(
+        &config.run_directory(),
+        config,
+        ResumeOptions::default(),
+        &mut (),
+        &StopFlag::default(),
+    )
+    .unwrap()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_run::{RunError, StageError, StopFlag, Summary};
+use rloom_run::{ResumeOptions, RunError, StageError, StopFlag, Summary};
 use serde_json::json;
 
 use crate::arguments::Train;
@@ -17,9 +17,16 @@ use crate::signals::stop_on_signals;
 pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if let Some(run) = &arguments.resume {
         let directory = find_run(run)?;
-        let config = Config::load(&[directory.join("config.toml")], &[] as &[&str])?;
+        let config = Config::load(&[directory.join("config.toml")], &arguments.overrides)?;
+        let options = ResumeOptions { accept_changed_data: arguments.accept_changed_data };
+        if let Some(checkpoint) = &arguments.from {
+            let config = named(config, arguments.run_name.as_deref(), output);
+            return run_with_progress(arguments, output, |progress, stop| {
+                rloom_run::fork(&directory, checkpoint, &config, options, progress, stop)
+            });
+        }
         return run_with_progress(arguments, output, |progress, stop| {
-            rloom_run::resume(&directory, &config, progress, stop)
+            rloom_run::resume(&directory, &config, options, progress, stop)
         });
     }
     let mut overrides = arguments.overrides.clone();
@@ -27,21 +34,29 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         // A TOML literal string: the name is not interpreted.
         overrides.push(format!("run.name='{name}'"));
     }
-    let mut config = Config::load(&arguments.files, &overrides)?;
+    let config = Config::load(&arguments.files, &overrides)?;
     if arguments.dry_run {
         return dry_run(&config, output);
     }
-    if arguments.run_name.is_none() {
-        let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
-        if free != config.run.name {
-            output.info(&format!(
-                "the run is named `{free}` because `{}` exists",
-                config.run_directory().display()
-            ));
-            config.run.name = free;
-        }
-    }
+    let config = named(config, arguments.run_name.as_deref(), output);
     run_with_progress(arguments, output, |progress, stop| rloom_run::train(&config, progress, stop))
+}
+
+/// Gives the run a name that is free, unless the user has chosen one.
+fn named(mut config: Config, name: Option<&str>, output: Output) -> Config {
+    if let Some(name) = name {
+        name.clone_into(&mut config.run.name);
+        return config;
+    }
+    let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);
+    if free != config.run.name {
+        output.info(&format!(
+            "the run is named `{free}` because `{}` exists",
+            config.run_directory().display()
+        ));
+        config.run.name = free;
+    }
+    config
 }
 
 fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {

@@ -129,6 +129,23 @@ impl Checkpoints {
         written.map(|bytes| (folder, bytes))
     }
 
+    /// Copies a checkpoint of another run, after verifying it.
+    pub fn copy(&self, name: &CheckpointName, source: &Path) -> Result<PathBuf, StoreError> {
+        verify(source)?;
+        let content = FolderContent::read(source)?;
+        let copied = self.write(name, |folder| {
+            for relative in &content.folders {
+                disk::create_folder(AREA, &folder.join(relative))?;
+            }
+            for relative in content.files.iter().filter(|relative| *relative != manifest::FILE) {
+                let (from, to) = (source.join(relative), folder.join(relative));
+                fs::copy(&from, &to).map_err(|error| StoreError::io("copy", &from, error))?;
+            }
+            Ok::<_, StoreError>(())
+        });
+        copied.map(|(folder, _)| folder)
+    }
+
     /// Removes a checkpoint. Renames it first, so that an interruption leaves no incomplete checkpoint under its name.
     fn remove(&self, checkpoint: &Path) -> Result<(), StoreError> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();

@@ -178,6 +178,28 @@ impl Journal {
         Ok((Self { directory, stage, version: last, file, encoder, length, failure: None }, recovered))
     }
 
+    /// Discards what was recorded after `version` of a stage. The groups that were open then are kept. Segments are removed
+    /// from the last one on, so that an interrupted call leaves a shorter journal.
+    pub fn discard_after(directory: &Path, stage: u32, version: u64) -> Result<(), StoreError> {
+        let (segments, _) = Segment::list(directory)?;
+        for segment in segments.iter().rev().filter(|s| s.stage == stage && s.version > version) {
+            disk::remove_file(OPEN, &directory.join(segment.file()))?;
+        }
+        disk::sync_directory(OPEN, directory)?;
+        Self::copy_snapshot(directory, directory, stage, version)
+    }
+
+    /// Writes to the journal in `to` the groups that were open at `version` of a stage, without what was recorded after it.
+    /// Does nothing if the journal in `from` does not reach back to it.
+    pub fn copy_snapshot(from: &Path, to: &Path, stage: u32, version: u64) -> Result<(), StoreError> {
+        let first = Segment { stage, version };
+        if !from.join(first.file()).is_file() {
+            return Ok(());
+        }
+        let snapshot = read_chain(from, &[first])?.0.snapshot;
+        write_segment(OPEN, to, first, &snapshot, &mut new_encoder(to)?).map(drop)
+    }
+
     /// Starts a journal with an empty segment, after removing segments that do not follow from it.
     fn start(
         directory: &Path,

@@ -1,0 +1,113 @@
+//! Record of a run's data, by which a resumed run notices that the data has changed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rloom_config::Config;
+use rloom_data::{Cursor, CursorFingerprint, DataSettings, FileFingerprint, first_change};
+use rloom_store::directory::RunDirectory;
+use rloom_store::{StoreError, disk};
+use serde::{Deserialize, Serialize};
+
+use crate::RunError;
+
+/// Data of a run as its first attempt found it: `data.json` in the run directory.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recorded {
+    /// Files of each stage.
+    stages: BTreeMap<String, Vec<FileFingerprint>>,
+    /// Files of the held-out evaluation.
+    eval: Vec<FileFingerprint>,
+    /// Order of the tasks of each stage that has started.
+    orders: BTreeMap<String, CursorFingerprint>,
+}
+
+/// The record of a run's data, compared with the present data.
+#[derive(Debug)]
+pub(crate) struct DataRecord {
+    path: PathBuf,
+    recorded: Recorded,
+    accepts_changes: bool,
+}
+
+impl DataRecord {
+    /// Compares the data files with those that the run started with. Records them for a new run, and with
+    /// `accepts_changes`.
+    pub(crate) fn open(
+        directory: &RunDirectory,
+        config: &Config,
+        accepts_changes: bool,
+    ) -> Result<Self, RunError> {
+        let path = directory.path().join("data.json");
+        let present = fingerprints(config)?;
+        let recorded = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|source| RunError::DataRecord { path: path.clone(), source })?,
+            // A new run, or one of an earlier version.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => present.clone(),
+            Err(source) => return Err(StoreError::io("read", &path, source).into()),
+        };
+        if !accepts_changes {
+            check(&recorded, &present)?;
+        }
+        let record =
+            Self { path, recorded: Recorded { orders: recorded.orders, ..present }, accepts_changes };
+        record.write()?;
+        Ok(record)
+    }
+
+    /// Compares the order of a stage's tasks with that of an earlier attempt, or records it.
+    pub(crate) fn check_order(&mut self, stage: &str, cursor: &Cursor) -> Result<(), RunError> {
+        let found = cursor.fingerprint();
+        match self.recorded.orders.get(stage) {
+            Some(&saved) if saved == found => Ok(()),
+            Some(&saved) if !self.accepts_changes => Ok(cursor.verify(saved)?),
+            _ => {
+                self.recorded.orders.insert(stage.to_owned(), found);
+                self.write()
+            }
+        }
+    }
+
+    fn write(&self) -> Result<(), RunError> {
+        let text = serde_json::to_vec_pretty(&self.recorded)
+            .map_err(|source| RunError::DataRecord { path: self.path.clone(), source })?;
+        Ok(disk::write_atomically("data", &self.path, &text)?)
+    }
+}
+
+fn fingerprints(config: &Config) -> Result<Recorded, RunError> {
+    let mut known: Vec<(&DataSettings, Vec<FileFingerprint>)> = Vec::new();
+    let mut recorded = Recorded::default();
+    for stage in &config.stages {
+        recorded.stages.insert(stage.name.clone(), files(&mut known, &stage.data)?);
+    }
+    if let Some(eval) = &config.eval {
+        recorded.eval = files(&mut known, &eval.data)?;
+    }
+    Ok(recorded)
+}
+
+/// Fingerprints of the files of `settings`. Stages often share their data: it is read once.
+fn files<'c>(
+    known: &mut Vec<(&'c DataSettings, Vec<FileFingerprint>)>,
+    settings: &'c DataSettings,
+) -> Result<Vec<FileFingerprint>, RunError> {
+    if let Some((_, files)) = known.iter().find(|(known, _)| *known == settings) {
+        return Ok(files.clone());
+    }
+    let files = settings.fingerprints()?;
+    known.push((settings, files.clone()));
+    Ok(files)
+}
+
+fn check(recorded: &Recorded, present: &Recorded) -> Result<(), RunError> {
+    let of_stages = recorded.stages.iter().filter_map(|(name, was)| Some((was, present.stages.get(name)?)));
+    for (was, is) in of_stages.chain([(&recorded.eval, &present.eval)]) {
+        if let Some(change) = first_change(was, is) {
+            return Err(RunError::DataChanged { change });
+        }
+    }
+    Ok(())
+}
