@@ -336,3 +336,64 @@ fn a_sample_is_replayed() {
     assert!(missing.stderr.contains("no sample 9999/0"), "{}", missing.stderr);
     assert_eq!(sandbox.run(&["replay", "tiny", "nine"]).code, Some(2));
 }
+
+/// Model and data by their names on the hub, from its cache: the run records their commits and resumes from them.
+#[test]
+fn a_run_records_the_commits_of_hub_names() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    const RECIPE: &str = r#"
+[model]
+path = "org/tiny"
+[data]
+path = "hf:org/sums"
+[reward]
+components = [{ kind = "exact" }]
+[sampling]
+max_new_tokens = 4
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 1
+groups_per_batch = 2
+[stage.algorithm]
+group_size = 2
+"#;
+    let place = trained();
+    let cache = |repository: &str, path: &str, bytes: &[u8]| {
+        let path = place.path(&format!("cache/{repository}/{path}"));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    for entry in std::fs::read_dir(place.path("runs/tiny/checkpoints/latest")).unwrap() {
+        let file = entry.unwrap().path();
+        if file.is_file() {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            cache("models--org--tiny", &format!("snapshots/{COMMIT}/{name}"), &std::fs::read(&file).unwrap());
+        }
+    }
+    let rows = b"{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"1+2=\", \"answer\": 3}\n";
+    cache("datasets--org--sums", &format!("snapshots/{COMMIT}/train.jsonl"), rows);
+    for repository in ["models--org--tiny", "datasets--org--sums"] {
+        cache(repository, "refs/main", COMMIT.as_bytes());
+    }
+    place.write("hub.toml", RECIPE);
+    let said = place.run(&["train", "hub.toml"]);
+    assert_eq!(said.code, Some(0), "{}", said.whole());
+    let config = std::fs::read_to_string(place.path("runs/hub/config.toml")).unwrap();
+    assert!(config.contains(&format!("path = \"org/tiny@{COMMIT}\"")), "{config}");
+    assert!(config.contains(&format!("path = \"hf:org/sums@{COMMIT}\"")), "{config}");
+
+    // The branches have moved on to a commit that is not in the cache: the run does not ask for them.
+    for repository in ["models--org--tiny", "datasets--org--sums"] {
+        cache(repository, "refs/main", COMMIT.replace('0', "f").as_bytes());
+    }
+    let said = place.run(&["train", "--resume", "runs/hub"]);
+    assert_eq!(said.code, Some(0), "{}", said.whole());
+    let said = place.run(&["train", "hub.toml", "--set", "run.name=later"]);
+    assert_eq!(said.code, Some(1), "{}", said.whole());
+    assert!(
+        said.stderr.contains("org/tiny@main: not in the cache cache, and HF_HUB_OFFLINE is set"),
+        "{}",
+        said.stderr
+    );
+}
