@@ -96,13 +96,25 @@ pub(crate) struct ActiveWorkload {
     pub(crate) group_size: u32,
     pub(crate) groups: Vec<Group>,
     pub(crate) samples: Vec<Sample>,
+    /// Samples that wait for their environment or reward.
+    pub(crate) external: u64,
+    /// Groups that are ready and in no batch.
+    pub(crate) ready: u64,
     free: Vec<u32>,
     slots: BTreeMap<Ticket, u32>,
 }
 
 impl ActiveWorkload {
     pub(crate) fn new(group_size: u32) -> Self {
-        Self { group_size, groups: Vec::new(), samples: Vec::new(), free: Vec::new(), slots: BTreeMap::new() }
+        Self {
+            group_size,
+            groups: Vec::new(),
+            samples: Vec::new(),
+            external: 0,
+            ready: 0,
+            free: Vec::new(),
+            slots: BTreeMap::new(),
+        }
     }
 
     /// Allocates a slot for a group; its samples are those of [`ActiveWorkload::samples_of`]. Returns `None` if the ticket
@@ -135,8 +147,15 @@ impl ActiveWorkload {
     /// Frees the slot of a group. Its samples must be inactive or done.
     pub(crate) fn remove(&mut self, ticket: Ticket) {
         if let Some(slot) = self.slots.remove(&ticket) {
+            self.ready -= u64::from(self.groups[slot as usize].ready);
             self.free.push(slot);
         }
+    }
+
+    /// Marks a group as ready for a batch.
+    pub(crate) fn mark_ready(&mut self, slot: u32) {
+        self.groups[slot as usize].ready = true;
+        self.ready += 1;
     }
 
     pub(crate) fn samples_of(&self, slot: u32) -> std::ops::Range<u32> {

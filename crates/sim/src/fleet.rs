@@ -3,11 +3,9 @@
 use super::active_workload::{Sample, SampleState};
 use super::event_queue::{EventQueue, SimEvent};
 use super::hardware::RolloutHardware;
+use super::load_buckets::LoadBuckets;
 use super::replica::{REPLICA_ACTIVITIES, Replica, ReplicaActivity};
 use rloom_core::OnUpdate;
-
-/// Bucket number of replicas that accept no sequences.
-const CLOSED: u32 = u32::MAX;
 
 /// All rollout replicas.
 #[derive(Debug)]
@@ -18,14 +16,7 @@ pub(crate) struct Fleet {
     max_concurrency: u32,
     prefill_tokens_per_second: f64,
     load_seconds: f64,
-    /// Replicas that accept sequences, in buckets by number of running sequences.
-    by_load: Vec<Vec<u32>>,
-    /// Bucket of each replica.
-    bucket: Vec<u32>,
-    /// Position of each replica in its bucket.
-    position: Vec<u32>,
-    /// Lower bound of the non-empty buckets.
-    lowest: usize,
+    by_load: LoadBuckets,
     /// Replicas changed since their ends were last scheduled.
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
@@ -45,19 +36,13 @@ impl Fleet {
             (0..=max_concurrency).map(|c| hardware.decode.per_sequence(f64::from(c.max(1)))).collect();
         let mut activities = [0; REPLICA_ACTIVITIES];
         activities[ReplicaActivity::Idle as usize] = hardware.replicas;
-        let mut by_load = vec![Vec::new(); max_concurrency as usize];
-        // Reversed, so that replica 0 is chosen first.
-        by_load[0] = (0..hardware.replicas).rev().collect();
         Self {
             replicas: (0..n).map(|_| Replica::new()).collect(),
             rates,
             max_concurrency,
             prefill_tokens_per_second: hardware.prefill_tokens_per_second,
             load_seconds: hardware.load_seconds,
-            by_load,
-            bucket: vec![0; n],
-            position: (0..hardware.replicas).rev().collect(),
-            lowest: 0,
+            by_load: LoadBuckets::new(hardware.replicas, max_concurrency),
             dirty: Vec::new(),
             is_dirty: vec![false; n],
             activity: vec![ReplicaActivity::Idle; n],
@@ -68,13 +53,7 @@ impl Fleet {
 
     /// The least loaded replica with free capacity.
     pub(crate) fn least_loaded(&mut self) -> Option<u32> {
-        while let Some(bucket) = self.by_load.get(self.lowest) {
-            if let Some(&replica) = bucket.last() {
-                return Some(replica);
-            }
-            self.lowest += 1;
-        }
-        None
+        self.by_load.least_loaded()
     }
 
     /// Advances a replica to `now`. Must precede every change of its state.
@@ -95,23 +74,8 @@ impl Fleet {
         self.activities[before as usize] -= 1;
         self.activities[activity as usize] += 1;
         let open = self.replicas[r].accepts_work(self.max_concurrency);
-        let to = if open { self.replicas[r].running } else { CLOSED };
-        let from = std::mem::replace(&mut self.bucket[r], to);
-        if from == to {
-            return;
-        }
-        if let Some(bucket) = self.by_load.get_mut(from as usize) {
-            let position = self.position[r] as usize;
-            bucket.swap_remove(position);
-            if let Some(&moved) = bucket.get(position) {
-                self.position[moved as usize] = position as u32;
-            }
-        }
-        if let Some(bucket) = self.by_load.get_mut(to as usize) {
-            self.position[r] = bucket.len() as u32;
-            bucket.push(replica);
-            self.lowest = self.lowest.min(to as usize);
-        }
+        let running = self.replicas[r].running;
+        self.by_load.set(replica, open.then_some(running));
     }
 
     /// Schedules the next sequence end of every changed replica.
@@ -171,7 +135,7 @@ impl Fleet {
         returned: &mut Vec<(u32, f64)>,
     ) {
         let r = self.touch(replica, now);
-        r.pending = version;
+        r.update.pending = version;
         if r.down {
             return;
         }
@@ -183,8 +147,8 @@ impl Fleet {
                 sample.stamp += 1;
             }
         }
-        if on_update == OnUpdate::Finish && r.running > 0 && !r.loading {
-            r.draining = true;
+        if on_update == OnUpdate::Finish && r.running > 0 && !r.update.loading {
+            r.update.draining = true;
             self.reindex(replica);
         } else {
             self.load(replica, on_update, now, events);
@@ -194,9 +158,9 @@ impl Fleet {
     fn load(&mut self, replica: u32, on_update: OnUpdate, now: f64, events: &mut EventQueue) {
         let r = &mut self.replicas[replica as usize];
         if self.load_seconds > 0.0 {
-            r.loading = true;
-            r.load_stamp += 1;
-            let stamp = r.load_stamp;
+            r.update.loading = true;
+            r.update.loads += 1;
+            let stamp = r.update.loads;
             events.push(now + self.load_seconds, SimEvent::Loaded { replica, stamp });
         } else {
             self.take_weights(replica, on_update);
@@ -216,7 +180,7 @@ impl Fleet {
     /// Completes a load unless newer weights have arrived meanwhile.
     pub(crate) fn loaded(&mut self, replica: u32, stamp: u32, on_update: OnUpdate, now: f64) {
         let r = self.touch(replica, now);
-        if r.load_stamp == stamp && r.loading {
+        if r.update.loads == stamp && r.update.loading {
             self.take_weights(replica, on_update);
             self.reindex(replica);
         }
@@ -225,7 +189,7 @@ impl Fleet {
     /// Starts the pending load of a draining replica once its last sequence has ended.
     pub(crate) fn drained(&mut self, replica: u32, on_update: OnUpdate, now: f64, events: &mut EventQueue) {
         let r = &self.replicas[replica as usize];
-        if r.draining && r.running == 0 && !r.down && !r.loading {
+        if r.update.draining && r.running == 0 && !r.down && !r.update.loading {
             self.touch(replica, now);
             self.load(replica, on_update, now, events);
         }
@@ -255,8 +219,8 @@ impl Fleet {
             sample.stamp += 1;
         }
         r.down = true;
-        r.loading = false;
-        r.draining = false;
+        r.update.loading = false;
+        r.update.draining = false;
         self.reindex(replica);
     }
 
@@ -264,7 +228,7 @@ impl Fleet {
     pub(crate) fn restart(&mut self, replica: u32, newest: u64, now: f64) {
         let r = self.touch(replica, now);
         r.down = false;
-        r.pending = newest;
+        r.update.pending = newest;
         r.loaded(0.0);
         self.reindex(replica);
     }

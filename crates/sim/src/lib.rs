@@ -21,13 +21,17 @@ mod example_scenarios;
 mod fleet;
 mod frontier;
 mod hardware;
+mod load_buckets;
 mod profile;
 mod random_draws;
 mod replica;
+mod replica_queue;
 mod report;
 mod scenario;
 mod simulation;
 mod totals;
+mod trainer;
+mod version_history;
 
 pub use calibrate::{Calibration, ObservedRun, ObservedStep, calibrate, group_correlation};
 pub use distribution::Distribution;

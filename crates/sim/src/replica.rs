@@ -5,10 +5,11 @@
 //! only the corresponding time in seconds changes. A start, an end and a change of rate therefore cost O(log n).
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 
 use super::active_workload::Sample;
 use super::event_queue::Time;
+use super::version_history::VersionHistory;
 
 /// Activity of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +34,19 @@ pub(crate) struct RunningSequence {
     start: Time,
 }
 
+/// Progress of a replica's weight update.
+#[derive(Debug, Default)]
+pub(crate) struct WeightUpdate {
+    pub(crate) loading: bool,
+    /// Accepts no sequences because new weights wait for the running ones.
+    pub(crate) draining: bool,
+    /// Version being loaded or waiting to be loaded.
+    pub(crate) pending: u64,
+    /// Number of loads started; identifies the current one.
+    pub(crate) loads: u32,
+}
+
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent reasons to be blocked, in any combination")]
 pub(crate) struct Replica {
     /// Tokens that a sequence running from the start would have generated.
     pub(crate) clock: f64,
@@ -45,17 +57,9 @@ pub(crate) struct Replica {
     pub(crate) running: u32,
     heap: BinaryHeap<Reverse<RunningSequence>>,
     pub(crate) paused: bool,
-    pub(crate) loading: bool,
     pub(crate) down: bool,
-    /// Accepts no sequences because new weights wait for the running ones.
-    pub(crate) draining: bool,
-    pub(crate) version: u64,
-    /// Version being loaded or waiting to be loaded.
-    pub(crate) pending: u64,
-    pub(crate) load_stamp: u32,
-    /// Versions with the clock from which they generate.
-    history: VecDeque<(f64, u64)>,
-    prune_at: usize,
+    pub(crate) update: WeightUpdate,
+    pub(crate) history: VersionHistory,
     /// Sum over running sequences of the context at their start minus the clock at that time.
     contexts: f64,
 }
@@ -70,14 +74,9 @@ impl Replica {
             running: 0,
             heap: BinaryHeap::new(),
             paused: false,
-            loading: false,
             down: false,
-            draining: false,
-            version: 0,
-            pending: 0,
-            load_stamp: 0,
-            history: VecDeque::from([(0.0, 0)]),
-            prune_at: 0,
+            update: WeightUpdate::default(),
+            history: VersionHistory::new(),
             contexts: 0.0,
         }
     }
@@ -87,7 +86,7 @@ impl Replica {
             ReplicaActivity::Down
         } else if self.paused {
             ReplicaActivity::Shared
-        } else if self.loading {
+        } else if self.update.loading {
             ReplicaActivity::Load
         } else if self.running > 0 {
             ReplicaActivity::Generate
@@ -98,11 +97,11 @@ impl Replica {
 
     /// True if it can start another sequence.
     pub(crate) fn accepts_work(&self, max_concurrency: u32) -> bool {
-        !self.down && !self.draining && self.running < max_concurrency
+        !self.down && !self.update.draining && self.running < max_concurrency
     }
 
     fn is_blocked(&self) -> bool {
-        self.down || self.paused || self.loading
+        self.down || self.paused || self.update.loading
     }
 
     /// Advances the clock to `now` and returns the seconds spent on prefill.
@@ -153,8 +152,8 @@ impl Replica {
 
     /// Starts a sequence; `prefill` in seconds.
     pub(crate) fn start(&mut self, id: u32, sample: &mut Sample, prefill: f64) {
-        if self.running == 0 && self.history.len() > 1 {
-            self.history.drain(..self.history.len() - 1);
+        if self.running == 0 {
+            self.history.keep_current();
         }
         self.prefill_left += prefill;
         self.running += 1;
@@ -197,41 +196,13 @@ impl Replica {
 
     /// Switches to the pending weights. `reread` is the time to prefill the contexts again, in seconds.
     pub(crate) fn loaded(&mut self, reread: f64) {
-        self.version = self.pending;
-        self.loading = false;
-        self.draining = false;
+        self.update.loading = false;
+        self.update.draining = false;
         self.prefill_left += reread;
-        if self.history.back().is_some_and(|last| last.0 >= self.clock) {
-            // Nothing was generated with that version.
-            self.history.pop_back();
-        }
-        self.history.push_back((self.clock, self.version));
-        if self.running > 0 && self.history.len() > self.prune_at.max(8) {
-            self.prune();
-        }
-    }
-
-    /// Drops versions that ended before any running sequence started.
-    fn prune(&mut self) {
-        let first = self.heap.iter().map(|r| r.0.start.0).fold(self.clock, f64::min);
-        while self.history.get(1).is_some_and(|next| next.0 <= first) {
-            self.history.pop_front();
-        }
-        self.prune_at = 2 * self.history.len();
-    }
-
-    /// Passes the number of tokens generated with each version between clocks `start` and `end` to `record`.
-    pub(crate) fn tokens_by_version(&self, start: f64, end: f64, mut record: impl FnMut(u64, f64)) {
-        let mut until = end;
-        for &(from, version) in self.history.iter().rev() {
-            let begin = from.max(start);
-            if until > begin {
-                record(version, until - begin);
-                until = begin;
-            }
-            if from <= start {
-                return;
-            }
+        self.history.push(self.clock, self.update.pending);
+        if self.running > 0 && self.history.is_long() {
+            let first = self.heap.iter().map(|r| r.0.start.0).fold(self.clock, f64::min);
+            self.history.prune(first);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The main loop: processes the next event, reports to the scheduler, and executes its commands.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use rloom_core::{PolicyVersion, Ticket};
 
@@ -10,13 +9,12 @@ use super::active_workload::{ActiveWorkload, SampleState};
 use super::event_queue::{EventQueue, NextEvent, SimEvent};
 use super::fleet::Fleet;
 use super::random_draws::RandomDraws;
+use super::replica_queue::ReplicaQueue;
 use super::report::Report;
 use super::scenario::Scenario;
 use super::totals::{BatchTotals, Totals, TrainerActivity, add};
-use rloom_sched::{End, Priority, Scheduler, SchedulerCommand, SchedulerEvent};
-
-/// Entry of the queue for replicas: priority key, order of arrival, sample, stamp.
-type QueueEntry = Reverse<(u64, u64, u32, u32)>;
+use super::trainer::Trainer;
+use rloom_sched::{End, Scheduler, SchedulerCommand, SchedulerEvent};
 
 /// State of a running simulation.
 #[derive(Debug)]
@@ -28,28 +26,21 @@ pub(crate) struct Simulation<'a> {
     events: EventQueue,
     fleet: Fleet,
     active: ActiveWorkload,
-    queue: BinaryHeap<QueueEntry>,
-    /// Number of samples queued so far.
-    enqueued: u64,
-    /// Samples in the queue. `queue` may also contain outdated entries.
-    waiting: u64,
-    /// Samples that wait for their environment or reward.
-    external: u64,
-    /// Groups that are ready and in no batch.
-    ready: u64,
+    queue: ReplicaQueue,
     totals: Totals,
-    trainer: TrainerActivity,
-    /// Contribution of the batch being trained.
-    in_flight: BatchTotals,
-    /// Newest published version.
-    version: u64,
+    trainer: Trainer,
     /// Events not yet sent to the scheduler, in order.
     scheduler_events: VecDeque<SchedulerEvent>,
-    /// Buffer for samples whose turn ended.
+    buffers: Buffers,
+}
+
+/// Buffers that keep their memory between events.
+#[derive(Debug, Default)]
+struct Buffers {
+    /// Samples whose turn ended.
     ended: Vec<u32>,
-    /// Buffer for samples that lost their replica, with the tokens generated there.
+    /// Samples that lost their replica, with the tokens generated there.
     returned: Vec<(u32, f64)>,
-    finished: bool,
 }
 
 impl<'a> Simulation<'a> {
@@ -62,19 +53,11 @@ impl<'a> Simulation<'a> {
             events: EventQueue::new(scenario.hardware.rollout.replicas),
             fleet: Fleet::new(&scenario.hardware.rollout),
             active: ActiveWorkload::new(scenario.workload.group_size),
-            queue: BinaryHeap::new(),
-            enqueued: 0,
-            waiting: 0,
-            external: 0,
-            ready: 0,
+            queue: ReplicaQueue::new(scenario.priority),
             totals: Totals::default(),
-            trainer: TrainerActivity::Idle,
-            in_flight: BatchTotals::default(),
-            version: 0,
+            trainer: Trainer::new(),
             scheduler_events: VecDeque::from([SchedulerEvent::Begin]),
-            ended: Vec::new(),
-            returned: Vec::new(),
-            finished: false,
+            buffers: Buffers::default(),
             scenario,
         })
     }
@@ -86,22 +69,25 @@ impl<'a> Simulation<'a> {
         let mut opened = if first == 0 { Some(self.totals.clone()) } else { None };
         let mut closed = None;
         self.schedule_failures();
-        self.run_scheduler()?;
-        while !self.finished {
+        let mut is_finished = self.run_scheduler()?;
+        while !is_finished {
             let Some((time, next)) = self.events.pop() else {
-                return Err(SimError::Stalled { seconds: self.now, version: self.version });
+                return Err(SimError::Stalled { seconds: self.now, version: self.trainer.version });
             };
             self.advance_to(time);
             self.handle_event(next);
-            self.run_scheduler()?;
-            if opened.is_none() && self.version >= first {
+            is_finished = self.run_scheduler()?;
+            if opened.is_none() && self.trainer.version >= first {
                 opened = Some(self.totals.clone());
             }
-            if closed.is_none() && self.version >= last && last < settings.batches {
+            if closed.is_none() && self.trainer.version >= last && last < settings.batches {
                 closed = Some(self.totals.clone());
             }
             if self.totals.events > self.scenario.max_events {
-                return Err(SimError::TooManyEvents { events: self.totals.events, version: self.version });
+                return Err(SimError::TooManyEvents {
+                    events: self.totals.events,
+                    version: self.trainer.version,
+                });
             }
         }
         let window = closed.as_ref().unwrap_or(&self.totals).since(&opened.unwrap_or_default());
@@ -110,18 +96,20 @@ impl<'a> Simulation<'a> {
 
     fn advance_to(&mut self, time: f64) {
         let t = &mut self.totals;
-        t.waiting.set(self.waiting as f64);
-        t.external.set(self.external as f64);
-        t.ready.set(self.ready as f64);
-        t.advance(time - self.now, &self.fleet.activities, self.trainer);
+        t.waiting.set(self.queue.len() as f64);
+        t.external.set(self.active.external as f64);
+        t.ready.set(self.active.ready as f64);
+        t.advance(time - self.now, &self.fleet.activities, self.trainer.activity);
         t.prefill = self.fleet.prefill_seconds;
         t.events += 1;
         self.now = time;
     }
 
-    /// Sends the pending events to the scheduler until none are left, then fills the replicas.
-    fn run_scheduler(&mut self) -> Result<(), SimError> {
+    /// Sends the pending events to the scheduler until none are left, then fills the replicas. Returns true if the
+    /// scheduler has finished the stage.
+    fn run_scheduler(&mut self) -> Result<bool, SimError> {
         let mut commands = Vec::new();
+        let mut is_finished = false;
         while let Some(event) = self.scheduler_events.pop_front() {
             if !self.is_current(event) {
                 continue;
@@ -129,12 +117,13 @@ impl<'a> Simulation<'a> {
             self.totals.events += 1;
             self.scheduler.handle_into(event, &mut commands)?;
             for command in commands.drain(..) {
+                is_finished |= matches!(command, SchedulerCommand::Finish);
                 self.handle_command(command)?;
             }
         }
         self.dispatch_waiting();
         self.fleet.schedule_ends(&mut self.events, &self.active.samples);
-        Ok(())
+        Ok(is_finished)
     }
 
     /// False for an event of a group that has been dropped or deferred because of another event at the same instant.
@@ -159,27 +148,27 @@ impl<'a> Simulation<'a> {
             NextEvent::Replica(replica) => self.sequences_ended(replica),
             NextEvent::Other(SimEvent::Observed { sample, stamp }) => {
                 if self.active.samples[sample as usize].stamp == stamp {
-                    self.external -= 1;
+                    self.active.external -= 1;
                     self.begin_turn(sample);
                 }
             }
             NextEvent::Other(SimEvent::Scored { sample, stamp }) => {
                 if self.active.samples[sample as usize].stamp == stamp {
-                    self.external -= 1;
+                    self.active.external -= 1;
                     self.scored(sample);
                 }
             }
             NextEvent::Other(SimEvent::Trained) => {
-                self.trainer = TrainerActivity::Publish;
+                self.trainer.activity = TrainerActivity::Publish;
                 self.schedule(self.scenario.hardware.train.publish_seconds, SimEvent::Published);
             }
             NextEvent::Other(SimEvent::Published) => self.publish(),
             NextEvent::Other(SimEvent::Evaluated) => {
-                self.trainer = TrainerActivity::Idle;
+                self.trainer.activity = TrainerActivity::Idle;
                 self.scheduler_events.push_back(SchedulerEvent::Evaluated);
             }
             NextEvent::Other(SimEvent::Checkpointed) => {
-                self.trainer = TrainerActivity::Idle;
+                self.trainer.activity = TrainerActivity::Idle;
                 self.scheduler_events.push_back(SchedulerEvent::Checkpointed);
             }
             NextEvent::Other(SimEvent::Loaded { replica, stamp }) => {
@@ -187,7 +176,7 @@ impl<'a> Simulation<'a> {
             }
             NextEvent::Other(SimEvent::Failed { replica, count }) => {
                 self.totals.replica_failures += 1;
-                self.fleet.fail(replica, self.now, &mut self.active.samples, &mut self.returned);
+                self.fleet.fail(replica, self.now, &mut self.active.samples, &mut self.buffers.returned);
                 self.requeue(true);
                 self.schedule(
                     self.scenario.failures.restart_seconds,
@@ -195,7 +184,7 @@ impl<'a> Simulation<'a> {
                 );
             }
             NextEvent::Other(SimEvent::Restarted { replica, count }) => {
-                self.fleet.restart(replica, self.version, self.now);
+                self.fleet.restart(replica, self.trainer.version, self.now);
                 let mean = self.scenario.failures.replica_seconds;
                 let seconds = self.draws.until_failure(replica, count, mean);
                 self.schedule(seconds, SimEvent::Failed { replica, count });
@@ -237,14 +226,14 @@ impl<'a> Simulation<'a> {
                 }
             }
             SchedulerCommand::Evaluate(_) => {
-                self.trainer = TrainerActivity::Evaluate;
+                self.trainer.activity = TrainerActivity::Evaluate;
                 self.schedule(train.evaluate_seconds, SimEvent::Evaluated);
             }
             SchedulerCommand::Checkpoint(_) => {
-                self.trainer = TrainerActivity::Checkpoint;
+                self.trainer.activity = TrainerActivity::Checkpoint;
                 self.schedule(train.checkpoint_seconds, SimEvent::Checkpointed);
             }
-            SchedulerCommand::Finish => self.finished = true,
+            SchedulerCommand::Finish => {}
         }
         Ok(())
     }
@@ -281,30 +270,20 @@ impl<'a> Simulation<'a> {
     }
 
     fn enqueue(&mut self, id: u32) {
-        let ticket = self.active.groups[self.active.group_of(id) as usize].ticket.0;
+        let ticket = self.active.groups[self.active.group_of(id) as usize].ticket;
         let sample = &mut self.active.samples[id as usize];
         sample.state = SampleState::Waiting;
         sample.stamp += 1;
         sample.queued_at = self.now;
-        let key = match self.scenario.priority {
-            Priority::Oldest => ticket,
-            Priority::Arrival => 0,
-        };
-        self.queue.push(Reverse((key, self.enqueued, id, sample.stamp)));
-        self.enqueued += 1;
-        self.waiting += 1;
+        self.queue.push(ticket, id, sample.stamp);
     }
 
     /// Starts waiting samples on replicas with free capacity.
     fn dispatch_waiting(&mut self) {
-        while self.waiting > 0 {
+        while !self.queue.is_empty() {
             let Some(replica) = self.fleet.least_loaded() else { break };
-            let Some(Reverse((_, _, id, stamp))) = self.queue.pop() else { break };
+            let Some(id) = self.queue.pop(&self.active.samples) else { break };
             let sample = &mut self.active.samples[id as usize];
-            if sample.stamp != stamp {
-                continue;
-            }
-            self.waiting -= 1;
             self.totals.admitted += 1;
             self.totals.events += 1;
             self.totals.wait_seconds += self.now - sample.queued_at;
@@ -314,7 +293,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn sequences_ended(&mut self, replica: u32) {
-        let mut ended = std::mem::take(&mut self.ended);
+        let mut ended = std::mem::take(&mut self.buffers.ended);
         self.fleet.ended(replica, self.now, &mut self.active.samples, &mut ended);
         self.totals.events += (ended.len() as u64).saturating_sub(1);
         for &id in &ended {
@@ -327,7 +306,7 @@ impl<'a> Simulation<'a> {
                 self.turn_ended(id);
             }
         }
-        self.ended = ended;
+        self.buffers.ended = ended;
         self.fleet.drained(replica, self.scenario.on_update, self.now, &mut self.events);
     }
 
@@ -337,7 +316,7 @@ impl<'a> Simulation<'a> {
         self.totals.generated += tokens;
         let sample = &mut self.active.samples[id as usize];
         let group = &mut self.active.groups[(id / self.active.group_size) as usize];
-        self.fleet.replicas[replica as usize].tokens_by_version(
+        self.fleet.replicas[replica as usize].history.tokens_by_version(
             sample.start,
             sample.start + tokens,
             |version, n| group.add(version, n),
@@ -354,7 +333,7 @@ impl<'a> Simulation<'a> {
         sample.state = SampleState::External;
         sample.stamp += 1;
         let stamp = sample.stamp;
-        self.external += 1;
+        self.active.external += 1;
         if sample.turn + 1 < sample.turns {
             let (tokens, seconds) = self.draws.observation(ticket, index, sample.turn, work);
             sample.turn += 1;
@@ -366,7 +345,7 @@ impl<'a> Simulation<'a> {
             if seconds > 0.0 {
                 self.schedule(seconds, SimEvent::Scored { sample: id, stamp });
             } else {
-                self.external -= 1;
+                self.active.external -= 1;
                 self.scored(id);
             }
         }
@@ -392,9 +371,8 @@ impl<'a> Simulation<'a> {
         } else if group.unfinished == 0 && group.filtered {
             self.scheduler_events.push_back(SchedulerEvent::GroupFiltered(ticket));
         } else if group.unfinished == 0 {
-            group.ready = true;
-            self.ready += 1;
-            let oldest = group.by_version.iter().map(|(v, _)| *v).min().unwrap_or(self.version);
+            let oldest = group.by_version.iter().map(|(v, _)| *v).min().unwrap_or(self.trainer.version);
+            self.active.mark_ready(slot);
             self.scheduler_events
                 .push_back(SchedulerEvent::GroupReady { ticket, oldest: PolicyVersion(oldest) });
         }
@@ -404,8 +382,8 @@ impl<'a> Simulation<'a> {
     fn release_samples(&mut self, slot: u32) {
         for id in self.active.samples_of(slot) {
             match self.active.samples[id as usize].state {
-                SampleState::Waiting => self.waiting -= 1,
-                SampleState::External => self.external -= 1,
+                SampleState::Waiting => self.queue.remove_one(),
+                SampleState::External => self.active.external -= 1,
                 SampleState::Decoding(replica) => {
                     let sample = &mut self.active.samples[id as usize];
                     let tokens = self.fleet.cancel(replica, sample, self.now);
@@ -426,14 +404,13 @@ impl<'a> Simulation<'a> {
         self.release_samples(slot);
         let group = &self.active.groups[slot as usize];
         self.totals.wasted += group.generated();
-        self.ready -= u64::from(group.ready);
         self.active.remove(ticket);
         Ok(())
     }
 
     /// Queues samples that lost their replica again: with the tokens generated there, or without them if `lost`.
     fn requeue(&mut self, lost: bool) {
-        let mut returned = std::mem::take(&mut self.returned);
+        let mut returned = std::mem::take(&mut self.buffers.returned);
         for &(id, tokens) in &returned {
             let SampleState::Decoding(replica) = self.active.samples[id as usize].state else { continue };
             if lost {
@@ -448,7 +425,7 @@ impl<'a> Simulation<'a> {
             self.enqueue(id);
         }
         returned.clear();
-        self.returned = returned;
+        self.buffers.returned = returned;
     }
 
     fn train(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), SimError> {
@@ -464,13 +441,11 @@ impl<'a> Simulation<'a> {
             for &(version, n) in &group.by_version {
                 add(&mut batch_totals.token_ages, batch.saturating_sub(version), n);
             }
-            self.ready -= 1;
             self.active.remove(ticket);
         }
         let tokens = batch_totals.tokens;
-        self.in_flight = batch_totals;
+        self.trainer.train(batch_totals);
         let hardware = &self.scenario.hardware;
-        self.trainer = TrainerActivity::Train;
         if hardware.shared {
             self.fleet.pause(true, self.now);
         }
@@ -481,22 +456,20 @@ impl<'a> Simulation<'a> {
 
     fn publish(&mut self) {
         // Recorded on completion, so that the totals of a version are those of its batches.
-        self.totals.record_batch(&std::mem::take(&mut self.in_flight));
-        self.version += 1;
-        self.totals.version = self.version;
-        self.trainer = TrainerActivity::Idle;
+        self.totals.record_batch(&self.trainer.published());
+        self.totals.version = self.trainer.version;
         if self.scenario.hardware.shared {
             self.fleet.pause(false, self.now);
         }
         for replica in 0..self.scenario.hardware.rollout.replicas {
             self.fleet.publish(
                 replica,
-                self.version,
+                self.trainer.version,
                 self.scenario.on_update,
                 self.now,
                 &mut self.active.samples,
                 &mut self.events,
-                &mut self.returned,
+                &mut self.buffers.returned,
             );
         }
         self.requeue(false);

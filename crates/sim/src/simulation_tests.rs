@@ -155,17 +155,20 @@ fn work_is_conserved() {
     }
 }
 
-/// Totals of a whole run.
-fn run_totals(s: &Scenario) -> Totals {
+/// The state at the end of a whole run.
+fn finished(s: &Scenario) -> Simulation<'_> {
     let mut simulation = Simulation::new(s).unwrap();
-    simulation.run_scheduler().unwrap();
-    while !simulation.finished {
+    while !simulation.run_scheduler().unwrap() {
         let (time, next) = simulation.events.pop().unwrap();
         simulation.advance_to(time);
         simulation.handle_event(next);
-        simulation.run_scheduler().unwrap();
     }
-    simulation.totals
+    simulation
+}
+
+/// Totals of a whole run.
+fn run_totals(s: &Scenario) -> Totals {
+    finished(s).totals
 }
 
 #[test]
@@ -182,15 +185,8 @@ fn the_queue_satisfies_littles_law() {
 }
 
 fn remaining_work(s: &Scenario) -> (u64, u64, u64, u64) {
-    let mut simulation = Simulation::new(s).unwrap();
-    simulation.run_scheduler().unwrap();
-    while !simulation.finished {
-        let (time, next) = simulation.events.pop().unwrap();
-        simulation.advance_to(time);
-        simulation.handle_event(next);
-        simulation.run_scheduler().unwrap();
-    }
-    (simulation.waiting, simulation.external, simulation.ready, simulation.totals.running.current as u64)
+    let Simulation { queue, active, totals, .. } = finished(s);
+    (queue.len(), active.external, active.ready, totals.running.current as u64)
 }
 
 #[test]
