@@ -1,7 +1,8 @@
 //! The model compared with published measurements: fitted to one row of each table, it predicts the others.
 //!
 //! The snapshot shows the fitted constants; everything else comes from data sheets, the publication, or an assumption named
-//! in `docs/plan.md`. The snapshot pins the prediction errors, so that a change of the model that moves them is noticed.
+//! in `docs/plan.md`. The snapshot pins the prediction errors, so that a change of the model that moves them is noticed; their
+//! bounds hold in any snapshot.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -145,6 +146,25 @@ impl Study {
     }
 }
 
+/// Largest error of a fitted duration.
+const FITTED_ERROR: f64 = 0.03;
+/// Largest factor between a predicted and a published duration.
+const PREDICTED_FACTOR: f64 = 2.2;
+
+/// Checks the predictions for a row against the published durations: synchronous, then overlapped.
+fn check_row(name: &str, is_fitted: bool, predicted: (f64, f64), published: (f64, f64)) {
+    assert!(predicted.1 < predicted.0, "{name}: overlapping gains nothing");
+    for (predicted, published) in [(predicted.0, published.0), (predicted.1, published.1)] {
+        let ratio = predicted / published;
+        let bounds = if is_fitted {
+            1.0 - FITTED_ERROR..1.0 + FITTED_ERROR
+        } else {
+            1.0 / PREDICTED_FACTOR..PREDICTED_FACTOR
+        };
+        assert!(bounds.contains(&ratio), "{name}: predicted {predicted}, published {published}");
+    }
+}
+
 /// Finds where a monotone function reaches `target` within a range, or the nearest end of the range.
 fn solve(target: f64, (mut low, mut high): (f64, f64), seconds: impl Fn(f64) -> f64) -> f64 {
     let rises = seconds(high) > seconds(low);
@@ -231,6 +251,7 @@ fn areal() {
     for (i, (name, row, steps, sync, overlapped)) in rows.into_iter().enumerate() {
         let hours = |overlap| study.step(row, overlap) * steps / 3600.0;
         let (a, b) = (hours(false), hours(true));
+        check_row(name, i == 0, (a, b), (sync, overlapped));
         let _ = writeln!(
             text,
             "{name:>5} {sync:>9.1} {a:>6.1} {:>7} {overlapped:>10.1} {b:>6.1} {:>7} {:>9.2} {:>5.2} {:>7}{}",
@@ -249,6 +270,7 @@ fn areal() {
         let row = Row { gpus: 32, rollout: 24, ..row };
         let rate = |on_update| Study { on_update, ..study }.run(row, true).generated_tokens_per_second;
         let gain = rate(OnUpdate::Recompute) / rate(OnUpdate::Finish) - 1.0;
+        assert!((0.0..0.5).contains(&gain), "{name}: interrupting gains {gain}, published {published}");
         let _ =
             writeln!(text, "{name:>5} published {:+.0} %, model {:+.0} %", 100.0 * published, 100.0 * gain);
     }
@@ -315,6 +337,7 @@ fn verl() {
     );
     for (i, (gpus, .., step, overlapped)) in rows.into_iter().enumerate() {
         let (a, b) = (study.step(row(gpus), false), study.step(row(gpus), true));
+        check_row(&format!("{gpus} GPUs"), i == 0, (a, b), (step, overlapped));
         let _ = writeln!(
             text,
             "{gpus:>5} {step:>9.1} {a:>6.1} {:>7} {overlapped:>10.1} {b:>6.1} {:>7} {:>9.2} {:>5.2} {:>7}{}",
