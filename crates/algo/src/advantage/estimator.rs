@@ -3,7 +3,7 @@
 use super::report::AdvantageReport;
 use super::view::{GroupView, Raw};
 use super::{AdvantageKind, AdvantageSettings, Estimator, RunningMoments};
-use crate::settings::{keys::OutOfRange, kind::path};
+use crate::settings::{keys::OutOfRange, kind::out_of_range};
 use crate::{AlgoError, Keep};
 
 /// Inputs of an estimator beyond the rewards.
@@ -109,39 +109,9 @@ macro_rules! estimators {
         pub mod kinds { $(pub use super::$file::$kind;)+ }
         $(use $file::$kind;)+
 
-        $crate::settings::choices::choices! {
+        $crate::settings::kind::kinds! {
             /// The advantage estimator.
-            AdvantageKind { $($(#[doc = $doc])+ $kind = $name,)+ }
-        }
-
-        impl $crate::settings::kind::Kind for AdvantageKind {
-            const TABLE: &'static str = "advantage";
-            const NAMES: &'static [&'static str] = Self::NAMES;
-
-            fn named(name: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|kind| kind.name() == name)
-            }
-
-            fn name(self) -> &'static str {
-                self.name()
-            }
-
-            fn keys(self) -> &'static [$crate::settings::keys::KeyInfo] {
-                match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
-            }
-
-            fn defaults(self) -> AdvantageSettings {
-                self.defaults().settings()
-            }
-
-            fn all_keys() -> &'static $crate::settings::kind::AllKeys {
-                static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
-                    std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(
-                        "advantage",
-                        &[$(<$kind as $crate::settings::keys::Settings>::KEYS,)+],
-                    ));
-                &KEYS
-            }
+            AdvantageKind of "advantage", |kind| kind.defaults().settings() => { $($(#[doc = $doc])+ $kind = $name,)+ }
         }
 
         /// An advantage estimator: converts rewards to advantages, before whitening.
@@ -189,12 +159,8 @@ impl AdvantageSettings {
     /// The estimator with checked settings.
     pub(crate) fn resolve(&self, kind: AdvantageKind) -> Result<Estimator, AlgoError> {
         let estimator = self.estimator(kind);
-        match estimator.kernel().check() {
-            Ok(()) => Ok(estimator),
-            Err(OutOfRange { key, value, must, hint }) => {
-                Err(AlgoError::out_of_range(path::<AdvantageKind>(key), value, must, hint))
-            }
-        }
+        estimator.kernel().check().map_err(out_of_range::<AdvantageKind>)?;
+        Ok(estimator)
     }
 }
 

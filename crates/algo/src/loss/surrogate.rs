@@ -2,7 +2,7 @@
 
 use super::{LossKind, LossSettings, Scope, Surrogate};
 use crate::AlgoError;
-use crate::settings::{keys::OutOfRange, kind::path};
+use crate::settings::kind::out_of_range;
 
 /// Generates [`LossKind`] and [`Surrogate`] from the table.
 macro_rules! losses {
@@ -17,39 +17,9 @@ macro_rules! losses {
         }
         use kinds::*;
 
-        $crate::settings::choices::choices! {
+        $crate::settings::kind::kinds! {
             /// The policy loss.
-            LossKind { $($(#[doc = $doc])+ $kind = $name,)+ }
-        }
-
-        impl $crate::settings::kind::Kind for LossKind {
-            const TABLE: &'static str = "loss";
-            const NAMES: &'static [&'static str] = Self::NAMES;
-
-            fn named(name: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|kind| kind.name() == name)
-            }
-
-            fn name(self) -> &'static str {
-                self.name()
-            }
-
-            fn keys(self) -> &'static [$crate::settings::keys::KeyInfo] {
-                match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
-            }
-
-            fn defaults(self) -> LossSettings {
-                self.defaults().settings().unwrap_or_default()
-            }
-
-            fn all_keys() -> &'static $crate::settings::kind::AllKeys {
-                static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
-                    std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(
-                        "loss",
-                        &[$(<$kind as $crate::settings::keys::Settings>::KEYS,)+],
-                    ));
-                &KEYS
-            }
+            LossKind of "loss", |kind| kind.defaults().settings().unwrap_or_default() => { $($(#[doc = $doc])+ $kind = $name,)+ }
         }
 
         /// The part of a loss that learns from the advantage (or from demonstrations, or outcomes).
@@ -106,12 +76,8 @@ impl LossSettings {
     /// The loss with checked settings.
     pub(crate) fn resolve(&self, kind: LossKind) -> Result<Surrogate, AlgoError> {
         let surrogate = self.surrogate(kind);
-        match surrogate.kernel().check() {
-            Ok(()) => Ok(surrogate),
-            Err(OutOfRange { key, value, must, hint }) => {
-                Err(AlgoError::out_of_range(path::<LossKind>(key), value, must, hint))
-            }
-        }
+        surrogate.kernel().check().map_err(out_of_range::<LossKind>)?;
+        Ok(surrogate)
     }
 }
 

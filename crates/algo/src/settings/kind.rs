@@ -12,9 +12,10 @@ use serde::{
 };
 
 use super::{
-    keys::{KeyInfo, KeyType, Settings, Value},
+    keys::{KeyInfo, KeyType, OutOfRange, Settings, Value},
     layer::Layer,
 };
+use crate::AlgoError;
 
 /// The key that names the kind.
 const KIND: &str = "kind";
@@ -81,6 +82,57 @@ impl AllKeys {
 pub(crate) fn path<K: Kind>(key: &str) -> &'static str {
     K::all_keys().get(key).map_or(K::TABLE, |key| &key.path)
 }
+
+/// The error for a setting of a kind in `K`'s table.
+pub(crate) fn out_of_range<K: Kind>(OutOfRange { key, value, must, hint }: OutOfRange) -> AlgoError {
+    AlgoError::out_of_range(path::<K>(key), value, must, hint)
+}
+
+/// Defines the kinds of a table: an enum whose variants have the names of their settings types. `$defaults` returns a kind
+/// with its default settings written out.
+macro_rules! kinds {
+    (
+        $(#[$about:meta])*
+        $kinds:ident of $table:literal, $defaults:expr => { $($(#[doc = $doc:literal])+ $kind:ident = $name:literal,)+ }
+    ) => {
+        $crate::settings::choices::choices! {
+            $(#[$about])*
+            $kinds { $($(#[doc = $doc])+ $kind = $name,)+ }
+        }
+
+        impl $crate::settings::kind::Kind for $kinds {
+            const TABLE: &'static str = $table;
+            const NAMES: &'static [&'static str] = Self::NAMES;
+
+            fn named(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|kind| kind.name() == name)
+            }
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn keys(self) -> &'static [$crate::settings::keys::KeyInfo] {
+                match self { $(Self::$kind => <$kind as $crate::settings::keys::Settings>::KEYS,)+ }
+            }
+
+            fn defaults(self) -> $crate::settings::kind::KindSettings<Self> {
+                let defaults: fn(Self) -> $crate::settings::kind::KindSettings<Self> = $defaults;
+                defaults(self)
+            }
+
+            fn all_keys() -> &'static $crate::settings::kind::AllKeys {
+                static KEYS: std::sync::LazyLock<$crate::settings::kind::AllKeys> =
+                    std::sync::LazyLock::new(|| $crate::settings::kind::AllKeys::new(
+                        $table,
+                        &[$(<$kind as $crate::settings::keys::Settings>::KEYS,)+],
+                    ));
+                &KEYS
+            }
+        }
+    };
+}
+pub(crate) use kinds;
 
 /// A kind and the settings that a recipe or a preset gives it.
 #[derive(Debug, Clone, Copy, PartialEq)]
