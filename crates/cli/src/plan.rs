@@ -1,10 +1,12 @@
 //! Estimate of a run's size and memory before it starts.
 
 use std::fmt::Write as _;
+use std::num::NonZero;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
-use rloom_engine::RolloutSettings;
+use rloom_embedded::cache_shape;
+use rloom_engine::{RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
 use rloom_run::assembly;
 use rloom_text::Tokenizer;
@@ -72,7 +74,8 @@ impl Plan {
     /// Estimates a run.
     pub(crate) fn of(config: &Config) -> Result<Self, Failure> {
         let model = shape(config)?;
-        let stages: Vec<StagePlan> = config.stages.iter().map(|s| stage(config, s, model.as_ref())).collect();
+        let stages = config.stages.iter().map(|s| stage(config, s, model.as_ref()));
+        let stages = stages.collect::<Result<Vec<StagePlan>, RolloutError>>().map_err(Failure::usage)?;
         Ok(Self {
             run_directory: config.run_directory().display().to_string(),
             parameters: model.as_ref().map(ModelConfig::parameter_count),
@@ -148,7 +151,7 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
     Ok(Some(shape))
 }
 
-fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePlan {
+fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<StagePlan, RolloutError> {
     let sequences = stage.groups_per_batch * u64::from(stage.algorithm.group_size);
     let new_tokens =
         stage.rollout.as_ref().map(|r| (r.sampling.max_new_tokens * stage.environment.max_turns()) as u64);
@@ -158,7 +161,14 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
     let sampled = stage.groups_per_batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
     let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
-    StagePlan {
+    let memory = match model {
+        Some(model) => {
+            let cache = engine.map_or(Ok(0), |engine| cache_bytes(model, engine, threads(config)))?;
+            Some(memory(stage, model, model.max_positions as u64 * sequences, cache))
+        }
+        None => None,
+    };
+    Ok(StagePlan {
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),
         steps: stage.steps,
@@ -166,24 +176,29 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> StagePl
         new_tokens_per_step: new_tokens.map(|n| n * sampled),
         max_staleness: stage.schedule().max_staleness,
         max_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
-        memory: model.map(|m| memory(stage, m, m.max_positions as u64 * sequences, engine)),
-    }
+        memory,
+    })
+}
+
+/// Number of compute threads of a run.
+fn threads(config: &Config) -> usize {
+    let available = || std::thread::available_parallelism().map_or(1, NonZero::get);
+    if config.run.threads == 0 { available() } else { config.run.threads }
+}
+
+/// Key-value cache of the rollout engine in bytes when it is full.
+fn cache_bytes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> Result<u64, RolloutError> {
+    let threads = if settings.threads == 0 { threads } else { settings.threads };
+    let lanes = sizing::lanes(model.parameter_count() * F32, threads, settings);
+    cache_shape(model).bytes(lanes, settings)
 }
 
 /// Estimates the memory of a stage. Each model is stored twice, as f32 and packed for the kernels in the model's dtype;
 /// there is one set of gradients and two of AdamW moments.
-fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, engine: Option<&RolloutSettings>) -> Memory {
+fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, cache: u64) -> Memory {
     let weights = model.parameter_count() * F32;
     let held = weights + model.parameter_count() * model.dtype.bytes() as u64;
     let tokens = (stage.trainer.micro_batch_tokens as u64).min(max_tokens);
-    let cache = engine.map_or(0, |engine| {
-        kv_cache_bytes(
-            model.kv_bytes_per_token(),
-            model.max_positions as u64,
-            engine.max_batch as u64,
-            engine.kv_memory_mib as u64,
-        )
-    });
     let activations =
         tokens * assembly::activation_bytes_per_token(model, stage.trainer.activation_checkpointing);
     let algorithm = &stage.algorithm;
@@ -209,28 +224,27 @@ fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, engine: Option<&R
     }
 }
 
-/// Default limit of the engine's key-value cache.
-const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
-
-/// Upper bound of the engine's key-value cache in bytes: `kv_memory_mib` if set, else the full contexts of `max_batch`
-/// sequences within the default limit, but at least one full context.
-fn kv_cache_bytes(bytes_per_token: u64, max_positions: u64, max_batch: u64, kv_memory_mib: u64) -> u64 {
-    let full_context = bytes_per_token * max_positions;
-    match kv_memory_mib {
-        0 => (full_context * max_batch).min(AUTOMATIC_KV_BYTES.max(full_context)),
-        mib => mib << 20,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use rloom_model::NewModel;
+
     use super::*;
 
     #[test]
-    fn the_cache_is_limited_and_holds_at_least_one_context() {
-        assert_eq!(kv_cache_bytes(10, 100, 8, 0), 8000);
-        assert_eq!(kv_cache_bytes(1 << 20, 1024, 8, 0), AUTOMATIC_KV_BYTES);
-        assert_eq!(kv_cache_bytes(1 << 20, 4096, 8, 0), 4 << 30);
-        assert_eq!(kv_cache_bytes(10, 100, 8, 3), 3 << 20);
+    fn every_lane_has_its_own_cache() {
+        let new: NewModel = serde_json::from_value(serde_json::json!({
+            "family": "qwen3", "layers": 2, "hidden_size": 16, "heads": 2, "intermediate_size": 16,
+            "max_positions": 100,
+        }))
+        .unwrap();
+        let model = new.config(12).unwrap();
+        let context = 112 * model.kv_bytes_per_token(); // in whole blocks
+        let bytes = |settings: &RolloutSettings| cache_bytes(&model, settings, 2).unwrap();
+        let automatic = RolloutSettings { max_batch: 3, ..RolloutSettings::default() };
+        assert_eq!(bytes(&automatic), 2 * 3 * context, "a lane for each thread of the run");
+        assert_eq!(bytes(&RolloutSettings { threads: 5, ..automatic.clone() }), 5 * 3 * context);
+        assert_eq!(bytes(&RolloutSettings { lanes: 4, ..automatic.clone() }), 4 * 3 * context);
+        let limited = RolloutSettings { kv_memory_mib: 1, ..automatic };
+        assert!((0..1 << 20).contains(&((1 << 20) - bytes(&limited))), "whole blocks within the limit");
     }
 }

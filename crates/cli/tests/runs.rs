@@ -378,7 +378,7 @@ group_size = 2
     }
     place.write("hub.toml", RECIPE);
     let said = place.run(&["train", "hub.toml"]);
-    assert_eq!(said.code, Some(0), "{}", said.whole());
+    assert_eq!(said.code, Some(0), "{}", said.text());
     let config = std::fs::read_to_string(place.path("runs/hub/config.toml")).unwrap();
     assert!(config.contains(&format!("path = \"org/tiny@{COMMIT}\"")), "{config}");
     assert!(config.contains(&format!("path = \"hf:org/sums@{COMMIT}\"")), "{config}");
@@ -388,9 +388,9 @@ group_size = 2
         cache(repository, "refs/main", COMMIT.replace('0', "f").as_bytes());
     }
     let said = place.run(&["train", "--resume", "runs/hub"]);
-    assert_eq!(said.code, Some(0), "{}", said.whole());
+    assert_eq!(said.code, Some(0), "{}", said.text());
     let said = place.run(&["train", "hub.toml", "--set", "run.name=later"]);
-    assert_eq!(said.code, Some(1), "{}", said.whole());
+    assert_eq!(said.code, Some(1), "{}", said.text());
     assert!(
         said.stderr.contains("org/tiny@main: not in the cache cache, and HF_HUB_OFFLINE is set"),
         "{}",

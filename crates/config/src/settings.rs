@@ -127,8 +127,8 @@ pub struct Stage {
     pub checkpoint_every: u64,
     /// The method with all of its settings.
     pub algorithm: Algorithm,
-    /// Settings of the algorithm that the recipe sets; [`algorithm`](Self::algorithm) is resolved from them for an exact
-    /// sampler.
+    /// Settings of the algorithm without the defaults that depend on the sampler. For an exact sampler they resolve to
+    /// [`algorithm`](Self::algorithm).
     pub algorithm_settings: AlgorithmSettings,
     /// Optimiser: its part of `[stage.trainer]`.
     pub optimizer: OptimizerSettings,

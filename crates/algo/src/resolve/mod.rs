@@ -4,6 +4,7 @@ mod advantage;
 mod compatible;
 mod extras;
 mod reader;
+mod sampler;
 
 use reader::{Reader, at_least_one, read, unread_reason};
 

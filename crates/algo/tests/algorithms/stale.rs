@@ -4,7 +4,7 @@ use miette::Diagnostic;
 use proptest::prelude::*;
 use rloom_algo::{
     AlgoError, Algorithm, AlgorithmSettings, ImportanceWeight, LossKind, Method, PolicyLoss, Proximal,
-    RatioTo, Surrogate, WeightAction, WeightLevel,
+    RatioTo, Sampler, Surrogate, WeightAction, WeightLevel,
 };
 use rloom_core::metric;
 
@@ -54,6 +54,36 @@ fn every_method_at_every_staleness() {
         }
     }
     assert!(resolved > 800, "{resolved}");
+}
+
+/// Settings with the defaults of an exact sampler are resolved again for an inexact one, as the first settings are.
+#[test]
+fn settings_for_any_sampler_have_the_defaults_of_each() {
+    let mut resolved = 0;
+    for &method in Method::ALL {
+        let losses = LossKind::ALL.iter().map(|loss| format!(r#"{{"loss":"{}"}}"#, loss.name()));
+        let corrections = ["token", "sequence", "none"]
+            .map(|level| format!(r#"{{"correction":{{"level":"{level}"}},"entropy_coef":0.01}}"#));
+        for json in std::iter::once("{}".to_owned()).chain(losses).chain(corrections) {
+            for max_staleness in [0, 2] {
+                let Ok(exact) = resolve(method, &json, max_staleness) else { continue };
+                let settings = exact.settings_for_any_sampler(max_staleness);
+                let again = Algorithm::resolve(method, &exact.to_settings(), max_staleness).unwrap();
+                assert_eq!(again.settings_for_any_sampler(max_staleness), settings, "{method} {json}");
+                let sampler = Sampler { max_staleness, is_exact: false };
+                let first = Algorithm::resolve(method, &serde_json::from_str(&json).unwrap(), sampler);
+                let second = Algorithm::resolve(method, &settings, sampler);
+                match (first, second) {
+                    (Ok(first), second) => {
+                        assert_eq!(first, second.unwrap(), "{method} {json} {max_staleness}")
+                    }
+                    (Err(_), second) => assert!(second.is_err(), "{method} {json} {max_staleness}"),
+                }
+                resolved += 1;
+            }
+        }
+    }
+    assert!(resolved > 500, "{resolved}");
 }
 
 /// The defaults of each loss, as on its page.

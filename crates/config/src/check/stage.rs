@@ -49,6 +49,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         check_overlong(stage, algorithm, problems);
     }
     let rollout = rollout(stage, algorithm.as_ref(), problems);
+    let algorithm = algorithm?;
     Some(Stage {
         name: keys.name.clone(),
         start: start?,
@@ -57,8 +58,8 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         order: keys.order,
         eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
-        algorithm: algorithm?,
-        algorithm_settings: keys.algorithm,
+        algorithm_settings: algorithm.settings_for_any_sampler(max_staleness(stage)),
+        algorithm,
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
@@ -132,11 +133,14 @@ fn start(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     None
 }
 
+fn max_staleness(stage: &StageDraft) -> u64 {
+    stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_staleness)
+}
+
 fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorithm> {
     let (section, keys) = (&stage.keys, &stage.keys.value);
-    let max_staleness = stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_staleness);
     let key = |key: &str| format!("algorithm.{key}");
-    let algorithm = match Algorithm::resolve(keys.method, &keys.algorithm, max_staleness) {
+    let algorithm = match Algorithm::resolve(keys.method, &keys.algorithm, max_staleness(stage)) {
         Ok(algorithm) => algorithm,
         Err(AlgoError::NotRead { keys: unread, .. }) => {
             for found in unread {

@@ -23,6 +23,8 @@ mod engine;
 mod lane;
 mod sampling;
 mod sequence;
+#[cfg(test)]
+mod slot_decoder;
 mod speculation;
 mod status;
 mod stop;

@@ -5,4 +5,5 @@
 mod conformance;
 mod folders;
 mod liars;
+mod model;
 mod support;

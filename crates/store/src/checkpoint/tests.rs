@@ -1,4 +1,5 @@
 use super::*;
+use crate::child;
 use crate::faults::{Fault, FaultPlan, fast_directory, install};
 
 fn name(stage: u32, step: u64) -> CheckpointName {
@@ -150,23 +151,13 @@ fn a_fault_at_any_operation_names_the_file_and_leaves_no_incomplete_checkpoint()
     }
 }
 
-/// Environment variable: instructions for the child process below.
-const CHILD: &str = "RLOOM_TEST_CHECKPOINT";
-
 /// The child process of the next test.
 #[test]
 #[ignore = "a child process of another test"]
-fn child() {
-    let Ok(instructions) = std::env::var(CHILD) else { return };
-    let mut parts = instructions.splitn(3, ' ');
-    let number: usize = parts.next().unwrap().parse().unwrap();
-    let fault = match parts.next().unwrap() {
-        "before" => Fault::AbortBefore,
-        "during" => Fault::AbortDuring,
-        _ => Fault::AbortAfter,
-    };
-    let directory = PathBuf::from(parts.next().unwrap());
-    let _plan = install(FaultPlan { folder: directory.clone(), faults: vec![(number, fault)] });
+fn aborted_child() {
+    let Some(plan) = child::instructions() else { return };
+    let directory = plan.folder.clone();
+    let _plan = install(plan);
     exercise(&directory).unwrap();
 }
 
@@ -180,13 +171,7 @@ fn a_kill_at_any_operation_leaves_complete_checkpoints() {
             let directory = fast_directory();
             store(directory.path(), 1, 9);
             store(directory.path(), 0, 1);
-            let status = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "checkpoint::tests::child", "--ignored"])
-                .env(CHILD, format!("{number} {when} {}", directory.path().display()))
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .status()
-                .unwrap();
+            let status = child::run("checkpoint::tests::aborted_child", number, when, directory.path());
             let here = format!("{when} {number}, {operation_name}");
             assert!(!status.success(), "{here}: the child was aborted");
             check_usable(directory.path(), &here);

@@ -3,6 +3,7 @@ use rloom_env::Turn;
 
 use super::*;
 use crate::JournalDamage;
+use crate::child;
 use crate::faults::{Fault, FaultPlan, fast_directory, install};
 
 fn cut(batch: u64) -> Record {
@@ -334,24 +335,13 @@ fn nothing_is_written_after_a_record_that_cannot_be_truncated() {
     assert!(recovered.torn_bytes > 0);
 }
 
-/// Environment variable: instructions for the child process below.
-const CHILD: &str = "RLOOM_TEST_JOURNAL";
-
 /// The child process of the next test.
 #[test]
 #[ignore = "a child process of another test"]
-fn child() {
-    let Ok(instructions) = std::env::var(CHILD) else { return };
-    let mut parts = instructions.splitn(3, ' ');
-    let number: usize = parts.next().unwrap().parse().unwrap();
-    let fault = match parts.next().unwrap() {
-        "before" => Fault::AbortBefore,
-        "during" => Fault::AbortDuring,
-        _ => Fault::AbortAfter,
-    };
-    let directory = PathBuf::from(parts.next().unwrap());
-    let (mut journal, _) = open(&directory, 10);
-    let _plan = install(FaultPlan { folder: directory, faults: vec![(number, fault)] });
+fn aborted_child() {
+    let Some(plan) = child::instructions() else { return };
+    let (mut journal, _) = open(&plan.folder, 10);
+    let _plan = install(plan);
     exercise(&mut journal);
 }
 
@@ -364,13 +354,7 @@ fn a_kill_at_any_operation_keeps_earlier_records() {
                 continue;
             }
             let directory = fast_directory();
-            let status = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "journal::tests::child", "--ignored"])
-                .env(CHILD, format!("{number} {when} {}", directory.path().display()))
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .status()
-                .unwrap();
+            let status = child::run("journal::tests::aborted_child", number, when, directory.path());
             let here = format!("{when} {number}, {operation_name}");
             assert!(!status.success(), "{here}: the child was aborted");
             let first = Segment::list(directory.path()).unwrap().0[0].version;

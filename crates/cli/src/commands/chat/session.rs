@@ -30,20 +30,65 @@ pub(super) enum SessionError {
     NoProbabilities { position: usize },
 }
 
+/// Keys and values of a sequence, and the memory to compute more of them.
+struct Context {
+    ctx: Ctx,
+    cache: KvCache,
+    blocks: Vec<u32>,
+    scratch: StepScratch,
+    head_output: HeadOutput,
+    /// Number of tokens in the cache.
+    cached: usize,
+}
+
+impl Context {
+    /// An empty context for sequences of up to `capacity` tokens.
+    fn new(ctx: Ctx, model: &Model, capacity: usize) -> Self {
+        let blocks = capacity.div_ceil(KV_BLOCK);
+        Self {
+            ctx,
+            cache: KvCache::new(model.config(), blocks),
+            blocks: (0..blocks as u32).collect(),
+            scratch: StepScratch::default(),
+            head_output: HeadOutput::default(),
+            cached: 0,
+        }
+    }
+
+    /// Adds tokens to the cache. The answer to `request`, for the last of them, is left in `head_output`.
+    fn extend(&mut self, model: &Model, tokens: &[u32], request: HeadRequest) -> Result<(), StepError> {
+        let chunks = tokens.chunks(CHUNK).count();
+        for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
+            let row = |(offset, &token): (usize, &u32)| StepRow {
+                token,
+                position: (self.cached + offset) as u32,
+                blocks: &self.blocks,
+            };
+            let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
+            let last = [RowRequest { row: chunk.len() as u32 - 1, request }];
+            let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
+            model.step(
+                &self.ctx,
+                &mut self.cache,
+                &rows,
+                wanted,
+                &mut self.scratch,
+                &mut self.head_output,
+            )?;
+            self.cached += chunk.len();
+        }
+        Ok(())
+    }
+}
+
 pub(super) struct Session<'p> {
     policy: &'p Policy,
-    ctx: Ctx,
     sampling: SamplingSettings,
     sampler: Sampler,
     stream: RandomStream,
     stop_tokens: std::sync::Arc<[u32]>,
-    cache: KvCache,
-    blocks: Vec<u32>,
-    scratch: StepScratch,
     picks: SampleScratch,
-    head_output: HeadOutput,
-    /// Number of tokens whose keys and values are in the cache.
-    cached: usize,
+    context: Context,
     /// Tokens whose keys and values are not in the cache yet.
     pending: Vec<u32>,
     /// Number of tokens of the current answer.
@@ -58,20 +103,14 @@ impl<'p> Session<'p> {
     pub(super) fn new(policy: &'p Policy, ctx: Ctx, sampling: SamplingSettings, seed: u64) -> Self {
         let model: &Model = &policy.model;
         let capacity = model.config().max_positions.min(MAX_TOKENS);
-        let blocks = capacity.div_ceil(KV_BLOCK);
         Self {
             policy,
-            ctx,
             sampler: Sampler::new(&sampling),
             sampling,
             stream: RandomKey::new(seed, 0, Purpose::Interactive, 0).stream(),
             stop_tokens: policy.stop_tokens(),
-            cache: KvCache::new(model.config(), blocks),
-            blocks: (0..blocks as u32).collect(),
-            scratch: StepScratch::default(),
             picks: SampleScratch::default(),
-            head_output: HeadOutput::default(),
-            cached: 0,
+            context: Context::new(ctx, model, capacity),
             pending: Vec::new(),
             answered: 0,
             ended_by: None,
@@ -81,7 +120,7 @@ impl<'p> Session<'p> {
 
     /// Removes all tokens.
     pub(super) fn clear(&mut self) {
-        self.cached = 0;
+        self.context.cached = 0;
         self.pending.clear();
         self.ended_by = None;
     }
@@ -93,7 +132,7 @@ impl<'p> Session<'p> {
 
     /// Appends tokens that were not sampled, and starts a new answer.
     pub(super) fn append(&mut self, tokens: &[u32]) -> Result<(), ContextFull> {
-        let wanted = self.cached + self.pending.len() + tokens.len() + 1;
+        let wanted = self.context.cached + self.pending.len() + tokens.len() + 1;
         if wanted > self.capacity {
             return Err(ContextFull { wanted, capacity: self.capacity });
         }
@@ -105,14 +144,16 @@ impl<'p> Session<'p> {
 
     /// Samples the next token of the answer. Returns `None` at its end.
     pub(super) fn next(&mut self) -> Result<Option<u32>, SessionError> {
-        let length = self.cached + self.pending.len();
+        let length = self.context.cached + self.pending.len();
         if self.ended_by.is_some() || self.answered == self.sampling.max_new_tokens || length >= self.capacity
         {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
-        self.compute(self.sampler.request(self.policy.model.config().vocab_size, &[], uniform))?;
-        let given = Prediction::of(&self.head_output, 0);
+        let model: &Model = &self.policy.model;
+        let request = self.sampler.request(model.config().vocab_size, &[], uniform);
+        self.context.extend(model, &std::mem::take(&mut self.pending), request)?;
+        let given = Prediction::of(&self.context.head_output, 0);
         let pick = given.and_then(|given| self.sampler.choose(given, &[], uniform, &mut self.picks));
         let token = pick.ok_or(SessionError::NoProbabilities { position: length })?.token;
         self.pending.push(token);
@@ -122,32 +163,5 @@ impl<'p> Session<'p> {
             return Ok(None);
         }
         Ok(Some(token))
-    }
-
-    /// Computes the pending tokens and stores the head's output for the last one in `head_output`.
-    fn compute(&mut self, request: HeadRequest) -> Result<(), StepError> {
-        let pending = std::mem::take(&mut self.pending);
-        let chunks = pending.chunks(CHUNK).count();
-        for (i, chunk) in pending.chunks(CHUNK).enumerate() {
-            let row = |(offset, &token): (usize, &u32)| StepRow {
-                token,
-                position: (self.cached + offset) as u32,
-                blocks: &self.blocks,
-            };
-            let rows: Vec<StepRow<'_>> = chunk.iter().enumerate().map(row).collect();
-            let last = [RowRequest { row: chunk.len() as u32 - 1, request }];
-            let wanted: &[RowRequest] = if i + 1 == chunks { &last } else { &[] };
-            let model = &self.policy.model;
-            model.step(
-                &self.ctx,
-                &mut self.cache,
-                &rows,
-                wanted,
-                &mut self.scratch,
-                &mut self.head_output,
-            )?;
-            self.cached += chunk.len();
-        }
-        Ok(())
     }
 }

@@ -1,19 +1,17 @@
-//! The batch with a decoder whose logits are a function of the tokens in the row's blocks, so that a wrong block anywhere
-//! becomes a wrong token.
+//! The batch with a decoder whose logits are a function of the tokens in the row's blocks: a wrong block anywhere becomes a
+//! wrong token.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_model::{KvCache, RowRequest, StepRow};
-use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
+use rloom_ops::KV_BLOCK;
 use tokio::sync::oneshot;
 
 use super::{Batch, Limits, blocks_for};
-use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
 use crate::rollout::sampling::{SampleScratch, Sampler};
 use crate::rollout::sequence::{Rank, Sequence};
-use crate::rollout::weights::LoadedWeights;
+use crate::rollout::slot_decoder::{Recorder, SlotDecoder};
 use rloom_engine::{
     Abort, GenerateRequest, Generation, PolicyLabel, RolloutError, SamplingSettings, Speculation,
 };
@@ -48,73 +46,31 @@ fn logits_in_a_loop(context: &[u32]) -> Vec<f32> {
 
 type Rule = fn(&[u32]) -> Vec<f32>;
 
-struct Recorder {
-    ctx: Ctx,
+/// Computes logits by a rule and counts the rows of each step.
+struct RuleRecorder {
     /// Logits after a context.
     rule: Rule,
-    /// Token in each slot.
-    cells: Vec<Option<u32>>,
     steps: Vec<usize>,
 }
 
-impl Recorder {
-    fn new(blocks: usize, rule: Rule) -> Self {
-        Self { ctx: Ctx::serial(), rule, cells: vec![None; blocks * KV_BLOCK], steps: Vec::new() }
-    }
-}
+impl Recorder for RuleRecorder {
+    type Record = u32;
+    const VOCABULARY: usize = VOCABULARY;
 
-fn slot(blocks: &[u32], position: usize) -> usize {
-    blocks[position / KV_BLOCK] as usize * KV_BLOCK + position % KV_BLOCK
-}
-
-impl Decoder for Recorder {
     fn fresh(&self) -> Self {
-        Self::new(self.cells.len() / KV_BLOCK, self.rule)
+        Self { rule: self.rule, steps: Vec::new() }
     }
 
-    fn ctx(&self) -> &Ctx {
-        &self.ctx
+    fn begin_step(&mut self, rows: usize) {
+        self.steps.push(rows);
     }
 
-    fn vocabulary(&self) -> usize {
-        VOCABULARY
+    fn record(&self, token: u32) -> u32 {
+        token
     }
 
-    fn load(&mut self, _: Option<&LoadedWeights>) {}
-
-    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
-        None
-    }
-
-    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
-
-    fn copy_block(&mut self, from: u32, to: u32) {
-        let from = from as usize * KV_BLOCK;
-        self.cells.copy_within(from..from + KV_BLOCK, to as usize * KV_BLOCK);
-    }
-
-    fn step(
-        &mut self,
-        rows: &[StepRow<'_>],
-        wanted: &[RowRequest],
-        answers: &mut HeadOutput,
-    ) -> Result<(), DecodeError> {
-        self.steps.push(rows.len());
-        let mut written = Vec::new();
-        for row in rows {
-            let slot = slot(row.blocks, row.position as usize);
-            assert!(!written.contains(&slot), "two rows of one step write the same slot");
-            written.push(slot);
-            self.cells[slot] = Some(row.token);
-        }
-        answer_by(answers, wanted, VOCABULARY, |row, logits| {
-            let row = &rows[row];
-            let context: Option<Vec<u32>> =
-                (0..=row.position as usize).map(|p| self.cells[slot(row.blocks, p)]).collect();
-            let context = context.ok_or(DecodeError::Injected("a slot was read before it was written"))?;
-            logits.copy_from_slice(&(self.rule)(&context));
-            Ok(())
-        })
+    fn logits_after(&mut self, context: &[u32], logits: &mut [f32]) {
+        logits.copy_from_slice(&(self.rule)(context));
     }
 }
 
@@ -154,7 +110,7 @@ fn alone_by(rule: Rule, request: &GenerateRequest) -> (Vec<u32>, Vec<f32>, StopR
 
 struct Fixture {
     batch: Batch,
-    decoder: Recorder,
+    decoder: SlotDecoder<RuleRecorder>,
     arrivals: u64,
 }
 
@@ -167,7 +123,8 @@ impl Fixture {
 
     fn by(rule: Rule, blocks: usize, max_batch: usize, prefill_chunk: usize) -> Self {
         let limits = Limits { max_batch, prefill_chunk, blocks, speculation: Speculation::Off };
-        Self { batch: Batch::new(0, limits, 1), decoder: Recorder::new(blocks, rule), arrivals: 0 }
+        let decoder = SlotDecoder::new(blocks, RuleRecorder { rule, steps: Vec::new() });
+        Self { batch: Batch::new(0, limits, 1), decoder, arrivals: 0 }
     }
 
     fn submit(&mut self, request: GenerateRequest) -> Answer {
@@ -223,7 +180,7 @@ fn a_groups_prompt_is_computed_once() {
     assert_eq!(statistics.computed_tokens as usize, 37 + decoded);
     assert_eq!(statistics.shared_tokens, 5 * 37);
     // Prefill in chunks of at most eight.
-    assert_eq!(fixture.decoder.steps[..5], [8, 8, 8, 8, 5]);
+    assert_eq!(fixture.decoder.recorder.steps[..5], [8, 8, 8, 8, 5]);
 }
 
 #[test]

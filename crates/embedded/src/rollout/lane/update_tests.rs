@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rloom_core::{PolicyId, Purpose, RandomKey};
-use rloom_model::{KvCache, Model, RowRequest, StepRow};
-use rloom_ops::{Ctx, HeadOutput, KV_BLOCK};
+use rloom_model::Model;
+use rloom_ops::KV_BLOCK;
 use tokio::sync::oneshot;
 
 use super::Lane;
 use super::harness::{Answer, config, label};
 use crate::rollout::batch::Limits;
-use crate::rollout::decoder::{DecodeError, Decoder, answer_by};
+use crate::rollout::slot_decoder::{Recorder, SlotDecoder};
 use crate::rollout::weights::LoadedWeights;
 use rloom_engine::{
     GenerateRequest, InvalidReason, OnUpdate, PolicyLabel, RolloutError, SamplingSettings, Speculation,
@@ -21,83 +21,44 @@ const VOCABULARY: usize = 32;
 
 /// Identifies sequences by the first token of their context.
 struct VersionRecorder {
-    ctx: Ctx,
     version: u64,
-    /// Token in each slot, and the version that wrote it.
-    cells: Vec<(u32, u64)>,
     /// For each sequence, the versions of all keys and values that its logits were computed from.
     seen: BTreeMap<u32, BTreeSet<u64>>,
 }
 
-impl Decoder for VersionRecorder {
+impl Recorder for VersionRecorder {
+    /// A token and the version that computed it.
+    type Record = (u32, u64);
+    const VOCABULARY: usize = VOCABULARY;
+
     fn fresh(&self) -> Self {
-        Self {
-            ctx: self.ctx.clone(),
-            version: 0,
-            cells: vec![(0, 0); self.cells.len()],
-            seen: self.seen.clone(),
-        }
-    }
-
-    fn ctx(&self) -> &Ctx {
-        &self.ctx
-    }
-
-    fn vocabulary(&self) -> usize {
-        VOCABULARY
+        Self { version: 0, seen: self.seen.clone() }
     }
 
     fn load(&mut self, weights: Option<&LoadedWeights>) {
         self.version = weights.map_or(0, |weights| weights.label.version.0);
     }
 
-    fn copy_out(&self, _: &[u32]) -> Option<KvCache> {
-        None
+    fn record(&self, token: u32) -> (u32, u64) {
+        (token, self.version)
     }
 
-    fn copy_in(&mut self, _: &KvCache, _: &[u32]) {}
-
-    fn copy_block(&mut self, from: u32, to: u32) {
-        let from = from as usize * KV_BLOCK;
-        self.cells.copy_within(from..from + KV_BLOCK, to as usize * KV_BLOCK);
-    }
-
-    fn step(
-        &mut self,
-        rows: &[StepRow<'_>],
-        wanted: &[RowRequest],
-        answers: &mut HeadOutput,
-    ) -> Result<(), DecodeError> {
-        let slot = |row: &StepRow<'_>, p: usize| row.blocks[p / KV_BLOCK] as usize * KV_BLOCK + p % KV_BLOCK;
-        for row in rows {
-            self.cells[slot(row, row.position as usize)] = (row.token, self.version);
-        }
-        answer_by(answers, wanted, VOCABULARY, |row, _| {
-            let row = &rows[row];
-            let name = self.cells[slot(row, 0)].0;
-            let versions = (0..=row.position as usize).map(|p| self.cells[slot(row, p)].1);
-            self.seen.entry(name).or_default().extend(versions);
-            Ok(())
-        })
+    fn logits_after(&mut self, context: &[(u32, u64)], _: &mut [f32]) {
+        self.seen.entry(context[0].0).or_default().extend(context.iter().map(|&(_, version)| version));
     }
 }
 
 struct Harness {
-    harness: super::harness::Harness<VersionRecorder>,
+    harness: super::harness::Harness<SlotDecoder<VersionRecorder>>,
     model: Arc<Model>,
 }
 
 impl Harness {
     /// A lane with version 1 loaded.
     fn new(blocks: usize) -> Self {
-        let recorder = VersionRecorder {
-            ctx: Ctx::serial(),
-            version: 0,
-            cells: vec![(0, 0); blocks * KV_BLOCK],
-            seen: BTreeMap::new(),
-        };
+        let recorder = VersionRecorder { version: 0, seen: BTreeMap::new() };
         let limits = Limits { max_batch: 8, prefill_chunk: 64, blocks, speculation: Speculation::Off };
-        let harness = super::harness::Harness::new(vec![recorder], limits);
+        let harness = super::harness::Harness::new(vec![SlotDecoder::new(blocks, recorder)], limits);
         let harness = Self { harness, model: Arc::new(Model::init(&config(VOCABULARY, 64), 1)) };
         drop(harness.load(1, OnUpdate::Finish));
         harness
@@ -114,7 +75,7 @@ impl Harness {
         self.harness.load(Some(&weights), on_update).remove(0)
     }
 
-    fn lane(&mut self) -> &mut Lane<VersionRecorder> {
+    fn lane(&mut self) -> &mut Lane<SlotDecoder<VersionRecorder>> {
         &mut self.harness.lanes[0]
     }
 
@@ -133,7 +94,13 @@ impl Harness {
     }
 
     fn versions_behind(&mut self, name: u32) -> Vec<u64> {
-        self.lane().decoder.seen.get(&name).map(|seen| seen.iter().copied().collect()).unwrap_or_default()
+        self.lane()
+            .decoder
+            .recorder
+            .seen
+            .get(&name)
+            .map(|seen| seen.iter().copied().collect())
+            .unwrap_or_default()
     }
 }
 
@@ -170,7 +137,7 @@ fn a_kept_prompt_is_not_for_sequences_that_start_later() {
     let mut mixed = old;
     harness.step();
     assert_eq!(harness.versions_behind(3), [1, 2], "it continues with the old keys and values");
-    harness.lane().decoder.seen.clear();
+    harness.lane().decoder.recorder.seen.clear();
     // Its group's prompt was computed by the old weights.
     let mut late = harness.submit(&prompt, Some(1), 1);
     assert_eq!(harness.steps_until(&mut late), [2]);
@@ -187,7 +154,7 @@ fn recomputed_sequences_share_the_prompt_again() {
     let mut answers: Vec<_> = (0..3).map(|_| harness.submit(&prompt, Some(1), 10)).collect();
     harness.step();
     harness.step();
-    harness.lane().decoder.seen.clear();
+    harness.lane().decoder.recorder.seen.clear();
     drop(harness.load(2, OnUpdate::Recompute));
     for answer in &mut answers {
         assert_eq!(harness.steps_until(answer), [1, 2]);

@@ -9,19 +9,19 @@ use rloom_algo::{
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
 use rloom_engine::PackedBatch;
 
-use super::support::VOCAB;
+use super::support::VOCABULARY;
 
 /// Samples of one task with the same prompt: mostly one turn, some with an observation in between.
 pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
     let of_prompt = RandomKey::new(9, 0, Purpose::Generator, ticket).stream();
     let prompt: Vec<u32> =
-        (0..2 + of_prompt.below(500, 9)).map(|i| of_prompt.below(i, VOCAB) as u32).collect();
+        (0..2 + of_prompt.below(500, 9)).map(|i| of_prompt.below(i, VOCABULARY.into()) as u32).collect();
     (0..samples)
         .map(|sample| {
             let stream = RandomKey::new(10, sample, Purpose::Generator, ticket).stream();
             let (p, n) = (prompt.len(), 1 + stream.below(501, 12) as usize);
             let mut tokens = prompt.clone();
-            tokens.extend((0..n as u64).map(|i| stream.below(i, VOCAB) as u32));
+            tokens.extend((0..n as u64).map(|i| stream.below(i, VOCABULARY.into()) as u32));
             let mut spans = vec![
                 Span::new(Author::Prompt, 0..p),
                 Span::new(Author::Policy, p..p + n).with_temperature(0.8),

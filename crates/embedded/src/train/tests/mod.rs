@@ -2,6 +2,8 @@
 
 mod groups;
 mod inert;
+#[path = "../../../tests/train/model.rs"]
+mod model;
 mod policy;
 mod sharing;
 mod step_scope;

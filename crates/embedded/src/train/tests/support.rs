@@ -1,8 +1,7 @@
 //! A small policy, trajectories and a loss.
 
-use std::sync::Arc;
-
 use super::super::loss::StepLoss;
+pub(super) use super::model::{VOCABULARY, model};
 use crate::EmbeddedTrainEngine;
 use rloom_algo::{
     Aggregation, AlgoError, Algorithm, GlobalCounts, LossBatch, LossGrad, Method, PolicyLoss, Scope,
@@ -10,28 +9,8 @@ use rloom_algo::{
 };
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, pack};
-use rloom_model::{Family, GenerationConfig, Model, NewModel, OptimizerSettings};
+use rloom_model::{GenerationConfig, OptimizerSettings};
 use rloom_ops::Ctx;
-
-pub(super) const VOCAB: u64 = 40;
-
-pub(super) fn model() -> Arc<Model> {
-    let shape = NewModel {
-        family: Family::Qwen3,
-        layers: 2,
-        hidden_size: 32,
-        heads: 4,
-        kv_heads: Some(2),
-        head_dim: None,
-        intermediate_size: 48,
-        max_positions: 64,
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-6,
-        tie_embeddings: true,
-        initializer_range: 0.2,
-    };
-    Arc::new(Model::init(&shape.config(VOCAB as usize).unwrap(), 7))
-}
 
 pub(super) fn trajectory(ticket: u64) -> Trajectory {
     let stream = RandomKey::new(5, 0, Purpose::Generator, ticket).stream();
@@ -39,7 +18,7 @@ pub(super) fn trajectory(ticket: u64) -> Trajectory {
     let n = prompt + 1 + stream.below(1001, 12) as usize;
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
-        tokens: (0..n as u64).map(|i| stream.below(i, VOCAB) as u32).collect(),
+        tokens: (0..n as u64).map(|i| stream.below(i, VOCABULARY.into()) as u32).collect(),
         spans: vec![
             Span::new(Author::Prompt, 0..prompt),
             Span::new(Author::Policy, prompt..n).with_temperature(0.8),
