@@ -173,8 +173,8 @@ mod tests {
         let mut series = Series::default();
         for step in 1..=100_000u64 {
             let value = match step {
-                31_337 => 50.0,
-                77_777 => -50.0,
+                333 | 31_337 => 50.0,
+                447 | 77_777 => -50.0,
                 _ => (step % 10) as f64,
             };
             series.add(step, value);
@@ -183,7 +183,9 @@ mod tests {
         let curve = series.curve();
         assert_eq!(curve.steps_per_point, 512);
         assert!(curve.points.len() <= 2 * BUCKETS + 2, "{} points", curve.points.len());
-        assert!(curve.points.contains(&(31_337, 50.0)) && curve.points.contains(&(77_777, -50.0)));
+        for extreme in [(333, 50.0), (447, -50.0), (31_337, 50.0), (77_777, -50.0)] {
+            assert!(curve.points.contains(&extreme), "{extreme:?}");
+        }
         assert_eq!((curve.points[0], curve.points[curve.points.len() - 1]), ((1, 1.0), (100_000, 0.0)));
         assert!(curve.points.is_sorted_by_key(|point| point.0));
         assert_eq!((series.highest(), series.values()), (Some(50.0), 100_000));
