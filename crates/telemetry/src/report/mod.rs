@@ -47,7 +47,7 @@ pub fn write_to(directory: &Path, report: &Path) -> Result<Written, TelemetryErr
         std::fs::read_to_string(&path).map_err(|source| TelemetryError::io("read", &path, source))?;
     let events = EventFile::open(&directory.join("events.jsonl"))?;
     let mut page = PageBuilder::new(&events);
-    let skipped = events.each(|line, survives| page.add(line, survives))?;
+    let skipped = events.each(|line, survives| page.add(&line, survives))?;
     let state = page.state(directory);
     let html = render(&page.finish(&state, skipped, config))
         .map_err(|e| TelemetryError::io("encode", report, std::io::Error::other(e)))?;

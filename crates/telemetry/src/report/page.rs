@@ -107,9 +107,9 @@ impl PageBuilder {
     }
 
     /// Adds a line. Lines that a later attempt superseded only count for the timeline.
-    pub(super) fn add(&mut self, line: EventLine, survives: bool) {
-        self.timelines.add(&line);
-        self.state.add(&line);
+    pub(super) fn add(&mut self, line: &EventLine, survives: bool) {
+        self.timelines.add(line);
+        self.state.add(line);
         self.last_event = self.last_event.max(line.time);
         if !survives {
             return;
@@ -129,8 +129,8 @@ impl PageBuilder {
                 self.add_accuracy(&line.stage, metrics);
                 self.add_metrics(line.global_step, metrics);
             }
-            Event::Sample(sample) => self.train.add(&line, sample.clone()),
-            Event::EvaluationSample(sample) => self.eval.add(&line, sample.clone()),
+            Event::Sample(sample) => self.train.add(line, sample.clone()),
+            Event::EvaluationSample(sample) => self.eval.add(line, sample.clone()),
             Event::Warning { message } => self.add_warning(message),
             Event::RunFailed { error, hints } => {
                 self.add_warning(&format!("the run failed: {error}"));

@@ -62,7 +62,7 @@ impl Sweep {
         }
     }
 
-    pub(super) fn add(&mut self, span: Span) {
+    pub(super) fn add(&mut self, span: &Span) {
         let start = span.start.max(self.horizon);
         if span.start < start {
             let early = Intervals::union([(span.start, span.end.min(start))]);
@@ -71,7 +71,7 @@ impl Sweep {
         // Also without any duration, so that the activity is listed.
         self.activity(span.lane, span.activity);
         if span.end > start {
-            self.pending.push(Span { start, ..span });
+            self.pending.push(Span { start, ..span.clone() });
         }
         if self.pending.len() >= self.limit {
             self.pending.sort_by(|a, b| a.end.total_cmp(&b.end));
@@ -165,7 +165,7 @@ mod tests {
         let end = spans.iter().map(|span| span.end).fold(0.0, f64::max);
         let mut sweep = Sweep { limit, ..Sweep::new(50, end / 50.0) };
         for span in spans {
-            sweep.add(span.clone());
+            sweep.add(span);
             assert!(sweep.held() < limit);
         }
         sweep.finish();

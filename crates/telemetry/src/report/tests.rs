@@ -31,7 +31,7 @@ impl Run {
     fn page(&self) -> Page {
         let events = EventFile::open(&self.0.path().join("events.jsonl")).unwrap();
         let mut page = PageBuilder::new(&events);
-        let skipped = events.each(|line, survives| page.add(line, survives)).unwrap();
+        let skipped = events.each(|line, survives| page.add(&line, survives)).unwrap();
         let state = page.state(self.0.path());
         page.finish(&state, skipped, String::new())
     }
@@ -87,7 +87,7 @@ fn page_and_memory_of_a_long_run_are_bounded() {
     let (mut lines, mut most) = (0u64, 0);
     let skipped = events
         .each(|line, survives| {
-            page.add(line, survives);
+            page.add(&line, survives);
             lines += 1;
             if lines.is_multiple_of(500) {
                 most = most.max(page.held());

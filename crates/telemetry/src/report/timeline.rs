@@ -81,7 +81,7 @@ impl Timelines {
             && end >= start
             && let Some(stage) = self.0.iter_mut().find(|stage| stage.extent.name == line.stage)
         {
-            stage.add(line.attempt, Span { lane, activity, start, end, version });
+            stage.add(line.attempt, &Span { lane, activity, start, end, version });
         }
     }
 
@@ -127,16 +127,16 @@ impl StageRecord {
         }
     }
 
-    fn add(&mut self, attempt: u32, span: Span) {
+    fn add(&mut self, attempt: u32, span: &Span) {
         let on_axis = |seconds| self.extent.on_axis(attempt, seconds);
         let (Some(start), Some(end)) = (on_axis(span.start), on_axis(span.end)) else { return };
         self.activities += 1;
         if span.activity == Activity::Group {
             self.add_group((start, end));
         } else {
-            let span = Span { start, end, ..span };
+            let span = Span { start, end, ..span.clone() };
             self.windows.add(&span);
-            self.sweep.add(span);
+            self.sweep.add(&span);
         }
     }
 
@@ -200,9 +200,13 @@ mod tests {
 
     fn stages(lines: &[EventLine]) -> Vec<StageTimeline> {
         let mut extents = Vec::new();
-        lines.iter().for_each(|line| StageExtent::add(&mut extents, &LineKey::from(line), line.elapsed));
+        for line in lines {
+            StageExtent::add(&mut extents, &LineKey::from(line), line.elapsed);
+        }
         let mut timelines = Timelines::new(&extents);
-        lines.iter().for_each(|line| timelines.add(line));
+        for line in lines {
+            timelines.add(line);
+        }
         timelines.finish()
     }
 
