@@ -5,7 +5,6 @@ use std::num::NonZero;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
-use rloom_embedded::cache_shape;
 use rloom_engine::{RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
 use rloom_run::assembly;
@@ -190,7 +189,7 @@ fn threads(config: &Config) -> usize {
 fn cache_bytes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> Result<u64, RolloutError> {
     let threads = if settings.threads == 0 { threads } else { settings.threads };
     let lanes = sizing::lanes(model.parameter_count() * F32, threads, settings);
-    cache_shape(model).bytes(lanes, settings)
+    assembly::cache_shape(model).bytes(lanes, settings)
 }
 
 /// Estimates the memory of a stage. Each model is stored twice, as f32 and packed for the kernels in the model's dtype;

@@ -170,6 +170,7 @@ mod tests {
         name = "rl"
         method = "grpo"
         steps = 4
+        groups_per_batch = 2
     "#;
 
     fn changes(overrides: &[&str]) -> Vec<SettingChange> {

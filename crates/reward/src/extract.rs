@@ -127,9 +127,14 @@ fn answer_is(text: &str) -> Option<&str> {
         Some(announced.trim_start_matches([':', ' ', '*', '_']))
     })?;
     let line = rest.lines().find(|line| !line.trim().is_empty())?;
-    let end = line.match_indices(['.', '?']).map(|(at, _)| at).find(|&at| {
+    let end = line.match_indices(['.', '?', '!']).find_map(|(at, mark)| {
         let after = &line[at + 1..];
-        after.is_empty() || after.starts_with(|c: char| c.is_whitespace() || matches!(c, '*' | '"' | ')'))
+        let closes = after.is_empty() || after.starts_with(['*', '"', ')']);
+        // `5! + 1` continues; `42! Done` does not.
+        let next = after.trim_start().chars().next();
+        let begins = after.starts_with(char::is_whitespace)
+            && (mark != "!" || next.is_none_or(|c| c.is_uppercase() || matches!(c, '*' | '"' | ')')));
+        (closes || begins).then_some(at)
     });
     Some(line[..end.unwrap_or(line.len())].trim_end_matches(['*', '_', ' ']))
 }
@@ -235,6 +240,10 @@ mod tests {
             Extract::AnswerIs,
             &[
                 ("The answer is 18.", Some("18")),
+                ("The answer is 42!", Some("42")),
+                ("**The answer is 42!** Great.", Some("42")),
+                ("The answer is 42! Done.", Some("42")),
+                ("The answer is 5! + 1.", Some("5! + 1")),
                 ("The answer is 3.5 dollars. Next.", Some("3.5 dollars")),
                 ("**Answer:** $5", Some("$5")),
                 ("Answer: 7\nBye", Some("7")),

@@ -11,6 +11,7 @@ use rloom_embedded::{
 };
 /// Sampling from logits, for commands that step a model themselves.
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
+use rloom_engine::sizing::CacheShape;
 use rloom_engine::{
     ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
     RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
@@ -147,6 +148,11 @@ pub fn train_engine(ctx: &Ctx, model: Model) -> impl TrainEngine + use<> {
 /// Publishes a model in memory, for commands that generate outside of a run.
 pub fn publish(model: &Arc<Model>, version: PolicyVersion) -> PublishedPolicy {
     publish_model(PolicyId::MAIN, version, model)
+}
+
+/// Layout of the in-process rollout engine's key-value cache.
+pub fn cache_shape(model: &ModelConfig) -> CacheShape {
+    rloom_embedded::cache_shape(model)
 }
 
 /// Bytes of activations that the in-process train engine keeps per token.

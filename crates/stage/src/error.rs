@@ -178,7 +178,10 @@ pub enum StageError {
         "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid \
          checkpoint: {checkpoint}"
     )]
-    #[diagnostic(help("lower the learning rate or `max_grad_norm`, then `--resume`"))]
+    #[diagnostic(help(
+        "resume with a lower learning rate, `--resume RUN --set stage.{stage}.trainer.learning_rate=…`, or a smaller \
+         `trainer.max_grad_norm`"
+    ))]
     NotFinite {
         /// The stage.
         stage: String,

@@ -183,7 +183,7 @@ fn an_engine_may_have_its_own_threads() {
     }
     let settings = RolloutSettings { threads: 5000, ..RolloutSettings::default() };
     let error = EmbeddedRolloutEngine::new(&config(), &Ctx::serial(), &settings, None).unwrap_err();
-    assert!(error.to_string().starts_with("threads = 5000: must be at most 1024"), "{error}");
+    assert!(error.to_string().starts_with("`threads`: must be at most 1024"), "{error}");
 }
 
 #[test]

@@ -86,12 +86,12 @@ fn subsets_and_splits_are_listed_in_errors() {
     let listing = listing(&["a/x.jsonl", "b/x.jsonl"]);
     let error = |dataset| {
         let error = selected(&listing, &configs, dataset).unwrap_err();
-        format!("{error}\nhint: {}", error.help().unwrap())
+        format!("{error}\nhelp: {}", error.help().unwrap())
     };
-    let hint = "hint: write `hf:org/name/<subset>`";
+    let hint = "help: write `hf:org/name/<subset>`";
     assert_eq!(error(""), format!("org/name: several subsets; available: `a`, `b`\n{hint}"));
     assert_eq!(error("/c"), format!("org/name: no subset `c`; available: `a`, `b`\n{hint}"));
-    let hint = "hint: write `hf:org/name/a:<split>`";
+    let hint = "help: write `hf:org/name/a:<split>`";
     assert_eq!(error("/a"), format!("org/name/a: several splits; available: `dev`, `test`\n{hint}"));
     assert_eq!(error("/a:train"), format!("org/name/a: no split `train`; available: `dev`, `test`\n{hint}"));
     assert_eq!(selected(&listing, &configs, "/a:dev").unwrap().unwrap(), ["a/x.jsonl"]);
