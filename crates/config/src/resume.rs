@@ -164,6 +164,8 @@ mod tests {
         generator = "arithmetic"
         [reward]
         components = [{ kind = "exact" }]
+        [sampling]
+        max_new_tokens = 4
         [eval]
         tasks = 4
         [[stage]]

@@ -23,7 +23,7 @@ impl ErrorText {
 /// Hints of an error and of the errors that it reports as its causes.
 pub fn hints(error: &dyn Diagnostic) -> Vec<String> {
     let chain = std::iter::successors(Some(error), |error| error.diagnostic_source());
-    chain.filter_map(|error| error.help()).map(|hint| hint.to_string()).collect()
+    chain.filter_map(miette::Diagnostic::help).map(|hint| hint.to_string()).collect()
 }
 
 impl From<String> for ErrorText {

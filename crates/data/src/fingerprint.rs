@@ -1,5 +1,6 @@
 //! Fingerprints of data files, by which a resumed run notices that its data has changed.
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,10 @@ impl FileFingerprint {
             digest.update(&block[..read]);
             bytes += read as u64;
         }
-        let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = digest.finalize().iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        });
         Ok(Self { path: std::path::absolute(path).map_err(io)?, bytes, sha256 })
     }
 

@@ -305,22 +305,23 @@ fn stops_and_resumes_train_on_each_group_once() {
         let directory = TempDir::new().unwrap();
         let config = config(directory.path(), &[staleness, "stage.rl.steps=8"]);
         let sampler = FolderSampler::new(32);
+        let attempt = |observer: &mut dyn Observer, stop: &StopFlag| loop {
+            match sampling_run(&config, &sampler, PolicyId::MAIN, observer, stop) {
+                // A training thread that was left behind holds the lock until its job is done.
+                Err(RunError::Store(rloom_store::StoreError::Locked { .. })) => std::thread::yield_now(),
+                ended => break ended,
+            }
+        };
         for (steps, requests) in [(1, 1), (2, 2), (1, 2), (2, 1)] {
             let stop = StopFlag::default();
             let mut observer = StopAfter { steps, requests, stop: stop.clone() };
-            match sampling_run(&config, &sampler, PolicyId::MAIN, &mut observer, &stop) {
+            match attempt(&mut observer, &stop) {
                 Ok(summary) => assert!(summary.interrupted),
                 Err(RunError::Stage(StageError::StoppedNow { .. })) => {}
                 Err(error) => panic!("{error}"),
             }
         }
-        // A training thread that was left behind holds the lock until its job is done.
-        loop {
-            match sampling_run(&config, &sampler, PolicyId::MAIN, &mut (), &StopFlag::default()) {
-                Err(RunError::Store(rloom_store::StoreError::Locked { .. })) => std::thread::yield_now(),
-                ended => break drop(ended.unwrap()),
-            }
-        }
+        attempt(&mut (), &StopFlag::default()).unwrap();
         let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
         for step in 1..=8 {
             let tickets: BTreeSet<u64> =

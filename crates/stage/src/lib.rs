@@ -1,11 +1,11 @@
 //! One stage: events of the workers in, commands of the scheduler out.
 //!
-//! The driver is one task on one thread. Groups are tasks, training is a thread ([`crate::trainer`]), the rollout engine
-//! has its workers. [`Stage::wait`] receives their events; each becomes a [`JournaledEvent`], is recorded, and goes to the
-//! scheduler, whose commands start the next work. At staleness 0 the same loop alternates between rollout and training.
+//! The driver is one task on one thread. Groups are tasks, training is a thread ([`TrainerThread`]), the rollout engine has
+//! its workers. [`Stage::run`] receives their events; each is recorded in the journal and goes to the scheduler, whose
+//! commands start the next work. At staleness 0 the same loop alternates between rollout and training.
 //!
 //! Every part owns its state: [`StageGroups`], [`WeightPublisher`], [`StageEvaluation`], [`StageCheckpoints`],
-//! [`StepClock`], [`StallDetector`], [`StageJournal`].
+//! [`StageJournal`], and inside this crate the clock of the step and the detection of stalls.
 
 mod batches;
 mod checkpoints;

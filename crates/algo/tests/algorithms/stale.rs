@@ -75,7 +75,7 @@ fn settings_for_any_sampler_have_the_defaults_of_each() {
                 let second = Algorithm::resolve(method, &settings, sampler);
                 match (first, second) {
                     (Ok(first), second) => {
-                        assert_eq!(first, second.unwrap(), "{method} {json} {max_staleness}")
+                        assert_eq!(first, second.unwrap(), "{method} {json} {max_staleness}");
                     }
                     (Err(_), second) => assert!(second.is_err(), "{method} {json} {max_staleness}"),
                 }

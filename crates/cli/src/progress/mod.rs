@@ -50,7 +50,7 @@ impl ProgressOutput {
                 let _ = output.json(&json!({"event": "events_not_shown", "count": count}));
             }
             Self::Text { .. } => {
-                self.println(&format!("{count} events were not shown: the output was blocked"))
+                self.println(&format!("{count} events were not shown: the output was blocked"));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A hub emulated on this machine.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -187,8 +188,8 @@ impl State {
         let path = percent_decoded(request.path.trim_start_matches('/'));
         let found = self.repos.iter().find_map(|(name, repo)| {
             let rest = path.strip_prefix(&url_name(name)[1..])?.strip_prefix("/resolve/")?;
-            let revisions = repo.revisions.iter().chain([&repo.commit]);
-            let file = revisions.filter_map(|r| rest.strip_prefix(r.as_str())?.strip_prefix('/')).next()?;
+            let mut revisions = repo.revisions.iter().chain([&repo.commit]);
+            let file = revisions.find_map(|r| rest.strip_prefix(r.as_str())?.strip_prefix('/'))?;
             Some((repo, file.to_owned()))
         });
         let Some((repo, name)) = found else { return respond(stream, request, 404, &[], b"") };
@@ -250,7 +251,7 @@ fn write_head(
 ) -> std::io::Result<()> {
     let mut head = format!("HTTP/1.1 {status} Status\r\nconnection: close\r\ncontent-length: {length}\r\n");
     for (name, value) in headers {
-        head += &format!("{name}: {value}\r\n");
+        let _ = write!(head, "{name}: {value}\r\n");
     }
     stream.write_all(format!("{head}\r\n").as_bytes())
 }

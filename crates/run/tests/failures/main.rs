@@ -103,7 +103,7 @@ fn failed_groups_are_replaced_up_to_the_limit() {
             let failed: BTreeSet<u64> = trial
                 .events()
                 .filter_map(|event| match event {
-                    Event::GroupEnded { ticket, end, reason } if end == GroupEnd::Failed => {
+                    Event::GroupEnded { ticket, end: GroupEnd::Failed, reason } => {
                         assert!(reason.unwrap().starts_with(message));
                         Some(ticket)
                     }

@@ -84,8 +84,8 @@ fn other_formats_are_refused_by_their_version() {
             matches!(error, StoreError::CheckpointFormat { found, supported: 3, .. } if found == version),
             "{error}"
         );
-        let text = error.to_string();
-        assert!(text.contains(&format!("has format {version}")) && text.contains("model.path="), "{text}");
+        let (text, hint) = (error.to_string(), miette::Diagnostic::help(&error).unwrap().to_string());
+        assert!(text.contains(&format!("has format {version}")) && hint.contains("model.path="), "{text}");
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, StopReason};
-use rloom_ops::KV_BLOCK;
 use tokio::sync::oneshot;
 
 use super::{Batch, Limits, blocks_for};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use rloom_core::{PolicyId, Purpose, RandomKey};
 use rloom_model::Model;
-use rloom_ops::KV_BLOCK;
 use tokio::sync::oneshot;
 
 use super::Lane;
