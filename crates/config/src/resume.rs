@@ -79,13 +79,11 @@ impl SettingChange {
     /// Effect of the change, or the reason why a resumed run cannot make it.
     pub fn effect(&self) -> Result<ChangeEffect, &'static str> {
         let key = self.local_key();
-        if key.starts_with("eval.") {
-            return Ok(ChangeEffect::FromCheckpoint);
-        }
-        if WITHOUT_INFLUENCE.contains(&key) {
+        let of_evaluation = key.strip_prefix("eval.");
+        if WITHOUT_INFLUENCE.contains(&of_evaluation.unwrap_or(key)) {
             return Ok(ChangeEffect::None);
         }
-        if FROM_A_CHECKPOINT.contains(&key) {
+        if of_evaluation.is_some() || FROM_A_CHECKPOINT.contains(&key) {
             return Ok(ChangeEffect::FromCheckpoint);
         }
         Err(match key.split('.').next().unwrap_or(key) {

@@ -211,7 +211,7 @@ impl Batch {
         // A sequence that shares its whole prompt has nothing to compute: it samples from the prompt's logits.
         next.clear();
         next.extend(self.running.iter().enumerate().filter_map(|(i, sequence)| {
-            let group = sequence.group.filter(|_| sequence.cached == sequence.tokens.len())?;
+            let group = sequence.group.filter(|_| sequence.cache.tokens == sequence.tokens.len())?;
             Some((i, Source::Prompt(group)))
         }));
         for chunk in &chunks {
@@ -220,7 +220,7 @@ impl Batch {
             rows.extend((chunk.from..end).map(|position| StepRow {
                 token: sequence.token_or_draft(position),
                 position: position as u32,
-                blocks: &sequence.blocks,
+                blocks: &sequence.cache.blocks,
             }));
             let ends_prompt = sequence.leads && chunk.to == sequence.prompt.len();
             let ends = chunk.to == sequence.tokens.len();
@@ -251,7 +251,7 @@ impl Batch {
         }
         drop(rows);
         for chunk in &chunks {
-            self.running[chunk.sequence].cached = chunk.to;
+            self.running[chunk.sequence].cache.tokens = chunk.to;
             if let Some(drafts) = &mut self.statistics.drafts {
                 drafts.drafted_tokens += chunk.drafted as u64;
             }
@@ -282,7 +282,7 @@ impl Batch {
         if let Some(Prediction::Logits(logits_v)) = Prediction::of(&self.answers, answer) {
             prompt.logits_v = logits_v.to_vec();
         }
-        prompt.blocks = leader.blocks[..blocks_for(prompt.tokens.len())].to_vec();
+        prompt.blocks = leader.cache.blocks[..blocks_for(prompt.tokens.len())].to_vec();
         for &block in &prompt.blocks {
             self.pool.share(block);
         }

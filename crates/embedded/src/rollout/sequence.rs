@@ -40,6 +40,17 @@ pub(crate) struct Rank {
     pub(crate) arrival: u64,
 }
 
+/// Keys and values of a sequence's first tokens.
+#[derive(Debug, Default)]
+pub(crate) struct CachedTokens {
+    /// Blocks of the lane's cache.
+    pub(crate) blocks: Vec<u32>,
+    /// Number of tokens in them.
+    pub(crate) tokens: usize,
+    /// Keys and values of that number of first tokens, copied from another lane's cache.
+    pub(crate) carried: Option<(KvCache, usize)>,
+}
+
 /// State of a request from submission to its answer.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -50,11 +61,7 @@ pub(crate) struct Sequence {
     pub(crate) prompt: Arc<[u32]>,
     /// Prompt, the request's prefix, and the tokens sampled since.
     pub(crate) tokens: Vec<u32>,
-    /// Blocks with the keys and values of the first `cached` tokens.
-    pub(crate) blocks: Vec<u32>,
-    pub(crate) cached: usize,
-    /// Keys and values of that number of first tokens, copied from another lane's cache.
-    pub(crate) carried: Option<(KvCache, usize)>,
+    pub(crate) cache: CachedTokens,
     /// Computes its group's prompt, which the others wait for.
     pub(crate) leads: bool,
     /// A lane has begun to compute it.
@@ -96,9 +103,7 @@ impl Sequence {
             key,
             group,
             tokens,
-            blocks: Vec::new(),
-            cached: 0,
-            carried: None,
+            cache: CachedTokens::default(),
             leads: false,
             started: false,
             sampler: Sampler::new(&sampling),

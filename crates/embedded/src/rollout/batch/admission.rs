@@ -84,7 +84,7 @@ impl Batch {
     }
 
     fn share_of(&self, sequence: &Sequence) -> Share {
-        if sequence.carried.is_some() {
+        if sequence.cache.carried.is_some() {
             return Share::Alone;
         }
         let Some(group) = sequence.group else { return Share::Alone };
@@ -99,7 +99,7 @@ impl Batch {
 
     /// Starts a sequence, with blocks for all of its tokens.
     fn start(&mut self, mut sequence: Sequence, share: Share, decoder: &mut impl Decoder) {
-        debug_assert!(sequence.blocks.is_empty() && sequence.cached == 0);
+        debug_assert!(sequence.cache.blocks.is_empty() && sequence.cache.tokens == 0);
         match share {
             Share::Lead(group) => {
                 sequence.leads = true;
@@ -113,27 +113,27 @@ impl Batch {
                     let full = prompt.tokens.len() / rloom_ops::KV_BLOCK;
                     for &block in &prompt.blocks[..full] {
                         self.pool.share(block);
-                        sequence.blocks.push(block);
+                        sequence.cache.blocks.push(block);
                     }
                     if let Some(&partial) = prompt.blocks.get(full)
                         && let Some(own) = self.pool.take()
                     {
                         decoder.copy_block(partial, own);
-                        sequence.blocks.push(own);
+                        sequence.cache.blocks.push(own);
                     }
-                    sequence.cached = prompt.tokens.len();
-                    self.statistics.shared_tokens += sequence.cached as u64;
+                    sequence.cache.tokens = prompt.tokens.len();
+                    self.statistics.shared_tokens += sequence.cache.tokens as u64;
                 }
             }
             Share::Alone | Share::Wait => {}
         }
-        while sequence.blocks.len() < blocks_for(sequence.tokens.len()) {
+        while sequence.cache.blocks.len() < blocks_for(sequence.tokens.len()) {
             let Some(block) = self.pool.take() else { break };
-            sequence.blocks.push(block);
+            sequence.cache.blocks.push(block);
         }
-        if let Some((carried, tokens)) = sequence.carried.take() {
-            decoder.copy_in(&carried, &sequence.blocks[..blocks_for(tokens)]);
-            sequence.cached = tokens;
+        if let Some((carried, tokens)) = sequence.cache.carried.take() {
+            decoder.copy_in(&carried, &sequence.cache.blocks[..blocks_for(tokens)]);
+            sequence.cache.tokens = tokens;
         }
         sequence.started = true;
         sequence.progress.start(self.lane);
@@ -149,7 +149,7 @@ impl Batch {
         let mut i = 0;
         while i < self.running.len() {
             let rank = self.running[i].rank;
-            let from = self.running[i].cached;
+            let from = self.running[i].cache.tokens;
             let missing = self.running[i].tokens.len() - from;
             let mut to = from + missing;
             if missing > 1 {
@@ -160,9 +160,10 @@ impl Batch {
                 }
                 budget -= to - from;
             }
-            while self.running.get(i).is_some_and(|s| s.rank == rank && s.blocks.len() < blocks_for(to)) {
+            while self.running.get(i).is_some_and(|s| s.rank == rank && s.cache.blocks.len() < blocks_for(to))
+            {
                 match self.pool.take() {
-                    Some(block) => self.running[i].blocks.push(block),
+                    Some(block) => self.running[i].cache.blocks.push(block),
                     None => self.preempt(),
                 }
             }
@@ -195,9 +196,9 @@ impl Batch {
             let running = self.running.len();
             let sequence = &mut self.running[chunk.sequence];
             let mut drafted = drafter.length(&sequence.lookup, threshold);
-            while drafted > 0 && sequence.blocks.len() < blocks_for(chunk.to + drafted) {
+            while drafted > 0 && sequence.cache.blocks.len() < blocks_for(chunk.to + drafted) {
                 match self.pool.take_beyond(running) {
-                    Some(block) => sequence.blocks.push(block),
+                    Some(block) => sequence.cache.blocks.push(block),
                     None => drafted -= 1,
                 }
             }
@@ -287,7 +288,7 @@ impl Batch {
     pub(crate) fn split_off_half(&mut self, decoder: &impl Decoder, label: PolicyLabel) -> Vec<Sequence> {
         let all = self.running.iter().chain(self.waiting.values());
         let mut ranks: Vec<(usize, Reverse<Rank>)> =
-            all.filter(|s| !s.leads && s.is_of(label)).map(|s| (s.cached, Reverse(s.rank))).collect();
+            all.filter(|s| !s.leads && s.is_of(label)).map(|s| (s.cache.tokens, Reverse(s.rank))).collect();
         ranks.sort_unstable();
         let all = self.running.len() + self.waiting.len();
         ranks.truncate(all / 2);
@@ -296,9 +297,10 @@ impl Batch {
             std::mem::take(&mut self.running).into_iter().partition(|s| chosen.contains(&s.rank));
         self.running = staying;
         for sequence in &mut leaving {
-            let held = &sequence.blocks[..blocks_for(sequence.cached)];
-            sequence.carried =
-                decoder.copy_out(held).map(|copy| (copy, sequence.cached.min(sequence.tokens.len() - 1)));
+            let held = &sequence.cache.blocks[..blocks_for(sequence.cache.tokens)];
+            sequence.cache.carried = decoder
+                .copy_out(held)
+                .map(|copy| (copy, sequence.cache.tokens.min(sequence.tokens.len() - 1)));
         }
         leaving.extend(chosen.iter().filter_map(|rank| self.waiting.remove(rank)));
         self.statistics.migrated += leaving.len() as u64;
@@ -308,7 +310,7 @@ impl Batch {
     /// Drops keys and values that waiting sequences have brought from other lanes, since the weights change.
     pub(crate) fn drop_carried_caches(&mut self) {
         for sequence in self.waiting.values_mut() {
-            sequence.carried = None;
+            sequence.cache.carried = None;
         }
     }
 
@@ -333,8 +335,8 @@ impl Batch {
 
     /// Frees a sequence's part of the cache.
     fn release_cache(&mut self, sequence: &mut Sequence) {
-        self.pool.free_all(&mut sequence.blocks);
-        sequence.cached = 0;
+        self.pool.free_all(&mut sequence.cache.blocks);
+        sequence.cache.tokens = 0;
         sequence.lookup.clear();
         // A prompt without its leader is never completed; the next sequence of the group starts over.
         if std::mem::take(&mut sequence.leads)

@@ -105,7 +105,7 @@ impl Batch {
                                 drafts.accepted_tokens += 1;
                             }
                             // Its keys and values were computed in this step.
-                            sequence.cached += 1;
+                            sequence.cache.tokens += 1;
                         }
                         sequence.push(pick, label)
                     }
