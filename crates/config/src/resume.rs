@@ -194,8 +194,12 @@ mod tests {
         ] {
             let found = changes(&[set]);
             let last = set.split('=').next().unwrap().rsplit('.').next().unwrap();
-            let change =
-                found.iter().find(|change| change.key.ends_with(last)).unwrap_or_else(|| panic!("{set}"));
+            let change = found
+                .iter()
+                .find(|change| {
+                    change.key.ends_with(last) && change.key.starts_with("eval.") == set.starts_with("eval.")
+                })
+                .unwrap_or_else(|| panic!("{set}"));
             assert_eq!(change.effect(), effect, "{set}: {}", change.key);
         }
         assert_eq!(changes(&["stage.rl.steps=9"])[0].stage_with_other_steps(), Some("rl"));
