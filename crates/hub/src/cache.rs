@@ -13,6 +13,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::HubError;
 use crate::listing::Listing;
@@ -96,12 +97,12 @@ impl RepositoryCache {
             fs::create_dir_all(folder).map_err(at(folder))?;
         }
         let ups = "../".repeat(2 + path.matches('/').count());
-        let linked = fs::remove_file(&file)
-            .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-            .and_then(|()| symlink(&format!("{ups}blobs/{etag}"), &file))
-            .or_else(|_| fs::copy(self.blob(etag), &file).map(|_| ()));
-        // Another process may have linked it in between.
-        linked.or_else(|error| if file.is_file() { Ok(()) } else { Err(error) }).map_err(at(&file))?;
+        // Renamed over an existing link: another process may be reading the file.
+        let temporary = temporary(&file);
+        symlink(&format!("{ups}blobs/{etag}"), &temporary)
+            .or_else(|_| fs::copy(self.blob(etag), &temporary).map(|_| ()))
+            .and_then(|()| fs::rename(&temporary, &file))
+            .map_err(at(&file))?;
         Ok(file)
     }
 
@@ -155,11 +156,18 @@ fn collect_files(folder: &Path, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
+/// A temporary name next to `path`. It is different for every writer: threads and processes may write the same file at the
+/// same time.
+fn temporary(path: &Path) -> PathBuf {
+    static WRITERS: AtomicU64 = AtomicU64::new(0);
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}-{}.tmp", std::process::id(), WRITERS.fetch_add(1, Ordering::Relaxed)));
+    path.with_file_name(name)
+}
+
 /// Writes a file so that readers see all of it or none.
 fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
+    let temporary = temporary(path);
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(at(folder))?;
     }
