@@ -99,6 +99,9 @@ impl Failure {
             RunError::Model(error) => error.is_wrong_path(),
             RunError::Hub(error) => error.is_wrong_name(),
             RunError::Data(error) => error.is_wrong_name(),
+            RunError::CannotChange { .. } | RunError::StepsAreDone { .. } | RunError::NoCheckpoint { .. } => {
+                true
+            }
             _ => false,
         };
         if is_usage { Self::usage(error) } else { Self::failed(error) }

@@ -31,13 +31,21 @@ pub fn resume(
 ) -> Result<Summary, RunError> {
     let directory = RunDirectory::open(path)?;
     let changes = setting_changes(&Config::load(&[directory.config()], &[] as &[&str])?, config);
+    // Before the attempt: what is refused here leaves no trace in the run.
     let effect = effect_of(&changes)?;
+    let newest = Checkpoints::open_for_reading(directory.checkpoints()).newest_valid()?.0;
+    let (stage, step) = newest.map_or((0, 0), |(name, _)| (name.stage, name.step));
+    check_steps(&changes, config, stage, step)?;
+    let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
     attempt(&directory, observer, |events| {
-        let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
         if !changes.is_empty() {
             let text: Vec<String> = changes.iter().map(ToString::to_string).collect();
             events.warn(format!("settings have changed: {}", text.join("; ")));
-            apply(&directory, config, &changes, effect)?;
+            // First, so that a process that is killed here resumes with the old configuration and a shorter journal.
+            if effect == ChangeEffect::FromCheckpoint {
+                Journal::discard_after(&directory.journal(), stage, step)?;
+            }
+            store(&directory, config)?;
         }
         let (engines, inputs) = embedded(config)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
@@ -124,19 +132,7 @@ fn check_steps(changes: &[SettingChange], config: &Config, stage: u32, step: u64
 }
 
 /// Makes the changed configuration that of the run; the one before is kept as `config-1.toml`, `config-2.toml` …
-fn apply(
-    directory: &RunDirectory,
-    config: &Config,
-    changes: &[SettingChange],
-    effect: ChangeEffect,
-) -> Result<(), RunError> {
-    let newest = Checkpoints::open_for_reading(directory.checkpoints()).newest_valid()?.0;
-    let (stage, step) = newest.map_or((0, 0), |(name, _)| (name.stage, name.step));
-    check_steps(changes, config, stage, step)?;
-    // First, so that a process that is killed here resumes with the old configuration and a shorter journal.
-    if effect == ChangeEffect::FromCheckpoint {
-        Journal::discard_after(&directory.journal(), stage, step)?;
-    }
+fn store(directory: &RunDirectory, config: &Config) -> Result<(), RunError> {
     let before = std::fs::read(directory.config())
         .map_err(|source| rloom_store::StoreError::io("read", &directory.config(), source))?;
     let kept = (1u64..).map(|n| directory.path().join(format!("config-{n}.toml")));

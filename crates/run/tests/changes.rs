@@ -10,7 +10,7 @@ use std::path::Path;
 use miette::Diagnostic;
 use rloom_config::Config;
 use rloom_run::{ResumeOptions, RunError, StageError, StopFlag, Summary};
-use rloom_telemetry::{Event, EventLine, Observer};
+use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 /// Loads the stored configuration of a run with overrides, as `rloom train --resume --set` does.
 fn changed(run: &Path, overrides: &[&str]) -> Config {
@@ -136,6 +136,8 @@ fn settings_that_cannot_change_are_refused_with_their_reasons() {
         );
     }
     assert_eq!(changed(&run, &[]).stages[1].steps, 2, "refused settings are not stored");
+    let events = read_events(&run.join("events.jsonl")).unwrap();
+    assert!(events.iter().all(|line| line.attempt == 1), "a refused attempt leaves no events");
 }
 
 /// Sums, as rows of a JSONL file.
