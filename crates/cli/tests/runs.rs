@@ -99,7 +99,7 @@ fn sigterm_and_sighup_save_however_often_they_arrive() {
     }
 }
 
-/// The pipes of the run are full after a few hundred lines, and nobody reads them.
+/// The run writes more than its pipes hold, and they are not read until it ends.
 #[test]
 fn a_blocked_output_does_not_stop_training() {
     for (steps, output) in [("80", &["--json"][..]), ("700", &["--show-every", "1"])] {

@@ -84,23 +84,23 @@ pub enum StageError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Store(#[from] StoreError),
-    /// The tokenizer could not be opened, built or written.
+    /// The tokenizer could not be written to a checkpoint.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Text(#[from] rloom_text::TextError),
-    /// The rollout engine could not be built, or failed outside of its work.
+    /// The rollout engine failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Rollout(#[from] RolloutError),
-    /// The train engine could not be built, or failed outside of its work.
+    /// The train engine could not save or restore its state.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Train(#[from] TrainError),
-    /// An evaluation outside of a run failed.
+    /// A group could not be prepared.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Collect(#[from] CollectError),
-    /// From the scheduler.
+    /// The scheduler rejected an event.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Sched(#[from] rloom_sched::SchedError),
