@@ -88,18 +88,10 @@ pub enum StageError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Text(#[from] rloom_text::TextError),
-    /// The rollout engine failed.
-    #[error(transparent)]
-    #[diagnostic(transparent)]
-    Rollout(#[from] RolloutError),
     /// The train engine could not save or restore its state.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Train(#[from] TrainError),
-    /// A group could not be prepared.
-    #[error(transparent)]
-    #[diagnostic(transparent)]
-    Collect(#[from] CollectError),
     /// The scheduler rejected an event.
     #[error(transparent)]
     #[diagnostic(transparent)]
