@@ -87,7 +87,7 @@ impl Observer for StopAfter {
 #[test]
 fn another_learning_rate_applies_from_the_newest_checkpoint_on() {
     let directory = tempfile::tempdir().unwrap();
-    // Every batch has something to learn, and steps 3 and later are in the journal alone.
+    // Every batch has something to learn.
     let overrides = [
         "reward.components=[{kind='random'},{kind='exact'}]",
         "schedule.max_staleness=1",
