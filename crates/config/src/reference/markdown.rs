@@ -7,7 +7,7 @@ use super::{KeyDoc, TableDoc, tables};
 const INTRODUCTION: &str = "\
 # Configuration
 
-<!-- Generated from the settings types. To update: UPDATE_REFERENCE=1 cargo test -p rloom-config --test reference -->
+<!-- Generated from the settings types. To update: UPDATE_REFERENCE=1 cargo test --test config reference -->
 
 A recipe is a TOML file. `rloom train a.toml b.toml --set trainer.learning_rate=1e-5` reads the files in order, then the
 overrides; later values take precedence. `--dry-run` prints the resolved configuration. An unknown key is an error, and so

@@ -1,4 +1,4 @@
-"""Writes the Parquet fixtures of `tests/parquet.rs`. Needs pyarrow; run it in this folder."""
+"""Writes the Parquet fixtures of `tests/data/parquet.rs`. Needs pyarrow; run it in this folder."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

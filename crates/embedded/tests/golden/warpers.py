@@ -1,4 +1,4 @@
-"""Distributions that transformers' logits warpers give, for tests/samplers.rs.
+"""Distributions that transformers' logits warpers give, for tests/embedded/samplers.rs.
 
     python crates/embedded/tests/golden/warpers.py
 

@@ -2,7 +2,7 @@
 
 mod groups;
 mod inert;
-#[path = "../../../tests/train/model.rs"]
+#[path = "../../../tests/embedded/train/model.rs"]
 mod model;
 mod policy;
 mod sharing;

@@ -1,0 +1,8 @@
+//! The program as users run it, and the order of the workspace's crates.
+
+mod bench;
+mod messages;
+mod plan;
+mod runs;
+mod support;
+mod workspace;

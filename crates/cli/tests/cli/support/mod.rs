@@ -1,0 +1,76 @@
+//! Runs the program and captures its output.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// A recipe with two very short stages.
+pub(crate) const TINY: &str = include_str!("tiny.toml");
+
+/// A temporary folder in which the program runs.
+pub(crate) struct Sandbox(TempDir);
+
+/// Exit code and output of the program.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Sandbox {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rloom"));
+        command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null());
+        for variable in ["NO_COLOR", "COLUMNS", "HF_TOKEN", "HF_ENDPOINT", "HF_HOME", "XDG_CACHE_HOME"] {
+            command.env_remove(variable);
+        }
+        command.env("HF_HUB_CACHE", "cache").env("HF_HUB_OFFLINE", "1");
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Finished {
+        self.finished(&self.command(arguments).output().unwrap())
+    }
+
+    pub(crate) fn finished(&self, output: &Output) -> Finished {
+        let here = self.0.path().display().to_string();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().replace(&here, "HERE");
+        Finished { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+impl Finished {
+    /// Exit code and output as one text, for snapshots.
+    pub(crate) fn text(&self) -> String {
+        let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        format!("exit code {code}\n----- stdout\n{}----- stderr\n{}", self.stdout, self.stderr)
+    }
+}
+
+/// Compares with the snapshot `name`, independent of the name of the test.
+pub(crate) fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../../snapshots" }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+/// The lines of a file.
+pub(crate) fn lines(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+}

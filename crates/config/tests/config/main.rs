@@ -1,0 +1,5 @@
+//! Recipes, mistakes in them, and the reference pages.
+
+mod mistakes;
+mod recipes;
+mod reference;

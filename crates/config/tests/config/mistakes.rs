@@ -1,0 +1,406 @@
+//! Messages of all kinds of errors. Users read these texts; the snapshots show every change of them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fmt::Write as _;
+
+use rloom_config::{Code, Config};
+
+const BASE: &str = r#"[model.new]
+layers = 2
+hidden_size = 32
+heads = 4
+intermediate_size = 64
+max_positions = 64
+
+[data]
+generator = "arithmetic"
+
+[reward]
+components = [{ kind = "exact" }]
+
+[sampling]
+max_new_tokens = 8
+
+[eval]
+tasks = 100
+
+[[stage]]
+name = "warmup"
+method = "sft"
+steps = 10
+groups_per_batch = 8
+
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 10
+groups_per_batch = 8
+"#;
+
+/// The error codes and messages of `text` as a second file over the base.
+fn errors_of(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = [("base.toml", BASE), ("mine.toml", text)].map(|(name, text)| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    match Config::load(&paths, overrides) {
+        Ok(config) => (Vec::new(), format!("no error\n{}", config.to_toml())),
+        Err(errors) => {
+            let codes = errors.problems.iter().map(|p| p.code).collect();
+            (codes, errors.to_string().replace(&format!("{}/", directory.path().display()), ""))
+        }
+    }
+}
+
+/// Compares each text and its messages with the snapshot `name`.
+fn compare(name: &str, cases: &[(&str, &[Code])]) {
+    let mut transcript = String::new();
+    for (text, codes) in cases {
+        let (found, message) = errors_of(text, &[]);
+        assert_eq!(found, *codes, "{text}\n{message}");
+        let _ = write!(transcript, "===== mine.toml\n{}\n=====\n{message}\n", text.trim_end());
+    }
+    snapshot(name, &transcript);
+}
+
+fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../snapshots" }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn base_recipe_is_valid() {
+    let (codes, text) = errors_of("", &[]);
+    assert!(codes.is_empty(), "{text}");
+}
+
+#[test]
+fn keys_and_types() {
+    compare(
+        "keys_and_types",
+        &[
+            ("[trainer]\nlerning_rate = 1e-5\n", &[Code::UnknownKey]),
+            ("[optimizer]\nlearning_rate = 1e-5\n", &[Code::UnknownKey]),
+            ("[trainer]\ngroup_size = 4\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nbatch_size = 4\n", &[Code::UnknownKey]),
+            ("[data]\nmax_digit = 3\n", &[Code::UnknownKey]),
+            ("[reward]\ncomponents = [{ kind = \"exakt\" }]\n", &[Code::UnknownName]),
+            ("[reward]\ncomponents = [{ kind = \"exact\", tolerence = 1 }]\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nmethod = \"gpro\"\n", &[Code::UnknownName]),
+            (
+                "[trainer]\nlearning_rate = \"1e-5\"\nwarmup_steps = 1.0\n",
+                &[Code::WrongType, Code::WrongType],
+            ),
+            ("[run]\nseed = -1\n", &[Code::OutOfRange]),
+            ("data = 3\n", &[Code::WrongType]),
+            ("[[stage]]\nname = \"third\"\n", &[Code::MissingKey]),
+            ("[[stage]]\nname = \"rl\"\nmax_staleness = 1\n", &[Code::UnknownKey]),
+            ("[rollout]\nmax_head_offpolicyness = 1\n", &[Code::UnknownKey]),
+            ("[[stage]]\nname = \"rl\"\nlr_scheduler_type = \"cosine\"\n", &[Code::UnknownKey]),
+            ("[schedule]\non_update = \"recompue\"\n", &[Code::UnknownName]),
+            ("stage = 3\n", &[Code::WrongType]),
+        ],
+    );
+}
+
+#[test]
+fn losses_and_advantages() {
+    const RL: &str = "[[stage]]\nname = \"rl\"\n[stage.algorithm]\n";
+    let cases: [(&str, &[Code]); 7] = [
+        (
+            "clip_low = 0.1\ngamma = 0.9\nprm.beta = 0.1\n",
+            &[Code::RenamedKey, Code::RenamedKey, Code::RenamedKey],
+        ),
+        ("loss = \"cipso\"\n", &[Code::UnknownName]),
+        ("loss = { kind = \"cispo\", wieght_cap = 4.0 }\n", &[Code::UnknownKey]),
+        ("loss = { kind = \"cispo\", weight_cap = \"4\" }\n", &[Code::WrongType]),
+        ("loss = { kind = \"gspo\", weight_cap = 4.0 }\n", &[Code::Unread]),
+        ("loss = { epsilon = 0.1 }\n", &[Code::UnknownKey]),
+        ("advantage = { kind = \"raft_pp\", keep = \"worst\" }\n", &[Code::UnknownName]),
+    ];
+    let texts: Vec<String> = cases.iter().map(|(text, _)| format!("{RL}{text}")).collect();
+    let cases: Vec<(&str, &[Code])> =
+        texts.iter().zip(&cases).map(|(text, (_, codes))| (text.as_str(), *codes)).collect();
+    compare("losses_and_advantages", &cases);
+}
+
+/// A later layer sets a setting, chooses another kind, or both.
+#[test]
+fn layers_of_a_loss() {
+    let resolved = |overrides: &[&str]| {
+        let recipe = BASE.replace("loss = \"ppo_clip\"", "");
+        let text = Config::from_text("recipe.toml", &recipe, overrides).unwrap().to_toml();
+        let loss = text.split("[stage.algorithm.loss]\n").nth(1).unwrap();
+        loss.split("\n\n").next().unwrap().to_owned()
+    };
+    let set = |key: &str| format!("stage.rl.algorithm.loss{key}");
+    let ppo = "kind = \"ppo_clip\"\nclip_low = 0.2\nclip_high = 0.28";
+    assert_eq!(resolved(&[&set(".clip_high=0.28")]), ppo);
+    let cispo = "kind = \"cispo\"\nweight_cap = 4.0\nweight_floor = 0.0";
+    assert_eq!(resolved(&[&set("=cispo"), &set(".weight_cap=4.0")]), cispo);
+    let first = set("={kind='ppo_clip',clip_high=0.28}");
+    assert_eq!(resolved(&[&first, &set("={kind='cispo',weight_cap=4.0}")]), cispo);
+    // Without a kind below, it is not known that its settings belong to another one: they are kept, and reported.
+    let (codes, text) = errors_of("", &[&set(".clip_high=0.28"), &set(".kind=cispo")]);
+    assert_eq!(codes, [Code::Unread], "{text}");
+}
+
+#[test]
+fn renamed_keys_and_values_name_the_new_ones() {
+    let cases: &[(&str, &[Code])] = &[
+        ("[model]\ncompute = \"bf16\"\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\nbatch = 4\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"third\"\nmethod = \"sft\"\nsteps = 1\nbatch = 4\n", &[Code::RenamedKey]),
+        ("[trainer]\nrecompute = \"block\"\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\n[stage.trainer]\nrecompute = \"block\"\n", &[Code::RenamedKey]),
+        ("[reward]\ndeadline_seconds = 5.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::RenamedKey]),
+        ("[eval.reward]\ndeadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[rollout]\ndeadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[[stage]]\nname = \"rl\"\nrollout.deadline_seconds = 5.0\n", &[Code::RenamedKey]),
+        ("[schedule]\nstragglers = \"put_off\"\n", &[Code::RenamedValue]),
+        ("[[stage]]\nname = \"rl\"\nschedule.stragglers = \"put_off\"\n", &[Code::RenamedValue]),
+    ];
+    compare("renamed", cases);
+    let overrides = [
+        "model.compute=bf16",
+        "stage.rl.batch=4",
+        "trainer.recompute=block",
+        "stage.rl.trainer.recompute=block",
+        "reward.deadline_seconds=5",
+        "rollout.deadline_seconds=5",
+        "schedule.stragglers=put_off",
+        "stage.rl.schedule.stragglers=put_off",
+    ];
+    let mut transcript = String::new();
+    for override_text in overrides {
+        let (codes, text) = errors_of("", &[override_text]);
+        assert!(matches!(codes[..], [Code::RenamedKey | Code::RenamedValue]), "{override_text}\n{text}");
+        let _ = writeln!(transcript, "{text}");
+    }
+    snapshot("renamed_overrides", &transcript);
+}
+
+#[test]
+fn ranges() {
+    compare(
+        "ranges",
+        &[
+            ("[trainer]\nlearning_rate = -1.0\n", &[Code::OutOfRange]),
+            ("[sampling]\ntop_p = 1.5\n", &[Code::OutOfRange]),
+            ("[rollout]\nmax_batch = 0\n", &[Code::OutOfRange]),
+            ("[data]\nmin_digits = 3\n", &[Code::OutOfRange]),
+            ("[eval]\ntasks = 0\nevery = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            ("[[stage]]\nname = \"rl\"\nsteps = 0\n", &[Code::OutOfRange]),
+            ("[run]\nname = \"a/b\"\nkeep_last = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            (
+                "[[stage]]\nname = \"model\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n",
+                &[Code::OutOfRange],
+            ),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nloss.clip_low = 1.5\n", &[Code::Conflict]),
+            ("[model.new]\nhead_dim = 7\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 10_001\noversample = 1_000_001\ncut_order = \"completion\"\n",
+                &[Code::OutOfRange, Code::OutOfRange],
+            ),
+            ("[run]\nstall_seconds = 0\n", &[Code::OutOfRange]),
+            ("[rollout]\nthreads = 4096\n", &[Code::OutOfRange]),
+            ("[trainer]\nthreads = 5000\nmicro_batch_tokens = 0\n", &[Code::OutOfRange, Code::OutOfRange]),
+            ("[rollout]\nrestarts = -1\n", &[Code::OutOfRange]),
+            ("[reward]\ntimeout_seconds = 0.0\ncomponents = [{ kind = \"exact\" }]\n", &[Code::Conflict]),
+        ],
+    );
+}
+
+#[test]
+fn combinations() {
+    compare(
+        "combinations",
+        &[
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\ngroup_size = 1\n", &[Code::Conflict]),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nminibatches = 3\n", &[Code::Conflict]),
+            ("[sampling]\ntop_p = 0.9\n", &[Code::Conflict]),
+            ("[sampling]\ntemperature = 0.0\n", &[Code::Conflict]),
+            ("[sampling]\nmax_new_tokens = 64\n", &[Code::Conflict]),
+            ("[model.new]\nkv_heads = 3\n", &[Code::Conflict]),
+            ("[model.new]\nhidden_size = 33\n", &[Code::Conflict]),
+            ("[data]\npath = \"x.jsonl\"\neval_rows = 9\n", &[Code::MissingKey]),
+            ("[tokenizer]\nalphabet = \"0123\"\n", &[Code::Conflict]),
+            ("[data]\nsystem = \"12\"\n", &[Code::Conflict]),
+            ("[data]\neval_size = 50\n", &[Code::Conflict]),
+            ("[eval]\nsamples = 4\n[eval.sampling]\ntemperature = 0.0\n", &[Code::Conflict]),
+            ("[eval.reward]\ncomponents = [{ kind = \"length\", max_tokens = 4 }]\n", &[Code::Conflict]),
+            ("[reward]\ncomponents = [{ kind = \"exact\" }, { kind = \"exact\" }]\n", &[Code::Conflict]),
+            (
+                "[reward]\ncomponents = [{ kind = \"exact\" }, { kind = \"random\", name = \"overlong\" }]\n\
+                 [[stage]]\nname = \"rl\"\nmethod = \"dapo\"\n",
+                &[Code::Conflict],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn schedules() {
+    let replacing = "[[stage]]\nname = \"rl\"\nmethod = \"dapo\"\n";
+    compare(
+        "schedules",
+        &[
+            ("[schedule]\noversample = 2\n", &[Code::Conflict]),
+            ("[schedule]\noversample = 2\ncut_order = \"ticket\"\n", &[Code::Conflict]),
+            ("[schedule]\ncut_order = \"completion\"\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nstragglers = \"defer\"\n",
+                &[Code::Conflict],
+            ),
+            (
+                "[schedule]\nmax_staleness = 2\npin_version = true\ncut_order = \"completion\"\n",
+                &[Code::Conflict],
+            ),
+            ("[schedule]\nmax_staleness = 2\npin_version = true\non_update = \"keep\"\n", &[Code::Conflict]),
+            (
+                "[schedule]\nmax_staleness = 2\npin_version = true\non_failure = \"replace\"\n",
+                &[Code::Conflict],
+            ),
+            (&format!("[schedule]\nmax_staleness = 2\npin_version = true\n{replacing}"), &[Code::Conflict]),
+            // Stale samples without a sound correction.
+            (
+                "[schedule]\nmax_staleness = 1\n[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"sampler\"\n",
+                &[Code::Conflict],
+            ),
+            ("[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"log_linear\"\n", &[Code::Conflict]),
+        ],
+    );
+}
+
+#[test]
+fn environments() {
+    const GAME: &str = "[data]\ngenerator = \"guess\"\n[environment]\nkind = \"guess\"\n";
+    let reward = "[reward]\ncomponents = [{ kind = \"environment\" }]\n";
+    let (codes, text) = errors_of(&format!("{GAME}{reward}"), &[]);
+    assert!(codes.is_empty(), "{text}");
+    compare(
+        "environments",
+        &[
+            ("[[stage]]\nname = \"rl\"\nmethod = \"gigpo\"\n", &[Code::Conflict]),
+            (
+                &format!(
+                    "{GAME}[reward]\ncomponents = [{{ kind = \"environment\", weight = 0.0 }}, {{ kind = \"length\", max_tokens = 9 }}]\n[[stage]]\nname = \"rl\"\nmethod = \"gigpo\"\n"
+                ),
+                &[Code::Conflict],
+            ),
+            ("[environment]\nkind = \"gess\"\n", &[Code::UnknownName]),
+            ("[environment]\nmax_turn = 3\n", &[Code::UnknownKey]),
+            ("[environment]\nmax_turns = 3\n", &[Code::Unread]),
+            ("[reward]\ncomponents = [{ kind = \"environment\", truncated = \"fail\" }]\n", &[Code::Unread]),
+            (&format!("{GAME}max_turns = 0\n{reward}"), &[Code::OutOfRange]),
+            ("[environment]\nkind = \"guess\"\n", &[Code::Conflict]),
+            ("[data]\ngenerator = \"guess\"\n", &[Code::Conflict]),
+            (
+                &format!("{GAME}{reward}[[stage]]\nname = \"rl\"\nenvironment.kind = \"single_turn\"\n"),
+                &[Code::Conflict, Code::Conflict],
+            ),
+            (reward, &[Code::Conflict]),
+            (&format!("{GAME}{reward}[tokenizer]\nalphabet = \"-0123456789:\"\n"), &[Code::Conflict]),
+        ],
+    );
+}
+
+#[test]
+fn stages() {
+    compare(
+        "stages",
+        &[
+            ("[[stage]]\nname = \"rl\"\nfrom = \"warmpu\"\n", &[Code::UnknownStage]),
+            ("[[stage]]\nname = \"warmup\"\nfrom = \"rl\"\n", &[Code::UnknownStage]),
+            ("[stage.lr]\nsteps = 3\n", &[Code::UnknownStage]),
+        ],
+    );
+    let twice =
+        format!("{BASE}\n[[stage]]\nname = \"warmup\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n");
+    let errors = Config::from_text("recipe.toml", &twice, &[] as &[&str]).unwrap_err();
+    assert_eq!(errors.problems[0].code, Code::DuplicateStage);
+    snapshot("duplicate_stage", &errors.to_string());
+}
+
+#[test]
+fn keys_without_effect() {
+    compare(
+        "keys_without_effect",
+        &[
+            ("[[stage]]\nname = \"warmup\"\n[stage.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
+            (
+                "[[stage]]\nname = \"warmup\"\n[stage.algorithm]\ngroup_size = 4\nloss.clip_low = 0.1\n",
+                &[Code::Unread, Code::Unread],
+            ),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nadvantage.gamma = 0.9\n", &[Code::Unread]),
+            ("[[stage]]\nname = \"rl\"\nallow_truncated_sampling = true\n", &[Code::Unread]),
+            ("[trainer]\nmin_lr_ratio = 0.1\n", &[Code::Unread]),
+            ("[eval.sampling]\ntop_k = 5\n", &[Code::Unread]),
+            ("[eval.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
+            ("[model]\npath = \"folder\"\n[tokenizer]\nbos = true\n", &[Code::Unread]),
+            ("[data]\nmax_target = 3\n", &[Code::Unread]),
+            ("[reward]\ncomponents = [{ kind = \"exact\", fade = 1 }]\n", &[Code::Unread]),
+            ("[stage.warmup]\neval_every = 0\n[stage.rl]\neval_every = 0\n", &[Code::Unread]),
+            ("[schedule]\non_update = \"keep\"\n", &[Code::Unread]),
+            ("[schedule]\nstragglers = \"defer\"\n", &[Code::Unread]),
+            ("[schedule]\nmax_failures = 3\n", &[Code::Unread]),
+            ("[schedule]\non_failure = \"stop\"\nmax_failures = 3\n", &[Code::Unread]),
+            ("[[stage]]\nname = \"warmup\"\nschedule.max_staleness = 1\n", &[Code::Unread]),
+        ],
+    );
+}
+
+#[test]
+fn errors_in_shared_tables_are_reported_once() {
+    let (codes, text) = errors_of("[trainer]\nlearning_rate = \"x\"\n[data]\nmax_digits = 99\n", &[]);
+    assert_eq!(codes, [Code::WrongType], "{text}");
+    let (codes, text) = errors_of("[data]\nmax_digits = 99\n[trainer]\nbeta1 = 2\n", &[]);
+    assert_eq!(codes, [Code::OutOfRange, Code::OutOfRange], "{text}");
+}
+
+#[test]
+fn messages_quote_overrides_verbatim() {
+    let (_, text) = errors_of("", &["trainer.learnin_rate=1e-5", "stage.rl.algorithm.group_size=two"]);
+    let (_, conflict) = errors_of("", &["stage.rl.algorithm.minibatches=3"]);
+    let (_, schedule) = errors_of("", &["schedule.max_staleness=1", "stage.rl.schedule.oversample=4"]);
+    snapshot("overrides", &format!("{text}\n{conflict}\n{schedule}"));
+}
+
+#[test]
+fn no_model_and_two_models() {
+    let without = BASE.split("[data]").nth(1).map(|rest| format!("[data]{rest}")).unwrap();
+    let none = Config::from_text("recipe.toml", &without, &[] as &[&str]).unwrap_err();
+    let two =
+        Config::from_text("recipe.toml", &format!("model.path = \"x\"\n{BASE}"), &[] as &[&str]).unwrap_err();
+    let empty = Config::from_text("recipe.toml", "", &[] as &[&str]).unwrap_err();
+    snapshot("models", &format!("{none}\n{two}\n{empty}"));
+}
+
+#[test]
+fn unreadable_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = Config::load(&[directory.path().join("none.toml")], &[] as &[&str]).unwrap_err();
+    assert_eq!(missing.problems[0].code, Code::Unreadable);
+    let folder = Config::load(&[directory.path()], &[] as &[&str]).unwrap_err();
+    let text = format!("{missing}\n{folder}").replace(&directory.path().display().to_string(), "DIR");
+    snapshot("unreadable", &text);
+}
+
+#[test]
+fn secrets_are_refused_and_not_quoted() {
+    let token = format!("hf_{}", "a1".repeat(17));
+    let (codes, text) = errors_of(&format!("[run]\nname = \"{token}\"\n"), &[]);
+    assert_eq!(codes, [Code::Secret]);
+    assert!(!text.contains(&token), "{text}");
+    assert!(text.contains("mine.toml:2:8"), "{text}");
+}
+
+#[test]
+fn evaluation_needs_held_out_tasks() {
+    let text = "[model]\npath = \"folder\"\n[data]\npath = \"x.jsonl\"\n";
+    compare("held_out", &[(text, &[Code::Conflict])]);
+}

@@ -1,0 +1,7 @@
+//! Data files, data sets of the hub, and generated tasks.
+
+mod generators;
+mod hub;
+mod jsonl;
+mod parquet;
+mod settings;

@@ -1,0 +1,5 @@
+//! The rollout and training engines.
+
+mod rollout;
+mod samplers;
+mod train;

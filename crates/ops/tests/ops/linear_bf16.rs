@@ -1,0 +1,262 @@
+//! Products of bf16 numbers compared bitwise with their definitions: dot pairs on every instruction set, tiles emulated
+//! and, where the processor has them, by AMX; and with plain sums in f64.
+
+use crate::support::{assert_same, contexts, noise};
+use proptest::prelude::*;
+use rloom_ops::{
+    Bf16, Buf, Ctx, Element, Isa, bias_backward, linear, linear_backward_input, linear_backward_weight,
+    linear_residual, pack,
+};
+
+/// All available contexts, and those with emulated tiles. Reports which paths this processor lacks.
+#[expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests may panic, and report skipped paths")]
+fn all_contexts() -> Vec<Ctx> {
+    for isa in [Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon] {
+        if !Isa::available().contains(&isa) {
+            eprintln!("skipped: {}, which this processor lacks", isa.name());
+        }
+    }
+    contexts().into_iter().chain((1..=3).map(|threads| Ctx::with_software_tiles(threads).unwrap())).collect()
+}
+
+fn by_tiles(ctx: &Ctx) -> bool {
+    ctx.bf16_products().starts_with("tiles")
+}
+
+fn narrow(x: f32) -> f32 {
+    Bf16::narrow(x).widen()
+}
+
+fn flush(x: f32) -> f32 {
+    if x.abs() < f32::MIN_POSITIVE { 0.0_f32.copysign(x) } else { x }
+}
+
+fn bf16(x: &[f32]) -> Buf<Bf16> {
+    Buf::from_vec(x.iter().map(|&x| Bf16::narrow(x)).collect())
+}
+
+/// The definitions, with `a` and `b` rounded to bf16 and zero from `k` on.
+fn chain(tiles: bool, start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
+    let at = |f: &dyn Fn(usize) -> f32, i: usize| if i < k { flush(narrow(f(i))) } else { 0.0 };
+    let term = |sum: f32, i: usize| flush(at(&a, i).mul_add(at(&b, i), flush(sum)));
+    if tiles {
+        (0..k.div_ceil(32)).fold(start, |sum, block| {
+            let of = |first: usize| (0..16).fold(0.0, |sum, i| term(sum, 32 * block + 2 * i + first));
+            flush(flush(sum) + flush(of(0) + of(1)))
+        })
+    } else {
+        (0..k.div_ceil(2)).fold(start, |sum, pair| term(term(sum, 2 * pair + 1), 2 * pair))
+    }
+}
+
+fn table(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    (0..rows * cols).map(|i| f(i / cols, i % cols)).collect()
+}
+
+/// Panics unless `got` is `want` rounded.
+fn assert_rounded(got: &Buf<Bf16>, want: &[f32], what: &str) {
+    let got: Vec<f32> = got.as_slice().iter().map(|x| x.widen()).collect();
+    let want: Vec<f32> = want.iter().map(|&x| narrow(x)).collect();
+    assert_same(&Buf::from_vec(got), &want, what);
+}
+
+/// Expected results at one shape.
+struct Expected {
+    product: Vec<f32>,
+    dx: Vec<f32>,
+    dx_added: Vec<f32>,
+    dw: Vec<f32>,
+}
+
+struct Case {
+    rows: usize,
+    n: usize,
+    k: usize,
+    x: Vec<f32>,
+    w: Vec<f32>,
+    dy: Vec<f32>,
+    bias: Vec<f32>,
+    y0: Vec<f32>,
+    dx0: Vec<f32>,
+    dw0: Vec<f32>,
+}
+
+impl Case {
+    fn new(rows: usize, n: usize, k: usize) -> Self {
+        let (x, w, dy) = (noise(1, rows * k), noise(2, n * k), noise(3, rows * n));
+        let (bias, y0) = (noise(4, n), noise(5, rows * n));
+        Self { rows, n, k, x, w, dy, bias, y0, dx0: noise(6, rows * k), dw0: noise(7, n * k) }
+    }
+
+    fn expected(&self, tiles: bool) -> Expected {
+        let Self { rows, n, k, x, w, dy, dx0, dw0, .. } = self;
+        let (rows, n, k) = (*rows, *n, *k);
+        let by_x =
+            |start: f32, t: usize, i: usize| chain(tiles, start, n, |j| dy[t * n + j], |j| w[j * k + i]);
+        Expected {
+            product: table(rows, n, |t, j| chain(tiles, 0.0, k, |i| x[t * k + i], |i| w[j * k + i])),
+            dx: table(rows, k, |t, i| by_x(0.0, t, i)),
+            dx_added: table(rows, k, |t, i| by_x(dx0[t * k + i], t, i)),
+            dw: table(n, k, |j, i| chain(tiles, dw0[j * k + i], rows, |t| dy[t * n + j], |t| x[t * k + i])),
+        }
+    }
+
+    /// Checks the definitions within f32 rounding against plain sums in f64 of the rounded numbers.
+    fn check_against_f64(&self, expected: &Expected) {
+        let (n, k) = (self.n, self.k);
+        for (i, &y) in expected.product.iter().enumerate() {
+            let (t, j) = (i / n, i % n);
+            let term = |i: usize| f64::from(narrow(self.x[t * k + i])) * f64::from(narrow(self.w[j * k + i]));
+            let want: f64 = (0..k).map(term).sum();
+            assert!((f64::from(y) - want).abs() <= 1e-6 * (k as f64).sqrt() * 4.0 + 1e-7, "{y} {want}");
+        }
+    }
+
+    fn check(&self, ctx: &Ctx, e: &Expected) {
+        let (rows, n, k) = (self.rows, self.n, self.k);
+        let what =
+            |name: &str| format!("{name}, {ctx:?}, {}, rows {rows}, n {n}, k {k}", ctx.bf16_products());
+        let (x, w, dy) = (bf16(&self.x), Buf::from_slice(&self.w), Buf::from_slice(&self.dy));
+        let bias = Buf::from_slice(&self.bias);
+        let biased = table(rows, n, |t, j| e.product[t * n + j] + self.bias[j]);
+        let packed = pack::<Bf16>(ctx, &w, n, k);
+
+        let mut y = Buf::<f32>::from_slice(&self.y0);
+        linear(ctx, &mut y, &x, rows, &packed, None);
+        assert_same(&y, &e.product, &what("linear"));
+        linear(ctx, &mut y, &x, rows, &packed, Some(&bias));
+        assert_same(&y, &biased, &what("bias"));
+        for (bias, sums) in [(None, &e.product), (Some(&bias), &biased)] {
+            linear_residual(ctx, &mut y, &Buf::from_slice(&self.y0), &x, rows, &packed, bias);
+            let want = table(rows, n, |t, j| self.y0[t * n + j] + sums[t * n + j]);
+            assert_same(&y, &want, &what("residual"));
+        }
+        let mut y = Buf::<Bf16>::zeros(rows * n);
+        linear(ctx, &mut y, &x, rows, &packed, None);
+        assert_rounded(&y, &e.product, &what("linear to bf16"));
+        linear(ctx, &mut y, &x, rows, &packed, Some(&bias));
+        assert_rounded(&y, &biased, &what("bias to bf16"));
+
+        let mut dx = Buf::from_slice(&self.dx0);
+        linear_backward_input::<Bf16, f32, f32>(ctx, &mut dx, &dy, rows, &w, n, k, true);
+        assert_same(&dx, &e.dx_added, &what("accumulated input gradient"));
+        linear_backward_input::<Bf16, Bf16, f32>(ctx, &mut dx, &bf16(&self.dy), rows, &w, n, k, false);
+        assert_same(&dx, &e.dx, &what("input gradient from bf16"));
+        let mut dx = Buf::<Bf16>::zeros(rows * k);
+        linear_backward_input::<Bf16, f32, Bf16>(ctx, &mut dx, &dy, rows, &w, n, k, false);
+        assert_rounded(&dx, &e.dx, &what("input gradient to bf16"));
+
+        let mut dw = Buf::from_slice(&self.dw0);
+        linear_backward_weight::<Bf16, f32>(ctx, &mut dw, &dy, &x, rows, n, k);
+        assert_same(&dw, &e.dw, &what("weight gradient"));
+        let mut dw = Buf::from_slice(&self.dw0);
+        linear_backward_weight::<Bf16, Bf16>(ctx, &mut dw, &bf16(&self.dy), &x, rows, n, k);
+        assert_same(&dw, &e.dw, &what("weight gradient from bf16"));
+    }
+}
+
+fn check_shape(contexts: &[Ctx], rows: usize, n: usize, k: usize) {
+    let case = Case::new(rows, n, k);
+    let expected = [false, true].map(|tiles| case.expected(tiles));
+    for expected in &expected {
+        case.check_against_f64(expected);
+    }
+    for ctx in contexts {
+        case.check(ctx, &expected[usize::from(by_tiles(ctx))]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_small_shape_follows_the_definition(rows in 0..40_usize, n in 1..100_usize, k in 1..70_usize) {
+        check_shape(&all_contexts(), rows, n, k);
+    }
+}
+
+/// Several passes over the reduced dimension, several pieces, and products that are divided among threads.
+#[test]
+fn shapes_beyond_one_block_follow_the_definition() {
+    let contexts = all_contexts();
+    for (rows, n, k) in [(300, 33, 65), (9, 130, 1602), (1, 600, 801), (1700, 17, 36)] {
+        check_shape(&contexts, rows, n, k);
+    }
+    // The portable kernel takes long for the last one.
+    let fast: Vec<Ctx> = contexts.into_iter().filter(|ctx| ctx.isa() != Isa::Portable).collect();
+    check_shape(&fast, 140, 340, 150);
+}
+
+/// One to nine rows use different register tiles; 33 begin a second tile of AMX.
+#[test]
+fn every_number_of_rows_follows_the_definition() {
+    let contexts = all_contexts();
+    for rows in (1..=17).chain([31, 32, 33]) {
+        check_shape(&contexts, rows, 6 * 16 + 5, 38);
+    }
+}
+
+#[test]
+fn a_row_is_bitwise_identical_alone_and_among_others() {
+    let (rows, n, k) = (70, 100, 450);
+    let (x, w) = (noise(1, rows * k), Buf::from_vec(noise(2, n * k)));
+    for ctx in all_contexts() {
+        let packed = pack::<Bf16>(&ctx, &w, n, k);
+        let mut all = Buf::<f32>::zeros(rows * n);
+        linear(&ctx, &mut all, &bf16(&x), rows, &packed, None);
+        for t in 0..rows {
+            let mut one = Buf::<f32>::zeros(n);
+            linear(&ctx, &mut one, &bf16(&x[t * k..][..k]), 1, &packed, None);
+            assert_same(&one, &all.as_slice()[t * n..][..n], &format!("row {t}, {ctx:?}"));
+        }
+    }
+}
+
+/// Numbers whose products are near the smallest normal number, and numbers that count as zero.
+#[test]
+fn denormals_are_flushed_identically_everywhere() {
+    let (rows, n, k) = (24, 48, 6);
+    let tiny = |seed: u64, len: usize| -> Vec<Bf16> {
+        let bits = noise(seed, len).into_iter().map(|x| (x.to_bits() >> 3) as u16);
+        bits.map(|bits| Bf16::from_bits((0x1f80 + bits % 0x180) | (bits & 0x8000))).collect()
+    };
+    let mut x = tiny(1, rows * k);
+    let w: Vec<f32> = tiny(2, n * k).iter().map(|x| x.widen()).collect();
+    // A denormal number, which only raw bits can give.
+    x[2 * k..3 * k].fill(Bf16::from_bits(0x0040));
+    for tiles in [false, true] {
+        let mut first: Option<Buf> = None;
+        for ctx in all_contexts().into_iter().filter(|ctx| by_tiles(ctx) == tiles) {
+            let packed = pack::<Bf16>(&ctx, &Buf::from_slice(&w), n, k);
+            let mut y = Buf::<f32>::zeros(rows * n);
+            linear(&ctx, &mut y, &Buf::from_slice(&x), rows, &packed, None);
+            assert!(y.as_slice().iter().all(|y| *y == 0.0 || y.is_normal()));
+            match &first {
+                None => first = Some(y),
+                Some(first) => assert_same(&y, first.as_slice(), &format!("{ctx:?}")),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bias_gradient_sums_bf16_numbers() {
+    // Strips of four vectors and a remainder, no rows, and enough for several threads.
+    for (rows, n) in [(37, 21), (9, 64), (5, 100), (3, 7), (450, 230), (0, 5), (0, 130)] {
+        let dy = bf16(&noise(1, rows * n));
+        let start = noise(2, n);
+        let want =
+            table(1, n, |_, j| (0..rows).fold(start[j], |sum, t| sum + dy.as_slice()[t * n + j].widen()));
+        for ctx in contexts() {
+            let mut db = Buf::from_slice(&start);
+            bias_backward(&ctx, &mut db, &dy, rows, n);
+            assert_same(&db, &want, &format!("bias gradient, {rows} rows, n {n}"));
+        }
+    }
+}
+
+#[test]
+fn product_methods_are_named() {
+    let names: Vec<&str> = all_contexts().iter().map(Ctx::bf16_products).collect();
+    assert!(names.contains(&"dot pairs (portable)") && names.contains(&"tiles (software)"), "{names:?}");
+}

@@ -1,0 +1,11 @@
+//! The operations compared with references, with PyTorch, and with themselves on every instruction set and any number of
+//! threads.
+
+mod fused;
+mod head;
+mod head_bf16;
+mod head_draw;
+mod layers;
+mod linear;
+mod linear_bf16;
+mod support;

@@ -1,8 +1,0 @@
-//! Engines that share nothing with the embedded ones' internals: what the contracts promise must be enough for a run.
-
-#![allow(dead_code, reason = "each test binary uses a part")]
-
-pub(crate) mod byte_trainer;
-pub(crate) mod extras;
-pub(crate) mod factory;
-pub(crate) mod folder_sampler;

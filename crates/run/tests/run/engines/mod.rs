@@ -1,0 +1,6 @@
+//! Engines that share nothing with the embedded ones' internals: what the contracts promise must be enough for a run.
+
+pub(crate) mod byte_trainer;
+pub(crate) mod extras;
+pub(crate) mod factory;
+pub(crate) mod folder_sampler;

@@ -1,0 +1,468 @@
+//! Runs that are killed anywhere can be resumed: recorded steps are repeated bitwise, and every group is trained on exactly
+//! once.
+//!
+//! A child process runs a small recipe and is killed: from outside after a random time, or from inside at a file
+//! operation, selected by its name. It is resumed and killed again until the run is finished.
+//!
+//! `RLOOM_TEST_KILLS=N` kills N times as often, `RLOOM_TEST_SEED` selects other times and operations.
+
+#![cfg(unix)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking and reports its kills"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::engines::factory::{FolderSampling, Parts};
+use crate::engines::folder_sampler::FolderSampler;
+use crate::recipe;
+use rloom_config::Config;
+use rloom_core::{Purpose, RandomKey, RandomStream};
+use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
+use rloom_store::faults::{Fault, FaultPlan, fast_parent, install, install_at};
+use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
+use tempfile::TempDir;
+
+const KIND: &str = "RLOOM_TEST_KIND";
+const DIRECTORY: &str = "RLOOM_TEST_RUN";
+const OPERATIONS: &str = "RLOOM_TEST_OPERATIONS";
+const KILL: &str = "RLOOM_TEST_KILL";
+const STOP: &str = "RLOOM_TEST_STOP";
+
+/// A kind of run.
+struct Kind {
+    name: &'static str,
+    schedule: &'static [&'static str],
+    max_staleness: u64,
+    /// True if the result does not depend on timing.
+    is_reproducible: bool,
+    /// True if it runs on the engines of `other_engines` instead of the embedded ones.
+    on_other_engines: bool,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind {
+        name: "synchronous",
+        schedule: &[],
+        max_staleness: 0,
+        is_reproducible: true,
+        on_other_engines: false,
+    },
+    Kind {
+        name: "recompute",
+        schedule: &["schedule.max_staleness=2", "schedule.on_update=recompute"],
+        max_staleness: 2,
+        is_reproducible: false,
+        on_other_engines: false,
+    },
+    Kind {
+        name: "abort",
+        schedule: &["schedule.max_staleness=2", "schedule.on_update=abort"],
+        max_staleness: 2,
+        is_reproducible: false,
+        on_other_engines: false,
+    },
+    Kind {
+        name: "pinned",
+        // A small batch, so that requests wait for the engine while its weights change.
+        schedule: &["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=2"],
+        max_staleness: 2,
+        is_reproducible: true,
+        on_other_engines: false,
+    },
+    Kind {
+        name: "other engines",
+        schedule: &["schedule.max_staleness=1"],
+        max_staleness: 1,
+        is_reproducible: false,
+        on_other_engines: true,
+    },
+];
+
+/// Several checkpoints and evaluations, batches between them that only the journal has, and rewards that give every group
+/// contrast.
+const COMMON: [&str; 8] = [
+    "stage.warmup.steps=3",
+    "stage.rl.steps=14",
+    "run.checkpoint_every=4",
+    "run.keep_every=0",
+    "eval.every=5",
+    "eval.tasks=16",
+    "sampling.max_new_tokens=12",
+    "reward.components=[{kind='random'},{kind='exact'}]",
+];
+
+fn config(kind: &Kind, directory: &Path) -> Config {
+    let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().collect();
+    recipe::config(directory, &overrides)
+}
+
+/// Requests a stop after a number of steps of reinforcement learning.
+struct StopAfter(u64, StopFlag);
+
+impl Observer for StopAfter {
+    fn observe(&mut self, line: &EventLine) {
+        if line.stage == "rl" && matches!(line.event, Event::Step { .. }) && self.0 > 0 {
+            self.0 -= 1;
+            if self.0 == 0 {
+                self.1.request();
+            }
+        }
+    }
+}
+
+/// Starts or resumes a run.
+fn run(kind: &Kind, config: &Config, observer: &mut StopAfter, stop: &StopFlag) -> Result<Summary, RunError> {
+    let directory = config.run_directory();
+    let exists = directory.join("config.toml").is_file();
+    if !exists {
+        // A kill before the configuration was written leaves a folder without a run.
+        let _ = std::fs::remove_dir_all(&directory);
+    }
+    if kind.on_other_engines {
+        let (parts, inputs) = Parts::new(config);
+        let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
+        train_on(config, &engines, &inputs, observer, stop)
+    } else if exists {
+        rloom_run::resume(&directory, config, ResumeOptions::default(), observer, stop)
+    } else {
+        rloom_run::train(config, observer, stop)
+    }
+}
+
+/// The process that the other tests start and kill.
+#[test]
+#[ignore = "a child process of the other tests"]
+fn child() {
+    let var = |name| std::env::var(name).ok();
+    let Some(directory) = var(DIRECTORY) else { return };
+    let kind = &KINDS[var(KIND).unwrap().parse::<usize>().unwrap()];
+    let config = config(kind, Path::new(&directory));
+    let folder = config.run_directory();
+    let installed = match var(KILL) {
+        Some(kill) => {
+            let [name, nth, moment] = kill.split(' ').collect::<Vec<_>>()[..].try_into().unwrap();
+            let moment = MOMENTS[moment.parse::<usize>().unwrap()];
+            install_at(folder, name, nth.parse().unwrap(), moment)
+        }
+        None => install(FaultPlan { folder, faults: Vec::new() }),
+    };
+    let stop = StopFlag::default();
+    let mut observer = StopAfter(var(STOP).map_or(0, |steps| steps.parse().unwrap()), stop.clone());
+    run(kind, &config, &mut observer, &stop).unwrap();
+    if let Some(file) = var(OPERATIONS) {
+        std::fs::write(file, installed.operations().join("\n")).unwrap();
+    }
+}
+
+const MOMENTS: [Fault; 3] = [Fault::AbortBefore, Fault::AbortDuring, Fault::AbortAfter];
+
+fn start_child(kind: usize, directory: &Path, more: &[(&str, String)]) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kills::child", "--ignored", "--nocapture"])
+        .env(KIND, kind.to_string())
+        .env(DIRECTORY, directory)
+        .envs(more.iter().map(|(name, value)| (name, value)))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// A temporary folder, in memory if possible: syncing is fast there, and a killed process loses nothing that it has
+/// written.
+fn folder() -> TempDir {
+    let mut folder = tempfile::tempdir_in(fast_parent()).unwrap();
+    folder.disable_cleanup(std::env::var_os("RLOOM_TEST_KEEP").is_some());
+    folder
+}
+
+/// A run that is not killed.
+struct Undisturbed {
+    result: BTreeMap<&'static str, Vec<u8>>,
+    /// Names and numbers of its file operations.
+    operations: Vec<(String, u64)>,
+    time: Duration,
+}
+
+fn undisturbed(kind: usize) -> Undisturbed {
+    let directory = folder();
+    let file = directory.path().join("operations");
+    let started = Instant::now();
+    let mut child = start_child(kind, directory.path(), &[(OPERATIONS, file.display().to_string())]);
+    assert!(child.wait().unwrap().success());
+    let time = started.elapsed();
+    let mut operations = BTreeMap::new();
+    for name in std::fs::read_to_string(file).unwrap().lines() {
+        *operations.entry(name.to_owned()).or_insert(0) += 1;
+    }
+    let config = config(&KINDS[kind], directory.path());
+    let mut trained = TrainedSteps::default();
+    trained.read(&config);
+    trained.check_finished(&KINDS[kind], &config);
+    Undisturbed { result: result(&config), operations: operations.into_iter().collect(), time }
+}
+
+/// Final weights and optimiser state.
+fn result(config: &Config) -> BTreeMap<&'static str, Vec<u8>> {
+    let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
+    let folder = config.run_directory().join(last);
+    let read = |name| (name, std::fs::read(folder.join(name)).unwrap());
+    ["model.safetensors", "trainer/optimizer.safetensors"].into_iter().map(read).collect()
+}
+
+/// Trajectories that a run reports for each step. Later attempts must report the same ones.
+#[derive(Default)]
+struct TrainedSteps {
+    steps: BTreeMap<u64, Vec<LoggedTrajectory>>,
+}
+
+impl TrainedSteps {
+    /// Reads the steps of a run after an attempt.
+    fn read(&mut self, config: &Config) {
+        let run = config.run_directory();
+        for step in 1..=config.stages[1].steps {
+            let path = run.join(format!("rollouts/rl-step-{step:06}.jsonl.zst"));
+            let Ok(bytes) = std::fs::read(path) else { continue };
+            let text = String::from_utf8(zstd::decode_all(&bytes[..]).unwrap()).unwrap();
+            let now: Vec<LoggedTrajectory> =
+                text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let before = self.steps.entry(step).or_insert_with(|| now.clone());
+            assert!(*before == now, "step {step} was trained on other trajectories before");
+        }
+    }
+
+    /// Checks a finished run.
+    fn check_finished(&self, kind: &Kind, config: &Config) {
+        let stage = &config.stages[1];
+        let mut tickets = BTreeSet::new();
+        assert_eq!(self.steps.len() as u64, stage.steps);
+        for (step, trained) in &self.steps {
+            let own: BTreeSet<u64> = trained.iter().map(|t| t.trajectory.key.ticket.0).collect();
+            assert_eq!(own.len() as u64, stage.groups_per_batch, "step {step}");
+            assert_eq!(trained.len() as u64, stage.groups_per_batch * u64::from(stage.algorithm.group_size));
+            for ticket in own {
+                assert!(tickets.insert(ticket), "group {ticket} is trained on twice");
+            }
+            for span in trained.iter().flat_map(|t| &t.trajectory.versions) {
+                let version = step - 1;
+                assert!(
+                    span.version.0 <= version && version - span.version.0 <= kind.max_staleness,
+                    "step {step} was trained on version {}",
+                    span.version.0
+                );
+            }
+        }
+        assert!(
+            tickets.into_iter().eq(0..stage.steps * stage.groups_per_batch),
+            "a group was not trained on"
+        );
+        check_events(kind, config);
+    }
+}
+
+/// Checks that several attempts report the same metrics for the same step or evaluation.
+fn check_events(kind: &Kind, config: &Config) {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let mut reported: BTreeMap<(bool, u64), Metrics> = BTreeMap::new();
+    for line in lines {
+        let (is_step, metrics) = match line.event {
+            Event::Step { metrics } => (true, metrics),
+            Event::Evaluation { metrics, .. } => (false, metrics),
+            Event::Warning { message } => {
+                assert!(message.contains("incomplete record"), "{message}");
+                continue;
+            }
+            _ => continue,
+        };
+        let mut timed = vec!["time/", "tokens_per_second/", "overlap", "queue/"];
+        if kind.max_staleness > 0 {
+            // Counts groups that complete during training: other ones when a batch is trained again.
+            timed.push("num_tokens");
+        }
+        let is_timeless = |name: &str| !timed.iter().any(|t| name.starts_with(t));
+        let metrics: Metrics = metrics.into_iter().filter(|(name, _)| is_timeless(name)).collect();
+        let position = (is_step, line.global_step);
+        let before = reported.entry(position).or_insert_with(|| metrics.clone());
+        assert_eq!(*before, metrics, "{position:?}, attempt {}", line.attempt);
+    }
+}
+
+/// A kill of a child.
+enum Kill {
+    /// After a time.
+    After(Duration),
+    /// At a file operation: its name, its index among those of that name, and the moment.
+    At(String),
+    Never,
+}
+
+#[derive(PartialEq)]
+enum Outcome {
+    Killed,
+    Ended,
+}
+
+fn attempt(kind: usize, directory: &Path, kill: &Kill, stop: u64) -> Outcome {
+    let mut environment = vec![(STOP, stop.to_string())];
+    if let Kill::At(at) = kill {
+        environment.push((KILL, at.clone()));
+    }
+    let mut child = start_child(kind, directory, &environment);
+    if let Kill::After(time) = kill {
+        std::thread::sleep(*time);
+        if child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+        }
+    }
+    let status: ExitStatus = child.wait().unwrap();
+    match (status.signal(), kill) {
+        (Some(9), Kill::After(_)) | (Some(6), Kill::At(_)) => Outcome::Killed,
+        _ => {
+            let at = if let Kill::At(at) = kill { at } else { "" };
+            assert!(status.success(), "{}: {status}; planned kill: `{at}`", KINDS[kind].name);
+            Outcome::Ended
+        }
+    }
+}
+
+/// Kills runs of a kind at random times and at named operations.
+struct Campaign {
+    kind: usize,
+    undisturbed: Undisturbed,
+    draws: RandomStream,
+    drawn: u64,
+    /// Remaining kills at random times, and at named operations.
+    left: [u64; 2],
+    next_operation: usize,
+    /// Names of the operations at which children were killed.
+    killed_at: BTreeSet<String>,
+    runs: u64,
+    attempts: u64,
+}
+
+impl Campaign {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.drawn += 1;
+        self.draws.below(self.drawn, limit)
+    }
+
+    fn next_kill(&mut self, attempts: u64) -> Kill {
+        let named = match self.left {
+            [0, 0] => return Kill::Never,
+            [0, _] => true,
+            [_, 0] => false,
+            _ => self.below(2) == 1,
+        };
+        if named {
+            // In turn, so that every name is covered.
+            self.next_operation += 1;
+            let operations = &self.undisturbed.operations;
+            let (name, count) = operations[self.next_operation % operations.len()].clone();
+            let (nth, moment) = (self.below(count.min(4)), self.below(3));
+            return Kill::At(format!("{name} {nth} {moment}"));
+        }
+        // Longer with each attempt, so that the run also finishes on a machine that has become slower.
+        let longest = self.undisturbed.time.mul_f64(0.6 + 0.1 * attempts as f64);
+        Kill::After(longest.mul_f64(self.below(1000) as f64 / 1000.0))
+    }
+
+    fn one_run(&mut self) {
+        self.runs += 1;
+        let directory = folder();
+        let config = config(&KINDS[self.kind], directory.path());
+        let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
+        let mut trained = TrainedSteps::default();
+        for attempts in 0.. {
+            self.attempts += 1;
+            let kill = self.next_kill(attempts);
+            let stop = if self.below(4) == 0 { 1 + self.below(4) } else { 0 };
+            let outcome = attempt(self.kind, directory.path(), &kill, stop);
+            trained.read(&config);
+            match (&kill, outcome) {
+                (Kill::After(_), Outcome::Killed) => self.left[0] -= 1,
+                (Kill::At(at), Outcome::Killed) => {
+                    self.left[1] -= 1;
+                    self.killed_at.insert(at.split(' ').next().unwrap().to_owned());
+                }
+                (_, Outcome::Ended) if is_finished(&config, &last) => break,
+                _ => {}
+            }
+        }
+        let kind = &KINDS[self.kind];
+        trained.check_finished(kind, &config);
+        if kind.is_reproducible {
+            assert!(result(&config) == self.undisturbed.result, "{}: other weights", kind.name);
+        }
+    }
+}
+
+fn is_finished(config: &Config, last: &str) -> bool {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let finished = lines.iter().any(|line| matches!(line.event, Event::RunFinished { .. }));
+    assert!(!finished || config.run_directory().join(last).is_dir());
+    finished
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
+}
+
+fn kill(kind: usize) {
+    let seed = number("RLOOM_TEST_SEED", 11);
+    let kills = 3 * number("RLOOM_TEST_KILLS", 1);
+    let mut campaign = Campaign {
+        kind,
+        undisturbed: undisturbed(kind),
+        draws: RandomKey::new(seed, 0, Purpose::Interactive, kind as u64).stream(),
+        drawn: 0,
+        left: [kills; 2],
+        next_operation: seed as usize * 7 + kind * 13,
+        killed_at: BTreeSet::new(),
+        runs: 0,
+        attempts: 0,
+    };
+    while campaign.left != [0, 0] {
+        campaign.one_run();
+    }
+    let Campaign { killed_at, runs, attempts, undisturbed, .. } = campaign;
+    println!(
+        "{}: {kills} kills at random times and {kills} at {} of {} named operations, in {runs} runs with {attempts} \
+         attempts; undisturbed {:.1} s",
+        KINDS[kind].name,
+        killed_at.len(),
+        undisturbed.operations.len(),
+        undisturbed.time.as_secs_f64()
+    );
+}
+
+#[test]
+fn synchronous_runs_end_in_the_same_bytes() {
+    kill(0);
+}
+
+#[test]
+fn runs_that_recompute_repeat_what_they_recorded() {
+    kill(1);
+}
+
+#[test]
+fn runs_that_abort_repeat_what_they_recorded() {
+    kill(2);
+}
+
+#[test]
+fn pinned_runs_end_in_the_same_bytes() {
+    kill(3);
+}
+
+#[test]
+fn runs_on_other_engines_repeat_what_they_recorded() {
+    kill(4);
+}

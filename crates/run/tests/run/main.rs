@@ -1,0 +1,16 @@
+//! Whole runs.
+
+mod changes;
+mod engines;
+mod exactness;
+mod failures;
+mod full_disk;
+mod kills;
+mod learning;
+mod methods;
+mod other_engines;
+mod recipe;
+mod recovery;
+mod replay;
+mod sampler;
+mod staleness;

@@ -1,0 +1,7 @@
+//! Tokenizers and chat templates compared with `transformers`.
+
+mod chat_golden;
+mod folders;
+mod next_turn;
+mod streaming;
+mod token_golden;

@@ -1,0 +1,68 @@
+//! Later turns are appended as text; earlier turns are not rendered again.
+
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+
+use rloom_core::ChatMessage;
+use rloom_text::{ChatTemplate, RenderOptions, SpecialTokens, TextError};
+
+const KEEPS: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}\
+                     {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::new(source, &SpecialTokens::default()).unwrap()
+}
+
+fn drops_reasoning() -> ChatTemplate {
+    template(include_str!("../golden/templates/forgetful.jinja"))
+}
+
+fn message(role: &str, content: &str) -> ChatMessage {
+    ChatMessage { role: role.to_owned(), content: content.to_owned() }
+}
+
+#[test]
+fn the_next_turn_begins_after_the_token_that_ended_the_last() {
+    let history = [message("user", "a"), message("assistant", "b")];
+    let new = [message("user", "c")];
+    let options = RenderOptions::default();
+    let rendered = template(KEEPS).next_turn(&history, &new, "<|end|>", &options).unwrap();
+    // The line break after the stop token was never sampled, so it belongs to the observation.
+    assert_eq!(rendered, "\n<|user|>c<|end|>\n<|assistant|>");
+    let whole = template(KEEPS).next_turn(&history, &new, "", &options).unwrap();
+    assert_eq!(whole, "<|user|>c<|end|>\n<|assistant|>");
+
+    // Prompt, completion and next turn together are the conversation.
+    let prompt = template(KEEPS).render(&history[..1], &RenderOptions::prompt()).unwrap();
+    let all = [history[0].clone(), history[1].clone(), new[0].clone()];
+    let conversation = template(KEEPS).render(&all, &RenderOptions::prompt()).unwrap();
+    assert_eq!(format!("{prompt}b<|end|>{rendered}"), conversation);
+}
+
+#[test]
+fn templates_that_drop_reasoning_are_detected() {
+    let options = RenderOptions::default();
+    assert!(template(KEEPS).is_prefix_preserving(&options).unwrap());
+    assert!(!drops_reasoning().is_prefix_preserving(&options).unwrap());
+    let history = [message("user", "a"), message("assistant", "<think>\nx\n</think>\n\nb")];
+    let error =
+        drops_reasoning().next_turn(&history, &[message("user", "c")], "<|end|>", &options).unwrap_err();
+    assert!(matches!(error, TextError::NotPrefixPreserving { position } if position > 20), "{error:?}");
+    // The template keeps the reasoning before a tool's answer, which is not a new question.
+    let kept = drops_reasoning().next_turn(&history, &[message("tool", "c")], "<|end|>", &options).unwrap();
+    assert_eq!(kept, "\n<|tool|>\nc<|end|>\n<|assistant|>\n");
+}
+
+#[test]
+fn refusals_and_rendering_failures_are_distinct() {
+    let options = RenderOptions::default();
+    let refused = template("{{ raise_exception('no ' ~ messages[0].role) }}");
+    let error = refused.render(&[message("user", "a")], &options).unwrap_err();
+    assert_eq!(error.to_string(), "the chat template refuses this conversation: no user");
+    let nothing: [ChatMessage; 0] = [];
+    assert!(matches!(refused.render(&nothing, &options), Err(TextError::NoMessages)));
+    let broken = template("a\n{{ messages[0].content.nothing.here }}");
+    let error = broken.render(&[message("user", "a")], &options).unwrap_err();
+    assert!(matches!(error, TextError::Render { .. }) && error.to_string().contains("line 2"), "{error}");
+    let error = template("{{ 1 }}").render(&["not an object"], &options).unwrap_err();
+    assert!(error.to_string().contains("a message is not an object"), "{error}");
+}
