@@ -9,10 +9,9 @@
 //! TrainEngine::publish ──► PublishedPolicy { policy, version, digest, weights } ──► RolloutEngine::load
 //! ```
 //!
-//! Drivers read [`RolloutCapabilities`] and [`TrainCapabilities`] and never depend on the type of an engine. Feature
-//! `conformance` provides the test suites that every implementation has to pass.
+//! Drivers read [`RolloutCapabilities`] and [`TrainCapabilities`] and never depend on the type of an engine. Module
+//! [`conformance`] has the test suites that every implementation has to pass.
 
-#[cfg(feature = "conformance")]
 pub mod conformance;
 mod publish;
 mod rollout;

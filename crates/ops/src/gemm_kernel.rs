@@ -15,8 +15,8 @@ use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
-use crate::isa::{Bf16Products, Level};
-use crate::simd::{LANES, Simd, dispatch};
+use crate::isa::{Bf16Products, Isa, Level};
+use crate::simd::{LANES, Portable, Simd, dispatch};
 
 /// Maximum steps of the reduced dimension per pass.
 pub(crate) const MAX_STEPS: usize = 384;
@@ -248,12 +248,31 @@ unsafe fn software_tiles_generic<S: Simd>(s: S, block: &Block) {
     unsafe { multiply_generic(s, Tiles::<SoftwareUnit>::detected(), block) }
 }
 
-dispatch! {
-    /// Computes a block in bf16 arithmetic by emulated tiles.
-    ///
-    /// # Safety
-    /// As for [`multiply`].
-    unsafe fn software_tiles(block: &Block) = software_tiles_generic;
+/// Computes a block in bf16 arithmetic by emulated tiles, for tests: with the vectors that [`amx_tiles`] uses or, on other
+/// processors, portable ones.
+///
+/// # Safety
+/// As for [`multiply`].
+unsafe fn software_tiles(level: Level, block: &Block) {
+    // SAFETY: guaranteed by the caller; a level exists only for an instruction set that was detected.
+    unsafe {
+        match level.isa() {
+            #[cfg(target_arch = "x86_64")]
+            isa @ (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => {
+                avx512_software_tiles(crate::simd_x86::Avx512::detected(isa), block);
+            }
+            _ => software_tiles_generic(Portable, block),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`multiply`]; the processor must have the AVX-512 features of the vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn avx512_software_tiles(s: crate::simd_x86::Avx512, block: &Block) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { software_tiles_generic(s, block) }
 }
 
 /// # Safety

@@ -6,7 +6,7 @@
 use half::bf16;
 
 use crate::gemm_prefetch::{LINE, Prefetch, Stream};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, Task};
 
 /// Floats of the largest tile of any arithmetic.
 pub(crate) const TILE: usize = 1024;
@@ -124,7 +124,20 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
     #[inline(always)]
     unsafe fn tile<const ROWS: usize, const PANELS: usize>(self, s: S, t: &Tile) {
         // SAFETY: guaranteed by the caller.
-        unsafe { tile::<S, Self, ROWS, PANELS>(s, self, t) }
+        unsafe { s.outline(SizedTile::<Self, ROWS, PANELS>(self, t)) }
+    }
+}
+
+/// A tile of one size: a function of its own for each, because one with all sizes takes minutes to compile.
+struct SizedTile<'t, M, const ROWS: usize, const PANELS: usize>(M, &'t Tile);
+
+impl<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize> Task<S>
+    for SizedTile<'_, M, ROWS, PANELS>
+{
+    #[inline(always)]
+    unsafe fn run(self, s: S) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { tile::<S, M, ROWS, PANELS>(s, self.0, self.1) }
     }
 }
 
@@ -280,7 +293,7 @@ mod native {
         }
     }
 
-    /// One function per tile size: a single function with all sizes would take minutes to compile.
+    /// As [`SizedTile`](super::SizedTile), with one more instruction set.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn sized_tile<const ROWS: usize, const PANELS: usize>(t: &Tile) {
@@ -315,9 +328,10 @@ fn widest<S: Simd>(rows: usize) -> usize {
     match (S::TILE_ROWS, rows) {
         (8, 5..) => 3,
         (8, _) => WIDEST,
-        (_, 3..) => 1,
-        (_, 2) => 2,
-        _ => 4,
+        (6, 3..) => 1,
+        (6, 2) => 2,
+        (6, _) => 4,
+        _ => 1,
     }
 }
 
@@ -334,10 +348,13 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
             }
         };
     }
-    if S::TILE_ROWS == 8 {
+    // Constant blocks: sizes of other instruction sets are then not compiled.
+    if const { S::TILE_ROWS == 8 } {
         pick!(8: 1 2 3, 7: 1 2 3, 6: 1 2 3, 5: 1 2 3, 4: 1 2 3 4 5 6, 3: 1 2 3 4 5 6, 2: 1 2 3 4 5 6, 1: 1 2 3 4 5 6);
-    } else {
+    } else if const { S::TILE_ROWS == 6 } {
         pick!(6: 1, 5: 1, 4: 1, 3: 1, 2: 1 2, 1: 1 2 3 4);
+    } else {
+        pick!(2: 1, 1: 1);
     }
 }
 

@@ -32,7 +32,7 @@ pub trait Simd: Copy + Send + Sync {
     /// A vector of [`LANES`] lanes.
     type V: Copy;
 
-    /// Rows of the matrix product's register tile: 8 if there are 32 registers of 16 lanes, 6 elsewhere.
+    /// Rows of the matrix product's register tile: 8 if there are 32 registers of 16 lanes, 6 with other vectors, 2 without.
     const TILE_ROWS: usize = 6;
 
     /// Number of vectors that can be accumulated at a time, leaving registers for the operands.
@@ -106,6 +106,13 @@ pub trait Simd: Copy + Send + Sync {
     /// instruction.
     #[inline(always)]
     fn prefetch(self, _p: *const f32) {}
+
+    /// Runs a task in a function that is compiled for the instruction set and not inlined. Functions with many variants of a
+    /// kernel take minutes to compile if all of them are inlined.
+    ///
+    /// # Safety
+    /// As for [`Task::run`].
+    unsafe fn outline<T: Task<Self>>(self, task: T);
 
     fn splat(self, x: f32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -264,6 +271,13 @@ pub trait Simd: Copy + Send + Sync {
     }
 }
 
+/// Part of a kernel, for [`Simd::outline`].
+pub trait Task<S: Simd> {
+    /// # Safety
+    /// The processor must have the instruction set of `s`; further requirements are those of the task.
+    unsafe fn run(self, s: S);
+}
+
 /// 1.5 · 2²³: adding it to a small number leaves the nearest integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
@@ -305,6 +319,7 @@ impl Array {
 
 impl Simd for Portable {
     type V = Array;
+    const TILE_ROWS: usize = 2;
     const CHAINS: usize = 1;
 
     #[inline(always)]
@@ -328,6 +343,12 @@ impl Simd for Portable {
     unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Array) {
         // SAFETY: the caller guarantees n ≤ 16 floats.
         unsafe { std::slice::from_raw_parts_mut(p, n) }.copy_from_slice(&v.0[..n]);
+    }
+
+    #[inline(never)]
+    unsafe fn outline<T: Task<Self>>(self, task: T) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { task.run(self) }
     }
 
     #[inline(always)]
@@ -354,7 +375,8 @@ impl Simd for Portable {
     fn sqrt(self, a: Array) -> Array {
         Array(a.0.map(f32::sqrt))
     }
-    #[inline(always)]
+    // Sixteen library calls where the baseline has no such instruction: too much code to inline.
+    #[inline(never)]
     fn fma(self, a: Array, b: Array, c: Array) -> Array {
         Array(std::array::from_fn(|i| a.0[i].mul_add(b.0[i], c.0[i])))
     }

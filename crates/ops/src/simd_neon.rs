@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, Task};
 
 /// Four registers.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,12 @@ fn floats(v: uint32x4_t) -> float32x4_t {
 impl Simd for Neon {
     type V = Quad;
     const CHAINS: usize = 6;
+
+    #[inline(never)]
+    unsafe fn outline<T: Task<Self>>(self, task: T) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { task.run(self) }
+    }
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Quad {

@@ -9,7 +9,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use crate::Isa;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, Task};
 
 /// AVX-512: one register.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +128,18 @@ impl Simd for Avx512 {
     type V = __m512;
     const TILE_ROWS: usize = 8;
     const CHAINS: usize = 24;
+
+    #[inline(always)]
+    unsafe fn outline<T: Task<Self>>(self, task: T) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn enter<T: Task<Avx512>>(s: Avx512, task: T) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { task.run(s) }
+        }
+        // SAFETY: a token exists only where the instruction set was detected; the rest is guaranteed by the caller.
+        unsafe { enter(self, task) }
+    }
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> __m512 {
@@ -339,6 +351,18 @@ macro_rules! pair_bits {
 impl Simd for Avx2 {
     type V = Pair;
     const CHAINS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn outline<T: Task<Self>>(self, task: T) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn enter<T: Task<Avx2>>(s: Avx2, task: T) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { task.run(s) }
+        }
+        // SAFETY: a token exists only where the instruction set was detected; the rest is guaranteed by the caller.
+        unsafe { enter(self, task) }
+    }
 
     #[inline(always)]
     unsafe fn load_ptr(self, p: *const f32) -> Pair {

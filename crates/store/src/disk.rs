@@ -1,7 +1,7 @@
 //! Durable file operations. The journal, checkpoints, configuration and state use only these.
 //!
 //! An operation is named `area/operation`, such as `journal/append/sync` or `checkpoint/MANIFEST/rename`. Errors carry
-//! the operation and the path. With the feature `faults`, tests can make any operation fail or end the process at it.
+//! the operation and the path. Tests can make any operation fail or end the process at it, see [`faults`](crate::faults).
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,20 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::StoreError;
 
-/// Runs an operation.
-#[cfg(not(any(test, feature = "faults")))]
-fn operation<T>(
-    _area: &str,
-    operation: &'static str,
-    path: &Path,
-    _partly: impl FnOnce(),
-    run: impl FnOnce() -> std::io::Result<T>,
-) -> Result<T, StoreError> {
-    run().map_err(|source| StoreError::io(operation, path, source))
-}
-
 /// Runs an operation, or the fault that a test injects. `partly` does what an interrupted operation would have done.
-#[cfg(any(test, feature = "faults"))]
 fn operation<T>(
     area: &str,
     operation: &'static str,

@@ -6,7 +6,6 @@ mod child;
 pub mod directory;
 pub mod disk;
 mod error;
-#[cfg(any(test, feature = "faults"))]
 pub mod faults;
 pub mod journal;
 

@@ -15,7 +15,6 @@ mod state;
 mod step_files;
 mod stream;
 mod survivors;
-#[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;
 mod tensorboard;
 pub mod trace;

@@ -1,5 +1,4 @@
-//! Speed of attention and the other layer operations: `cargo run --release -p rloom-ops --example attention_rate
-//! [threads] [f32|bf16]`. Medians of repeated runs; GFLOP/s count the unmasked half of the scores.
+//! Speed of attention and the other layer operations: `cargo bench --bench attention_rate -- [THREADS] [f32|bf16]`. Medians of repeated runs; GFLOP/s count the unmasked half of the scores.
 
 use std::sync::LazyLock;
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! Speed of the simulator, from a small stage to ten thousand replicas and a million groups.
 //!
-//!     cargo run --release -p rloom-sim --example simulator_speed
+//!     cargo bench --bench simulator_speed
 
-#![expect(clippy::print_stdout, reason = "an example prints its measurements")]
+#![expect(clippy::print_stdout, reason = "it prints its measurements")]
 
 use std::time::Instant;
 

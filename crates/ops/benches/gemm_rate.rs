@@ -1,7 +1,7 @@
 //! Rate of the matrix products in GFLOP/s, median and best of many short runs.
 //!
 //! ```text
-//! cargo run --release -p rloom-ops --example gemm_rate [THREADS] [f32|bf16] [ISA] [ROWS]
+//! cargo bench --bench gemm_rate -- [THREADS] [f32|bf16] [ISA] [ROWS]
 //! ```
 //!
 //! The shapes are those of a small decoder's linear layers in training (4,096 rows) and decoding (1 to 64 rows), and of
