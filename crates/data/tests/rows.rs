@@ -252,6 +252,13 @@ fn named_fields_that_no_row_has_are_refused() {
 }
 
 #[test]
+fn a_limit_of_prompts_must_be_positive() {
+    let data = data(&[json!({"prompt": "p"})]);
+    let error = data.open_with(Split::Train, |settings| settings.max_prompt_tokens = Some(0)).unwrap_err();
+    assert_eq!(data.text(&error), "`max_prompt_tokens`: must be at least 1, but is 0");
+}
+
+#[test]
 fn dropped_rows_leave_the_places_of_the_others() {
     let rows: Vec<Value> = (0..5).map(|n| json!({"prompt": format!("p{n}")})).collect();
     let data = data(&rows);
