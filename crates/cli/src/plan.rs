@@ -8,10 +8,12 @@ use rloom_config::{Config, ModelSource, Stage};
 use rloom_engine::{RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
 use rloom_run::assembly;
+use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::progress::event_text;
 use crate::progress::numbers::{bytes, count, thousands};
 
 const F32: u64 = 4;
@@ -23,6 +25,8 @@ pub(crate) struct Plan {
     /// `None` for a hub model that is not available locally; nothing is downloaded for an estimate.
     pub(crate) parameters: Option<u64>,
     pub(crate) stages: Vec<StagePlan>,
+    /// Lengths of the prompts; `None` if model or data are not available locally.
+    pub(crate) prompts: Option<Vec<PromptSummary>>,
     /// Memory of the most demanding stage, in bytes.
     pub(crate) memory: Option<u64>,
 }
@@ -70,7 +74,7 @@ impl Memory {
 }
 
 impl Plan {
-    /// Estimates a run.
+    /// Estimates a run and checks its data.
     pub(crate) fn of(config: &Config) -> Result<Self, Failure> {
         let model = shape(config)?;
         let stages = config.stages.iter().map(|s| stage(config, s, model.as_ref()));
@@ -80,6 +84,12 @@ impl Plan {
             parameters: model.as_ref().map(ModelConfig::parameter_count),
             memory: stages.iter().filter_map(|s| s.memory).map(|m| m.total()).max(),
             stages,
+            prompts: match &model {
+                Some(model) => {
+                    rloom_run::measure_prompts_of(config, model.max_positions).map_err(Failure::from_run)?
+                }
+                None => None,
+            },
         })
     }
 
@@ -130,6 +140,7 @@ impl Plan {
                 lines.push(format!("  memory    about {}: {}", bytes(memory.total()), parts.join(", ")));
             }
         }
+        lines.extend(self.prompts.iter().flatten().map(event_text::prompts));
         lines.join("\n")
     }
 }

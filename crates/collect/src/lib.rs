@@ -3,7 +3,8 @@
 //! An [`EpisodeRunner`] plays one episode: engine and environment take turns, then the reward judges the trajectory. A
 //! [`GroupRunner`] creates the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, and
 //! an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
-//! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files.
+//! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
+//! prompts of a run before it starts.
 
 mod concurrency;
 mod demonstrations;
@@ -13,6 +14,7 @@ mod evaluate;
 mod group;
 mod metrics;
 mod outcome;
+mod prompts;
 mod transcript;
 mod waits;
 
@@ -26,4 +28,7 @@ pub use evaluate::{EvaluationReport, Evaluator};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
 pub use metrics::batch_metrics;
 pub use outcome::OutcomeRule;
+pub use prompts::{
+    PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
+};
 pub use transcript::{completion_text, prompt_text};

@@ -122,6 +122,7 @@ mod tests {
             answer: String::new(),
             demonstration: None,
             domain: String::new(),
+            extra: std::sync::Arc::default(),
         };
         let episodes = rewards
             .iter()

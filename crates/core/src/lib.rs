@@ -21,7 +21,7 @@ pub use error_text::{ErrorText, hints};
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
 pub use setting::{SettingError, SettingProblem, ValueRange};
-pub use task::{ChatMessage, Demonstration, PromptSource, Task};
+pub use task::{ChatMessage, Content, Demonstration, PromptSource, Task};
 pub use trajectory::{
     Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, StepReward, StopReason, Ticket, Trajectory,
     TrajectoryError, VersionSpan,

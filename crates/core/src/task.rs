@@ -1,12 +1,44 @@
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
-/// One message of a conversation.
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// One message of a conversation, as the chat template receives it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant` or `tool`.
+    /// `system`, `user`, `assistant`, `tool` or another role that the template renders.
     pub role: String,
-    /// Text of the message.
-    pub content: String,
+    /// Content; `None` for a message without one, such as a call of a tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
+    /// Other fields of the message, such as `tool_calls`, `name` and `reasoning_content`.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+
+impl ChatMessage {
+    /// A message that consists of text.
+    pub fn new(role: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { role: role.into(), content: Some(Content::Text(text.into())), fields: Map::new() }
+    }
+
+    /// The text of a message that has no other content and no further fields.
+    pub fn plain_text(&self) -> Option<&str> {
+        match &self.content {
+            Some(Content::Text(text)) if self.fields.is_empty() => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// Content of a message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// Text.
+    Text(String),
+    /// Parts: objects with a `type`, such as `{"type": "text", "text": "…"}`.
+    Parts(Vec<Map<String, Value>>),
 }
 
 /// The prompt of a task, before tokenisation.
@@ -27,14 +59,18 @@ pub enum Demonstration {
     Completion(String),
     /// The policy's turns in order. The observations between them come from the environment when it is replayed.
     Turns(Vec<String>),
+    /// The assistant's message in a conversation, for messages that are more than text: with tool calls, reasoning or
+    /// content parts. The chat template renders it.
+    Message(Box<ChatMessage>),
 }
 
 impl Demonstration {
-    /// The policy's turns in order; a completion is a single turn.
+    /// The texts of the policy's turns in order; a completion is a single turn. Empty for a message that is more than text.
     pub fn turns(&self) -> &[String] {
         match self {
             Self::Completion(text) => std::slice::from_ref(text),
             Self::Turns(turns) => turns,
+            Self::Message(_) => &[],
         }
     }
 }
@@ -58,10 +94,14 @@ pub struct Task {
     pub index: u64,
     /// The prompt.
     pub prompt: PromptSource,
-    /// The reference answer, as the dataset has it.
+    /// The reference answer, as the dataset has it; empty if it has none.
     pub answer: String,
     /// The target of supervised stages, if the dataset has one.
     pub demonstration: Option<Demonstration>,
     /// Domain of the task, used for reward routing and quotas.
     pub domain: String,
+    /// The other fields of the dataset's row, for rewards and environments. Shared by all clones of the task. Not stored
+    /// with rollouts or in the journal: [`index`](Self::index) identifies the row.
+    #[serde(skip)]
+    pub extra: Arc<Map<String, Value>>,
 }

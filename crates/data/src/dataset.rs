@@ -1,11 +1,16 @@
 use std::fmt;
+use std::sync::Arc;
 
 use rloom_core::Task;
 use rloom_hub::Hub;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::generator::{Arithmetic, Countdown, Generator, Guess, Sorting};
-use crate::{DataError, DataSettings, PromptFormat, Source};
+use crate::messages::{unusable, wrong_type};
+use crate::record::ANSWER_NAMES;
+use crate::rows::Rows;
+use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, Source};
 
 /// One of the disjoint parts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -40,7 +45,11 @@ pub struct Dataset {
 
 #[derive(Debug, Clone)]
 enum Tasks {
-    Rows(Vec<Task>),
+    Rows {
+        rows: Rows,
+        /// Setting `answer_field`.
+        answer_field: Option<String>,
+    },
     Generated(Box<(Generator, PromptFormat)>),
 }
 
@@ -56,7 +65,10 @@ impl Dataset {
         settings.validate()?;
         let format = &settings.prompt_format;
         let generator = match &settings.source {
-            Source::Files(files) => return Self::new(Tasks::Rows(files.read(format, split, hub)?), split),
+            Source::Files(files) => {
+                let rows = files.read(format, split, hub)?;
+                return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone() }, split);
+            }
             Source::Arithmetic(s) => Generator::Arithmetic(Arithmetic::new(s, split, seed)?),
             Source::Countdown(s) => Generator::Countdown(Countdown::new(s, split, seed)?),
             Source::Guess(s) => Generator::Guess(Guess::new(s, split, seed)?),
@@ -73,7 +85,7 @@ impl Dataset {
     /// Number of tasks per epoch.
     pub fn len(&self) -> u64 {
         match &self.tasks {
-            Tasks::Rows(rows) => rows.len() as u64,
+            Tasks::Rows { rows, .. } => rows.tasks.len() as u64,
             Tasks::Generated(generated) => generated.0.len(),
         }
     }
@@ -90,7 +102,7 @@ impl Dataset {
             return Err(DataError::OutOfRange { position, len });
         }
         match &self.tasks {
-            Tasks::Rows(rows) => Ok(rows[position as usize].clone()),
+            Tasks::Rows { rows, .. } => Ok(rows.tasks[position as usize].clone()),
             Tasks::Generated(generated) => {
                 let (generator, format) = generated.as_ref();
                 let task = generator.task(position)?;
@@ -100,9 +112,56 @@ impl Dataset {
                     answer: task.answer,
                     demonstration: Some(task.demonstration),
                     domain: generator.name().to_owned(),
+                    extra: Arc::default(),
                 })
             }
         }
+    }
+
+    /// True if the tasks are generated instead of read from files.
+    pub fn is_generated(&self) -> bool {
+        matches!(self.tasks, Tasks::Generated(_))
+    }
+
+    /// Place in the data of the task at a position below [`Dataset::len`].
+    pub fn location(&self, position: u64) -> Result<Location, DataError> {
+        let len = self.len();
+        match &self.tasks {
+            _ if position >= len => Err(DataError::OutOfRange { position, len }),
+            Tasks::Rows { rows, .. } => Ok(rows.location(position as usize)),
+            Tasks::Generated(generated) => {
+                Ok(Location::Generated { generator: generated.0.name(), position })
+            }
+        }
+    }
+
+    /// Drops the rows at the positions for which `keep` is false. Tasks keep their indices. Generated tasks are not dropped.
+    pub fn retain(&mut self, keep: impl Fn(u64) -> bool) {
+        if let Tasks::Rows { rows, .. } = &mut self.tasks {
+            rows.retain(|position| keep(position as u64));
+        }
+    }
+
+    /// Checks that every task has a reference answer, which `reader` needs (such as "the reward `math`").
+    pub fn check_answers(&self, reader: &str) -> Result<(), DataError> {
+        let Tasks::Rows { rows, answer_field } = &self.tasks else { return Ok(()) };
+        let Some(position) = rows.tasks.iter().position(|task| task.answer.is_empty()) else { return Ok(()) };
+        let (at, extra) = (rows.location(position), &rows.tasks[position].extra);
+        let wanted: Vec<String> = match answer_field {
+            Some(name) => vec![name.clone()],
+            None => ANSWER_NAMES.map(str::to_owned).to_vec(),
+        };
+        // A detected field whose content is not an answer is only an error if the answer is read.
+        let content = |name: &String| Some((name.clone(), extra.get(name).filter(|v| !v.is_null())?));
+        Err(match wanted.iter().find_map(content) {
+            Some((name, Value::String(_) | Value::Number(_))) => unusable(&at, &name, FieldProblem::NoAnswer),
+            Some((name, other)) => wrong_type(&at, &name, "text or a number", other),
+            None => {
+                let found =
+                    extra.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| name.clone()).collect();
+                DataError::NoAnswer { at, reader: reader.to_owned(), wanted, found }
+            }
+        })
     }
 
     /// All tasks in order.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::Split;
 
-/// A row of a file.
+/// Place of a task in its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A line of a JSONL file, counted from 1.
@@ -25,6 +25,13 @@ pub enum Location {
         /// The row.
         row: u64,
     },
+    /// A task of a generator, counted from 0.
+    Generated {
+        /// Name of the generator.
+        generator: &'static str,
+        /// Position of the task.
+        position: u64,
+    },
 }
 
 impl fmt::Display for Location {
@@ -32,6 +39,7 @@ impl fmt::Display for Location {
         match self {
             Self::Line { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Row { path, row } => write!(f, "{}: row {row}", path.display()),
+            Self::Generated { generator, position } => write!(f, "{generator} task {position}"),
         }
     }
 }
@@ -140,6 +148,49 @@ pub enum DataError {
         /// The setting that names the field.
         setting: &'static str,
     },
+    /// A field that the settings name and no row has.
+    #[error(
+        "no row of {}{} has the field `{field}`; the rows have {}",
+        path.display(),
+        if *more_files > 0 { format!(" and {more_files} more files") } else { String::new() },
+        quoted(found, ", ")
+    )]
+    #[diagnostic(help("correct or remove `{setting}`"))]
+    UnknownField {
+        /// The first file.
+        path: PathBuf,
+        /// Number of further files.
+        more_files: usize,
+        /// The field.
+        field: String,
+        /// The fields of all rows.
+        found: Vec<String>,
+        /// The setting that names the field.
+        setting: &'static str,
+    },
+    /// A row without a reference answer, in data whose answers are read.
+    #[error(
+        "{at}: no field {}, which {reader} reads; {}",
+        quoted(wanted, " or "),
+        if found.is_empty() {
+            "the row has no other fields than the prompt".to_owned()
+        } else {
+            format!("the row's other fields are {}", quoted(found, ", "))
+        }
+    )]
+    #[diagnostic(help(
+        "name the field with `answer_field`, or use a reward that reads no answer, such as `length` or `format`"
+    ))]
+    NoAnswer {
+        /// The row.
+        at: Location,
+        /// The reader, such as "the reward `math`".
+        reader: String,
+        /// The accepted names of the field.
+        wanted: Vec<String>,
+        /// The fields of the row that nothing else reads.
+        found: Vec<String>,
+    },
     /// A field of another type.
     #[error("{at}: field `{field}` must be {expected}, but it is {found}")]
     WrongType {
@@ -244,7 +295,7 @@ impl DataError {
 }
 
 /// The reasons for which a field cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum FieldProblem {
     /// An empty answer.
     #[error("contains no answer")]
@@ -258,6 +309,24 @@ pub enum FieldProblem {
     /// A conversation that does not end with the assistant's message.
     #[error("does not end with a message of the assistant")]
     NoCompletion,
+    /// A part of a message that is not text.
+    #[error("has the type {kind:?}; only parts of type \"text\" are supported")]
+    #[diagnostic(help("remove the row, or write the message as text"))]
+    PartType {
+        /// Type of the part.
+        kind: String,
+    },
+    /// A completion of several messages.
+    #[error("has {messages} messages; a demonstration is one message of the assistant")]
+    #[diagnostic(help("move the messages before the last one to the prompt"))]
+    NotOneMessage {
+        /// Number of messages.
+        messages: usize,
+    },
+    /// A message with more than text, after a plain prompt.
+    #[error("has more than text, but the prompt is not a conversation")]
+    #[diagnostic(help("write the prompt as a list of messages, or set `chat = true`"))]
+    MessageForText,
     /// A conversation, together with a template for plain prompts.
     #[error("is a conversation, but `template` is for plain prompts")]
     #[diagnostic(help("remove `template`"))]

@@ -1,6 +1,6 @@
 use std::path::{Path, PathBuf};
 
-use rloom_core::{Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange};
+use rloom_core::{Content, PromptSource, Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange};
 use rloom_hub::{DefaultSplit, Hub};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::paths::FORMATS;
 use crate::record::FieldMapping;
+use crate::rows::{NamedFields, Rows};
 use crate::{
     DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_rows,
 };
@@ -16,7 +17,8 @@ use crate::{
 ///
 /// Fields without a setting are detected by common names in the first row of each file: the prompt as `prompt`,
 /// `question` or `messages`, the answer as `answer` or `solution`, a demonstration as `demonstration` or `completion`.
-/// Every row of the file must have the detected fields.
+/// Every row must have a prompt, and a demonstration in supervised stages. Fields that are not read reach rewards as
+/// `extra`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
@@ -33,6 +35,10 @@ pub struct FileSettings {
     /// Maximum number of rows to read from `path`. Default: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
+    /// Drops rows whose prompt has more tokens, in training and evaluation. Default: such prompts are refused if they do not
+    /// fit into the model's context together with a completion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_prompt_tokens: Option<u64>,
     /// Field with the prompt: text or a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_field: Option<String>,
@@ -73,6 +79,7 @@ impl FileSettings {
             eval_path: None,
             eval_rows: None,
             limit: None,
+            max_prompt_tokens: None,
             prompt_field: None,
             messages_field: None,
             answer_field: None,
@@ -94,7 +101,12 @@ impl FileSettings {
         if self.eval_path.is_some() && self.eval_rows.is_some() {
             return Err(SettingProblem::Conflict { other: "eval_path" }.at("eval_rows").into());
         }
-        for (key, value) in [("eval_rows", self.eval_rows), ("limit", self.limit)] {
+        let counts = [
+            ("eval_rows", self.eval_rows),
+            ("limit", self.limit),
+            ("max_prompt_tokens", self.max_prompt_tokens),
+        ];
+        for (key, value) in counts {
             value.map_or(Ok(()), |value| ValueRange::at_least(1.0).check(key, value as f64))?;
         }
         if self.prompt_field.is_some() && self.messages_field.is_some() {
@@ -110,12 +122,7 @@ impl FileSettings {
     }
 
     /// Reads the rows of one split.
-    pub(crate) fn read(
-        &self,
-        format: &PromptFormat,
-        split: Split,
-        hub: &Hub,
-    ) -> Result<Vec<Task>, DataError> {
+    pub(crate) fn read(&self, format: &PromptFormat, split: Split, hub: &Hub) -> Result<Rows, DataError> {
         let train_files = || list_files(&self.path, hub, TRAIN_SPLIT);
         match (split, &self.eval_path, self.eval_rows) {
             (Split::Eval, Some(paths), _) => {
@@ -124,10 +131,10 @@ impl FileSettings {
             (Split::Eval, None, None) => Err(DataError::NoHeldOut),
             (_, _, None) => self.read_files(train_files()?, format, split, self.limit),
             (_, _, Some(wanted)) => {
-                let all = self.read_files(train_files()?, format, split, self.limit)?;
-                let held_out = hold_out(&all, wanted)?;
-                let rows = all.into_iter().zip(held_out).filter(|&(_, out)| out == (split == Split::Eval));
-                Ok(rows.map(|(task, _)| task).collect())
+                let mut all = self.read_files(train_files()?, format, split, self.limit)?;
+                let held_out = hold_out(&all.tasks, wanted)?;
+                all.retain(|row| held_out[row] == (split == Split::Eval));
+                Ok(all)
             }
         }
     }
@@ -138,28 +145,32 @@ impl FileSettings {
         format: &PromptFormat,
         split: Split,
         limit: Option<u64>,
-    ) -> Result<Vec<Task>, DataError> {
+    ) -> Result<Rows, DataError> {
         let limit = limit.unwrap_or(u64::MAX);
-        let mut tasks = Vec::new();
+        let mut rows = Rows::default();
+        let mut named = NamedFields::new(self);
         for file in files {
-            if tasks.len() as u64 >= limit {
+            if rows.tasks.len() as u64 >= limit {
                 break;
             }
-            let before = tasks.len();
+            let before = rows.tasks.len();
             let mut mapping = None;
             read_rows(&file, &mut |at, row| {
                 let mapping = match &mapping {
                     Some(mapping) => mapping,
                     None => mapping.insert(FieldMapping::detect(self, &row, &at, split)?),
                 };
-                tasks.push(mapping.task(tasks.len() as u64, &row, &at, format)?);
-                Ok((tasks.len() as u64) < limit)
+                named.see(&row);
+                let task = mapping.task(rows.tasks.len() as u64, row, &at, format)?;
+                rows.push(task, at);
+                Ok((rows.tasks.len() as u64) < limit)
             })?;
-            if tasks.len() == before {
+            if rows.tasks.len() == before {
                 return Err(DataError::EmptyFile { path: file });
             }
         }
-        Ok(tasks)
+        named.check(&rows)?;
+        Ok(rows)
     }
 }
 
@@ -261,13 +272,24 @@ fn prompt_hash(task: &Task) -> u64 {
         }
     };
     match &task.prompt {
-        rloom_core::PromptSource::Text(text) => absorb(text),
-        rloom_core::PromptSource::Messages(messages) => {
+        PromptSource::Text(text) => absorb(text),
+        PromptSource::Messages(messages) => {
             for message in messages {
                 absorb(&message.role);
-                absorb(&message.content);
+                match &message.content {
+                    Some(Content::Text(text)) => absorb(text),
+                    Some(Content::Parts(parts)) => parts.iter().for_each(|part| absorb(&text_of(part))),
+                    None => {}
+                }
+                if !message.fields.is_empty() {
+                    absorb(&text_of(&message.fields));
+                }
             }
         }
     }
     RandomStream::new(RandomKey::new(0, 0, Purpose::Shuffle, hash)).bits(0)
+}
+
+fn text_of(fields: &Map<String, Value>) -> String {
+    serde_json::to_string(fields).unwrap_or_default()
 }

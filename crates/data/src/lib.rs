@@ -14,11 +14,13 @@ mod files;
 mod fingerprint;
 mod generator;
 mod jsonl;
+mod messages;
 mod parquet_rows;
 mod paths;
 mod permutation;
 mod prompt_format;
 mod record;
+mod rows;
 mod settings;
 
 pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};

@@ -44,8 +44,8 @@ impl PromptFormat {
             None => prompt,
         };
         if self.chat.unwrap_or(self.system.is_some()) {
-            let system = self.system.iter().map(|s| message("system", s.clone()));
-            PromptSource::Messages(system.chain([message("user", text)]).collect())
+            let system = self.system.iter().map(|s| ChatMessage::new("system", s));
+            PromptSource::Messages(system.chain([ChatMessage::new("user", text)]).collect())
         } else {
             PromptSource::Text(text)
         }
@@ -56,14 +56,10 @@ impl PromptFormat {
         if let Some(system) = &self.system
             && messages.first().is_none_or(|m| m.role != "system")
         {
-            messages.insert(0, message("system", system.clone()));
+            messages.insert(0, ChatMessage::new("system", system));
         }
         PromptSource::Messages(messages)
     }
-}
-
-fn message(role: &str, content: String) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content }
 }
 
 #[cfg(test)]
@@ -79,15 +75,15 @@ mod tests {
         format.chat = Some(true);
         assert_eq!(
             format.plain("2+2".into()),
-            PromptSource::Messages(vec![message("user", "Question: 2+2\nAnswer:".into())])
+            PromptSource::Messages(vec![ChatMessage::new("user", "Question: 2+2\nAnswer:")])
         );
         format.chat = None;
         format.system = Some("Be brief.".into());
         assert_eq!(
             format.plain("2+2".into()),
             PromptSource::Messages(vec![
-                message("system", "Be brief.".into()),
-                message("user", "Question: 2+2\nAnswer:".into())
+                ChatMessage::new("system", "Be brief."),
+                ChatMessage::new("user", "Question: 2+2\nAnswer:")
             ])
         );
     }
@@ -95,11 +91,14 @@ mod tests {
     #[test]
     fn conversations_keep_their_system_message() {
         let format = PromptFormat { system: Some("Be brief.".into()), ..PromptFormat::default() };
-        let own = vec![message("system", "Be long.".into()), message("user", "hi".into())];
+        let own = vec![ChatMessage::new("system", "Be long."), ChatMessage::new("user", "hi")];
         assert_eq!(format.conversation(own.clone()), PromptSource::Messages(own));
         assert_eq!(
-            format.conversation(vec![message("user", "hi".into())]),
-            PromptSource::Messages(vec![message("system", "Be brief.".into()), message("user", "hi".into())])
+            format.conversation(vec![ChatMessage::new("user", "hi")]),
+            PromptSource::Messages(vec![
+                ChatMessage::new("system", "Be brief."),
+                ChatMessage::new("user", "hi")
+            ])
         );
     }
 

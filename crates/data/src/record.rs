@@ -1,24 +1,67 @@
+use std::sync::Arc;
+
 use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
 use serde_json::{Map, Value};
 
-use crate::{DataError, FieldProblem, FileSettings, JsonType, Location, PromptFormat, Split};
+use crate::messages::{message, messages, unusable, wrong_type};
+use crate::{DataError, FieldProblem, FileSettings, Location, PromptFormat, Split};
 
 type Row = Map<String, Value>;
 
 const PROMPT_NAMES: [&str; 3] = ["prompt", "question", "messages"];
-const ANSWER_NAMES: [&str; 2] = ["answer", "solution"];
+pub(crate) const ANSWER_NAMES: [&str; 2] = ["answer", "solution"];
 const DEMONSTRATION_NAMES: [&str; 2] = ["demonstration", "completion"];
 
 /// The mapping from the fields of a file's rows to tasks.
 pub(crate) struct FieldMapping {
     prompt: String,
-    answer: Option<String>,
-    demonstration: Option<String>,
+    answer: Option<Field>,
+    demonstration: Option<Field>,
     /// Requires a demonstration in every row, for the supervised split.
     needs_demonstration: bool,
     domain_field: Option<String>,
     domain: String,
     marker: String,
+    /// Shared by the tasks of rows without other fields.
+    no_extra: Arc<Row>,
+}
+
+/// A field that a row may have.
+struct Field {
+    name: String,
+    /// Named in the settings, so that an unusable value is an error. In a field that was only detected it is not: nothing
+    /// may read it.
+    is_named: bool,
+}
+
+impl Field {
+    fn find(named: Option<&String>, first: &Row, names: &[&str]) -> Option<Self> {
+        match named {
+            Some(name) => Some(Self { name: name.clone(), is_named: true }),
+            None => first_present(first, names).map(|name| Self { name, is_named: false }),
+        }
+    }
+
+    /// The value of a row, unless it is null.
+    fn of<'a>(&self, row: &'a Row) -> Option<&'a Value> {
+        row.get(&self.name).filter(|v| !v.is_null())
+    }
+
+    /// The result if the value is usable; `None` for an unusable value of a detected field.
+    fn usable<T>(&self, result: Result<T, DataError>) -> Result<Option<T>, DataError> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if self.is_named => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// Content of a row's answer field.
+struct Answer {
+    answer: String,
+    /// The whole text, if only the part after a marker is the answer.
+    solution: Option<String>,
 }
 
 impl FieldMapping {
@@ -33,59 +76,76 @@ impl FieldMapping {
         let prompt = named_prompt
             .or_else(|| first_present(first, &PROMPT_NAMES))
             .ok_or_else(|| missing(at, &PROMPT_NAMES, first, "prompt_field"))?;
-        let demonstration =
-            settings.demonstration_field.clone().or_else(|| first_present(first, &DEMONSTRATION_NAMES));
-        let answer = settings.answer_field.clone().or_else(|| first_present(first, &ANSWER_NAMES));
-        let needs_demonstration = split == Split::Demonstration;
-        if answer.is_none() && !needs_demonstration {
-            return Err(missing(at, &ANSWER_NAMES, first, "answer_field"));
-        }
         Ok(Self {
             prompt,
-            answer,
-            demonstration,
-            needs_demonstration,
+            answer: Field::find(settings.answer_field.as_ref(), first, &ANSWER_NAMES),
+            demonstration: Field::find(settings.demonstration_field.as_ref(), first, &DEMONSTRATION_NAMES),
+            needs_demonstration: split == Split::Demonstration,
             domain_field: settings.domain_field.clone(),
             domain: settings.domain.clone(),
             marker: settings.answer_marker.clone(),
+            no_extra: Arc::default(),
         })
     }
 
-    /// Converts a row to a task.
+    /// Converts a row to a task. Fields that the mapping does not read become the task's `extra`.
     pub(crate) fn task(
         &self,
         index: u64,
-        row: &Row,
+        mut row: Row,
         at: &Location,
         format: &PromptFormat,
     ) -> Result<Task, DataError> {
-        let (prompt, mut demonstration) = self.prompt(row, at, format)?;
+        let (prompt, mut demonstration) = self.prompt(&row, at, format)?;
+        let mut read = vec![&self.prompt];
         let mut answer = String::new();
-        if let Some(field) = &self.answer {
-            let text = scalar(required(row, field, at, "answer_field")?, field, at)?;
-            answer = match after_marker(&text, &self.marker) {
-                Some(marked) => {
-                    let marked = marked.to_owned();
-                    demonstration = demonstration.or(Some(text));
-                    marked
-                }
-                None => text,
-            };
-            if answer.trim().is_empty() {
-                return Err(unusable(at, field, FieldProblem::NoAnswer));
+        if let Some(field) = &self.answer
+            && let Some(value) = field.of(&row)
+            && let Some(found) = field.usable(self.answer(value, &field.name, at))?
+        {
+            answer = found.answer;
+            demonstration = demonstration.or(found.solution.map(Demonstration::from));
+            read.push(&field.name);
+        }
+        if let Some(field) = &self.demonstration
+            && let Some(value) = field.of(&row)
+        {
+            let found = completion(value, &field.name, at, &prompt);
+            let found = if self.needs_demonstration { found.map(Some) } else { field.usable(found) };
+            if let Some(found) = found? {
+                demonstration = Some(found);
+                read.push(&field.name);
             }
         }
-        if let Some(field) = &self.demonstration {
-            demonstration = Some(completion(required(row, field, at, "demonstration_field")?, field, at)?);
-        }
         if self.needs_demonstration && demonstration.is_none() {
-            return Err(missing(at, &DEMONSTRATION_NAMES, row, "demonstration_field"));
+            let detected = self.demonstration.as_ref().map(|field| [field.name.as_str()]);
+            let wanted = detected.as_ref().map_or(&DEMONSTRATION_NAMES[..], |name| &name[..]);
+            return Err(missing(at, wanted, &row, "demonstration_field"));
         }
         let domain = match &self.domain_field {
-            Some(field) => scalar(required(row, field, at, "domain_field")?, field, at)?,
+            Some(field) => {
+                read.push(field);
+                scalar(required(&row, field, at, "domain_field")?, field, at)?
+            }
             None => self.domain.clone(),
         };
-        Ok(Task { index, prompt, answer, demonstration: demonstration.map(Demonstration::from), domain })
+        for field in read {
+            row.shift_remove(field);
+        }
+        let extra = if row.is_empty() { Arc::clone(&self.no_extra) } else { Arc::new(row) };
+        Ok(Task { index, prompt, answer, demonstration, domain, extra })
+    }
+
+    fn answer(&self, value: &Value, field: &str, at: &Location) -> Result<Answer, DataError> {
+        let text = scalar(value, field, at)?;
+        let answer = match after_marker(&text, &self.marker) {
+            Some(marked) => Answer { answer: marked.to_owned(), solution: Some(text) },
+            None => Answer { answer: text, solution: None },
+        };
+        if answer.answer.trim().is_empty() {
+            return Err(unusable(at, field, FieldProblem::NoAnswer));
+        }
+        Ok(answer)
     }
 
     /// The prompt, and the final assistant message of a conversation as the demonstration.
@@ -94,22 +154,21 @@ impl FieldMapping {
         row: &Row,
         at: &Location,
         format: &PromptFormat,
-    ) -> Result<(PromptSource, Option<String>), DataError> {
+    ) -> Result<(PromptSource, Option<Demonstration>), DataError> {
         let field = &self.prompt;
         match required(row, field, at, "prompt_field")? {
             Value::String(text) => Ok((format.plain(text.clone()), None)),
             Value::Array(list) => {
                 let mut messages = messages(list, field, at)?;
                 let ends_with_assistant = messages.last().is_some_and(|m| m.role == "assistant");
-                let demonstration =
-                    if ends_with_assistant { messages.pop().map(|m| m.content) } else { None };
+                let last = if ends_with_assistant { messages.pop() } else { None };
                 if messages.is_empty() {
                     return Err(unusable(at, field, FieldProblem::NoPrompt));
                 }
                 if format.template.is_some() {
                     return Err(unusable(at, field, FieldProblem::TemplateForConversation));
                 }
-                Ok((format.conversation(messages), demonstration))
+                Ok((format.conversation(messages), last.map(demonstration)))
             }
             other => Err(wrong_type(at, field, "text or a list of messages", other)),
         }
@@ -146,36 +205,37 @@ fn scalar(value: &Value, field: &str, at: &Location) -> Result<String, DataError
     }
 }
 
-/// The text of a completion, or the last message of a conversation.
-fn completion(value: &Value, field: &str, at: &Location) -> Result<String, DataError> {
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(list) => match messages(list, field, at)?.pop() {
-            Some(last) if last.role == "assistant" => Ok(last.content),
-            _ => Err(unusable(at, field, FieldProblem::NoCompletion)),
-        },
-        other => Err(wrong_type(at, field, "text or a list of messages", other)),
+/// A completion: text, or a conversation of one message of the assistant.
+fn completion(
+    value: &Value,
+    field: &str,
+    at: &Location,
+    prompt: &PromptSource,
+) -> Result<Demonstration, DataError> {
+    let list = match value {
+        Value::String(text) => return Ok(text.clone().into()),
+        Value::Array(list) => list,
+        other => return Err(wrong_type(at, field, "text or a list of messages", other)),
+    };
+    let [only] = list.as_slice() else {
+        return Err(unusable(at, field, FieldProblem::NotOneMessage { messages: list.len() }));
+    };
+    let only = message(only, &format!("{field}[0]"), at)?;
+    if only.role != "assistant" {
+        return Err(unusable(at, field, FieldProblem::NoCompletion));
     }
+    let demonstration = demonstration(only);
+    if matches!((prompt, &demonstration), (PromptSource::Text(_), Demonstration::Message(_))) {
+        return Err(unusable(at, field, FieldProblem::MessageForText));
+    }
+    Ok(demonstration)
 }
 
-fn messages(list: &[Value], field: &str, at: &Location) -> Result<Vec<ChatMessage>, DataError> {
-    if list.is_empty() {
-        return Err(unusable(at, field, FieldProblem::NoMessages));
+fn demonstration(message: ChatMessage) -> Demonstration {
+    match message.plain_text() {
+        Some(text) => text.into(),
+        None => Demonstration::Message(Box::new(message)),
     }
-    list.iter()
-        .enumerate()
-        .map(|(i, value)| {
-            let part = |name: &str| {
-                let path = format!("{field}[{i}].{name}");
-                match value.get(name) {
-                    Some(Value::String(text)) => Ok(text.clone()),
-                    Some(other) => Err(wrong_type(at, &path, "text", other)),
-                    None => Err(wrong_type(at, &path, "text", &Value::Null)),
-                }
-            };
-            Ok(ChatMessage { role: part("role")?, content: part("content")? })
-        })
-        .collect()
 }
 
 fn missing(at: &Location, wanted: &[&str], row: &Row, setting: &'static str) -> DataError {
@@ -185,12 +245,4 @@ fn missing(at: &Location, wanted: &[&str], row: &Row, setting: &'static str) -> 
         found: row.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| name.clone()).collect(),
         setting,
     }
-}
-
-fn wrong_type(at: &Location, field: &str, expected: &'static str, found: &Value) -> DataError {
-    DataError::WrongType { at: at.clone(), field: field.to_owned(), expected, found: JsonType::of(found) }
-}
-
-fn unusable(at: &Location, field: &str, problem: FieldProblem) -> DataError {
-    DataError::Field { at: at.clone(), field: field.to_owned(), problem }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    ArithmeticSettings, CountdownSettings, DataError, DigitOrder, Digits, FileSettings, GuessSettings,
-    HeldOut, Operation, Paths, PromptFormat, SortingSettings, Style, Wording,
+    ArithmeticSettings, CountdownSettings, DataError, DataPath, DigitOrder, Digits, FileSettings,
+    GuessSettings, HeldOut, Operation, Paths, PromptFormat, SortingSettings, Style, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -56,7 +56,8 @@ impl Source {
         }
     }
 
-    pub(crate) fn files(&self) -> Option<&FileSettings> {
+    /// Settings of files; `None` for generators.
+    pub fn files(&self) -> Option<&FileSettings> {
         match self {
             Self::Files(files) => Some(files),
             _ => None,
@@ -90,6 +91,13 @@ impl DataSettings {
             Source::Files(files) => files.pin(hub),
             _ => Ok(()),
         }
+    }
+
+    /// True if some of the data is on a hub.
+    pub fn is_on_a_hub(&self) -> bool {
+        let Some(files) = self.source.files() else { return false };
+        let paths = std::iter::once(&files.path).chain(&files.eval_path).flat_map(|paths| &paths.0);
+        paths.into_iter().any(|path| matches!(path, DataPath::Hub(_)))
     }
 
     /// True if there is a held-out split.
@@ -127,6 +135,7 @@ struct Keys {
     eval_path: Option<Paths>,
     eval_rows: Option<u64>,
     limit: Option<u64>,
+    max_prompt_tokens: Option<u64>,
     prompt_field: Option<String>,
     messages_field: Option<String>,
     answer_field: Option<String>,

@@ -1,5 +1,6 @@
 use rloom_core::{
-    ChatMessage, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Trajectory, VersionSpan,
+    ChatMessage, Demonstration, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task,
+    Trajectory, VersionSpan,
 };
 use rloom_text::{RenderOptions, TextError, Tokenizer};
 
@@ -28,14 +29,10 @@ pub async fn demonstrate(
     let too_long =
         |prompt, completion| EnvError::DemonstrationTooLong { task: task.index, prompt, completion, context };
     let mut attempt = Attempt::start(environment, task, tokenizer, context, key).await?;
-    for (n, text) in demonstration.turns().iter().enumerate() {
-        let written = match &task.prompt {
-            PromptSource::Messages(messages) if n == 0 => {
-                turn_text(tokenizer, messages, text).map_err(text_error)?
-            }
-            _ => text.clone(),
-        };
-        let tokens = with_end_token(tokenizer.encode(&written, false).map_err(text_error)?, tokenizer)?;
+    let later = demonstration.turns().iter().skip(1).cloned().map(Ok);
+    for written in std::iter::once(first_turn(tokenizer, &task.prompt, demonstration)).chain(later) {
+        let tokens = turn_tokens(tokenizer, &written.map_err(text_error)?).map_err(text_error)?;
+        let tokens = tokens.ok_or(EnvError::NoEndToken)?;
         let (before, length) = (attempt.tokens().len(), tokens.len());
         if length > attempt.room() {
             return Err(too_long(before, length));
@@ -68,23 +65,63 @@ fn unsampled(tokens: Vec<u32>) -> Turn {
     }
 }
 
-/// The text that the chat template appends to the prompt for the assistant's message `text`.
-fn turn_text(tokenizer: &Tokenizer, messages: &[ChatMessage], text: &str) -> Result<String, TextError> {
-    let template = tokenizer.require_chat_template()?;
-    let before = template.render(messages, &RenderOptions::prompt())?;
-    let answer = ChatMessage { role: "assistant".into(), content: text.to_owned() };
-    let all: Vec<ChatMessage> = messages.iter().cloned().chain([answer]).collect();
-    let after = template.render(&all, &RenderOptions::default())?;
-    Ok(after.strip_prefix(&before).map_or_else(|| text.to_owned(), str::to_owned))
+/// Number of tokens of the first turn of a task's demonstration, as [`demonstrate`] writes it; 0 without a demonstration.
+pub fn demonstration_length(tokenizer: &Tokenizer, task: &Task) -> Result<usize, TextError> {
+    let Some(demonstration) = &task.demonstration else { return Ok(0) };
+    let text = first_turn(tokenizer, &task.prompt, demonstration)?;
+    Ok(turn_tokens(tokenizer, &text)?.map_or(0, |tokens| tokens.len()))
 }
 
-/// Ends a completion with an end-of-text token. Templates often write more text after it, which the policy would not
-/// sample.
-fn with_end_token(mut completion: Vec<u32>, tokenizer: &Tokenizer) -> Result<Vec<u32>, EnvError> {
-    let ends = tokenizer.eos_ids();
-    match completion.iter().rposition(|token| ends.contains(token)) {
-        Some(last) => completion.truncate(last + 1),
-        None => completion.push(tokenizer.eos_id().or(ends.first().copied()).ok_or(EnvError::NoEndToken)?),
+/// Text of the first turn of a demonstration.
+fn first_turn(
+    tokenizer: &Tokenizer,
+    prompt: &PromptSource,
+    demonstration: &Demonstration,
+) -> Result<String, TextError> {
+    let text = match (prompt, demonstration) {
+        (PromptSource::Messages(messages), Demonstration::Message(message)) => {
+            return rendered_turn(tokenizer, messages, message)?
+                .map_err(|position| TextError::NotPrefixPreserving { position });
+        }
+        (_, demonstration) => demonstration.turns().first().cloned().unwrap_or_default(),
+    };
+    match prompt {
+        PromptSource::Messages(messages) => {
+            let answer = ChatMessage::new("assistant", &text);
+            Ok(rendered_turn(tokenizer, messages, &answer)?.unwrap_or(text))
+        }
+        PromptSource::Text(_) => Ok(text),
     }
-    Ok(completion)
+}
+
+/// The text that the chat template appends to the prompt for the assistant's message `answer`. An error contains the
+/// position at which the template renders the prompt differently when the message follows.
+fn rendered_turn(
+    tokenizer: &Tokenizer,
+    messages: &[ChatMessage],
+    answer: &ChatMessage,
+) -> Result<Result<String, usize>, TextError> {
+    let template = tokenizer.require_chat_template()?;
+    let before = template.render(messages, &RenderOptions::prompt())?;
+    let all: Vec<ChatMessage> = messages.iter().chain([answer]).cloned().collect();
+    let after = template.render(&all, &RenderOptions::default())?;
+    Ok(match after.strip_prefix(&before) {
+        Some(turn) => Ok(turn.to_owned()),
+        None => Err(before.bytes().zip(after.bytes()).take_while(|(a, b)| a == b).count()),
+    })
+}
+
+/// Tokens of a turn, which ends with an end-of-text token; `None` if the tokenizer has no such token. Templates often write
+/// more text after it, which the policy would not sample.
+fn turn_tokens(tokenizer: &Tokenizer, text: &str) -> Result<Option<Vec<u32>>, TextError> {
+    let mut tokens = tokenizer.encode(text, false)?;
+    let ends = tokenizer.eos_ids();
+    match tokens.iter().rposition(|token| ends.contains(token)) {
+        Some(last) => tokens.truncate(last + 1),
+        None => match tokenizer.eos_id().or(ends.first().copied()) {
+            Some(end) => tokens.push(end),
+            None => return Ok(None),
+        },
+    }
+    Ok(Some(tokens))
 }

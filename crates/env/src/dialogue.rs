@@ -36,8 +36,8 @@ impl Dialogue {
         let Some(messages) = &mut self.messages else {
             return self.tokenizer.encode(observation, false);
         };
-        messages.push(ChatMessage { role: "assistant".into(), content: written.to_owned() });
-        let new = ChatMessage { role: "user".into(), content: observation.to_owned() };
+        messages.push(ChatMessage::new("assistant", written));
+        let new = ChatMessage::new("user", observation);
         let end = match (turn.stop, turn.tokens.last()) {
             (StopReason::StopToken, Some(&token)) => self.tokenizer.decode(&[token], false)?,
             _ => String::new(),

@@ -27,12 +27,14 @@ mod guess;
 mod render;
 mod settings;
 mod single_turn;
+mod unrendered;
 
 pub use attempt::{Attempt, Progress, Turn};
-pub use demonstration::demonstrate;
+pub use demonstration::{demonstrate, demonstration_length};
 pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start};
 pub use error::{EnvError, TurnProblem};
 pub use guess::{Guess, GuessSettings};
 pub use render::render_prompt;
 pub use settings::EnvironmentSettings;
 pub use single_turn::SingleTurn;
+pub use unrendered::{MessagePart, Unrendered, find_unrendered};

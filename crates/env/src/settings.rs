@@ -59,6 +59,14 @@ impl EnvironmentSettings {
         }
     }
 
+    /// True if the environment reads the reference answers of tasks.
+    pub fn reads_answer(&self) -> bool {
+        match self {
+            Self::SingleTurn => false,
+            Self::Guess(_) => true,
+        }
+    }
+
     /// All characters of the observations, for the alphabet of a character tokenizer.
     pub fn alphabet(&self) -> &'static str {
         match self {

@@ -152,6 +152,7 @@ fn group(episodes: Vec<Episode>) -> Group {
         answer: String::new(),
         demonstration: None,
         domain: String::new(),
+        extra: std::sync::Arc::default(),
     };
     Group { ticket: Ticket(0), task, episodes }
 }

@@ -7,7 +7,7 @@ use crate::{ComponentError, JudgeError};
 /// A completion to judge, with its context.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion<'a> {
-    /// The task.
+    /// The task, with the reference answer and the other fields of its row (`extra`).
     pub task: &'a Task,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
@@ -61,6 +61,11 @@ pub trait Reward: Debug + Send + Sync {
 
     /// True if verdicts include the outcome.
     fn is_verifier(&self) -> bool {
+        false
+    }
+
+    /// True if it reads the task's reference answer. A run checks before it starts that every task has one.
+    fn reads_answer(&self) -> bool {
         false
     }
 

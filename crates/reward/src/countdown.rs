@@ -63,6 +63,10 @@ impl Reward for Countdown {
         true
     }
 
+    fn reads_answer(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         ValueRange::from_below(0.0, 1.0).check("partial", self.partial)?;
         Ok(extract::validate(&self.extract)?)

@@ -41,6 +41,10 @@ impl Reward for Exact {
         true
     }
 
+    fn reads_answer(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         Ok(extract::validate(&self.extract)?)
     }

@@ -49,6 +49,10 @@ impl Reward for Numeric {
         true
     }
 
+    fn reads_answer(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
         Ok(validate_tolerance(self.tolerance)?)

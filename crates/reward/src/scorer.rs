@@ -209,6 +209,7 @@ mod tests {
             answer: "1".into(),
             demonstration: None,
             domain: "d".into(),
+            extra: std::sync::Arc::default(),
         };
         let completion = Completion {
             task: &task,

@@ -187,6 +187,11 @@ impl RewardSettings {
         self.outcome_index().is_some()
     }
 
+    /// Name of the first component that reads reference answers.
+    pub fn answer_reader(&self) -> Option<&str> {
+        self.components.iter().find(|c| c.kind.as_reward().reads_answer()).map(|c| c.name.as_str())
+    }
+
     /// Weight of the environment's step rewards; `None` if no component uses them.
     pub fn environment_weight(&self) -> Option<f64> {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)

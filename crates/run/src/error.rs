@@ -56,6 +56,15 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Data(#[from] rloom_data::DataError),
+    /// The prompts of a stage or of the evaluation do not fit, or cannot be rendered.
+    #[error("{used_by}: {source}")]
+    #[diagnostic(forward(source))]
+    Prompts {
+        /// Name of the stage; `eval` for the evaluation.
+        used_by: String,
+        /// The cause.
+        source: Box<rloom_collect::PromptError>,
+    },
     /// The configuration of a run could not be read.
     #[error(transparent)]
     Config(#[from] rloom_config::ConfigErrors),

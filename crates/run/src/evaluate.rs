@@ -28,7 +28,8 @@ pub fn evaluate(
     let inputs = RunInputs::new(policy, ctx.threads(), seed);
     let tokenizer = Some((*policy.tokenizer).clone());
     let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
-    let evaluator = inputs.evaluator(eval, &engine)?;
+    let rows = inputs.prompt_check().evaluation(eval)?;
+    let evaluator = inputs.evaluator(eval, &engine, &rows)?;
     runtime::block_on(async {
         let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;

@@ -18,6 +18,7 @@ use rloom_sched::Priority;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
+use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::GroupSource;
 
@@ -78,6 +79,11 @@ impl RunInputs {
         }
     }
 
+    /// Checks the prompts of the run's data.
+    pub(crate) fn prompt_check(&self) -> PromptCheck<'_> {
+        PromptCheck::new(&self.tokenizer, self.context, self.threads, self.seed)
+    }
+
     fn episodes<R: RolloutEngine>(
         &self,
         engine: &Arc<R>,
@@ -111,9 +117,10 @@ impl RunInputs {
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<R>>,
+        rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
-        let open = |split| Dataset::open(&stage.data, split, seed);
+        let open = |split| rows.open(&stage.data, split, seed);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
@@ -149,8 +156,9 @@ impl RunInputs {
         &self,
         eval: &EvalSettings,
         engine: &Arc<R>,
+        rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
-        let dataset = Dataset::open(&eval.data, Split::Eval, self.seed)?;
+        let dataset = rows.open(&eval.data, Split::Eval, self.seed)?;
         let environment = eval.environment.environment();
         let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };

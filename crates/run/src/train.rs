@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
@@ -19,11 +19,12 @@ use rloom_store::checkpoint::{
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
-use rloom_telemetry::{Event, EventStream, Observer, report};
+use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::data_record::DataRecord;
 use crate::pin::pin;
+use crate::prompts::{KeptRows, PromptProgress};
 use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
 use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
@@ -32,6 +33,8 @@ use rloom_stage::{
     TrainerThread, WeightPublisher, restore_groups, restore_models,
 };
 
+/// Duration of a measurement of prompts that is not worth a progress report.
+const QUIET: Duration = Duration::from_millis(500);
 /// Completions of each step in the event stream.
 const SHOWN_SAMPLES: usize = 4;
 
@@ -159,6 +162,7 @@ struct Run<'r, 's, F> {
     checkpoints: Checkpoints,
     /// The newest valid checkpoint of an earlier attempt.
     found: Option<(CheckpointName, PathBuf)>,
+    rows: KeptRows,
     best: Option<Best>,
     last: Option<PathBuf>,
 }
@@ -198,6 +202,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             let used = found.as_ref().map_or("the start".to_owned(), |(name, _)| name.folder());
             events.warn(format!("{error}; resuming from {used}"));
         }
+        let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
+        let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         Ok(Self {
             config,
             directory,
@@ -208,6 +214,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             stop,
             checkpoints,
             found,
+            rows,
             best: None,
             last: None,
         })
@@ -360,11 +367,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        let (source, cursor) = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
+        let (source, cursor) =
+            self.inputs.source(index as u32, stage, engines.rollout.as_ref(), &self.rows)?;
         self.data.check_order(&stage.name, &cursor)?;
         let evaluator =
             match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
-                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
+                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine, &self.rows)?)),
                 None => None,
             };
         let same_numeric_path =
@@ -470,6 +478,30 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             ));
         }
     }
+}
+
+/// Measures the prompts of the stages from `first` on, and reports their lengths.
+fn measure_prompts(
+    config: &Config,
+    first: usize,
+    inputs: &RunInputs,
+    directory: &RunDirectory,
+    events: &mut EventStream<'_>,
+    stop: &StopFlag,
+) -> Result<KeptRows, RunError> {
+    let started = Instant::now();
+    let kept = inputs.prompt_check().run(config, first, &mut |progress| {
+        match progress {
+            PromptProgress::Measured(summary) => events.emit(Event::Prompts(summary)),
+            PromptProgress::Measuring { done, total } if started.elapsed() > QUIET => {
+                events.emit(Event::Progress { phase: Phase::Prompts, done, total });
+            }
+            PromptProgress::Measuring { .. } => {}
+        }
+        !stop.after_this_step()
+    })?;
+    // Nothing is computed yet that a checkpoint could save.
+    kept.ok_or_else(|| StageError::StoppedNow { path: directory.path().to_owned() }.into())
 }
 
 /// The stage with its algorithm resolved for an inexact sampler, which is corrected for by default.

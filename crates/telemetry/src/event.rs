@@ -23,6 +23,8 @@ pub struct StageOutline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
+    /// Prompts measured, before the first step.
+    Prompts,
     /// Completions generated.
     Rollout,
     /// Completions scored.
@@ -170,6 +172,25 @@ pub struct Sample {
     pub stop: String,
 }
 
+/// Lengths of the prompts of a stage or of the evaluation, measured before the first step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PromptSummary {
+    /// Name of the stage; `eval` for the evaluation.
+    pub used_by: String,
+    /// Number of tasks, without those that were dropped.
+    pub tasks: u64,
+    /// Number of prompts that were measured; of generated tasks, a sample.
+    pub measured: u64,
+    /// Median length of the prompts in tokens.
+    pub median: u64,
+    /// Length of the longest prompt in tokens.
+    pub longest: u64,
+    /// Most tokens of a prompt that fits; in supervised stages together with its demonstration.
+    pub room: u64,
+    /// Number of prompts that were dropped because they are longer than `max_prompt_tokens`.
+    pub dropped: u64,
+}
+
 /// An event of a run. The field `event` contains its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -194,6 +215,8 @@ pub enum Event {
         /// All stages of the recipe.
         stages: Vec<StageOutline>,
     },
+    /// The prompts of a stage or of the evaluation were measured.
+    Prompts(PromptSummary),
     /// A stage started or resumed.
     StageStarted {
         /// The stage.
@@ -386,7 +409,7 @@ mod tests {
         assert!(kinds.iter().all(|kind| kind["description"].is_string()), "{schema:#}");
         let names: Vec<&str> =
             kinds.iter().map(|kind| kind["properties"]["event"]["const"].as_str().unwrap()).collect();
-        assert_eq!(names.len(), 15);
+        assert_eq!(names.len(), 16);
         assert!(names.contains(&"run_started") && names.contains(&"group_ended"));
     }
 }

@@ -20,7 +20,9 @@ mod tensorboard;
 pub mod trace;
 
 pub use error::TelemetryError;
-pub use event::{Activity, Event, EventLine, GroupEnd, Lane, Metrics, Phase, Sample, StageOutline};
+pub use event::{
+    Activity, Event, EventLine, GroupEnd, Lane, Metrics, Phase, PromptSummary, Sample, StageOutline,
+};
 pub use event_file::{EventFile, SkippedLines, read_events};
 pub use history::surviving;
 pub use rollout_log::LoggedTrajectory;

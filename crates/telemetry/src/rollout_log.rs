@@ -205,6 +205,7 @@ pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
                 answer: line.answer.clone(),
                 demonstration: None,
                 domain: String::new(),
+                extra: std::sync::Arc::default(),
             };
             groups.push(Group { ticket, task, episodes: Vec::new() });
         }

@@ -260,6 +260,7 @@ pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
         answer: "7".into(),
         demonstration: None,
         domain: String::new(),
+        extra: std::sync::Arc::default(),
     };
     let episodes = (0..samples).map(|sample| {
         let value = if sample == 0 { 1.0 } else { 0.0 };

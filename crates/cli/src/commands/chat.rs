@@ -60,13 +60,9 @@ struct Conversation<'p> {
     output: Output,
 }
 
-fn message(role: &str, content: &str) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content: content.to_owned() }
-}
-
 impl Conversation<'_> {
     fn reset(&mut self) {
-        self.history = self.system.iter().map(|text| message("system", text)).collect();
+        self.history = self.system.iter().map(|text| ChatMessage::new("system", text)).collect();
         self.session.clear();
     }
 
@@ -90,7 +86,7 @@ impl Conversation<'_> {
         let rest = decoder.flush().map_err(Failure::failed)?;
         self.show(&rest)?;
         answer.push_str(&rest);
-        self.history.push(message("assistant", &answer));
+        self.history.push(ChatMessage::new("assistant", &answer));
         if self.output.json {
             return self
                 .output
@@ -112,7 +108,7 @@ impl Conversation<'_> {
     fn append_question(&mut self, question: &str) -> Result<Vec<u32>, Failure> {
         let tokenizer = &self.policy.tokenizer;
         let template = tokenizer.require_chat_template().map_err(Failure::failed)?;
-        let new = [message("user", question)];
+        let new = [ChatMessage::new("user", question)];
         let options = RenderOptions::prompt();
         let answered = self.history.last().is_some_and(|m| m.role == "assistant");
         let next = if answered {

@@ -104,10 +104,8 @@ fn source(arguments: &Generate, prompt: &str) -> PromptSource {
     if !arguments.chat && arguments.system.is_none() {
         return PromptSource::Text(prompt.to_owned());
     }
-    let message =
-        |role: &str, content: &str| ChatMessage { role: role.to_owned(), content: content.to_owned() };
-    let system = arguments.system.iter().map(|text| message("system", text));
-    PromptSource::Messages(system.chain([message("user", prompt)]).collect())
+    let system = arguments.system.iter().map(|text| ChatMessage::new("system", text));
+    PromptSource::Messages(system.chain([ChatMessage::new("user", prompt)]).collect())
 }
 
 fn show(

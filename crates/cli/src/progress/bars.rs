@@ -16,7 +16,8 @@ const RATE: u8 = 10;
 /// Width of the reward curve in characters.
 const CURVE: usize = 24;
 
-const PHASES: [(Phase, &str); 4] = [
+const PHASES: [(Phase, &str); 5] = [
+    (Phase::Prompts, "prompts"),
     (Phase::Rollout, "rollout"),
     (Phase::Reward, "reward"),
     (Phase::Train, "train"),
@@ -106,6 +107,7 @@ impl Bars {
                     }
                 }
             }
+            Event::Prompts(_) => self.remove(&mut shown, Phase::Prompts),
             Event::Evaluation { .. } => self.remove(&mut shown, Phase::Evaluate),
             Event::StageFinished { .. }
             | Event::RunFinished { .. }

@@ -1,9 +1,11 @@
 //! Formats the events of a run as lines of text.
 
-use rloom_core::metric;
-use rloom_telemetry::{Event, EventLine, Metrics, Sample, StageOutline};
+use std::fmt::Write as _;
 
-use super::numbers::{age, bytes, count, duration, excerpt, percent};
+use rloom_core::metric;
+use rloom_telemetry::{Event, EventLine, Metrics, Phase, PromptSummary, Sample, StageOutline};
+
+use super::numbers::{age, bytes, count, duration, excerpt, percent, thousands};
 use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
 
 /// Approximate maximum number of steps per stage in plain output.
@@ -22,11 +24,22 @@ pub(crate) struct EventText {
     /// Step whose completion was shown last.
     shown: Option<u64>,
     accuracy: Option<f64>,
+    /// Tenths of the prompts whose measurement is reported.
+    measured: u64,
 }
 
 impl EventText {
     pub(crate) fn new(output: Output, show_every: u64, steps: bool) -> Self {
-        Self { output, show_every, steps, stage: None, rewards: Vec::new(), shown: None, accuracy: None }
+        Self {
+            output,
+            show_every,
+            steps,
+            stage: None,
+            rewards: Vec::new(),
+            shown: None,
+            accuracy: None,
+            measured: 0,
+        }
     }
 
     /// Reward of each step of the stage.
@@ -47,6 +60,18 @@ impl EventText {
                     lines.push(format!("resumed from {}", self.output.paint(CYAN, checkpoint)));
                 }
                 lines
+            }
+            Event::Progress { phase: Phase::Prompts, done, total } if self.steps => {
+                let tenths = done * 10 / (*total).max(1);
+                if tenths == self.measured {
+                    return Vec::new();
+                }
+                self.measured = tenths;
+                vec![format!("measured {} of {} prompts", thousands(*done), thousands(*total))]
+            }
+            Event::Prompts(summary) => {
+                self.measured = 0;
+                vec![prompts(summary)]
             }
             Event::StageStarted { outline, from_step } => {
                 self.stage = Some(outline.clone());
@@ -141,6 +166,26 @@ impl EventText {
     }
 }
 
+/// Formats the lengths of prompts as one line.
+pub(crate) fn prompts(summary: &PromptSummary) -> String {
+    let PromptSummary { used_by, tasks, measured, median, longest, room, dropped } = summary;
+    let mut text = format!("prompts of {used_by}: {}", thousands(*tasks));
+    if measured < tasks {
+        let _ = write!(text, " ({} measured)", thousands(*measured));
+    }
+    let _ = write!(
+        text,
+        ", median {} tokens, longest {}, room for {}",
+        thousands(*median),
+        thousands(*longest),
+        thousands(*room)
+    );
+    if *dropped > 0 {
+        let _ = write!(text, "; {} longer ones dropped", thousands(*dropped));
+    }
+    text
+}
+
 /// Formats the main metrics of a step as one line.
 pub(crate) fn summary(metrics: &Metrics) -> String {
     let get = |name: &str| metrics.get(name).copied();
@@ -188,6 +233,10 @@ pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
     for (name, text) in
         [("prompt", &sample.prompt), ("completion", &sample.completion), ("answer", &sample.answer)]
     {
+        // Tasks may have no reference answer.
+        if name == "answer" && text.is_empty() {
+            continue;
+        }
         let text = excerpt(text, SHOWN_CHARACTERS).replace('\n', "\n              ");
         lines.push(format!("  {} {text}", output.paint(FAINT, &format!("{name:<11}"))));
     }
@@ -197,6 +246,45 @@ pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lengths_of_prompts_are_one_line_and_long_measurements_report_tenths() {
+        let summary = PromptSummary {
+            used_by: "rl".to_owned(),
+            tasks: 7461,
+            measured: 7461,
+            median: 92,
+            longest: 200,
+            room: 1728,
+            dropped: 12,
+        };
+        assert_eq!(
+            prompts(&summary),
+            "prompts of rl: 7,461, median 92 tokens, longest 200, room for 1,728; 12 longer ones dropped"
+        );
+        let sampled = PromptSummary { measured: 1024, dropped: 0, ..summary };
+        assert_eq!(
+            prompts(&sampled),
+            "prompts of rl: 7,461 (1,024 measured), median 92 tokens, longest 200, room for 1,728"
+        );
+        let global = crate::arguments::Global { json: false, no_color: true, quiet: false };
+        let mut text = EventText::new(Output::new(&global), 0, true);
+        let mut line = |done| {
+            let event = Event::Progress { phase: Phase::Prompts, done, total: 2000 };
+            text.of(&EventLine {
+                attempt: 1,
+                time: 0.0,
+                elapsed: 0.0,
+                stage: String::new(),
+                step: 0,
+                global_step: 0,
+                event,
+            })
+        };
+        assert!(line(100).is_empty());
+        assert_eq!(line(300), ["measured 300 of 2,000 prompts"]);
+        assert!(line(350).is_empty());
+    }
 
     #[test]
     fn summary_of_an_overlapping_step_includes_token_age() {

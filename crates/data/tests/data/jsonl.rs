@@ -99,7 +99,7 @@ fn conversations_may_end_with_a_demonstration() {
             r#"{"messages": [{"role": "user", "content": "hi"}], "answer": "ho"}"#,
         ),
     );
-    let user = ChatMessage { role: "user".into(), content: "hi".into() };
+    let user = ChatMessage::new("user", "hi");
     let tasks = open(FileSettings::new(&path), Split::Train).unwrap();
     for (task, demonstration) in tasks.iter().zip([Some("ho"), None]) {
         assert_eq!(task.prompt, PromptSource::Messages(vec![user.clone()]));
@@ -242,24 +242,8 @@ fn errors_in_rows_name_file_line_and_field() {
         "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer` [name the field with `prompt_field`]"
     );
     assert_eq!(
-        error_of("{\"prompt\": \"p\", \"label\": \"1\"}\n"),
-        "data.jsonl:1: no field `answer` or `solution`; the row has `prompt`, `label` [name the field with `answer_field`]"
-    );
-    assert_eq!(
-        error_of(format!("{good}{{\"prompt\": \"p\", \"answer\": null}}\n")),
-        "data.jsonl:2: no field `answer`; the row has `prompt` [name the field with `answer_field`]"
-    );
-    assert_eq!(
         error_of(format!("{good}{{\"prompt\": 5, \"answer\": \"1\"}}\n")),
         "data.jsonl:2: field `prompt` must be text or a list of messages, but it is a number"
-    );
-    assert_eq!(
-        error_of(format!("{good}{{\"prompt\": \"p\", \"answer\": [1]}}\n")),
-        "data.jsonl:2: field `answer` must be text or a number, but it is a list"
-    );
-    assert_eq!(
-        error_of("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"1\"}\n"),
-        "data.jsonl:1: field `prompt[0].content` must be text, but it is null"
     );
     assert_eq!(
         error_of("{\"prompt\": [{\"role\": \"assistant\", \"content\": \"x\"}], \"answer\": \"1\"}\n"),
@@ -268,10 +252,6 @@ fn errors_in_rows_name_file_line_and_field() {
     assert_eq!(
         error_of("{\"prompt\": [], \"answer\": \"1\"}\n"),
         "data.jsonl:1: `prompt` contains no messages"
-    );
-    assert_eq!(
-        error_of("{\"prompt\": \"p\", \"answer\": \"so\\n#### \"}\n"),
-        "data.jsonl:1: `answer` contains no answer"
     );
 }
 

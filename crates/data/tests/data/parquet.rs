@@ -16,7 +16,7 @@ fn read(settings: FileSettings, split: Split) -> Result<Vec<Task>, DataError> {
 }
 
 fn message(role: &str, content: &str) -> ChatMessage {
-    ChatMessage { role: role.into(), content: content.into() }
+    ChatMessage::new(role, content)
 }
 
 #[test]

@@ -8,3 +8,4 @@ mod demonstrations;
 mod guess;
 mod settings;
 mod support;
+mod unrendered;

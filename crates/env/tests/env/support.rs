@@ -25,11 +25,12 @@ pub(crate) fn task(prompt: &str) -> Task {
         answer: "4".into(),
         demonstration: Some("4".into()),
         domain: "test".into(),
+        extra: std::sync::Arc::default(),
     }
 }
 
 pub(crate) fn chat_task() -> Task {
-    let message = ChatMessage { role: "user".into(), content: "2+2=?".into() };
+    let message = ChatMessage::new("user", "2+2=?");
     Task { prompt: PromptSource::Messages(vec![message]), ..task("") }
 }
 

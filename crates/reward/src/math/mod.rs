@@ -208,6 +208,10 @@ impl Reward for Math {
         true
     }
 
+    fn reads_answer(&self) -> bool {
+        true
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
         Ok(validate_tolerance(self.tolerance)?)

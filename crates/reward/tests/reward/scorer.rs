@@ -29,6 +29,7 @@ fn task(answer: &str) -> Task {
         answer: answer.into(),
         demonstration: None,
         domain: "d".into(),
+        extra: std::sync::Arc::default(),
     }
 }
 

@@ -48,6 +48,7 @@ fn task(answer: &str) -> Task {
         answer: answer.into(),
         demonstration: None,
         domain: "words".into(),
+        extra: std::sync::Arc::default(),
     }
 }
 

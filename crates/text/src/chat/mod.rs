@@ -259,10 +259,7 @@ impl ChatTemplate {
     ///
     /// As for [`render`](Self::render), if the template refuses the probe.
     pub fn is_prefix_preserving(&self, options: &RenderOptions<'_>) -> Result<bool, TextError> {
-        let message = |role: &str, content: &str| rloom_core::ChatMessage {
-            role: role.into(),
-            content: content.into(),
-        };
+        let message = |role: &str, text: &str| rloom_core::ChatMessage::new(role, text);
         let history =
             [message("user", "Question?"), message("assistant", "<think>\nReasons.\n</think>\n\nAnswer.")];
         match self.next_turn(&history, &[message("user", "And then?")], "", options) {

@@ -199,7 +199,7 @@ fn a_character_tokenizer_can_carry_a_template() {
     let dir = tempfile::tempdir().unwrap();
     Tokenizer::characters(&settings).unwrap().save(dir.path()).unwrap();
     let loaded = Tokenizer::load(dir.path()).unwrap();
-    let messages = [rloom_core::ChatMessage { role: "user".to_owned(), content: "1+1".to_owned() }];
+    let messages = [rloom_core::ChatMessage::new("user", "1+1")];
     let text = loaded.require_chat_template().unwrap().render(&messages, &RenderOptions::prompt()).unwrap();
     assert_eq!(text, "1+1=<|eos|>");
     assert_eq!(loaded.encode(&text, false).unwrap(), [2, 4, 2, 5, 1]);

@@ -17,7 +17,7 @@ fn drops_reasoning() -> ChatTemplate {
 }
 
 fn message(role: &str, content: &str) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content: content.to_owned() }
+    ChatMessage::new(role, content)
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn lines_of(lineage: &Lineage, one: bool, output: Output) -> Vec<String> {
                 say("task", &index.to_string());
             }
             say("prompt", &excerpt(&task.prompt, SHOWN_CHARACTERS));
-            if let Some(answer) = &task.answer {
+            if let Some(answer) = task.answer.as_ref().filter(|answer| !answer.is_empty()) {
                 say("answer", &excerpt(answer, SHOWN_CHARACTERS));
             }
         }

@@ -1,0 +1,347 @@
+//! Lengths of prompts, measured before a run.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use rloom_core::Task;
+use rloom_data::{DataError, Dataset, Location};
+use rloom_env::{Unrendered, demonstration_length, find_unrendered, render_prompt};
+use rloom_text::{TextError, Tokenizer};
+
+/// Tasks that a thread measures at once.
+const CHUNK: u64 = 256;
+/// Interval of progress reports.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A task whose prompt cannot be used.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[non_exhaustive]
+pub enum PromptError {
+    /// The task could not be read.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Data(#[from] DataError),
+    /// The prompt could not be rendered or tokenised.
+    #[error("{at}: {source}")]
+    #[diagnostic(forward(source))]
+    Text {
+        /// The row.
+        at: Location,
+        /// The tokenizer's error.
+        source: TextError,
+    },
+    /// The chat template drops a part of the conversation.
+    #[error("{at}: {part}, which the chat template does not render")]
+    #[diagnostic(help(
+        "remove it from the data or write it as text, or use a model whose chat template renders it"
+    ))]
+    Unrendered {
+        /// The row.
+        at: Location,
+        /// The part.
+        part: Unrendered,
+    },
+    /// A prompt without tokens.
+    #[error("{at}: the prompt is empty: the policy's first token would have no prefix")]
+    Empty {
+        /// The row.
+        at: Location,
+    },
+    /// A prompt that leaves no room for a completion.
+    #[error(
+        "{at}: the prompt has {prompt} tokens, but only {room} fit: the context is {context} and a completion has up to \
+         {max_new_tokens}; {count} of {measured} prompts exceed {room} tokens, the longest has {longest}"
+    )]
+    #[diagnostic(help("{}", too_long_hint(*is_generated, *room)))]
+    PromptTooLong {
+        /// The first row.
+        at: Location,
+        /// Tokens of its prompt.
+        prompt: u32,
+        /// Most tokens of a prompt that fits.
+        room: usize,
+        /// Context length of the model in tokens.
+        context: usize,
+        /// Most new tokens of a turn.
+        max_new_tokens: usize,
+        /// Number of prompts that do not fit.
+        count: usize,
+        /// Number of measured prompts.
+        measured: usize,
+        /// Tokens of the longest prompt.
+        longest: u32,
+        /// True for the tasks of a generator.
+        is_generated: bool,
+    },
+    /// A demonstration that does not fit into the context.
+    #[error(
+        "{at}: prompt and demonstration have {prompt} + {demonstration} tokens, but the context is {context}; {count} of \
+         {measured} rows exceed it, the longest has {longest} tokens"
+    )]
+    #[diagnostic(help("shorten or remove these rows, or use a model with a longer context"))]
+    DemonstrationTooLong {
+        /// The first row.
+        at: Location,
+        /// Tokens of its prompt.
+        prompt: u32,
+        /// Tokens of its demonstration.
+        demonstration: u32,
+        /// Context length of the model in tokens.
+        context: usize,
+        /// Number of rows that do not fit.
+        count: usize,
+        /// Number of measured rows.
+        measured: usize,
+        /// Tokens of the longest row.
+        longest: u64,
+    },
+    /// A limit that no prompt satisfies.
+    #[error(
+        "all {prompts} prompts are longer than `max_prompt_tokens = {limit}`; the shortest has {shortest} tokens"
+    )]
+    #[diagnostic(help("raise `data.max_prompt_tokens`"))]
+    AllDropped {
+        /// Number of prompts.
+        prompts: usize,
+        /// The limit.
+        limit: u64,
+        /// Tokens of the shortest prompt.
+        shortest: u32,
+    },
+}
+
+fn too_long_hint(is_generated: bool, room: usize) -> String {
+    let drop = if is_generated || room == 0 {
+        String::new()
+    } else {
+        format!("set `data.max_prompt_tokens = {room}` to drop longer prompts, ")
+    };
+    format!("{drop}lower `sampling.max_new_tokens`, or use a model with a longer context")
+}
+
+/// Number of tokens of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskLength {
+    /// Tokens of the prompt, as the environment starts with it.
+    pub prompt: u32,
+    /// Tokens of the demonstration's first turn; 0 unless demonstrations are measured.
+    pub demonstration: u32,
+}
+
+impl TaskLength {
+    fn total(self) -> u64 {
+        u64::from(self.prompt) + u64::from(self.demonstration)
+    }
+}
+
+/// Room for the prompts of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptRoom {
+    /// A completion follows, of up to `max_new_tokens` in its first turn.
+    Completion {
+        /// Context length of the model in tokens.
+        context: usize,
+        /// Most new tokens of a turn.
+        max_new_tokens: usize,
+    },
+    /// A demonstration follows.
+    Demonstration {
+        /// Context length of the model in tokens.
+        context: usize,
+    },
+}
+
+impl PromptRoom {
+    /// Most tokens of a prompt, including its demonstration if there is one.
+    pub fn tokens(self) -> usize {
+        match self {
+            Self::Completion { context, max_new_tokens } => context.saturating_sub(max_new_tokens),
+            Self::Demonstration { context } => context,
+        }
+    }
+
+    fn fits(self, length: TaskLength) -> bool {
+        length.total() <= self.tokens() as u64
+    }
+}
+
+/// Tasks to measure: `count` of the first `span` tasks of a dataset, evenly spaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Selection {
+    /// Number of tasks to select from.
+    pub span: u64,
+    /// Number of tasks to measure, at most `span`.
+    pub count: u64,
+}
+
+impl Selection {
+    /// The first `span` tasks.
+    pub fn first(span: u64) -> Self {
+        Self { span, count: span }
+    }
+
+    /// Position of the selected task number `index`.
+    fn position(self, index: u64) -> u64 {
+        (u128::from(index) * u128::from(self.span) / u128::from(self.count.max(1))) as u64
+    }
+}
+
+/// Renders and tokenises the selected tasks on `threads` threads, and keeps only the numbers of tokens. `progress` receives
+/// the number of measured tasks and returns false to stop; the result is then `None`.
+///
+/// # Errors
+///
+/// The first task, in the order of the dataset, whose prompt cannot be used.
+pub fn measure_prompts(
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    selection: Selection,
+    with_demonstrations: bool,
+    threads: usize,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<Vec<TaskLength>>, PromptError> {
+    let (next, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    let chunks = selection.count.div_ceil(CHUNK);
+    let measure = |chunk: u64| {
+        let indices = chunk * CHUNK..((chunk + 1) * CHUNK).min(selection.count);
+        let one = |index| length_of(dataset, tokenizer, selection.position(index), with_demonstrations);
+        indices.map(one).collect::<Result<Vec<TaskLength>, PromptError>>()
+    };
+    let mut measured: Vec<Option<Result<Vec<TaskLength>, PromptError>>> = Vec::new();
+    measured.resize_with(chunks as usize, || None);
+    let mut is_stopped = false;
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads.max(1).min(chunks as usize) {
+            let (sender, next, ends, measure) = (sender.clone(), &next, &ends, &measure);
+            scope.spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    // Chunks are taken in order: those before the first failure are complete.
+                    let chunk = next.fetch_add(1, Ordering::Relaxed);
+                    if chunk >= chunks {
+                        return;
+                    }
+                    let result = measure(chunk);
+                    if result.is_err() {
+                        ends.store(true, Ordering::Relaxed);
+                    }
+                    if sender.send((chunk, result)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut done = 0;
+        loop {
+            match receiver.recv_timeout(TICK) {
+                Ok((chunk, result)) => {
+                    done += result.as_ref().map_or(0, |lengths| lengths.len() as u64);
+                    measured[chunk as usize] = Some(result);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if !progress(done) {
+                is_stopped = true;
+                ends.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    if is_stopped {
+        return Ok(None);
+    }
+    let mut lengths = Vec::with_capacity(selection.count as usize);
+    // A failure ends the measurement: chunks after it may be missing.
+    for chunk in measured.into_iter().flatten() {
+        lengths.extend(chunk?);
+    }
+    Ok(Some(lengths))
+}
+
+fn length_of(
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    position: u64,
+    with_demonstration: bool,
+) -> Result<TaskLength, PromptError> {
+    let mut task = dataset.get(position)?;
+    if !with_demonstration {
+        // Nothing reads it.
+        task.demonstration = None;
+    }
+    let at = || dataset.location(position);
+    let (unrendered, length) = match tokens_of(tokenizer, &task) {
+        Ok(measured) => measured,
+        Err(source) => return Err(PromptError::Text { at: at()?, source }),
+    };
+    if let Some(part) = unrendered {
+        return Err(PromptError::Unrendered { at: at()?, part });
+    }
+    if length.prompt == 0 {
+        return Err(PromptError::Empty { at: at()? });
+    }
+    Ok(length)
+}
+
+fn tokens_of(tokenizer: &Tokenizer, task: &Task) -> Result<(Option<Unrendered>, TaskLength), TextError> {
+    let unrendered = find_unrendered(tokenizer, task)?;
+    if unrendered.is_some() {
+        return Ok((unrendered, TaskLength { prompt: 0, demonstration: 0 }));
+    }
+    let prompt = render_prompt(tokenizer, &task.prompt)?.len() as u32;
+    let demonstration = demonstration_length(tokenizer, task)? as u32;
+    Ok((None, TaskLength { prompt, demonstration }))
+}
+
+/// Drops the tasks whose prompts are longer than `limit`, and returns the lengths of the others. `lengths` are those of all
+/// tasks.
+pub fn drop_long_prompts(
+    dataset: &mut Dataset,
+    lengths: &[TaskLength],
+    limit: u64,
+) -> Result<Vec<TaskLength>, PromptError> {
+    let is_kept = |length: &TaskLength| u64::from(length.prompt) <= limit;
+    let kept: Vec<TaskLength> = lengths.iter().filter(|length| is_kept(length)).copied().collect();
+    if let (true, Some(shortest)) = (kept.is_empty(), lengths.iter().map(|length| length.prompt).min()) {
+        return Err(PromptError::AllDropped { prompts: lengths.len(), limit, shortest });
+    }
+    dataset.retain(|position| lengths.get(position as usize).is_none_or(is_kept));
+    Ok(kept)
+}
+
+/// Checks that all measured tasks fit.
+pub fn check_room(
+    dataset: &Dataset,
+    lengths: &[TaskLength],
+    selection: Selection,
+    room: PromptRoom,
+) -> Result<(), PromptError> {
+    let Some(first) = lengths.iter().position(|&length| !room.fits(length)) else { return Ok(()) };
+    let at = dataset.location(selection.position(first as u64))?;
+    let TaskLength { prompt, demonstration } = lengths[first];
+    let (count, measured) = (lengths.iter().filter(|&&length| !room.fits(length)).count(), lengths.len());
+    Err(match room {
+        PromptRoom::Completion { context, max_new_tokens } => PromptError::PromptTooLong {
+            at,
+            prompt,
+            room: room.tokens(),
+            context,
+            max_new_tokens,
+            count,
+            measured,
+            longest: lengths.iter().map(|length| length.prompt).max().unwrap_or(0),
+            is_generated: dataset.is_generated(),
+        },
+        PromptRoom::Demonstration { context } => PromptError::DemonstrationTooLong {
+            at,
+            prompt,
+            demonstration,
+            context,
+            count,
+            measured,
+            longest: lengths.iter().map(|length| length.total()).max().unwrap_or(0),
+        },
+    })
+}
