@@ -95,7 +95,8 @@ mod tests {
     /// Settings of a command line for a model that recommends a temperature.
     fn settings(line: &str, recommended: f64) -> Result<SamplingSettings, Failure> {
         let arguments = Line::try_parse_from(["rloom"].into_iter().chain(line.split_whitespace())).unwrap();
-        let model = GenerationConfig { temperature: Some(recommended), ..GenerationConfig::default() };
+        let mut model = GenerationConfig::default();
+        model.temperature = Some(recommended);
         sampling(&arguments.sampling, &model, &[])
     }
 
@@ -106,9 +107,10 @@ mod tests {
         }
         assert_eq!(settings("--temperature 0", 1e-6).unwrap().temperature, 0.0);
         for (line, recommended) in [("--temperature 1e-30", 1.0), ("--temperature=-1", 1.0), ("", 1e-6)] {
-            let Err(Failure::Usage(report)) = settings(line, recommended) else { panic!("{line}") };
-            assert!(report.to_string().contains("0 (greedy decoding) or at least 0.01"), "{report}");
-            let said = report.hints().iter().any(|hint| hint.contains("generation_config.json"));
+            let failure = settings(line, recommended).unwrap_err();
+            let text = failure.to_string();
+            assert!(text.contains("0 (greedy decoding) or at least 0.01"), "{text}");
+            let said = failure.hints().iter().any(|hint| hint.contains("generation_config.json"));
             assert_eq!(said, line.is_empty(), "{line}");
         }
     }

@@ -462,7 +462,7 @@ pub enum Inconsistency {
         head_dim: usize,
     },
     /// A field is not a positive number.
-    #[error("{field} is {value}, it must be a positive number")]
+    #[error("{field} is {value}, it must be a positive number in the range of f32")]
     NotPositive {
         /// The field.
         field: &'static str,
