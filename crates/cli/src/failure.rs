@@ -83,6 +83,14 @@ impl Failure {
         Self::Usage(Report::text(message))
     }
 
+    #[cfg(test)]
+    pub(crate) fn hints(&self) -> &[String] {
+        match self {
+            Self::Usage(report) | Self::Failed(report) => &report.hints,
+            Self::Config(_) | Self::Interrupted | Self::Output(_) => &[],
+        }
+    }
+
     /// Adds a hint.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         if let Self::Usage(report) | Self::Failed(report) = &mut self {

@@ -10,6 +10,11 @@ const LARGE_MODEL_BYTES: u64 = 256 << 20;
 /// Upper limit of the automatic cache size.
 const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
 
+/// Upper limit of the automatic cache size where one sequence of full context per lane takes more than
+/// [`AUTOMATIC_KV_BYTES`]. The context of 131 072 tokens of a model with 8 billion parameters takes half of it; a model
+/// folder may state any number.
+const FULL_CONTEXT_KV_BYTES: u64 = 64 << 30;
+
 /// Block numbers are 32 bits wide, and so are token positions within the cache.
 const MOST_CACHED_TOKENS: usize = u32::MAX as usize;
 
@@ -45,29 +50,39 @@ impl CacheShape {
     }
 
     fn block_bytes(&self) -> u64 {
-        self.token_bytes * self.block_tokens as u64
+        self.token_bytes.saturating_mul(self.block_tokens as u64)
     }
 
     /// Blocks of each of `lanes` lanes.
     ///
     /// # Errors
     ///
-    /// [`RolloutError::CacheTooSmall`] if the configured memory does not hold one block per lane.
+    /// [`RolloutError::CacheTooSmall`] if the memory does not hold one block per lane.
     pub fn lane_blocks(&self, lanes: usize, settings: &RolloutSettings) -> Result<usize, RolloutError> {
-        let affordable = |bytes: u64| (bytes / lanes as u64 / self.block_bytes()) as usize;
-        if settings.kv_memory_mib == 0 {
+        let affordable = |bytes: u64| {
+            let blocks = (bytes / lanes as u64 / self.block_bytes()) as usize;
+            blocks.min(MOST_CACHED_TOKENS / self.block_tokens)
+        };
+        let (blocks, mib) = if settings.kv_memory_mib == 0 {
             let longest = self.blocks(self.context);
             let useful = settings.max_batch.saturating_mul(longest);
-            return Ok(useful.min(affordable(AUTOMATIC_KV_BYTES)).max(longest));
-        }
-        match affordable((settings.kv_memory_mib as u64) << 20) {
-            0 => Err(RolloutError::CacheTooSmall {
-                kv_memory_mib: settings.kv_memory_mib,
+            let guaranteed = longest.min(affordable(FULL_CONTEXT_KV_BYTES));
+            (
+                useful.min(affordable(AUTOMATIC_KV_BYTES)).max(guaranteed),
+                (FULL_CONTEXT_KV_BYTES >> 20) as usize,
+            )
+        } else {
+            let bytes = (settings.kv_memory_mib as u64).saturating_mul(1 << 20);
+            (affordable(bytes), settings.kv_memory_mib)
+        };
+        if blocks == 0 {
+            return Err(RolloutError::CacheTooSmall {
+                kv_memory_mib: mib,
                 lanes,
-                needed_mib: (self.block_bytes() * lanes as u64).div_ceil(1 << 20) as usize,
-            }),
-            blocks => Ok(blocks.min(MOST_CACHED_TOKENS / self.block_tokens)),
+                needed_mib: self.block_bytes().saturating_mul(lanes as u64).div_ceil(1 << 20) as usize,
+            });
         }
+        Ok(blocks)
     }
 
     /// Bytes of the caches of all lanes when they are full.
@@ -76,7 +91,7 @@ impl CacheShape {
     ///
     /// As for [`lane_blocks`](Self::lane_blocks).
     pub fn bytes(&self, lanes: usize, settings: &RolloutSettings) -> Result<u64, RolloutError> {
-        Ok(self.lane_blocks(lanes, settings)? as u64 * lanes as u64 * self.block_bytes())
+        Ok((self.lane_blocks(lanes, settings)? as u64 * lanes as u64).saturating_mul(self.block_bytes()))
     }
 }
 
@@ -100,11 +115,17 @@ mod tests {
         let automatic = RolloutSettings { max_batch: 4, ..RolloutSettings::default() };
         assert_eq!(SHAPE.lane_blocks(2, &automatic).unwrap(), 4 * 7);
         assert_eq!(SHAPE.bytes(2, &automatic).unwrap(), 2 * 28 * 16 * 1024);
-        let wide = CacheShape { token_bytes: 1 << 30, ..SHAPE };
+        let wide = CacheShape { token_bytes: 1 << 28, ..SHAPE };
         assert_eq!(wide.lane_blocks(2, &automatic).unwrap(), 7, "one sequence of full context always fits");
+        let endless = CacheShape { context: u32::MAX as usize, ..SHAPE };
+        assert_eq!(
+            endless.bytes(2, &automatic).unwrap(),
+            FULL_CONTEXT_KV_BYTES,
+            "a file may state any context"
+        );
         let fixed = RolloutSettings { kv_memory_mib: 1, ..automatic };
         assert_eq!(SHAPE.lane_blocks(2, &fixed).unwrap(), 32);
         let error = wide.lane_blocks(2, &fixed).unwrap_err();
-        assert!(matches!(error, RolloutError::CacheTooSmall { needed_mib: 32_768, .. }), "{error}");
+        assert!(matches!(error, RolloutError::CacheTooSmall { needed_mib: 8192, .. }), "{error}");
     }
 }

@@ -49,7 +49,7 @@ impl FileLock {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::cell::Cell;
 
     use super::*;
 
@@ -68,17 +68,16 @@ mod tests {
     fn progress_extends_the_wait() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
-        let held = FileLock::acquire(&path, Duration::ZERO, || 0).unwrap();
-        let (bytes, timeout) = (AtomicU64::new(0), Duration::from_millis(200));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for _ in 0..10 {
-                    std::thread::sleep(Duration::from_millis(40));
-                    bytes.fetch_add(1, Ordering::Relaxed);
-                }
-                drop(held);
-            });
-            FileLock::acquire(&path, timeout, || bytes.load(Ordering::Relaxed)).unwrap();
-        });
+        let held = Cell::new(Some(FileLock::acquire(&path, Duration::ZERO, || 0).unwrap()));
+        let (polls, timeout) = (Cell::new(0), 2 * POLL);
+        // Waits four times as long as the timeout, with progress at every poll.
+        let progress = || {
+            polls.set(polls.get() + 1);
+            if polls.get() > 8 {
+                held.take();
+            }
+            polls.get()
+        };
+        FileLock::acquire(&path, timeout, progress).unwrap();
     }
 }

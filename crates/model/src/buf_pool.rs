@@ -1,12 +1,17 @@
 //! A pool of buffers, so that the activations of one micro-batch reuse the memory of the previous one.
 //!
-//! Every buffer has capacity for the rows of the largest batch so far: a batch of the same shape, or with fewer rows,
-//! allocates nothing. Unused capacity takes address space but no memory.
+//! Every buffer has capacity for the rows of the largest recent batch: a batch of the same shape, or with fewer rows,
+//! allocates nothing. Unused capacity takes address space but no memory. Once no batch has needed half of it for a
+//! while, it shrinks, so that one long sequence does not hold its memory to the end of the run.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rloom_ops::{Buf, Element};
+
+/// Buffers taken between two checks of the capacity: those of a few micro-batches of a model with tens of layers, more of
+/// a smaller one. New memory after each check would still take a small fraction of the time of the computation.
+const CHECK_EVERY: usize = 4096;
 
 /// Pool of idle buffers.
 #[derive(Debug, Default)]
@@ -20,6 +25,32 @@ struct Idle {
     rows: usize,
     /// Bytes per row, and the memory, which `f32` and `bf16` buffers share.
     buffers: Vec<(usize, Buf)>,
+    /// Buffers taken since the last check of the capacity.
+    taken: usize,
+    /// Most rows among them.
+    needed: usize,
+}
+
+impl Idle {
+    fn set_rows(&mut self, rows: usize) {
+        self.rows = rows;
+        self.buffers.clear();
+    }
+
+    /// Adjusts the capacity to a buffer that is taken.
+    fn adjust(&mut self, rows: usize) {
+        self.taken += 1;
+        self.needed = self.needed.max(rows);
+        if rows > self.rows {
+            self.set_rows(rows);
+        }
+        if self.taken == CHECK_EVERY {
+            if self.needed <= self.rows / 2 {
+                self.set_rows(self.needed);
+            }
+            (self.taken, self.needed) = (0, 0);
+        }
+    }
 }
 
 impl BufPool {
@@ -38,10 +69,7 @@ impl BufPool {
     /// An idle buffer, if there is one, and its required capacity in rows.
     fn take_idle(&self, bytes_per_row: usize, rows: usize) -> (Option<Buf>, usize) {
         let mut idle = self.idle();
-        if rows > idle.rows {
-            idle.rows = rows;
-            idle.buffers.clear();
-        }
+        idle.adjust(rows);
         let capacity = idle.rows;
         let found = idle.buffers.iter().rposition(|(bytes, _)| *bytes == bytes_per_row);
         (found.map(|index| idle.buffers.swap_remove(index).1), capacity)
@@ -53,9 +81,7 @@ impl BufPool {
 
     /// Frees idle memory.
     pub(crate) fn clear(&self) {
-        let mut idle = self.idle();
-        idle.rows = 0;
-        idle.buffers.clear();
+        self.idle().set_rows(0);
     }
 
     /// Capacity in rows, and the bytes per row of each idle buffer, ascending.
@@ -95,7 +121,7 @@ impl<E: Element> Drop for PooledBuf<E> {
     fn drop(&mut self) {
         let buf = std::mem::take(&mut self.buf).into_format();
         let mut idle = self.pool.idle();
-        // If a larger batch came in the meantime, or the pool was cleared, the buffer is too small to be reused.
+        // If the capacity has changed in the meantime, the buffer has the wrong size.
         if self.rows == idle.rows {
             idle.buffers.push((self.bytes_per_row, buf));
         }
@@ -142,6 +168,36 @@ mod tests {
         pool.clear();
         assert_eq!(pool.capacity(), (0, vec![]));
     }
+
+    /// A long sequence among short ones: its memory is freed after some of them.
+    #[test]
+    fn capacity_that_is_not_needed_is_freed() {
+        let pool = Arc::new(BufPool::default());
+        let bytes = |pool: &BufPool| {
+            let (rows, widths) = pool.capacity();
+            rows * widths.iter().sum::<usize>()
+        };
+        let batch = |rows: usize| drop((pool.take::<f32>(rows, 8), pool.take::<f32>(rows / 10, 8)));
+        batch(1000);
+        assert_eq!(bytes(&pool), 64_000);
+        for _ in 0..CHECK_EVERY {
+            batch(100);
+        }
+        assert_eq!(bytes(&pool), 6400);
+        // Batches of more than half the rows keep it.
+        batch(190);
+        for _ in 0..2 * CHECK_EVERY {
+            batch(100);
+        }
+        assert_eq!(pool.capacity().0, 190);
+        let held = pool.take::<f32>(1000, 8);
+        for _ in 0..CHECK_EVERY {
+            batch(100);
+        }
+        drop(held);
+        assert_eq!(bytes(&pool), 6400, "a buffer returned later is freed");
+    }
+
     /// The memory of a training step serves the next one, in either dtype, and a smaller one; activation checkpointing
     /// takes less.
     #[test]

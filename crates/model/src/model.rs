@@ -118,9 +118,7 @@ impl Model {
         let specs = specs(&config);
         let tied = heads.language() && config.tie_embeddings;
         // Old Llama files contain the rotary frequencies, and some tied models a copy of the embedding as head.
-        checkpoint.check_names(specs.iter().map(|spec| spec.name.as_str()), |name| {
-            name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD)
-        })?;
+        checkpoint.check(&specs, |name| name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD))?;
         let mut weights = TensorSet::zeros(&config);
         let mut bufs = weights.bufs_mut();
         for spec in &specs {

@@ -152,6 +152,11 @@ impl<E: Element> Buf<E> {
         self.len = len;
     }
 
+    /// Size of the memory in bytes, used or not.
+    pub(crate) fn capacity_bytes(&self) -> usize {
+        self.memory.len()
+    }
+
     /// Reuses the memory for another format: an empty buffer with this one's capacity.
     #[must_use]
     pub fn into_format<F: Element>(self) -> Buf<F> {

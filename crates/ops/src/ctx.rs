@@ -7,6 +7,10 @@ use crate::isa::{Bf16Products, Level};
 use crate::parallel::run_shared;
 use crate::{Buf, Element, Isa, OpsError};
 
+/// Size of the largest scratch buffer that is kept for later calls, in bytes. Larger ones are those of attention over
+/// more than 8192 tokens (8 kv heads of 128), whose computation takes hundreds of times as long as new memory.
+const LARGEST_KEPT: usize = 64 << 20;
+
 /// Execution context required by every operation: its own thread pool, the instruction set, and scratch memory that is
 /// reused between calls. Clones share all of it.
 #[derive(Clone)]
@@ -121,8 +125,17 @@ impl Ctx {
         let mut buf = stack().pop().unwrap_or_default().into_format();
         buf.resize(len);
         let result = f(&mut buf);
-        stack().push(buf.into_format());
+        if buf.capacity_bytes() <= LARGEST_KEPT {
+            stack().push(buf.into_format());
+        }
         result
+    }
+
+    /// Size of the scratch buffers that are kept, in bytes.
+    #[cfg(test)]
+    fn kept_bytes(&self) -> usize {
+        let stack = self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        stack.iter().map(Buf::capacity_bytes).sum()
     }
 }
 
@@ -205,6 +218,20 @@ mod tests {
         let error = Ctx::with_isa(1, foreign).unwrap_err();
         let hint = miette::Diagnostic::help(&error).unwrap().to_string();
         assert!(hint.starts_with("available: portable"), "{hint}");
+    }
+
+    #[test]
+    fn large_scratch_is_freed() {
+        let ctx = Ctx::serial();
+        let floats = LARGEST_KEPT / size_of::<f32>();
+        // Untouched pages take no memory.
+        ctx.with_scratch(10 * floats, |large| {
+            ctx.with_scratch(1000, |_| ());
+            assert_eq!(large.len(), 10 * floats);
+        });
+        assert_eq!(ctx.kept_bytes(), 4032, "the small buffer only, in whole cache lines");
+        ctx.with_scratch(floats / 2, |_| ());
+        assert!((floats * 2..=LARGEST_KEPT).contains(&ctx.kept_bytes()), "{}", ctx.kept_bytes());
     }
 
     #[test]

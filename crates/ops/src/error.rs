@@ -34,12 +34,4 @@ pub enum OpsError {
     #[error("a compute context needs at least one thread")]
     #[diagnostic(help("1 runs everything on the calling thread"))]
     NoThreads,
-    /// A file could not be opened or mapped.
-    #[error("cannot map {}: {source}", path.display())]
-    MapFile {
-        /// The file.
-        path: std::path::PathBuf,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
 }

@@ -1,4 +1,4 @@
-//! CPU kernels, their dispatch, buffers and memory mapping.
+//! CPU kernels, their dispatch, and buffers.
 //!
 //! Every operation is a free function over [`Buf`]s and takes a [`Ctx`]. All matrices are row-major. Letters in names
 //! and docs denote dimensions:
@@ -62,7 +62,6 @@ mod linear;
 mod linear_heads;
 mod linear_swiglu;
 mod logsumexp;
-mod mapped;
 mod norm;
 mod numbers;
 mod pack;
@@ -94,7 +93,6 @@ pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_w
 pub use linear_heads::{HeadNorms, Heads, Rotation, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
-pub use mapped::MappedFile;
 pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};

@@ -103,6 +103,13 @@ pub enum TextError {
         /// The renderer's error.
         source: minijinja::Error,
     },
+    /// A template that does not end.
+    #[error("the chat template does not end: it was stopped after {instructions} instructions")]
+    #[diagnostic(help("its loops are nested or too long; use the template of another folder of this model"))]
+    EndlessTemplate {
+        /// Number of instructions executed.
+        instructions: u64,
+    },
     /// A message that does not serialise to an object.
     #[error("the chat template cannot render this conversation: a message is not an object: {message}")]
     MessageNotAnObject {

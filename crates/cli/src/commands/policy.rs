@@ -56,13 +56,62 @@ pub(crate) fn sampling(
     let recommended = if model.do_sample == Some(false) { Some(0.0) } else { model.temperature };
     let settings = SamplingSettings {
         temperature: arguments.temperature.or(recommended.map(|t| t as f32)).unwrap_or(defaults.temperature),
-        top_k: arguments.top_k.or(model.top_k.map(|k| k as u32)).unwrap_or(defaults.top_k),
+        top_k: arguments
+            .top_k
+            .or(model.top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)))
+            .unwrap_or(defaults.top_k),
         top_p: arguments.top_p.or(model.top_p.map(|p| p as f32)).unwrap_or(defaults.top_p),
         min_p: arguments.min_p.or(model.min_p.map(|p| p as f32)).unwrap_or(defaults.min_p),
         max_new_tokens: arguments.max_new_tokens,
         min_new_tokens: 0,
         stop: stop.to_vec(),
     };
-    settings.validate().map_err(Failure::usage)?;
+    settings.validate().map_err(|error| {
+        let from_file = error.key == "temperature" && arguments.temperature.is_none();
+        let failure = Failure::usage(error);
+        if !from_file {
+            return failure;
+        }
+        failure.hint(
+            "the model's generation_config.json recommends it; --temperature 0 decodes greedily, 1 samples from the \
+             model's own distribution",
+        )
+    })?;
     Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        sampling: Sampling,
+    }
+
+    /// Settings of a command line for a model that recommends a temperature.
+    fn settings(line: &str, recommended: f64) -> Result<SamplingSettings, Failure> {
+        let arguments = Line::try_parse_from(["rloom"].into_iter().chain(line.split_whitespace())).unwrap();
+        let mut model = GenerationConfig::default();
+        model.temperature = Some(recommended);
+        sampling(&arguments.sampling, &model, &[])
+    }
+
+    #[test]
+    fn temperatures_near_zero_are_refused() {
+        for recommended in [0.0, 0.6] {
+            assert_eq!(settings("", recommended).unwrap().temperature, recommended as f32);
+        }
+        assert_eq!(settings("--temperature 0", 1e-6).unwrap().temperature, 0.0);
+        for (line, recommended) in [("--temperature 1e-30", 1.0), ("--temperature=-1", 1.0), ("", 1e-6)] {
+            let failure = settings(line, recommended).unwrap_err();
+            let text = failure.to_string();
+            assert!(text.contains("0 (greedy decoding) or at least 0.01"), "{text}");
+            let said = failure.hints().iter().any(|hint| hint.contains("generation_config.json"));
+            assert_eq!(said, line.is_empty(), "{line}");
+        }
+    }
 }

@@ -2,6 +2,12 @@ use rloom_core::{SettingError, SettingProblem};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Smallest temperature above 0 (greedy). Log-probabilities are differences of `z = logit / temperature` in f32, which
+/// resolves 2⁻¹⁰ nats at `z = 10⁴`, the logit 100, and 2⁻⁴ nats at `z = 10⁶`, the logit 10⁴; at far lower temperatures
+/// `z` overflows. Sampling is practically greedy here: a logit 0.1 lower is e⁻¹⁰ times as probable. Other engines set
+/// lower temperatures to this one (vLLM), so that the reported log-probabilities would be of another distribution.
+const MIN_TEMPERATURE: f32 = 0.01;
+
 /// Sampling settings of a request.
 ///
 /// Filters apply in the order of `transformers`: temperature, top-k, top-p, min-p, each to the tokens left by the one
@@ -9,8 +15,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingSettings {
-    /// Divisor of the logits. 0 is greedy decoding: the most probable token, the lowest id among equals; its
-    /// log-probabilities are reported at temperature 1.
+    /// Divisor of the logits, at least 0.01. 0 is greedy decoding: the most probable token, the lowest id among equals;
+    /// its log-probabilities are reported at temperature 1.
     pub temperature: f32,
     /// Samples from the K most probable tokens, ties with the last one included (0: no limit).
     pub top_k: u32,
@@ -74,9 +80,8 @@ impl SamplingSettings {
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
         let t = self.temperature;
-        // The kernels multiply by 1/t, which must be finite.
-        if !(t == 0.0 || (t.is_finite() && t > 0.0 && inverse_temperature(t).is_finite())) {
-            return refuse("temperature", t.to_string(), "0 (greedy) or a positive number");
+        if !(t == 0.0 || (t.is_finite() && t >= MIN_TEMPERATURE)) {
+            return refuse("temperature", t.to_string(), "0 (greedy decoding) or at least 0.01");
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refuse("top_p", self.top_p.to_string(), "above 0 and at most 1");
@@ -132,7 +137,7 @@ pub struct RolloutSettings {
     /// models; for large ones a single lane that uses all threads within each step.
     pub lanes: usize,
     /// Memory for keys and values over all lanes, in MiB. 0 (automatic): enough for `max_batch` sequences of full
-    /// context in every lane, but at most 2 GiB (and never less than one such sequence per lane).
+    /// context in every lane, but at most 2 GiB (and never less than one such sequence per lane, up to 64 GiB).
     pub kv_memory_mib: usize,
     /// Maximum number of running sequences in a lane.
     pub max_batch: usize,
@@ -206,6 +211,9 @@ mod tests {
             (SamplingSettings { temperature: -1.0, ..full.clone() }, "temperature"),
             (SamplingSettings { temperature: f32::NAN, ..full.clone() }, "temperature"),
             (SamplingSettings { temperature: 1e-40, ..full.clone() }, "temperature"),
+            (SamplingSettings { temperature: 1e-30, ..full.clone() }, "temperature"),
+            (SamplingSettings { temperature: 0.0099, ..full.clone() }, "temperature"),
+            (SamplingSettings { temperature: f32::INFINITY, ..full.clone() }, "temperature"),
             (SamplingSettings { top_p: 0.0, ..full.clone() }, "top_p"),
             (SamplingSettings { min_p: 1.5, ..full.clone() }, "min_p"),
             (SamplingSettings { max_new_tokens: 0, ..full.clone() }, "max_new_tokens"),
@@ -219,6 +227,22 @@ mod tests {
         let engine = RolloutSettings { timeout_seconds: 0.0, ..RolloutSettings::default() };
         assert!(engine.validate().is_err());
         assert!(RolloutSettings::default().validate().is_ok());
+    }
+
+    #[test]
+    fn the_lowest_temperature_is_stated_and_keeps_large_logits_apart() {
+        for temperature in [0.0, MIN_TEMPERATURE, 1.0, f32::MAX] {
+            SamplingSettings { temperature, ..SamplingSettings::default() }.validate().unwrap();
+        }
+        let low = SamplingSettings { temperature: 1e-30, ..SamplingSettings::default() };
+        let message = low.validate().unwrap_err().to_string();
+        let stated = format!("0 (greedy decoding) or at least {MIN_TEMPERATURE}, but is");
+        assert!(message.contains(&stated), "{message}");
+        let scale = inverse_temperature(MIN_TEMPERATURE);
+        for logit in [100.0_f32, 1e4] {
+            let next = f32::from_bits(logit.to_bits() - 1);
+            assert!((logit * scale).is_finite() && logit * scale > next * scale, "{logit}");
+        }
     }
 
     #[test]

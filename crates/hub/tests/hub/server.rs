@@ -99,7 +99,7 @@ impl Server {
     pub(crate) fn options(&self, cache: &Path) -> HubOptions {
         HubOptions {
             endpoint: self.address.clone(),
-            timeout: Duration::from_millis(500),
+            timeout: Duration::from_secs(30),
             retries: 2,
             retry_wait: Duration::from_millis(1),
             ..HubOptions::new(cache.to_owned())
@@ -214,7 +214,8 @@ impl State {
             return respond(stream, request, 200, &headers, bytes);
         }
         if faults.silent {
-            std::thread::sleep(Duration::from_secs(3));
+            // Longer than any timeout of a test.
+            std::thread::sleep(Duration::from_mins(2));
             return Ok(());
         }
         std::thread::sleep(faults.delay);

@@ -1,5 +1,6 @@
 //! Weights in files: reads `safetensors`, single or sharded, in f32, f16 or bf16; writes f32.
 
+mod header;
 mod read;
 mod write;
 
@@ -33,11 +34,7 @@ pub enum CheckpointError {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A file cannot be mapped into memory.
-    #[error(transparent)]
-    #[diagnostic(transparent)]
-    Map(#[from] rloom_ops::OpsError),
-    /// The size of a file differs from the one in its header.
+    /// The size of a file differs from the one in its header, or the file has shrunk while it was read.
     #[error("{}: the file has {actual} bytes, its header describes {expected}", path.display())]
     #[diagnostic(help("the download or copy was interrupted; fetch the file again"))]
     Truncated {

@@ -1,41 +1,46 @@
-//! Reading of weights: files are mapped, and each tensor is converted directly into its destination, so that a model is
-//! never in memory twice.
+//! Reading of weights: each tensor is read in blocks and converted directly into its destination, so that a model is
+//! never in memory twice. Files are not mapped into memory: a mapped file that shrinks kills the process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use rloom_ops::{self as ops, MappedFile};
-use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
+use rloom_ops as ops;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
+use super::header::{self, HeaderError};
 use super::{CheckpointError, IndexProblem};
+use crate::tensors::TensorSpec;
 
-/// One mapped `safetensors` file.
+/// Elements per block of [`TensorFile::read_into`].
+const BLOCK: usize = 1 << 18;
+
+/// One open `safetensors` file, whose header describes exactly the bytes that it had when opened.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     path: PathBuf,
-    map: MappedFile,
+    file: File,
     /// Offset of the tensor data.
-    data: usize,
+    data: u64,
     metadata: Metadata,
 }
 
 impl TensorFile {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        // Mapping reports a missing file too; checking first gives the operating system's own message.
-        std::fs::metadata(path).map_err(|source| CheckpointError::Read { path: path.to_owned(), source })?;
-        let map = MappedFile::open(path)?;
-        let (header, metadata) = SafeTensors::read_metadata(map.as_bytes()).map_err(|source| {
-            let actual = map.as_bytes().len() as u64;
-            match described_len(map.as_bytes()) {
-                Some(expected) if expected != actual => {
-                    CheckpointError::Truncated { path: path.to_owned(), expected, actual }
-                }
-                _ => CheckpointError::Header { path: path.to_owned(), source },
+        let failed = |source| CheckpointError::Read { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len();
+        let (data, metadata) = header::read(&mut file, len).map_err(|error| match error {
+            HeaderError::Io(source) => failed(source),
+            HeaderError::Length { expected } => {
+                CheckpointError::Truncated { path: path.to_owned(), expected, actual: len }
             }
+            HeaderError::Invalid(source) => CheckpointError::Header { path: path.to_owned(), source },
         })?;
-        Ok(Self { path: path.to_owned(), map, data: 8 + header, metadata })
+        Ok(Self { path: path.to_owned(), file, data, metadata })
     }
 
     /// Value of an entry in the header's metadata.
@@ -51,13 +56,13 @@ impl TensorFile {
         self.metadata.offset_keys().into_iter().collect()
     }
 
-    /// Converts a tensor to f32 into `to`, whose length must match `shape`.
-    pub(crate) fn read_into(
-        &self,
-        name: &str,
-        shape: &[usize],
-        to: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    /// Checks that a tensor exists, has this shape, and can be read.
+    pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+        self.find(name, shape).map(drop)
+    }
+
+    /// A tensor's location in the file, and its encoding.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<(&TensorInfo, Encoding), CheckpointError> {
         let info = self.metadata.info(name).ok_or_else(|| CheckpointError::MissingTensor {
             path: self.path.clone(),
             name: name.to_owned(),
@@ -71,37 +76,69 @@ impl TensorFile {
                 actual: info.shape.clone(),
             });
         }
-        let bytes = &self.map.as_bytes()[self.data + info.data_offsets.0..self.data + info.data_offsets.1];
-        match info.dtype {
-            Dtype::F32 => ops::f32_from_f32_bytes(to, bytes),
-            Dtype::F16 => ops::f32_from_f16_bytes(to, bytes),
-            Dtype::BF16 => ops::f32_from_bf16_bytes(to, bytes),
-            dtype => {
-                return Err(CheckpointError::Dtype {
-                    path: self.path.clone(),
-                    name: name.to_owned(),
-                    dtype: format!("{dtype:?}"),
-                });
-            }
+        let encoding = Encoding::of(info.dtype).ok_or_else(|| CheckpointError::Dtype {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            dtype: format!("{:?}", info.dtype),
+        })?;
+        Ok((info, encoding))
+    }
+
+    /// Converts a tensor to f32 into `to`, whose length must match `shape`.
+    pub(crate) fn read_into(
+        &self,
+        name: &str,
+        shape: &[usize],
+        to: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let (info, encoding) = self.find(name, shape)?;
+        let start = self.data + info.data_offsets.0 as u64;
+        self.read_blocks(start, encoding, to).map_err(|source| self.read_error(source))
+    }
+
+    fn read_blocks(&self, start: u64, encoding: Encoding, to: &mut [f32]) -> std::io::Result<()> {
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = vec![0; to.len().min(BLOCK) * encoding.bytes];
+        for block in to.chunks_mut(BLOCK) {
+            let bytes = &mut bytes[..block.len() * encoding.bytes];
+            file.read_exact(bytes)?;
+            (encoding.decode)(block, bytes);
         }
         Ok(())
     }
+
+    /// The error of a failed read: [`CheckpointError::Truncated`] if the file has shrunk since it was opened.
+    fn read_error(&self, source: std::io::Error) -> CheckpointError {
+        let path = self.path.clone();
+        if source.kind() == ErrorKind::UnexpectedEof
+            && let Ok(now) = self.file.metadata()
+        {
+            let expected = self.data + self.metadata.data_len() as u64;
+            return CheckpointError::Truncated { path, expected, actual: now.len() };
+        }
+        CheckpointError::Read { path, source }
+    }
 }
 
-/// File size described by the header; `None` if the header cannot be read.
-fn described_len(bytes: &[u8]) -> Option<u64> {
-    let header = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
-    let end = usize::try_from(header).ok()?.checked_add(8)?;
-    let Some(text) = bytes.get(8..end) else {
-        // The file ends within the header. Lengths beyond the format's limit are invalid.
-        return (header <= 100_000_000).then_some(8 + header);
-    };
-    let value: Value = serde_json::from_slice(text).ok()?;
-    let ends = value.as_object()?.iter().filter(|(name, _)| *name != "__metadata__");
-    let data = ends
-        .map(|(_, tensor)| tensor["data_offsets"][1].as_u64())
-        .try_fold(0, |end, next| next.map(|next| end.max(next)))?;
-    data.checked_add(8 + header)
+/// Encoding of numbers in a file.
+#[derive(Clone, Copy)]
+struct Encoding {
+    /// Bytes per number.
+    bytes: usize,
+    decode: fn(&mut [f32], &[u8]),
+}
+
+impl Encoding {
+    fn of(dtype: Dtype) -> Option<Self> {
+        let (bytes, decode): (usize, fn(&mut [f32], &[u8])) = match dtype {
+            Dtype::F32 => (4, ops::f32_from_f32_bytes),
+            Dtype::F16 => (2, ops::f32_from_f16_bytes),
+            Dtype::BF16 => (2, ops::f32_from_bf16_bytes),
+            _ => return None,
+        };
+        Some(Self { bytes, decode })
+    }
 }
 
 /// The weights of a model folder.
@@ -187,7 +224,7 @@ impl Checkpoint {
     }
 
     /// Checks that exactly the `expected` tensors exist, apart from those that `ignored` accepts.
-    pub(crate) fn check_names<'a>(
+    fn check_names<'a>(
         &self,
         expected: impl Iterator<Item = &'a str>,
         ignored: impl Fn(&str) -> bool,
@@ -222,34 +259,75 @@ impl Checkpoint {
         self.file_of.get(name).map_or_else(|| self.folder.clone(), |&file| self.files[file].path.clone())
     }
 
+    /// Checks the names, shapes and encodings of all tensors of a model before memory is allocated for them. Tensors
+    /// that `ignored` accepts may exist besides.
+    pub(crate) fn check(
+        &self,
+        specs: &[TensorSpec],
+        ignored: impl Fn(&str) -> bool,
+    ) -> Result<(), CheckpointError> {
+        self.check_names(specs.iter().map(|spec| spec.name.as_str()), ignored)?;
+        specs.iter().try_for_each(|spec| self.file_with(&spec.name)?.check(&spec.name, &spec.shape))
+    }
+
     pub(crate) fn read_into(
         &self,
         name: &str,
         shape: &[usize],
         to: &mut [f32],
     ) -> Result<(), CheckpointError> {
+        self.file_with(name)?.read_into(name, shape, to)
+    }
+
+    fn file_with(&self, name: &str) -> Result<&TensorFile, CheckpointError> {
         let file = self.file_of.get(name).map(|&file| &self.files[file]);
         let missing =
             || CheckpointError::MissingTensor { path: self.folder.clone(), name: name.to_owned(), more: 0 };
-        file.ok_or_else(missing)?.read_into(name, shape, to)
+        file.ok_or_else(missing)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use safetensors::SafeTensorError;
-
     use super::*;
 
+    /// A mapped file would end the process by SIGBUS.
     #[test]
-    fn the_described_length_needs_no_complete_file() {
-        let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend_from_slice(header);
-        let whole = bytes.len() as u64 + 8;
-        assert_eq!(described_len(&bytes), Some(whole));
-        assert_eq!(described_len(&bytes[..20]), Some(8 + header.len() as u64));
-        assert_eq!(described_len(&bytes[..4]), None);
-        assert!(matches!(SafeTensors::read_metadata(&bytes), Err(SafeTensorError::MetadataIncompleteBuffer)));
+    fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let mut bytes =
+            header::tests::file(r#"{"a":{"dtype":"F16","shape":[8192],"data_offsets":[0,16384]}}"#);
+        let whole = bytes.len() + 16384;
+        bytes.resize(whole, 0);
+        std::fs::write(&path, &bytes).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let mut to = vec![1.0; 8192];
+        file.read_into("a", &[8192], &mut to).unwrap();
+        assert!(to.iter().all(|&x| x == 0.0));
+        std::fs::write(&path, &bytes[..5000]).unwrap();
+        let error = file.read_into("a", &[8192], &mut to).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::Truncated { expected, actual: 5000, .. } if expected == whole as u64),
+            "{error}"
+        );
+    }
+
+    /// Tensors that are not a whole number of blocks.
+    #[test]
+    fn blocks_are_joined() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let values: Vec<f32> = (0..2 * BLOCK + 3).map(|i| i as f32).collect();
+        let shape = [values.len()];
+        let tensor =
+            |name: &str| crate::checkpoint::TensorOut { name: name.into(), shape: &shape, values: &values };
+        crate::checkpoint::write_tensors(&path, &[], vec![tensor("a"), tensor("b")]).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        for name in ["b", "a"] {
+            let mut to = vec![0.0; values.len()];
+            file.read_into(name, &shape, &mut to).unwrap();
+            assert!(to == values, "{name}");
+        }
     }
 }

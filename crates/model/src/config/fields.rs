@@ -25,7 +25,7 @@ impl<'a> Fields<'a> {
             path: self.path.to_owned(),
             field: format!("{}{name}", self.prefix),
             expected,
-            value: value.to_string(),
+            value: excerpt(value),
         }
     }
 
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         ConfigError::Unsupported {
             path: self.path.to_owned(),
             field: format!("{}{name}", self.prefix),
-            value: value.to_string(),
+            value: excerpt(value),
             reason,
             hint,
         }
@@ -95,6 +95,17 @@ impl<'a> Fields<'a> {
             id => token_id(id).map(|id| vec![id]),
         })?;
         Ok(ids.unwrap_or_default())
+    }
+}
+
+/// A value for a message: at most this many characters, since a file may contain anything.
+const EXCERPT: usize = 200;
+
+fn excerpt(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(EXCERPT) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }
 

@@ -24,6 +24,11 @@ pub use new_model::NewModel;
 pub use output_heads::OutputHeads;
 pub use rope::RopeScaling;
 
+/// Largest number of layers. The deepest known transformers have 1000.
+const MOST_LAYERS: usize = 10_000;
+/// Largest number of parameters, 4.4 · 10¹². All derived sizes in bytes fit 64 bits.
+const MOST_PARAMETERS: u64 = 1 << 42;
+
 /// Supported families of decoder-only transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -135,7 +140,21 @@ impl ModelConfig {
 
     /// Number of parameters.
     pub fn parameter_count(&self) -> u64 {
-        crate::tensors::specs(self).iter().map(|spec| spec.len() as u64).sum()
+        // Exact: `validate` limits it.
+        self.wide_parameter_count() as u64
+    }
+
+    /// Number of parameters, without overflow for any sizes up to 32 bits and without the list of tensors.
+    fn wide_parameter_count(&self) -> u128 {
+        let wide = |size: usize| size as u128;
+        let (d, f, e) = (wide(self.hidden_size), wide(self.intermediate_size), wide(self.head_dim));
+        let (queries, kv) = (wide(self.heads) * e, 2 * wide(self.kv_heads) * e);
+        let biases = if self.qkv_bias { queries + kv } else { 0 } + if self.output_bias { d } else { 0 };
+        let norms = 2 * d + if self.qk_norm() { 2 * e } else { 0 };
+        let layer = (queries + kv) * d + queries * d + 3 * f * d + biases + norms;
+        let tables = if self.untied_head() { 2 } else { 1 };
+        let value = if self.output_heads.value() { d + 1 } else { 0 };
+        tables * wide(self.vocab_size) * d + wide(self.layers) * layer + d + value
     }
 
     /// Cache size of the keys and values of one token, in bytes.
@@ -248,19 +267,24 @@ impl ModelConfig {
     /// Checks the consistency of the sizes; errors refer to the configuration as `origin`.
     fn validate(&self, origin: &Path) -> Result<(), ConfigError> {
         let inconsistent = |problem| Err(ConfigError::Inconsistent { path: origin.to_owned(), problem });
-        for (field, value) in [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.layers),
-            ("num_attention_heads", self.heads),
-            ("num_key_value_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_position_embeddings", self.max_positions),
+        let most = u32::MAX as usize;
+        for (field, value, most) in [
+            ("vocab_size", self.vocab_size, most),
+            ("hidden_size", self.hidden_size, most),
+            ("intermediate_size", self.intermediate_size, most),
+            ("num_hidden_layers", self.layers, MOST_LAYERS),
+            ("num_attention_heads", self.heads, most),
+            ("num_key_value_heads", self.kv_heads, most),
+            ("head_dim", self.head_dim, most),
+            ("max_position_embeddings", self.max_positions, most),
         ] {
-            if value == 0 || value > u32::MAX as usize {
-                return inconsistent(Inconsistency::Size { field, value });
+            if value == 0 || value > most {
+                return inconsistent(Inconsistency::Size { field, value, most });
             }
+        }
+        let parameters = self.wide_parameter_count();
+        if parameters > u128::from(MOST_PARAMETERS) {
+            return inconsistent(Inconsistency::Parameters { parameters });
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return inconsistent(Inconsistency::KvHeads { heads: self.heads, kv_heads: self.kv_heads });
@@ -268,9 +292,18 @@ impl ModelConfig {
         if !self.head_dim.is_multiple_of(2) {
             return inconsistent(Inconsistency::OddHeadDim { head_dim: self.head_dim });
         }
-        for (field, value) in [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)] {
-            if !(value.is_finite() && value > 0.0) {
-                return inconsistent(Inconsistency::NotPositive { field, value });
+        // The kernels compute in f32. A smaller base or factor would make frequencies infinite.
+        if !(self.rms_norm_eps > 0.0 && (self.rms_norm_eps as f32).is_normal()) {
+            return inconsistent(Inconsistency::NotPositive {
+                field: "rms_norm_eps",
+                value: self.rms_norm_eps,
+            });
+        }
+        for (field, value) in
+            [("rope_theta", self.rope_theta), ("the factor of rope_scaling", self.rope_scaling.factor())]
+        {
+            if !(value.is_finite() && value >= 1.0) {
+                return inconsistent(Inconsistency::BelowOne { field, value });
             }
         }
         if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
@@ -385,12 +418,23 @@ pub enum ConfigError {
 #[non_exhaustive]
 pub enum Inconsistency {
     /// A size is 0 or too large.
-    #[error("{field} is {value}, it must be from 1 to {}", u32::MAX)]
+    #[error("{field} is {value}, it must be from 1 to {most}")]
     Size {
         /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
+        /// Largest value.
+        most: usize,
+    },
+    /// The sizes are possible each, but not together.
+    #[error(
+        "vocab_size, hidden_size, intermediate_size, num_hidden_layers, heads and head_dim give {parameters} \
+         parameters, at most {MOST_PARAMETERS} are supported"
+    )]
+    Parameters {
+        /// Number of parameters.
+        parameters: u128,
     },
     /// The query heads cannot be divided evenly among the kv heads.
     #[error("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")]
@@ -418,8 +462,16 @@ pub enum Inconsistency {
         head_dim: usize,
     },
     /// A field is not a positive number.
-    #[error("{field} is {value}, it must be a positive number")]
+    #[error("{field} is {value}, it must be a positive number in the range of f32")]
     NotPositive {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The base or the factor of the rotary frequencies is below 1 or not finite.
+    #[error("{field} is {value}, it must be a number of at least 1")]
+    BelowOne {
         /// The field.
         field: &'static str,
         /// Its value.

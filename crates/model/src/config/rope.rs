@@ -45,6 +45,14 @@ impl RopeScaling {
             .collect()
     }
 
+    /// Divisor of the frequencies that are scaled.
+    pub(super) fn factor(self) -> f64 {
+        match self {
+            Self::None => 1.0,
+            Self::Linear { factor } | Self::Llama3 { factor, .. } => factor,
+        }
+    }
+
     fn scaled(self, frequency: f64) -> f64 {
         match self {
             Self::None => frequency,

@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use miette::Diagnostic;
-use rloom_model::{ConfigError, Family, ModelConfig, NewModel, RopeScaling};
+use proptest::prelude::*;
+use rloom_model::{
+    ActivationCheckpointing, ConfigError, Family, Inconsistency, ModelConfig, NewModel, RopeScaling,
+};
 use serde_json::{Value, json};
 
 use crate::reference::{NAMES, fixture};
@@ -174,4 +177,125 @@ fn a_new_configuration_round_trips() {
     }))
     .unwrap();
     assert!(odd.config(10).unwrap_err().to_string().starts_with("[model.new]: "));
+}
+
+/// Sizes that would overflow or exhaust memory, and numbers that the kernels cannot compute with.
+#[test]
+fn hostile_values_are_rejected_with_the_field() {
+    let big = u64::from(u32::MAX);
+    let cases = [
+        ("num_hidden_layers", json!(0)),
+        ("num_hidden_layers", json!(10_001)),
+        ("num_hidden_layers", json!(big)),
+        ("num_hidden_layers", json!(-1)),
+        ("num_hidden_layers", json!(2.0)),
+        ("hidden_size", json!(0)),
+        ("hidden_size", json!(u64::MAX)),
+        ("hidden_size", json!(1e300)),
+        ("intermediate_size", json!(big + 1)),
+        ("vocab_size", json!(big + 1)),
+        ("num_attention_heads", json!(0)),
+        ("num_key_value_heads", json!(0)),
+        ("num_key_value_heads", json!(3)),
+        ("num_key_value_heads", json!(8)),
+        ("head_dim", json!(0)),
+        ("head_dim", json!(7)),
+        ("max_position_embeddings", json!(0)),
+        ("max_position_embeddings", json!(u64::MAX)),
+        ("rms_norm_eps", json!(0.0)),
+        ("rms_norm_eps", json!(-1e-6)),
+        ("rms_norm_eps", json!(1e-300)),
+        ("rms_norm_eps", json!(1e300)),
+        ("rope_theta", json!(0.0)),
+        ("rope_theta", json!(-10_000.0)),
+        ("rope_theta", json!(1e-300)),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 0.0})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 1e-300})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": -2.0})),
+        ("initializer_range", json!(-0.1)),
+        ("eos_token_id", json!(big)),
+        ("eos_token_id", json!([2, -1])),
+        ("bos_token_id", json!(u64::MAX)),
+    ];
+    for (field, value) in cases {
+        let text = read(&with("tiny-llama", field, value.clone())).unwrap_err().to_string();
+        assert!(text.starts_with("some/config.json: ") && text.contains(field), "{field} = {value}: {text}");
+    }
+    // Python writes numbers that JSON does not have.
+    for number in ["NaN", "Infinity", "1e999"] {
+        let text = fields("tiny-llama")
+            .to_string()
+            .replace("\"rope_theta\":", &format!("\"rope_theta\":{number},\"x\":"));
+        let error = ModelConfig::from_json_str(&text, Path::new("c.json")).unwrap_err();
+        assert!(matches!(error, ConfigError::Json { .. }), "{error}");
+    }
+    let nested = format!("{{\"a\": {}", "[".repeat(100_000));
+    let error = ModelConfig::from_json_str(&nested, Path::new("c.json")).unwrap_err();
+    assert!(
+        matches!(error, ConfigError::Json { .. }) && error.to_string().contains("recursion limit"),
+        "{error}"
+    );
+}
+
+/// Each size fits 32 bits, their products do not fit 64.
+#[test]
+fn sizes_are_limited_together() {
+    let big = u64::from(u32::MAX);
+    let mut fields = fields("tiny-llama");
+    for field in ["hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"] {
+        fields[field] = json!(big);
+    }
+    fields["num_key_value_heads"] = json!(1);
+    fields["head_dim"] = json!(big - 1);
+    fields["num_hidden_layers"] = json!(10_000);
+    let error = read(&fields).unwrap_err();
+    assert!(
+        matches!(&error, ConfigError::Inconsistent { problem: Inconsistency::Parameters { .. }, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_number_of_parameters_is_that_of_the_tensors() {
+    for name in NAMES {
+        let model = crate::reference::model(name);
+        let tensors: usize = model.named_tensors().map(|(_, values)| values.len()).sum();
+        assert_eq!(model.config().parameter_count(), tensors as u64, "{name}");
+    }
+}
+
+#[test]
+fn values_in_messages_are_shortened() {
+    let text =
+        read(&with("tiny-llama", "hidden_size", json!("x".repeat(1_000_000)))).unwrap_err().to_string();
+    assert!(text.len() < 400 && text.contains("xxx…"), "{text}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any change of a valid file gives a configuration whose derived sizes do not overflow, or an error.
+    #[test]
+    fn damaged_configurations_do_not_panic(
+        name in 0..NAMES.len(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        digits in any::<prop::sample::Index>(), zeros in 0_usize..30,
+    ) {
+        let mut bytes = fields(NAMES[name]).to_string().into_bytes();
+        // Longer numbers: random bytes rarely make one.
+        let numbers: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
+        let at = numbers[digits.index(numbers.len())];
+        bytes.splice(at..at, std::iter::repeat_n(b'9', zeros));
+        for (at, byte) in changes.into_iter().skip(zeros % 2) {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        if let Ok(config) = ModelConfig::from_json_str(&text, Path::new("c.json")) {
+            config.parameter_count();
+            config.kv_bytes_per_token();
+            config.training_bytes_per_token(ActivationCheckpointing::None);
+            prop_assert!(config.to_json().len() > 5);
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use miette::Diagnostic;
+use proptest::prelude::*;
 use rloom_model::{CheckpointError, ConfigError, GenerationConfig, LoadError, Model, NewModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -265,5 +266,55 @@ fn a_full_disk_is_an_error_with_the_path() {
         let error =
             model("tiny-qwen2").save(folder.path(), &GenerationConfig::default()).unwrap_err().to_string();
         assert!(error.contains(file) && error.contains("No space left"), "{error}");
+    }
+}
+
+/// Sizes that only the configuration states are compared with the file before memory is allocated for them: each of
+/// these would take terabytes.
+#[test]
+fn absurd_sizes_are_rejected_before_anything_is_allocated() {
+    for (field, value) in [
+        ("vocab_size", 4_000_000_000_u64),
+        ("hidden_size", 1_000_000),
+        ("intermediate_size", 4_000_000_000),
+        ("num_hidden_layers", 10_000),
+        ("head_dim", 200_000_000),
+    ] {
+        let folder = copy("tiny-llama");
+        edit_config(folder.path(), field, json!(value));
+        let error = failure(folder.path());
+        assert!(
+            matches!(error, CheckpointError::Shape { .. } | CheckpointError::MissingTensor { .. }),
+            "{field}: {error}"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Any change of a valid folder gives a model or an error.
+    #[test]
+    fn damaged_folders_do_not_panic(
+        name in 0..NAMES.len(), file in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((0_usize..2000, any::<u8>()), 1..5),
+        keep in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let folder = copy(NAMES[name]);
+        let mut paths: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let path = &paths[file.index(paths.len())];
+        let mut bytes = fs::read(path).unwrap();
+        for (at, byte) in changes {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        if let Some(keep) = keep {
+            bytes.truncate(keep.index(bytes.len()));
+        }
+        fs::write(path, bytes).unwrap();
+        if let Ok(model) = Model::load(folder.path()) {
+            GenerationConfig::load(folder.path(), model.config()).ok();
+        }
     }
 }

@@ -29,6 +29,9 @@ pub use date_time::DateTime;
 use crate::folder::{self, Folder};
 use crate::{FileProblem, SpecialTokens, TextError};
 
+/// Most instructions of one rendering: seconds, where a conversation takes thousands per message. A template with nested
+/// loops would otherwise run for years.
+const FUEL: u64 = 50_000_000;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// Names of the field with a message's reasoning, in datasets and in templates.
@@ -274,6 +277,7 @@ impl ChatTemplate {
 fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(python::call_method);
     environment.add_filter("tojson", tojson::tojson);
@@ -311,6 +315,9 @@ fn render_error(error: Error) -> TextError {
             return TextError::Refused { message: refusal.0.clone() };
         }
         source = current.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TextError::EndlessTemplate { instructions: FUEL };
     }
     TextError::Render { source: error }
 }

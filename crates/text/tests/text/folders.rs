@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use miette::Diagnostic;
+use proptest::prelude::*;
 use rloom_text::{CharacterSettings, DateTime, RenderOptions, TextError, Tokenizer};
 use serde_json::json;
 
@@ -215,4 +216,80 @@ fn without_a_date_the_template_uses_its_fallback() {
     assert_eq!(render(None), "fallback");
     assert_eq!(render(DateTime::date(2024, 2, 29)), "29 Feb 2024");
     assert_eq!(DateTime::date(2023, 2, 29), None);
+}
+
+/// Loops whose repetitions multiply would run for years.
+#[test]
+fn a_template_that_does_not_end_is_an_error() {
+    let dir = copied("characters");
+    let loops = "{% for a in range(90000) %}".repeat(4) + &"{% endfor %}".repeat(4);
+    std::fs::write(dir.path().join("chat_template.jinja"), loops).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let template = tokenizer.require_chat_template().unwrap();
+    let error = template.render(&question(), &RenderOptions::prompt()).unwrap_err();
+    assert!(matches!(error, TextError::EndlessTemplate { .. }) && error.help().is_some(), "{error}");
+    // Long conversations stay far below the limit.
+    let long = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}";
+    std::fs::write(dir.path().join("chat_template.jinja"), long).unwrap();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    let messages = vec![question().remove(0); 20_000];
+    let text =
+        tokenizer.require_chat_template().unwrap().render(&messages, &RenderOptions::prompt()).unwrap();
+    assert_eq!(text.len(), 20_000 * "<user>hi".len());
+}
+
+#[test]
+fn hostile_files_are_errors() {
+    for (file, content) in [
+        ("tokenizer.json", "[".repeat(100_000)),
+        ("tokenizer_config.json", format!("{{\"a\":{}", "[".repeat(100_000))),
+        ("tokenizer_config.json", r#"{"added_tokens_decoder": {"4294967296": {"content": "a"}}}"#.to_owned()),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"4294967295": {"content": "zz"}}}"#.to_owned(),
+        ),
+        ("tokenizer_config.json", r#"{"chat_template": 3}"#.to_owned()),
+        ("generation_config.json", r#"{"eos_token_id": -1}"#.to_owned()),
+        ("generation_config.json", r#"{"eos_token_id": [1, 1e300]}"#.to_owned()),
+    ] {
+        let dir = copied("characters");
+        std::fs::write(dir.path().join(file), &content).unwrap();
+        let text = error(dir.path());
+        assert!(text.starts_with(&format!("DIR/{file} is invalid: ")), "{file}: {text}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// Any change of a valid folder gives a tokenizer or an error.
+    #[test]
+    fn damaged_folders_do_not_panic(
+        name in prop::sample::select(vec!["byte_level", "metaspace", "characters"]),
+        file in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        digit in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let dir = copied(name);
+        let mut paths: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let path = &paths[file.index(paths.len())];
+        let mut bytes = std::fs::read(path).unwrap();
+        // A number that becomes longer, or any bytes.
+        let digits: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
+        if let (Some(digit), false) = (digit, digits.is_empty()) {
+            let at = digits[digit.index(digits.len())];
+            bytes.splice(at..at, *b"429496729");
+        } else {
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+        }
+        std::fs::write(path, bytes).unwrap();
+        if let Ok(tokenizer) = Tokenizer::load(dir.path()) {
+            let tokens = tokenizer.encode("1+2=3, a word", true).unwrap_or_default();
+            tokenizer.decode(&tokens, false).ok();
+        }
+    }
 }

@@ -160,7 +160,7 @@ fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateReques
 /// Runs the future on a small runtime with a timeout.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { timeout(Duration::from_secs(20), future).await.expect("timed out") })
+    runtime.block_on(async { timeout(Duration::from_mins(2), future).await.expect("timed out") })
 }
 
 fn restarted(result: &Result<Generation, RolloutError>, cause: &str) {
@@ -182,7 +182,7 @@ fn is_idle(engine: &EmbeddedRolloutEngine) -> bool {
 
 #[test]
 fn requests_of_a_failed_lane_can_be_retried() {
-    let World { engine, gate: _, decoders: _ } = world(1, 2, 20.0);
+    let World { engine, gate: _, decoders: _ } = world(1, 2, 60.0);
     run(async {
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         let expected = engine.generate(request(1, &[1, 2], 50)).await.unwrap();
@@ -215,7 +215,7 @@ fn requests_of_a_failed_lane_can_be_retried() {
 
 #[test]
 fn other_lanes_continue() {
-    let World { engine, gate, decoders: _ } = world(2, 1, 20.0);
+    let World { engine, gate, decoders: _ } = world(2, 1, 60.0);
     run(async {
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         // They are in different lanes: the lane with the fewest requests gets the next.
@@ -238,7 +238,7 @@ fn other_lanes_continue() {
 #[test]
 fn commands_that_wait_for_a_lane_are_answered_when_it_fails() {
     for restarts in [0, 1] {
-        let World { engine, gate, decoders: _ } = world(1, restarts, 20.0);
+        let World { engine, gate, decoders: _ } = world(1, restarts, 60.0);
         run(async {
             engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
             let bad = engine.generate(request(0, &[HANGS_AND_PANICS], 4));
@@ -265,7 +265,7 @@ fn commands_that_wait_for_a_lane_are_answered_when_it_fails() {
 
 #[test]
 fn a_load_that_panics_is_repeated_after_the_restart() {
-    let World { engine, gate, decoders: _ } = world(1, 2, 20.0);
+    let World { engine, gate, decoders: _ } = world(1, 2, 60.0);
     run(async {
         *gate.bad_loads.lock().unwrap() = 2;
         engine.load(&weights(3), OnUpdate::Finish).await.unwrap();
@@ -278,7 +278,7 @@ fn a_load_that_panics_is_repeated_after_the_restart() {
 /// While a request is being started it is in no list, so a panic drops it.
 #[test]
 fn a_request_lost_in_a_panic_is_answered() {
-    let World { engine, gate, decoders: _ } = world(1, 1, 20.0);
+    let World { engine, gate, decoders: _ } = world(1, 1, 60.0);
     run(async {
         *gate.bad_copies.lock().unwrap() = 1;
         let of_group = |sample| GenerateRequest { group: Some(1), ..request(sample, &[1; 20], 2000) };
@@ -296,7 +296,7 @@ fn a_request_lost_in_a_panic_is_answered() {
 
 #[test]
 fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
-    let World { engine, gate, decoders } = world(2, 0, 1.5);
+    let World { engine, gate, decoders } = world(2, 0, 4.0);
     run(async {
         engine.load(&weights(1), OnUpdate::Finish).await.unwrap();
         let stuck = engine.generate(request(0, &[HANGS], 4));
@@ -324,7 +324,7 @@ fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
         let report = engine.workers().remove(lane);
         assert_eq!((report.activity, report.running, report.restarts), (WorkerActivity::Step, 1, 0));
         assert_eq!(report.loaded, [weights(1).label()]);
-        assert!(report.busy >= report.since && report.since >= Duration::from_secs(1), "{report}");
+        assert!(report.busy >= report.since && report.since >= Duration::from_secs(3), "{report}");
     });
     drop(engine);
     assert!(
@@ -333,13 +333,13 @@ fn while_a_lane_hangs_every_future_completes_and_the_engine_can_be_dropped() {
     );
     gate.open();
     // The detached lane drops its state once its step returns.
-    let gone = decoders.recv_timeout(Duration::from_secs(20));
+    let gone = decoders.recv_timeout(Duration::from_mins(1));
     assert_eq!(gone, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
 }
 
 #[test]
 fn lanes_report_status_and_totals() {
-    let World { engine, gate: _, decoders: _ } = world(2, 0, 20.0);
+    let World { engine, gate: _, decoders: _ } = world(2, 0, 60.0);
     run(async {
         let before = engine.workers();
         assert!(before.iter().all(|lane| lane.activity == WorkerActivity::Idle && lane.loaded.is_empty()));

@@ -1,9 +1,7 @@
-//! Number conversion of files, and memory-mapped files.
+//! Number conversion of files.
 
 use proptest::prelude::*;
-use rloom_ops::{
-    Bf16, MappedFile, OpsError, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
-};
+use rloom_ops::{Bf16, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes};
 
 type Decode = fn(&mut [f32], &[u8]);
 
@@ -54,19 +52,6 @@ fn known_numbers_have_known_bytes() {
 #[should_panic(expected = "3 bytes are not a whole number of 2-byte numbers")]
 fn partial_numbers_are_rejected() {
     f32_from_f16_bytes(&mut [0.0], &[0, 0, 0]);
-}
-
-#[test]
-fn a_mapped_file_shows_its_bytes() {
-    let path = std::env::temp_dir().join(format!("rloom-ops-mapped-{}", std::process::id()));
-    std::fs::write(&path, [1, 2, 3]).unwrap();
-    assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), [1, 2, 3]);
-    std::fs::write(&path, []).unwrap();
-    assert_eq!(MappedFile::open(&path).unwrap().as_bytes(), b"");
-    std::fs::remove_file(&path).unwrap();
-    let error = MappedFile::open(&path).unwrap_err();
-    assert!(matches!(&error, OpsError::MapFile { path: named, .. } if *named == path));
-    assert!(error.to_string().contains("rloom-ops-mapped"), "{error}");
 }
 
 proptest! {
