@@ -8,14 +8,14 @@ mod recipe;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use engines::extras::{WithPictures, picture};
 use engines::factory::{ByteTraining, FolderSampling, Parts};
 use engines::folder_sampler::{FolderSampler, NOISE, noise};
 use rloom_config::Config;
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_engine::TrainEngine;
+use rloom_engine::{ProgressObserver, TrainEngine, TrainProgress};
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
@@ -239,7 +239,15 @@ fn attachments_and_candidates_pass_through_a_run() {
     }
 }
 
-/// An engine behind bytes scores k candidate ids per position as the embedded one does.
+/// Records the progress that an engine reports.
+fn recorded(engine: &mut impl TrainEngine) -> Arc<Mutex<Vec<TrainProgress>>> {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&reports);
+    engine.observe(ProgressObserver::new(move |progress| list.lock().unwrap().push(progress)));
+    reports
+}
+
+/// An engine behind bytes scores k candidate ids per position as the embedded one does, and reports the same progress.
 #[test]
 fn candidates_are_scored_through_bytes() {
     let directory = TempDir::new().unwrap();
@@ -288,9 +296,13 @@ struct StopAfter {
 impl Observer for StopAfter {
     fn observe(&mut self, line: &EventLine) {
         if line.stage == "rl" && matches!(line.event, Event::Step { .. }) && self.steps > 0 {
+    let reports = [recorded(&mut local), recorded(&mut remote)];
             self.steps -= 1;
             if self.steps == 0 {
                 for _ in 0..self.requests {
+    let [near_reports, far_reports] = reports.map(|reports| reports.lock().unwrap().clone());
+    assert_eq!(near_reports.len(), packed.len() + 1);
+    assert_eq!(near_reports, far_reports);
                     self.stop.request();
                 }
             }
