@@ -5,6 +5,7 @@
 //! an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files.
 
+mod bounded;
 mod concurrency;
 mod demonstrations;
 mod episode;
@@ -16,7 +17,7 @@ mod outcome;
 mod transcript;
 mod waits;
 
-pub use concurrency::join_all;
+pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use episode::{
     EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode,

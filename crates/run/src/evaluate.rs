@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_collect::EvaluationReport;
+use rloom_collect::{BoundedEngine, EvaluationReport};
 use rloom_config::EvalSettings;
 use rloom_core::{OnUpdate, PolicyVersion};
 use rloom_engine::RolloutEngine;
@@ -28,7 +28,7 @@ pub fn evaluate(
     let inputs = RunInputs::new(policy, ctx.threads(), seed);
     let tokenizer = Some((*policy.tokenizer).clone());
     let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
-    let evaluator = inputs.evaluator(eval, &engine)?;
+    let evaluator = inputs.evaluator(eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))))?;
     runtime::block_on(async {
         let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;

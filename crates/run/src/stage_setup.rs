@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule,
+    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
+    GroupSettings, OutcomeRule,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
@@ -80,7 +81,7 @@ impl RunInputs {
 
     fn episodes<R: RolloutEngine>(
         &self,
-        engine: &Arc<R>,
+        engine: &Arc<BoundedEngine<R>>,
         environment: Arc<dyn Environment>,
         reward: &RewardSettings,
         rollout: &RolloutSettings,
@@ -110,7 +111,7 @@ impl RunInputs {
         &self,
         index: u32,
         stage: &Stage,
-        engine: Option<&Arc<R>>,
+        engine: Option<&Arc<BoundedEngine<R>>>,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
         let open = |split| Dataset::open(&stage.data, split, seed);
@@ -148,7 +149,7 @@ impl RunInputs {
     pub(crate) fn evaluator<R: RolloutEngine>(
         &self,
         eval: &EvalSettings,
-        engine: &Arc<R>,
+        engine: &Arc<BoundedEngine<R>>,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = Dataset::open(&eval.data, Split::Eval, self.seed)?;
         let environment = eval.environment.environment();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Sampler};
+use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
@@ -360,13 +361,14 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        let (source, cursor) = self.inputs.source(index as u32, stage, engines.rollout.as_ref())?;
+        let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
+        let (source, cursor) = self.inputs.source(index as u32, stage, bounded.as_ref())?;
         self.data.check_order(&stage.name, &cursor)?;
-        let evaluator =
-            match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
-                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
-                None => None,
-            };
+        let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
+        {
+            Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine)?)),
+            None => None,
+        };
         let same_numeric_path =
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
