@@ -9,9 +9,7 @@ use rloom_algo::{Algorithm, Sampler};
 use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{
-    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
-};
+use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities};
 use rloom_hub::Hub;
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
@@ -25,7 +23,9 @@ use rloom_telemetry::{Event, EventStream, Observer, report};
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::data_record::DataRecord;
 use crate::pin::pin;
-use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
+use crate::stage_setup::{
+    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
+};
 use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
@@ -315,7 +315,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let trainer = self.engines.train_capabilities();
         let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
-        let threads = ThreadSplit::of(stage, self.inputs.threads).trainer;
+        let threads = trainer_threads(stage, self.inputs.threads);
         let mut engines = StageEngines {
             form: common_form(capabilities.as_ref(), &trainer)?,
             models: self.engines.models(stage, threads, start)?,
@@ -343,12 +343,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
 
     /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
     fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<F::Rollout>>, RunError> {
-        let threads = ThreadSplit::of(stage, self.inputs.threads).rollout;
-        let settings = stage.rollout.as_ref().map(|rollout| &rollout.engine);
-        let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
-        let Some(settings) = settings.or(eval.map(|eval| &eval.rollout)) else { return Ok(None) };
-        let settings = RolloutSettings { threads, ..settings.clone() };
-        Ok(Some(Arc::new(self.engines.rollout(&settings)?)))
+        let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
+        settings.map(|settings| Ok(Arc::new(self.engines.rollout(&settings)?))).transpose()
     }
 
     /// Assembles a stage from its start or from a checkpoint.
