@@ -193,7 +193,7 @@ pub(crate) fn batch_trainer(
 
 /// Optimiser steps of the whole stage: the end of its learning-rate schedule.
 pub(crate) fn optimizer_steps(stage: &Stage) -> u64 {
-    stage.steps * u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches)
+    stage.steps * stage.algorithm.steps_per_batch()
 }
 
 /// The stage that another one starts from; `None` for the configuration's model.

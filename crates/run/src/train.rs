@@ -199,6 +199,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             let used = found.as_ref().map_or("the start".to_owned(), |(name, _)| name.folder());
             events.warn(format!("{error}; resuming from {used}"));
         }
+        let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
+        for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
+            if engines.is_sampler_exact() || !warning.exact_sampler_only {
+                events.warn(warning.to_string());
+            }
+        }
         Ok(Self {
             config,
             directory,

@@ -121,6 +121,35 @@ fn a_trainer_behind_bytes_gives_the_embedded_engines_bits() {
     }
 }
 
+/// The bound on a ratio that is always 1 is reported when the run starts; noise makes ratios differ from 1.
+#[test]
+fn a_clip_that_cannot_act_is_a_warning_with_an_exact_sampler() {
+    let warnings = |exact: bool| -> Vec<String> {
+        let directory = TempDir::new().unwrap();
+        let overrides =
+            ["stage.warmup.steps=1", "stage.rl.steps=1", "stage.rl.algorithm.loss.clip_high=0.28"];
+        let config = config(directory.path(), &overrides);
+        if exact {
+            rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        } else {
+            sampled(&config);
+        }
+        let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+        let before_stages =
+            lines.into_iter().take_while(|line| !matches!(line.event, Event::StageStarted { .. }));
+        before_stages
+            .filter_map(|line| match line.event {
+                Event::Warning { message } => Some(message),
+                _ => None,
+            })
+            .collect()
+    };
+    let [exact, noisy] = [true, false].map(warnings);
+    assert_eq!(exact.len(), 1, "{exact:?}");
+    assert!(exact[0].starts_with("`stage.rl.algorithm.loss.clip_high` has no effect: "), "{exact:?}");
+    assert_eq!(noisy, [] as [&str; 0]);
+}
+
 /// The noise of the sampler is known, so the mismatch that the trainer measures is, too; and a sampler that is not exact
 /// gets corrections without being asked.
 #[test]
@@ -267,9 +296,13 @@ fn candidates_are_scored_through_bytes() {
         let ids = batch.rows.iter().flat_map(|&row| [batch.tokens[row as usize], 1, 2]).collect();
         batch.candidates = Some(rloom_engine::CandidateIds::new(3, ids).unwrap());
     }
+    let reports = [recorded(&mut local), recorded(&mut remote)];
     let near = local.score(rloom_engine::Which::Policy, &packed).unwrap();
     let far = remote.score(rloom_engine::Which::Policy, &packed).unwrap();
     assert_eq!(near, far);
+    let [near_reports, far_reports] = reports.map(|reports| reports.lock().unwrap().clone());
+    assert_eq!(near_reports.len(), packed.len() + 1);
+    assert_eq!(near_reports, far_reports);
     for (scores, batch) in near.iter().zip(&packed) {
         assert_eq!(scores.candidate_logprob.len(), 3 * batch.rows.len());
         let own: Vec<f32> = scores.candidate_logprob.iter().step_by(3).copied().collect();
@@ -296,13 +329,9 @@ struct StopAfter {
 impl Observer for StopAfter {
     fn observe(&mut self, line: &EventLine) {
         if line.stage == "rl" && matches!(line.event, Event::Step { .. }) && self.steps > 0 {
-    let reports = [recorded(&mut local), recorded(&mut remote)];
             self.steps -= 1;
             if self.steps == 0 {
                 for _ in 0..self.requests {
-    let [near_reports, far_reports] = reports.map(|reports| reports.lock().unwrap().clone());
-    assert_eq!(near_reports.len(), packed.len() + 1);
-    assert_eq!(near_reports, far_reports);
                     self.stop.request();
                 }
             }

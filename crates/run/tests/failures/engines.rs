@@ -263,6 +263,10 @@ impl EngineFactory for FaultyEngines {
         self.embedded.train_capabilities()
     }
 
+    fn is_sampler_exact(&self) -> bool {
+        self.embedded.is_sampler_exact()
+    }
+
     fn writer(&self) -> Arc<dyn PolicyWriter> {
         self.embedded.writer()
     }
