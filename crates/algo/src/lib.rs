@@ -28,6 +28,7 @@ mod control;
 mod error;
 mod exact_sum;
 mod filter;
+mod idle;
 mod kl;
 mod learned;
 mod loss;

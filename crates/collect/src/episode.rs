@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::CollectError;
+use crate::bounded::BoundedEngine;
 use crate::transcript::policy_text;
 use crate::waits::{WaitTarget, Waits};
 
@@ -78,7 +79,7 @@ pub struct EpisodeSettings {
     pub stage: u32,
     /// Tokens that end a turn.
     pub stop_tokens: Arc<[u32]>,
-    /// Timeout of the environment.
+    /// Timeout of a completion, from its submission to the engine, and of an answer of the environment.
     pub timeout: Duration,
     /// Timeout of the reward of one episode.
     pub reward_timeout: Duration,
@@ -87,7 +88,7 @@ pub struct EpisodeSettings {
 /// Runs episodes on a rollout engine. Shared by all groups of a stage.
 #[derive(Debug)]
 pub struct EpisodeRunner<E> {
-    engine: Arc<E>,
+    engine: Arc<BoundedEngine<E>>,
     settings: EpisodeSettings,
     reward_slots: Semaphore,
     /// Set when the run stops: episodes return their partial result instead of continuing.
@@ -134,7 +135,7 @@ pub enum EpisodeOutcome {
 
 impl<E: RolloutEngine> EpisodeRunner<E> {
     /// Creates a runner.
-    pub fn new(engine: Arc<E>, settings: EpisodeSettings) -> Self {
+    pub fn new(engine: Arc<BoundedEngine<E>>, settings: EpisodeSettings) -> Self {
         Self {
             engine,
             reward_slots: Semaphore::new(settings.reward_slots),
@@ -142,6 +143,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             stopping: AtomicBool::new(false),
             waits: Waits::default(),
         }
+    }
+
+    /// The engine that samples.
+    pub(crate) fn engine(&self) -> &BoundedEngine<E> {
+        &self.engine
     }
 
     /// The tokenizer of the policy.
@@ -180,6 +186,9 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         // Only the first prompt is shared by the samples of a group; later turns differ.
         let mut shared = request.group.filter(|_| turns.is_empty());
         loop {
+            let waiting = self.waits.start(request.key, WaitTarget::Place);
+            let place = self.engine.place(request.priority).await;
+            drop(waiting);
             if self.stopping.load(Ordering::Relaxed) {
                 turns.extend(unfinished.map(into_turn));
                 return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns }));
@@ -192,7 +201,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             let waiting = self.waits.start(request.key, WaitTarget::Engine);
             let generation =
                 self.generate(generate, unfinished.take(), &|part| on_interrupt(so_far(part))).await?;
-            drop(waiting);
+            drop((waiting, place));
             if generation.stop == StopReason::Aborted {
                 return Ok(EpisodeOutcome::Stopped(so_far(&generation)));
             }
@@ -238,6 +247,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         request.stop_tokens = Arc::clone(stop_tokens);
         request.group = group;
         request.priority = episode.priority;
+        request.timeout = Some(self.settings.timeout);
         request
     }
 
@@ -254,7 +264,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             if let Some(generated) = &generated {
                 request.prefix.clone_from(&generated.tokens);
             }
-            let part = match self.engine.generate(request).await {
+            let part = match self.engine.engine().generate(request).await {
                 Ok(part) => part,
                 Err(error) if error.is_retryable() => continue,
                 Err(error) => return Err(error.into()),
@@ -281,6 +291,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let describe = |(key, target, time): (SampleKey, WaitTarget, Duration)| {
             let target = match target {
                 WaitTarget::Environment => format!("the `{}` environment", environment.name()),
+                WaitTarget::Place => "a place in the rollout engine".to_owned(),
                 WaitTarget::Engine => "the rollout engine".to_owned(),
                 WaitTarget::RewardSlot => "a free reward slot".to_owned(),
                 WaitTarget::Reward(current) => {

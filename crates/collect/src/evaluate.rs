@@ -7,10 +7,11 @@ use rloom_data::Dataset;
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_telemetry::{Metrics, Sample};
 
+use crate::CollectError;
+use crate::concurrency::join_all;
 use crate::episode::{EpisodeCounters, EpisodeRequest, EpisodeRunner, ScoredEpisode};
 use crate::metrics::pass_at_k;
 use crate::transcript::{completion_text, prompt_text};
-use crate::{CollectError, join_all};
 
 /// Evaluates a policy on held-out tasks.
 #[derive(Debug)]
@@ -73,9 +74,11 @@ impl<E: RolloutEngine> Evaluator<E> {
 
     /// Evaluates the weights that the engine has loaded. The report contains `shown` completions.
     pub async fn run(&self, shown: usize) -> Result<EvaluationReport, CollectError> {
-        let futures = (0..self.tasks).map(|index| Box::pin(self.task(index))).collect();
+        // Each task has a completion that is not done, so these are enough to keep the engine busy.
+        let limit = self.episodes.engine().limit();
+        let tasks = (0..self.tasks).map(|index| Box::pin(self.task(index)));
         let outcomes: Vec<TaskOutcome> =
-            join_all(futures).await.into_iter().collect::<Result<_, CollectError>>()?;
+            join_all(tasks, limit).await.into_iter().collect::<Result<_, CollectError>>()?;
         let n = outcomes.len().max(1) as f64;
         let fraction = |count: usize| count as f64 / n;
         let solved = |o: &&TaskOutcome| o.greedy.rewards.solved == Some(true);
@@ -109,22 +112,20 @@ impl<E: RolloutEngine> Evaluator<E> {
             ..SamplingSettings::greedy(self.sampling.max_new_tokens)
         };
         // Sample 0 is the greedy one. The ticket is the task's index, so that evaluations share their noise.
-        let futures = (0..=self.samples)
-            .map(|sample| {
-                let request = EpisodeRequest {
-                    task: &task,
-                    key: SampleKey { ticket: Ticket(index), sample, segment: 0 },
-                    purpose: Purpose::Evaluation,
-                    // Distinct from the tickets of training groups.
-                    group: Some(index | 1 << 63),
-                    // Training waits for the evaluation.
-                    priority: 0,
-                    sampling: if sample == 0 { &greedy } else { &self.sampling },
-                };
-                Box::pin(self.episodes.run_whole(request, &self.counters))
-            })
-            .collect();
-        let mut scored = join_all(futures).await.into_iter();
+        let episodes = (0..=self.samples).map(|sample| {
+            let request = EpisodeRequest {
+                task: &task,
+                key: SampleKey { ticket: Ticket(index), sample, segment: 0 },
+                purpose: Purpose::Evaluation,
+                // Distinct from the tickets of training groups.
+                group: Some(index | 1 << 63),
+                // Training waits for the evaluation.
+                priority: 0,
+                sampling: if sample == 0 { &greedy } else { &self.sampling },
+            };
+            Box::pin(self.episodes.run_whole(request, &self.counters))
+        });
+        let mut scored = join_all(episodes, usize::MAX).await.into_iter();
         let greedy = scored.next().unwrap_or(Err(CollectError::Stopped))?;
         let mut correct_samples = 0;
         for sample in scored {

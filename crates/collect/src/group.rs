@@ -10,9 +10,10 @@ use rloom_data::{Cursor, Dataset};
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_store::journal::PartialEpisode;
 
+use crate::concurrency::join_all;
 use crate::episode::{EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner};
 use crate::outcome::add_overlong_penalty;
-use crate::{CollectError, GroupFailure, join_all};
+use crate::{CollectError, GroupFailure};
 
 /// Progress report of a group.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
         let GroupSettings { group_size, sampling, .. } = &self.settings;
         let greedy = SamplingSettings { temperature: 0.0, ..sampling.clone() };
         let missing = (0..self.episodes_per_group()).filter(|sample| !progress.done.contains(sample));
-        let pending = missing
+        let pending: Vec<_> = missing
             .map(|sample| {
                 let sampling = if sample < *group_size { sampling } else { &greedy };
                 let from = progress.partials.remove(&sample);
@@ -128,7 +129,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
             })
             .collect();
         let mut complete = true;
-        for done in join_all(pending).await {
+        for done in join_all(pending, usize::MAX).await {
             complete &= done.map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         Ok(complete)

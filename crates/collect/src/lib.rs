@@ -6,6 +6,7 @@
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
 //! prompts of a run before it starts.
 
+mod bounded;
 mod concurrency;
 mod demonstrations;
 mod episode;
@@ -18,7 +19,7 @@ mod prompts;
 mod transcript;
 mod waits;
 
-pub use concurrency::join_all;
+pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use episode::{
     EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode,

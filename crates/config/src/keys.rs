@@ -128,7 +128,7 @@ pub(crate) struct EvalKeys {
     /// Sampling of evaluation, over `max_new_tokens` and `stop` of the last stage that samples.
     #[schemars(with = "Option<SamplingSettings>")]
     sampling: Option<Subtable>,
-    /// Overrides of the last stage's data. Its held-out tasks are evaluated.
+    /// Overrides of the last stage's data. Its held-out tasks are evaluated; keys of the training tasks alone are refused.
     #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,
     /// Overrides of the last stage's environment.
@@ -137,7 +137,8 @@ pub(crate) struct EvalKeys {
     /// Overrides of the reward of the last stage that samples. It needs a verifier, which determines the accuracy.
     #[schemars(with = "Option<RewardSettings>")]
     reward: Option<Subtable>,
-    /// Overrides of the rollout engine of the last stage that samples.
+    /// Overrides of the rollout engine of the last stage that samples, for supervised stages and `rloom eval`. Stages that
+    /// sample evaluate with their own engine: if no other stage is evaluated, only `timeout_seconds` may differ.
     #[schemars(with = "Option<RolloutSettings>")]
     rollout: Option<Subtable>,
 }

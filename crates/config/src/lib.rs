@@ -34,6 +34,7 @@ mod schema;
 mod secret;
 mod section;
 mod settings;
+mod warnings;
 
 pub use keep_rollouts::KeepRollouts;
 pub use problem::{Code, ConfigErrors, Label, Problem};
@@ -41,3 +42,4 @@ pub use resume::{ChangeEffect, SettingChange, setting_changes};
 pub use rloom_sched::{OnFailure, Priority, ScheduleSettings};
 pub use schema::schema;
 pub use settings::{Config, EvalSettings, ModelSource, RunSettings, Stage, StageRollout, Start};
+pub use warnings::Warning;

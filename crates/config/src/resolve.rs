@@ -1,6 +1,7 @@
 //! The resolved configuration as TOML, with exactly the keys that have an effect. Reading it gives an equal
 //! configuration.
 
+use rloom_data::{DataSettings, Source};
 use rloom_engine::SamplingSettings;
 use rloom_model::{OptimizerSettings, Schedule};
 use rloom_sched::{CutOrder, OnFailure, ScheduleSettings};
@@ -27,7 +28,7 @@ impl Config {
             }
         }
         if let Some(eval) = &self.eval {
-            root.insert("eval".to_owned(), Value::Table(eval_table(eval)));
+            root.insert("eval".to_owned(), Value::Table(self.eval_table(eval)));
         }
         let stages = self.stages.iter().map(|stage| Value::Table(self.stage_table(stage))).collect();
         root.insert("stage".to_owned(), Value::Array(stages));
@@ -68,6 +69,42 @@ impl Config {
     }
 }
 
+impl Config {
+    fn eval_table(&self, eval: &EvalSettings) -> Table {
+        let mut data = table(&eval.data);
+        data.retain(|key, _| !EVAL_DATA_UNREAD.contains(&key) && (key != "limit" || reads_limit(&eval.data)));
+        let mut rollout = table(&eval.rollout);
+        // The others are those of the last stage that samples.
+        let is_shared = self.stages.iter().filter(|stage| stage.eval_every > 0).all(|s| s.rollout.is_some());
+        if is_shared {
+            rollout.retain(|key, _| EVAL_ROLLOUT_READ.contains(&key));
+        }
+        Table::from_iter([
+            ("every".to_owned(), count(eval.every)),
+            ("tasks".to_owned(), count(eval.tasks)),
+            ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
+            ("sampling".to_owned(), Value::Table(eval_sampling_table(eval))),
+            ("data".to_owned(), Value::Table(data)),
+            ("environment".to_owned(), Value::Table(table(&eval.environment))),
+            ("reward".to_owned(), Value::Table(table(&eval.reward))),
+            ("rollout".to_owned(), Value::Table(rollout)),
+        ])
+    }
+}
+
+/// Keys of `[eval.rollout]` that evaluation reads in a stage that samples, whose rollout engine it shares.
+pub(crate) const EVAL_ROLLOUT_READ: [&str; 1] = ["timeout_seconds"];
+/// Keys of `[eval.data]` that describe the training tasks.
+pub(crate) const EVAL_DATA_UNREAD: [&str; 3] = ["size", "demonstration_share", "worked_share"];
+
+/// True if the held-out tasks are among the rows that `limit` bounds.
+pub(crate) fn reads_limit(data: &DataSettings) -> bool {
+    match &data.source {
+        Source::Files(files) => files.eval_path.is_none(),
+        _ => true,
+    }
+}
+
 /// The keys that are read: keys without effect under the values of others are left out.
 fn schedule_table(schedule: &ScheduleSettings) -> Table {
     let mut keys = Table::new();
@@ -88,19 +125,6 @@ fn schedule_table(schedule: &ScheduleSettings) -> Table {
         set("max_failures", count(schedule.max_failures));
     }
     keys
-}
-
-fn eval_table(eval: &EvalSettings) -> Table {
-    Table::from_iter([
-        ("every".to_owned(), count(eval.every)),
-        ("tasks".to_owned(), count(eval.tasks)),
-        ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
-        ("sampling".to_owned(), Value::Table(eval_sampling_table(eval))),
-        ("data".to_owned(), Value::Table(table(&eval.data))),
-        ("environment".to_owned(), Value::Table(table(&eval.environment))),
-        ("reward".to_owned(), Value::Table(table(&eval.reward))),
-        ("rollout".to_owned(), Value::Table(table(&eval.rollout))),
-    ])
 }
 
 /// Greedy completions read only the length and the stop strings.
@@ -135,7 +159,7 @@ fn count(number: u64) -> Value {
 
 /// The keys of a settings value. Converted through text, because a 32-bit 0.7 must become `0.7` and not the nearest
 /// 64-bit number. Settings are plain tables of TOML types, so neither step fails.
-fn table<T: Serialize>(settings: &T) -> Table {
+pub(crate) fn table<T: Serialize>(settings: &T) -> Table {
     toml::to_string(settings).ok().and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 

@@ -64,6 +64,13 @@ impl<T> Section<T> {
         self.layers.last().map_or(&self.path, |layer| &layer.path)
     }
 
+    /// Keys of the section's own table.
+    pub(crate) fn own_keys(&self) -> impl Iterator<Item = &str> {
+        let own = self.layers.iter().find(|layer| layer.path == self.path);
+        let table = own.and_then(|layer| layer.node.as_table());
+        table.into_iter().flat_map(|table| table.entries.iter().map(|entry| entry.key.as_str()))
+    }
+
     /// True if a key is set in any layer.
     pub(crate) fn is_set(&self, key: &str) -> bool {
         self.entry(key).is_some()

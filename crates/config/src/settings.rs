@@ -44,8 +44,8 @@ pub struct RunSettings {
     pub threads: usize,
     /// Steps between checkpoints; 0 saves only at the end of each stage.
     pub checkpoint_every: u64,
-    /// Time without any progress (a token, a reward, an optimizer step) after which the run ends with a report of all
-    /// waits, in seconds; 1 to 31536000 (a year).
+    /// Time without any progress (a token, a reward, a micro-batch, a byte of a checkpoint) after which the run ends with a
+    /// report of all waits, in seconds; 1 to 31536000 (a year).
     pub stall_seconds: u64,
     /// Number of most recent checkpoints to keep, at least 1.
     pub keep_last: u64,

@@ -31,6 +31,7 @@ pub use rollout::{
 };
 pub use train::{
     Access, ActivationCheckpointing, CandidateError, CandidateIds, EngineCause, Feature, LossReport,
-    OptimStep, PackError, PackedBatch, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine,
-    TrainError, TrainSettings, Which, pack, pack_unshared,
+    OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity, SavedFile, StepReport,
+    TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack,
+    pack_unshared,
 };

@@ -60,7 +60,7 @@ struct Minibatch<'a> {
 
 impl BatchTrainer {
     /// Trains on a batch: `epochs` passes of `minibatches` optimiser steps each. Calls `progress` with the number of
-    /// optimiser steps taken and their total.
+    /// optimiser steps taken and their total, first with 0.
     pub fn train<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
@@ -69,13 +69,14 @@ impl BatchTrainer {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BatchReport, TrainError> {
         let mut report = BatchReport { state: position.state, ..BatchReport::default() };
+        let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
+        let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
+        progress(0, optimizer_steps);
         let all = members(groups);
         let mut known = self.scores(models, &all, position.version)?;
         self.train_prm(models, groups, &all, &mut known, position, &mut report)?;
         known.masked = self.masks(groups, &mut report);
         let advantages = self.advantages(groups, &all, &mut known, &mut report)?;
-        let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
-        let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
         let mut measured = StepMeasurements::default();
         let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
         for _ in 0..self.algorithm.epochs {

@@ -11,8 +11,8 @@ use rloom_core::{
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
 };
 use rloom_engine::{
-    Form, LossReport, OptimStep, PackedBatch, PublishedPolicy, SavedFile, StepReport, TrainCapabilities,
-    TrainEngine, TrainError, Which,
+    Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
+    TrainCapabilities, TrainEngine, TrainError, Which,
 };
 
 use crate::{BatchPosition, BatchReport, BatchTrainer, Models};
@@ -62,6 +62,8 @@ impl Recorder {
 }
 
 impl TrainEngine for Recorder {
+    fn observe(&mut self, _: ProgressObserver) {}
+
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
         let output = if which == Which::Policy { self.policy } else { self.reference };
         Ok(step.iter().map(|batch| self.scores(output, batch)).collect())

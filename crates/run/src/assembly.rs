@@ -61,6 +61,10 @@ pub trait EngineFactory {
     /// Capabilities of the train engines.
     fn train_capabilities(&self) -> TrainCapabilities;
 
+    /// True if completions sampled by the policy that is trained have the log-probabilities that the trainer computes, bit
+    /// by bit: the rollout engines' capabilities will say so.
+    fn is_sampler_exact(&self) -> bool;
+
     /// Writes publications to folders.
     fn writer(&self) -> Arc<dyn PolicyWriter>;
 }
@@ -212,6 +216,10 @@ impl EngineFactory for EmbeddedEngines {
 
     fn train_capabilities(&self) -> TrainCapabilities {
         EmbeddedTrainEngine::capabilities_of(&self.ctx, self.dtype)
+    }
+
+    fn is_sampler_exact(&self) -> bool {
+        true
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_collect::EvaluationReport;
+use rloom_collect::{BoundedEngine, EvaluationReport};
 use rloom_config::EvalSettings;
 use rloom_core::{OnUpdate, PolicyVersion};
 use rloom_engine::RolloutEngine;
@@ -29,7 +29,7 @@ pub fn evaluate(
     let tokenizer = Some((*policy.tokenizer).clone());
     let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
     let rows = inputs.prompt_check().evaluation(eval)?;
-    let evaluator = inputs.evaluator(eval, &engine, &rows)?;
+    let evaluator = inputs.evaluator(eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
     runtime::block_on(async {
         let weights = assembly::publish(&policy.model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;

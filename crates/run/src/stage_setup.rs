@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule,
+    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
+    GroupSettings, OutcomeRule,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
@@ -86,7 +87,7 @@ impl RunInputs {
 
     fn episodes<R: RolloutEngine>(
         &self,
-        engine: &Arc<R>,
+        engine: &Arc<BoundedEngine<R>>,
         environment: Arc<dyn Environment>,
         reward: &RewardSettings,
         rollout: &RolloutSettings,
@@ -116,7 +117,7 @@ impl RunInputs {
         &self,
         index: u32,
         stage: &Stage,
-        engine: Option<&Arc<R>>,
+        engine: Option<&Arc<BoundedEngine<R>>>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
@@ -155,7 +156,7 @@ impl RunInputs {
     pub(crate) fn evaluator<R: RolloutEngine>(
         &self,
         eval: &EvalSettings,
-        engine: &Arc<R>,
+        engine: &Arc<BoundedEngine<R>>,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, self.seed)?;
@@ -200,7 +201,7 @@ pub(crate) fn batch_trainer(
 
 /// Optimiser steps of the whole stage: the end of its learning-rate schedule.
 pub(crate) fn optimizer_steps(stage: &Stage) -> u64 {
-    stage.steps * u64::from(stage.algorithm.epochs) * u64::from(stage.algorithm.minibatches)
+    stage.steps * stage.algorithm.steps_per_batch()
 }
 
 /// The stage that another one starts from; `None` for the configuration's model.
@@ -220,22 +221,77 @@ pub(crate) fn outline(stage: &Stage) -> StageOutline {
     }
 }
 
-/// Threads of the trainer and of the rollout engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ThreadSplit {
-    pub(crate) trainer: usize,
-    /// 0 shares the threads of the run.
-    pub(crate) rollout: usize,
+/// Threads of a stage's trainer, of those of the run. By default trainer and rollout engine both use all threads, also
+/// when they overlap: the operating system then gives more to the one with more work, which measured faster than any
+/// fixed split of two cores.
+pub(crate) fn trainer_threads(stage: &Stage, threads: usize) -> usize {
+    if stage.trainer.threads > 0 { stage.trainer.threads } else { threads }
 }
 
-impl ThreadSplit {
-    /// The threads that the stage asks for. By default both use all threads, also when they overlap: the operating system
-    /// then gives more to the one with more work, which measured faster than any fixed split of two cores.
-    pub(crate) fn of(stage: &Stage, threads: usize) -> Self {
-        let or_all = |requested: usize| if requested > 0 { requested } else { threads };
-        let rollout = stage.rollout.as_ref().map_or(0, |rollout| rollout.engine.threads);
-        // An engine with its own threads does not wait for those that train.
-        let rollout = if stage.schedule().overlaps() { or_all(rollout) } else { rollout };
-        Self { trainer: or_all(stage.trainer.threads), rollout }
+/// Settings of a stage's rollout engine; `None` if it neither samples nor evaluates. A stage that samples evaluates with
+/// the same engine; one that only evaluates has an engine with the settings of evaluation.
+pub(crate) fn rollout_settings(
+    stage: &Stage,
+    eval: Option<&EvalSettings>,
+    threads: usize,
+) -> Option<RolloutSettings> {
+    let own = stage.rollout.as_ref().map(|rollout| &rollout.engine);
+    let eval = eval.filter(|_| stage.eval_every > 0).map(|eval| &eval.rollout);
+    let mut settings = own.or(eval)?.clone();
+    // An engine with its own threads does not wait for those that train; with 0 it shares the threads of the run.
+    if stage.schedule().overlaps() && settings.threads == 0 {
+        settings.threads = threads;
+    }
+    Some(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use rloom_config::Config;
+    use rloom_engine::Speculation;
+
+    use super::*;
+
+    /// Every setting of an engine has another value than by default.
+    const ENGINE: &str = "{ threads = 3, lanes = 3, kv_memory_mib = 30, max_batch = 31, prefill_chunk = 32, \
+                          speculation = 'ngram', timeout_seconds = 33.0, restarts = 34 }";
+
+    fn settings(overrides: &[&str]) -> Vec<Option<RolloutSettings>> {
+        let text = "model.new = { family = 'llama', layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, \
+                    max_positions = 8 }\ndata.generator = 'arithmetic'\nreward.components = [{ kind = 'exact' }]\n\
+                    eval = {}\n\
+                    [[stage]]\nname = 'warmup'\nmethod = 'sft'\nsteps = 1\ngroups_per_batch = 1\n\
+                    [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
+        let config =
+            Config::from_text("test.toml", text, overrides).map_err(|errors| errors.to_string()).unwrap();
+        config.stages.iter().map(|stage| rollout_settings(stage, config.eval.as_ref(), 2)).collect()
+    }
+
+    #[test]
+    fn the_engine_of_a_supervised_stage_has_every_setting_of_evaluation() {
+        let expected = RolloutSettings {
+            threads: 3,
+            lanes: 3,
+            kv_memory_mib: 30,
+            max_batch: 31,
+            prefill_chunk: 32,
+            speculation: Speculation::Ngram,
+            timeout_seconds: 33.0,
+            restarts: 34,
+        };
+        let of_eval = settings(&[&format!("eval.rollout={ENGINE}")]);
+        assert_eq!(of_eval, [Some(expected.clone()), Some(RolloutSettings::default())]);
+        let shared = settings(&[&format!("rollout={ENGINE}"), "stage.warmup.eval_every=0"]);
+        assert_eq!(shared, [None, Some(expected)]);
+    }
+
+    #[test]
+    fn an_engine_that_overlaps_with_training_has_its_own_threads() {
+        let threads = |overrides: &[&str]| -> Vec<usize> {
+            settings(overrides).into_iter().flatten().map(|settings| settings.threads).collect()
+        };
+        assert_eq!(threads(&[]), [0, 0]);
+        assert_eq!(threads(&["schedule.max_staleness=1"]), [0, 2]);
+        assert_eq!(threads(&["schedule.max_staleness=1", "rollout.threads=1"]), [1, 1]);
     }
 }

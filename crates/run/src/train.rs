@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
+use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{
-    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutSettings, TrainCapabilities,
-};
+use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities};
 use rloom_hub::Hub;
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
@@ -25,7 +24,9 @@ use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::data_record::DataRecord;
 use crate::pin::pin;
 use crate::prompts::{KeptRows, PromptProgress};
-use crate::stage_setup::{RunInputs, ThreadSplit, batch_trainer, optimizer_steps, outline, start_of};
+use crate::stage_setup::{
+    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
+};
 use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
@@ -204,6 +205,11 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         }
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
+        for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
+            if engines.is_sampler_exact() || !warning.exact_sampler_only {
+                events.warn(warning.to_string());
+            }
+        }
         Ok(Self {
             config,
             directory,
@@ -321,7 +327,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let trainer = self.engines.train_capabilities();
         let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
-        let threads = ThreadSplit::of(stage, self.inputs.threads).trainer;
+        let threads = trainer_threads(stage, self.inputs.threads);
         let mut engines = StageEngines {
             form: common_form(capabilities.as_ref(), &trainer)?,
             models: self.engines.models(stage, threads, start)?,
@@ -349,12 +355,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
 
     /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
     fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<F::Rollout>>, RunError> {
-        let threads = ThreadSplit::of(stage, self.inputs.threads).rollout;
-        let settings = stage.rollout.as_ref().map(|rollout| &rollout.engine);
-        let eval = self.config.eval.as_ref().filter(|_| stage.eval_every > 0);
-        let Some(settings) = settings.or(eval.map(|eval| &eval.rollout)) else { return Ok(None) };
-        let settings = RolloutSettings { threads, ..settings.clone() };
-        Ok(Some(Arc::new(self.engines.rollout(&settings)?)))
+        let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
+        settings.map(|settings| Ok(Arc::new(self.engines.rollout(&settings)?))).transpose()
     }
 
     /// Assembles a stage from its start or from a checkpoint.
@@ -367,14 +369,14 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         resumed: Option<CheckpointState>,
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
-        let (source, cursor) =
-            self.inputs.source(index as u32, stage, engines.rollout.as_ref(), &self.rows)?;
+        let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
+        let (source, cursor) = self.inputs.source(index as u32, stage, bounded.as_ref(), &self.rows)?;
         self.data.check_order(&stage.name, &cursor)?;
-        let evaluator =
-            match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(engines.rollout.as_ref()) {
-                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine, &self.rows)?)),
-                None => None,
-            };
+        let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
+        {
+            Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine, &self.rows)?)),
+            None => None,
+        };
         let same_numeric_path =
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
@@ -494,7 +496,7 @@ fn measure_prompts(
         match progress {
             PromptProgress::Measured(summary) => events.emit(Event::Prompts(summary)),
             PromptProgress::Measuring { done, total } if started.elapsed() > QUIET => {
-                events.emit(Event::Progress { phase: Phase::Prompts, done, total });
+                events.emit(Event::Progress { phase: Phase::Prompts, done, total, detail: None });
             }
             PromptProgress::Measuring { .. } => {}
         }

@@ -12,18 +12,23 @@ use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
-use crate::{JournaledEvent, Stage};
+use crate::{JournaledEvent, Stage, TICK};
 use crate::{StageError, WorkerError};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Publishes the weights that the stage starts or resumes with.
     pub(crate) async fn publish_initial(&mut self) -> Result<(), StageError> {
         let version = self.scheduler.version();
-        let timeout = self.stall.timeout();
-        let Some(trainer) = &mut self.trainer else { return Ok(()) };
-        trainer.publish(version);
-        let Ok(done) = tokio::time::timeout(timeout, trainer.next()).await else {
-            return Err(self.stalled("the driver waits for the trainer to publish its weights"));
+        if let Some(trainer) = &self.trainer {
+            trainer.publish(version);
+        }
+        self.stall.alive();
+        let done = loop {
+            let Some(trainer) = &mut self.trainer else { return Ok(()) };
+            match tokio::time::timeout(TICK, trainer.next()).await {
+                Ok(done) => break done,
+                Err(_) => self.check_stall(Self::describe_publishing)?,
+            }
         };
         match done.map(|done| done.result) {
             Some(TrainerResult::Published(weights)) => {
@@ -204,7 +209,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             alive.extend(tickets);
         }
         self.journal.roll(version.0, &self.groups.records(&alive, context.policy, version))?;
-        self.checkpoints.start_saving(version);
+        self.checkpoints.start_saving(name.clone());
         let older = self.weights.older_than(version);
         if let Some(trainer) = &self.trainer {
             trainer.save(SaveJob { name, state, older });

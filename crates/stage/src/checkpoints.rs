@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_core::PolicyVersion;
 use rloom_store::StoreError;
-use rloom_store::checkpoint::{Best, Checkpoints};
+use rloom_store::checkpoint::{Best, CheckpointName, Checkpoints};
 
 /// Retention of a run's checkpoints.
 #[derive(Debug, Clone, Copy)]
@@ -23,8 +23,8 @@ pub struct StageCheckpoints {
     retention: CheckpointRetention,
     /// Newest checkpoint of the stage.
     saved: Option<(u64, PathBuf)>,
-    /// Version that the trainer is writing.
-    saving: Option<u64>,
+    /// The checkpoint that the trainer is writing.
+    saving: Option<CheckpointName>,
     /// True while the scheduler waits for a checkpoint.
     requested: bool,
 }
@@ -52,7 +52,7 @@ impl StageCheckpoints {
 
     /// True while the trainer writes the checkpoint of this version.
     pub(crate) fn is_saving_version(&self, version: PolicyVersion) -> bool {
-        self.saving == Some(version.0)
+        self.saving.as_ref().is_some_and(|name| name.step == version.0)
     }
 
     /// Folder of the checkpoint of `version`, if it is the newest.
@@ -75,9 +75,14 @@ impl StageCheckpoints {
         std::mem::take(&mut self.requested)
     }
 
-    /// Notes that the trainer writes the checkpoint of this version.
-    pub(crate) fn start_saving(&mut self, version: PolicyVersion) {
-        self.saving = Some(version.0);
+    /// Notes that the trainer writes this checkpoint.
+    pub(crate) fn start_saving(&mut self, name: CheckpointName) {
+        self.saving = Some(name);
+    }
+
+    /// Bytes written so far of the checkpoint that the trainer is writing.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.saving.as_ref().map_or(0, |name| self.checkpoints.written_bytes(name))
     }
 
     /// Points `best` at a checkpoint.

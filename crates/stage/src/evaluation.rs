@@ -112,7 +112,7 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     /// The progress of the running evaluation as an event.
     pub(crate) fn progress_event(&self) -> Option<Event> {
         let (done, total) = self.progress()?;
-        Some(Event::Progress { phase: Phase::Evaluate, done, total })
+        Some(Event::Progress { phase: Phase::Evaluate, done, total, detail: None })
     }
 
     /// Completions scored since the evaluation started.

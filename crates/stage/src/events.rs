@@ -263,18 +263,22 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
         let scored = complete * each + scored_in_flight;
         let generated = scored + runner.counters().judging();
-        self.reporter.emit(Event::Progress { phase: Phase::Rollout, done: generated.min(total), total });
-        self.reporter.emit(Event::Progress { phase: Phase::Reward, done: scored.min(total), total });
+        for (phase, done) in [(Phase::Rollout, generated), (Phase::Reward, scored)] {
+            self.reporter.emit(Event::Progress { phase, done: done.min(total), total, detail: None });
+        }
     }
 
     fn report_training_progress(&mut self) {
         if self.scheduler.counts().in_batch == 0 {
             return;
         }
-        if let Some((done, total)) = self.trainer.as_ref().map(crate::trainer::TrainerHandle::progress)
-            && total > 0
-        {
-            self.reporter.emit(Event::Progress { phase: Phase::Train, done, total });
+        let Some(progress) = self.trainer.as_ref().map(crate::trainer::TrainerHandle::progress) else {
+            return;
+        };
+        let (done, total) = progress.steps();
+        if total > 0 {
+            let detail = progress.describe_work();
+            self.reporter.emit(Event::Progress { phase: Phase::Train, done, total, detail });
         }
     }
 }

@@ -23,6 +23,7 @@ mod stall_report;
 mod step_report;
 mod stop;
 mod trainer;
+mod trainer_progress;
 mod weights;
 mod writer;
 

@@ -18,11 +18,6 @@ impl StallDetector {
         Self { timeout, alive: Instant::now(), progress: 0 }
     }
 
-    /// The longest time without progress.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Notes an event: the stage is alive.
     pub(crate) fn alive(&mut self) {
         self.alive = Instant::now();

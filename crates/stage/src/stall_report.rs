@@ -7,7 +7,6 @@ use rloom_engine::{RolloutEngine, TrainEngine};
 
 use crate::Stage;
 use crate::StageError;
-use crate::trainer::TrainerHandle;
 
 /// Number of waits that the report names, the longest first.
 const SHOWN_WAITS: usize = 4;
@@ -22,24 +21,38 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(())
     }
 
-    /// Grows while any worker works: tokens, optimiser steps, held-out completions.
+    /// Changes while any worker works: tokens, reports of the training thread, held-out completions, bytes of a
+    /// checkpoint.
     fn work_counter(&self) -> u64 {
         let tokens = self.engine_statistics().computed_tokens;
-        let trained = self.trainer.as_ref().map_or(0, |trainer| trainer.progress().0);
-        tokens.wrapping_add(trained).wrapping_add(self.evaluation.scored())
+        let trained = self.trainer.as_ref().map_or(0, |trainer| trainer.progress().reports());
+        let written = self.checkpoints.written_bytes();
+        tokens.wrapping_add(trained).wrapping_add(self.evaluation.scored()).wrapping_add(written)
+    }
+
+    /// The work of the training thread, to append to a description of who waits for it.
+    fn trainer_work(&self) -> String {
+        let work = self.trainer.as_ref().and_then(|trainer| trainer.progress().describe_work());
+        work.map_or(String::new(), |work| format!(", {work}"))
+    }
+
+    /// Says that the driver waits for the first weights.
+    pub(crate) fn describe_publishing(&self) -> String {
+        format!("the driver waits for the trainer to publish its weights{}", self.trainer_work())
     }
 
     /// Says what the driver or the trainer waits for.
     pub(crate) fn describe_wait(&self) -> String {
         let counts = self.scheduler.counts();
         if counts.in_batch > 0 {
-            let (done, total) = self.trainer.as_ref().map_or((0, 0), TrainerHandle::progress);
+            let (done, total) = self.trainer.as_ref().map_or((0, 0), |trainer| trainer.progress().steps());
             return format!(
-                "the driver waits for the trainer: {done} of {total} optimiser steps of the batch"
+                "the driver waits for the trainer: {done} of {total} optimiser steps of the batch{}",
+                self.trainer_work()
             );
         }
         if self.checkpoints.is_saving() {
-            return "the driver waits for the trainer to write a checkpoint".to_owned();
+            return format!("the driver waits for the trainer to write a checkpoint{}", self.trainer_work());
         }
         if self.evaluation.is_pending() {
             let completions = self.evaluation.evaluator().map_or(0, Evaluator::completions);

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -20,6 +19,7 @@ use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::LearnerState;
+use crate::trainer_progress::TrainerProgress;
 use crate::writer::PolicyWriter;
 use crate::{StageError, WorkerError};
 
@@ -123,26 +123,17 @@ pub struct TrainerHandle<T> {
     jobs: mpsc::Sender<Job>,
     events: UnboundedReceiver<TrainerEvent>,
     thread: JoinHandle<Result<TrainerThread<T>, String>>,
-    progress: Arc<Progress>,
+    progress: Arc<TrainerProgress>,
     abandon: AbandonOnDrop,
-}
-
-/// Progress of the current job in optimiser steps.
-#[derive(Debug, Default)]
-struct Progress {
-    done: AtomicU64,
-    total: AtomicU64,
-    /// True once the results of further jobs are not needed.
-    abandoned: AtomicBool,
 }
 
 /// Keeps the thread from starting another job: a run that ends with an error does not wait for it.
 #[derive(Debug)]
-struct AbandonOnDrop(Arc<Progress>);
+struct AbandonOnDrop(Arc<TrainerProgress>);
 
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        self.0.abandoned.store(true, Ordering::Relaxed);
+        self.0.abandon();
     }
 }
 
@@ -151,12 +142,13 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
     pub fn start(trainer: TrainerThread<T>) -> Result<Self, StageError> {
         let (jobs, queue) = mpsc::channel();
         let (sender, events) = unbounded_channel();
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(TrainerProgress::default());
         let shared = Arc::clone(&progress);
         let thread = std::thread::Builder::new()
             .name("trainer".into())
             .spawn(move || {
                 let mut trainer = trainer;
+                shared.observe(&mut trainer.models);
                 // A panic drops the trainer, whose state is unknown then.
                 let result = catch_unwind(AssertUnwindSafe(|| trainer.run(&queue, &sender, &shared)));
                 result.map(|()| trainer).map_err(|panic| panic_message(panic.as_ref()).to_owned())
@@ -176,7 +168,6 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
     }
 
     pub(crate) fn train(&self, job: TrainJob) {
-        self.progress.total.store(0, Ordering::Relaxed);
         self.send(Job::Train(Box::new(job)));
     }
 
@@ -189,9 +180,9 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
         self.events.recv().await
     }
 
-    /// Optimiser steps taken for the current batch and their total; 0 before the first.
-    pub(crate) fn progress(&self) -> (u64, u64) {
-        (self.progress.done.load(Ordering::Relaxed), self.progress.total.load(Ordering::Relaxed))
+    /// Progress of the current job.
+    pub(crate) fn progress(&self) -> &TrainerProgress {
+        &self.progress
     }
 
     /// Ends the thread and returns what it worked with.
@@ -210,12 +201,13 @@ impl<T: TrainEngine> TrainerThread<T> {
         &mut self,
         jobs: &mpsc::Receiver<Job>,
         events: &UnboundedSender<TrainerEvent>,
-        progress: &Progress,
+        progress: &TrainerProgress,
     ) {
         while let Ok(job) = jobs.recv() {
-            if progress.abandoned.load(Ordering::Relaxed) {
+            if progress.is_abandoned() {
                 return;
             }
+            progress.start_job();
             let start = Instant::now();
             let result = match job {
                 Job::Publish(version) => TrainerResult::Published(self.publish(version)),
@@ -233,16 +225,13 @@ impl<T: TrainEngine> TrainerThread<T> {
         Ok(PublishedPolicy { policy: self.policy, ..published })
     }
 
-    fn train(&mut self, job: TrainJob, progress: &Progress) -> TrainedBatch {
+    fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {
         let TrainJob { version, groups, learner } = job;
         let (total, optimizer) = (self.total_optimizer_steps, self.optimizer.clone());
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition { version, state: learner.algorithm, learning_rate: &rate };
-        let mut report_progress = |done, total| {
-            progress.done.store(done, Ordering::Relaxed);
-            progress.total.store(total, Ordering::Relaxed);
-        };
-        let trained = self.training.train(&mut self.models, &groups, &position, &mut report_progress);
+        let mut report_steps = |done, total| progress.set_steps(done, total);
+        let trained = self.training.train(&mut self.models, &groups, &position, &mut report_steps);
         let result = trained.and_then(|report| {
             let weights = self.publish(PolicyVersion(version.0 + 1))?;
             Ok(BatchResult { report, weights })

@@ -232,6 +232,9 @@ pub enum Event {
         done: u64,
         /// Units in total.
         total: u64,
+        /// Progress within the current unit, such as the micro-batch that is trained.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        detail: Option<String>,
     },
     /// A batch was trained and its weights published.
     Step {

@@ -176,7 +176,7 @@ mod tests {
         let mut stream = EventStream::open(&path, directory.path(), &mut recorder);
         stream.set_position("rl", 10, 1);
         stream.emit(step(0.25));
-        stream.emit(Event::Progress { phase: Phase::Train, done: 1, total: 2 });
+        stream.emit(Event::Progress { phase: Phase::Train, done: 1, total: 2, detail: None });
         drop(stream);
         assert_eq!(recorder.0.len(), 2, "the observer also receives progress");
         std::fs::OpenOptions::new()

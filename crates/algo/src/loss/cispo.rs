@@ -33,6 +33,14 @@ impl Kernel for Cispo {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        match (self.weight_cap >= 1.0, self.weight_floor <= 1.0) {
+            (true, true) => &["weight_cap", "weight_floor"],
+            (true, false) => &["weight_cap"],
+            (false, _) => &["weight_floor"],
+        }
+    }
+
     /// The ratio is only a capped weight, held constant; relative to the sampler it is the importance weight.
     fn stale_ratio_to(&self) -> RatioTo {
         RatioTo::Behavior

@@ -68,6 +68,10 @@ impl Kernel for ClipCov {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &["clip_low", "clip_high", "dual_clip"]
+    }
+
     fn stale_weight(&self) -> Option<StaleWeight> {
         Some(StaleWeight::TOKEN)
     }

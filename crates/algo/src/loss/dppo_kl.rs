@@ -38,6 +38,10 @@ impl Kernel for DppoKl {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        if self.weight_cap >= 1.0 { &["divergence_limit", "weight_cap"] } else { &["divergence_limit"] }
+    }
+
     fn row(&self, row: &Row<'_>, terms: &mut [TokenTerm]) {
         TrustRegion { divergence, limit: self.divergence_limit, cap: self.weight_cap }.row(row, terms);
     }

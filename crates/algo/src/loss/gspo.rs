@@ -76,6 +76,10 @@ impl Kernel for Gspo {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &["clip_low", "clip_high"]
+    }
+
     /// Both the ratio and the weight are means over the sequence in log space: their product is the same ratio to the
     /// sampler.
     fn stale_weight(&self) -> Option<StaleWeight> {

@@ -35,6 +35,10 @@ impl Kernel for GspoToken {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &["clip_low", "clip_high"]
+    }
+
     /// Every token has the ratio of its sequence.
     fn stale_weight(&self) -> Option<StaleWeight> {
         Some(StaleWeight::GEOMETRIC)

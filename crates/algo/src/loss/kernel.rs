@@ -174,6 +174,11 @@ pub(crate) trait Kernel {
         false
     }
 
+    /// Keys without effect while every ratio is 1.
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Positions of the tokens that a loss of step scope selects; `draw` returns 64 random bits for a position.
     fn pick(&self, tokens: &[StepToken], draw: &dyn Fn(u64) -> u64) -> Vec<u64> {
         let _ = (tokens, draw);

@@ -40,6 +40,10 @@ impl Kernel for Luspo {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &["clip_low", "clip_high"]
+    }
+
     /// Both the ratio and the weight are means over the sequence in log space.
     fn stale_weight(&self) -> Option<StaleWeight> {
         Some(StaleWeight::GEOMETRIC)

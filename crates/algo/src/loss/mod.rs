@@ -19,7 +19,7 @@ mod implicit_reward;
 mod inert;
 mod inputs;
 mod interpolation;
-mod kernel;
+pub(crate) mod kernel;
 mod kimi;
 mod kl_cov;
 mod luspo;

@@ -78,6 +78,10 @@ impl Kernel for PpoClip {
         true
     }
 
+    fn idle_on_policy(&self) -> &'static [&'static str] {
+        &["clip_low", "clip_high", "dual_clip"]
+    }
+
     fn stale_weight(&self) -> Option<StaleWeight> {
         Some(StaleWeight::TOKEN)
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::arguments::Train;
 use crate::failure::Failure;
-use crate::output::{BOLD, CYAN, Output};
+use crate::output::{BOLD, CYAN, Output, YELLOW};
 use crate::plan::Plan;
 use crate::progress::numbers::percent;
 use crate::progress::{Display, ProgressOutput};
@@ -64,9 +64,13 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
     let text = config.to_toml();
     if output.json {
         let resolved: toml::Table = text.parse().map_err(Failure::failed_text)?;
-        return output.json(&json!({"config": resolved, "plan": plan}));
+        let warnings: Vec<String> = config.warnings().iter().map(ToString::to_string).collect();
+        return output.json(&json!({"config": resolved, "plan": plan, "warnings": warnings}));
     }
     output.data(text.trim_end())?;
+    for warning in config.warnings() {
+        output.info(&format!("\n{}: {warning}", output.paint(YELLOW, "warning")));
+    }
     output.info(&format!("\n{}", plan.text()));
     Ok(())
 }

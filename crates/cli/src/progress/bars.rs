@@ -65,7 +65,7 @@ impl Bars {
                     }
                 },
             ),
-            phase_style: style("  {prefix:<8} {bar:24} {pos}/{len}"),
+            phase_style: style("  {prefix:<8} {bar:24} {pos}/{len}  {msg}"),
             shown: Mutex::new(Shown::default()),
         }
     }
@@ -89,10 +89,11 @@ impl Bars {
                 bar.enable_steady_tick(Duration::from_millis(500));
                 shown.stage = Some(bar);
             }
-            Event::Progress { phase, done, total } => {
+            Event::Progress { phase, done, total, detail } => {
                 let bar = self.phase(&mut shown, *phase, *total);
                 bar.set_length(*total);
                 bar.set_position(*done);
+                bar.set_message(detail.clone().unwrap_or_default());
             }
             Event::Step { metrics } => {
                 if let Some(bar) = &shown.stage {
@@ -104,6 +105,7 @@ impl Bars {
                     // Overlapping rollouts are already at the next batches and report their own progress.
                     if *phase == Phase::Train || !overlapping {
                         bar.set_position(0);
+                        bar.set_message("");
                     }
                 }
             }

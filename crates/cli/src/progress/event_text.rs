@@ -10,6 +10,8 @@ use crate::output::{BOLD, CYAN, FAINT, GREEN, Output, YELLOW};
 
 /// Approximate maximum number of steps per stage in plain output.
 const SHOWN_STEPS: u64 = 50;
+/// Seconds between lines about a step that takes long, in plain output.
+const PROGRESS_SECONDS: f64 = 60.0;
 /// Maximum number of characters shown of a prompt or completion.
 const SHOWN_CHARACTERS: usize = 800;
 
@@ -21,6 +23,8 @@ pub(crate) struct EventText {
     steps: bool,
     stage: Option<StageOutline>,
     rewards: Vec<f64>,
+    /// Time of the last line, in seconds since the process started.
+    last_line: f64,
     /// Step whose completion was shown last.
     shown: Option<u64>,
     accuracy: Option<f64>,
@@ -36,6 +40,7 @@ impl EventText {
             steps,
             stage: None,
             rewards: Vec::new(),
+            last_line: 0.0,
             shown: None,
             accuracy: None,
             measured: 0,
@@ -49,6 +54,14 @@ impl EventText {
 
     /// Lines of text for an event.
     pub(crate) fn of(&mut self, line: &EventLine) -> Vec<String> {
+        let lines = self.lines(line);
+        if !lines.is_empty() {
+            self.last_line = line.elapsed;
+        }
+        lines
+    }
+
+    fn lines(&mut self, line: &EventLine) -> Vec<String> {
         match &line.event {
             Event::RunStarted { name, seed, threads, numeric_path, parameters, resumed_from, .. } => {
                 let mut lines = vec![format!(
@@ -61,7 +74,7 @@ impl EventText {
                 }
                 lines
             }
-            Event::Progress { phase: Phase::Prompts, done, total } if self.steps => {
+            Event::Progress { phase: Phase::Prompts, done, total, .. } if self.steps => {
                 let tenths = done * 10 / (*total).max(1);
                 if tenths == self.measured {
                     return Vec::new();
@@ -93,6 +106,12 @@ impl EventText {
                 } else {
                     Vec::new()
                 }
+            }
+            Event::Progress { phase: Phase::Train, done, total, detail: Some(detail) }
+                if self.steps && line.elapsed - self.last_line >= PROGRESS_SECONDS =>
+            {
+                let name = self.stage.as_ref().map_or("", |stage| &stage.name);
+                vec![format!("{name} {}: {done} of {total} optimiser steps, {detail}", line.step + 1)]
             }
             Event::Sample(sample) => self.sample(line.step, sample),
             Event::Evaluation { metrics, tasks, best } => {
@@ -270,7 +289,7 @@ mod tests {
         let global = crate::arguments::Global { json: false, no_color: true, quiet: false };
         let mut text = EventText::new(Output::new(&global), 0, true);
         let mut line = |done| {
-            let event = Event::Progress { phase: Phase::Prompts, done, total: 2000 };
+            let event = Event::Progress { phase: Phase::Prompts, done, total: 2000, detail: None };
             text.of(&EventLine {
                 attempt: 1,
                 time: 0.0,
@@ -284,6 +303,30 @@ mod tests {
         assert!(line(100).is_empty());
         assert_eq!(line(300), ["measured 300 of 2,000 prompts"]);
         assert!(line(350).is_empty());
+    }
+
+    #[test]
+    fn a_long_step_is_reported_once_a_minute() {
+        let output = Output::new(&crate::arguments::Global { json: false, no_color: true, quiet: false });
+        let lines = |bars: bool| {
+            let mut text = EventText::new(output, 0, !bars);
+            let mut show = |elapsed, event| {
+                let (attempt, stage, step) = (1, "rl".to_owned(), 4);
+                text.of(&EventLine { attempt, time: 0.0, elapsed, stage, step, global_step: 4, event })
+            };
+            let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 20 };
+            show(10.0, Event::StageStarted { outline, from_step: 4 });
+            let reported = (1..=30).flat_map(|tens| {
+                let detail = Some(format!("training micro-batch {tens} of 120"));
+                let phase = Phase::Train;
+                show(10.0 + 10.0 * f64::from(tens), Event::Progress { phase, done: 0, total: 2, detail })
+            });
+            reported.collect::<Vec<_>>()
+        };
+        let expected = [6, 12, 18, 24, 30]
+            .map(|n| format!("rl 5: 0 of 2 optimiser steps, training micro-batch {n} of 120"));
+        assert_eq!(lines(false), expected);
+        assert!(lines(true).is_empty(), "bars show it");
     }
 
     #[test]

@@ -101,6 +101,16 @@ fn a_dry_run_prints_a_configuration_that_resolves_to_itself() {
         overlapping.stderr
     );
     assert!(overlapping.stdout.contains("[stage.algorithm.correction]"), "{}", overlapping.stdout);
+    let clip = ["train", "tiny.toml", "--dry-run", "--set", "stage.rl.algorithm.loss.clip_high=0.28"];
+    let idle = sandbox.run(&clip);
+    assert!(
+        idle.stderr.contains("warning: `stage.rl.algorithm.loss.clip_high` has no effect: "),
+        "{}",
+        idle.stderr
+    );
+    let json = sandbox.run(&[&clip[..], &["--json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(value["warnings"].as_array().unwrap().len(), 1, "{}", json.stdout);
     assert!(!sandbox.path("runs").exists(), "no run was started");
 }
 

@@ -2,7 +2,7 @@
 
 use rloom_data::Source;
 
-use super::{environment, values};
+use super::{environment, eval_tables, values};
 use crate::compose::{Draft, EvalDraft};
 use crate::problem::{Code, Problem};
 use crate::settings::EvalSettings;
@@ -17,6 +17,8 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
     values::engine(&eval.rollout, problems);
     environment::check(&eval.environment, &eval.data, Some(&eval.reward), problems);
     check_samples(eval, problems);
+    eval_tables::check_rollout(eval, draft, problems);
+    eval_tables::check_data(eval, draft, problems);
     if !eval.reward.value.components.iter().any(|c| c.kind.is_verifier()) {
         problems.push(
             Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
@@ -83,10 +85,17 @@ fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {
                 .hint("greedy accuracy is always measured; set the temperature above 0, or remove `samples`"),
         );
     }
-    // `temperature = 0` without samples is redundant, but true.
-    let unread = [("temperature", !eval.sampling.value.is_greedy()), ("min_new_tokens", true)];
-    for (key, differs) in unread {
-        if let Some(origin) = eval.sampling.key_origin(key).filter(|_| samples == 0 && differs) {
+    // `temperature = 0` without samples is redundant, but true. Greedy sampling reports its own keys without effect.
+    let differs = !eval.sampling.value.is_greedy();
+    let unread = [
+        ("temperature", differs),
+        ("top_k", differs),
+        ("top_p", differs),
+        ("min_p", differs),
+        ("min_new_tokens", true),
+    ];
+    for (key, is_unread) in unread {
+        if let Some(origin) = eval.sampling.key_origin(key).filter(|_| samples == 0 && is_unread) {
             problems.push(
                 Problem::new(Code::Unread, format!("nothing reads `{}`", eval.sampling.name(key)))
                     .at(origin, "without samples, evaluation is greedy")

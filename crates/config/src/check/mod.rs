@@ -2,6 +2,7 @@
 
 mod environment;
 mod eval;
+mod eval_tables;
 mod model;
 mod run;
 mod schedule;

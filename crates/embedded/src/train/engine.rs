@@ -8,8 +8,8 @@ use rloom_algo::{LossGrad, LossStep, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
-    PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine,
-    TrainError, WeightFolder, Which,
+    ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities,
+    TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
     Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings,
@@ -41,6 +41,7 @@ pub struct EmbeddedTrainEngine {
     digest: Option<u64>,
     /// Samples of the accumulated gradient, for the error message if it is not finite.
     accumulated: Vec<SampleKey>,
+    observer: ProgressObserver,
 }
 
 impl EmbeddedTrainEngine {
@@ -67,6 +68,7 @@ impl EmbeddedTrainEngine {
             publications: None,
             digest: None,
             accumulated: Vec::new(),
+            observer: ProgressObserver::default(),
         }
     }
 
@@ -136,10 +138,12 @@ impl EmbeddedTrainEngine {
         }
         let mut report = LossReport::default();
         let mut step_scoped = self.step_scoped(step, loss)?.map(Vec::into_iter);
+        let mut progress = self.observer.begin(TrainWork::Accumulate, step.len());
         for (micro_batch, batch) in step.iter().enumerate() {
             let known = step_scoped.as_mut().and_then(Iterator::next);
             self.accumulate_one(micro_batch, batch, known, loss, &mut report)?;
             self.accumulated.extend_from_slice(&batch.keys);
+            progress.advance();
         }
         Ok(report)
     }
@@ -252,7 +256,9 @@ impl EmbeddedTrainEngine {
             }
         }
         fs::create_dir_all(&partial).map_err(|source| storage(Access::Write, &partial, source))?;
+        let mut progress = self.observer.begin(TrainWork::Write, MODEL.len());
         self.policy.save(&partial, &self.generation).map_err(checkpoint)?;
+        MODEL.iter().for_each(|_| progress.advance());
         fs::rename(&partial, &path).map_err(|source| storage(Access::Write, &path, source))?;
         Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
     }
@@ -329,13 +335,23 @@ fn storage(access: Access, path: &Path, source: std::io::Error) -> TrainError {
 }
 
 impl TrainEngine for EmbeddedTrainEngine {
+    fn observe(&mut self, observer: ProgressObserver) {
+        self.observer = observer;
+    }
+
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
         check_features(step)?;
         let model = match which {
             Which::Policy => &self.policy,
             Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
         };
-        step.iter().map(|batch| self.scores(model, batch)).collect()
+        let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
+        let mut scores = Vec::with_capacity(step.len());
+        for batch in step {
+            scores.push(self.scores(model, batch)?);
+            progress.advance();
+        }
+        Ok(scores)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
@@ -381,18 +397,23 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        let is_policy = self.policy.config().output_heads.language();
+        let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
+        let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
+        let names: Vec<&str> = model.chain([OPTIMIZER]).chain(has_value_head.then_some(VALUE_HEAD)).collect();
+        let mut progress = self.observer.begin(TrainWork::Write, names.len());
         self.policy.save(directory, &self.generation).map_err(checkpoint)?;
+        names.iter().filter(|name| MODEL.contains(name)).for_each(|_| progress.advance());
         let trainer = directory.join("trainer");
         fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
-        let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
         if has_value_head {
             self.policy.save_value_head(&directory.join(VALUE_HEAD)).map_err(checkpoint)?;
+            progress.advance();
         }
         self.optimizer.save(&directory.join(OPTIMIZER)).map_err(checkpoint)?;
-        let is_policy = self.policy.config().output_heads.language();
-        let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
-        let names = model.chain([OPTIMIZER]).chain(has_value_head.then_some(VALUE_HEAD));
+        progress.advance();
         names
+            .into_iter()
             .map(|name| {
                 let path = directory.join(name);
                 let bytes = fs::metadata(&path).map_err(|source| storage(Access::Read, &path, source))?.len();

@@ -4,6 +4,7 @@
 //! A suite returns the first [`Violation`] that it finds. Implementations run it in their tests, and also over engines
 //! that break one guarantee each, to show that the suite detects it.
 
+mod progress;
 mod rollout;
 mod train;
 

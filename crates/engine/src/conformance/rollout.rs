@@ -89,7 +89,12 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
     }
 
     async fn health(&self) -> Result<Health, Violation> {
-        self.soon("health", self.engine.health(self.patience)).await?.map_err(failed)
+        let health = self.soon("health", self.engine.health(self.patience)).await?.map_err(failed)?;
+        let limit = self.capabilities.max_running;
+        require(health.running <= limit, || {
+            format!("{} requests run instead of at most {limit}", health.running)
+        })?;
+        Ok(health)
     }
 
     /// Completes a request, which is submitted again after retryable errors.

@@ -9,10 +9,11 @@ use rloom_core::{
     Attachment, Author, PolicyVersion, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory,
 };
 
+use super::progress::Reports;
 use super::{Verdict, Violation, require};
 use crate::{
     CandidateIds, Feature, Form, LossReport, OptimStep, PackedBatch, Quantity, TrainCapabilities,
-    TrainEngine, TrainError, Which, pack, pack_unshared,
+    TrainEngine, TrainError, TrainWork, Which, pack, pack_unshared,
 };
 
 /// Learning rate of the suite's optimizer steps.
@@ -59,6 +60,7 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
         self.errors_leave_the_weights()?;
         self.publications_have_the_digest()?;
         self.parking_changes_nothing()?;
+        self.progress_is_reported()?;
         self.restored_engines_continue_identically()
     }
 
@@ -288,6 +290,26 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
         require(!self.capabilities.repeats_bits || digest == parked_digest, || {
             "parking changes the weights".to_owned()
         })
+    }
+
+    /// Every micro-batch and every file is reported, to the last observer alone.
+    fn progress_is_reported(&self) -> Verdict {
+        let mut engine = (self.create)();
+        let batches = self.pack(16)?;
+        let (replaced, reports) = (Reports::default(), Reports::default());
+        engine.observe(replaced.observer());
+        engine.observe(reports.observer());
+        let ranks = self.capabilities.ranks as u64;
+        engine.score(Which::Policy, &batches).map_err(failed)?;
+        reports.check("a score", TrainWork::Score(Which::Policy), batches.len(), ranks)?;
+        accumulate(&mut engine, &batches, &loss_inputs(&batches, None))?;
+        reports.check("an accumulation", TrainWork::Accumulate, batches.len(), ranks)?;
+        let folder = self.directory.join("progress");
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| Violation::new(format!("{}: {error}", folder.display())))?;
+        let files = engine.save(&folder).map_err(failed)?;
+        reports.check("a save", TrainWork::Write, files.len(), files.len() as u64)?;
+        require(replaced.is_empty(), || "reports progress to an observer that was replaced".to_owned())
     }
 
     /// A restored engine has the saved weights and continues as the saved one does.

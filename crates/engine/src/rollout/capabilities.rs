@@ -35,6 +35,9 @@ pub struct RolloutCapabilities {
     pub stop_strings: bool,
     /// Longest sequence in tokens, prompt and completion together.
     pub context: usize,
+    /// Number of requests whose tokens are computed at the same time; others wait. The timeout of a request starts with
+    /// its submission, so drivers submit few more than these.
+    pub max_running: usize,
     /// Number of policies that can be loaded at the same time.
     pub policies: usize,
     /// Accepts attachments in requests.
@@ -83,6 +86,7 @@ mod tests {
             forms: vec![Form::Memory],
             stop_strings: false,
             context: 64,
+            max_running: 8,
             policies: 1,
             attachments: false,
             parks: false,

@@ -145,7 +145,8 @@ pub struct RolloutSettings {
     pub prefill_chunk: usize,
     /// Speculative decoding.
     pub speculation: Speculation,
-    /// Timeout of one completion, from request to result, and of one response of the environment, in seconds.
+    /// Timeout of one completion, from its submission to the engine to its result, and of one response of the environment,
+    /// in seconds.
     pub timeout_seconds: f64,
     /// Number of times each lane may restart after its thread panicked or its model failed. Requests of a lane that
     /// restarts return a retryable error. With 0 the first failure ends the engine.

@@ -4,7 +4,7 @@ use rloom_algo::{LossStep, LossTerms, TokenScores};
 use rloom_core::PolicyVersion;
 use serde::{Deserialize, Serialize};
 
-use super::{PackedBatch, TrainError};
+use super::{PackedBatch, ProgressObserver, TrainError};
 use crate::{Form, PublishedPolicy};
 
 /// Policy to score with.
@@ -80,6 +80,15 @@ pub struct TrainCapabilities {
 /// chooses order, placement and overlap of the micro-batches; their sums are merged in order. Scores are flat over a
 /// micro-batch's scored tokens; those of a head that the policy does not have are empty.
 pub trait TrainEngine: Send {
+    /// Reports the progress of later calls to `observer` instead of an earlier one.
+    ///
+    /// [`score`](Self::score) and [`accumulate`](Self::accumulate) report 0 before the first micro-batch and then the
+    /// number of completed ones, at the latest when each [rank](TrainCapabilities::ranks) has completed another, up to
+    /// the number of the call. An accumulation that scores first reports both. [`save`](Self::save), and
+    /// [`publish`](Self::publish) into a folder, report their files. Reports are made while the call works: a driver
+    /// takes one that reports nothing for one that hangs. An engine in another process forwards them as they arrive.
+    fn observe(&mut self, observer: ProgressObserver);
+
     /// Scores without a gradient. If the engine is deterministic, the scores are bitwise identical to those that a loss
     /// receives in [`accumulate`](Self::accumulate). For a batch with [candidates](PackedBatch::candidates) the scores
     /// include their log-probabilities.

@@ -5,10 +5,12 @@ mod engine;
 mod error;
 mod even;
 mod pack;
+mod progress;
 mod settings;
 
 pub use candidates::{CandidateError, CandidateIds};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use pack::{PackError, PackedBatch, pack, pack_unshared};
+pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
 pub use settings::{ActivationCheckpointing, TrainSettings};

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::engines::extras::{WithPictures, picture};
 use crate::engines::factory::{ByteTraining, FolderSampling, Parts};
@@ -12,7 +12,7 @@ use crate::engines::folder_sampler::{FolderSampler, NOISE, noise};
 use crate::recipe;
 use rloom_config::Config;
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_engine::TrainEngine;
+use rloom_engine::{ProgressObserver, TrainEngine, TrainProgress};
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
@@ -116,6 +116,35 @@ fn a_trainer_behind_bytes_gives_the_embedded_engines_bits() {
         assert_eq!(mismatch(&crossed), mismatch(&expected), "{schedule:?}");
         assert!(!schedule.is_empty() || mismatch(&crossed).iter().all(|&max_abs| max_abs == 0.0));
     }
+}
+
+/// The bound on a ratio that is always 1 is reported when the run starts; noise makes ratios differ from 1.
+#[test]
+fn a_clip_that_cannot_act_is_a_warning_with_an_exact_sampler() {
+    let warnings = |exact: bool| -> Vec<String> {
+        let directory = TempDir::new().unwrap();
+        let overrides =
+            ["stage.warmup.steps=1", "stage.rl.steps=1", "stage.rl.algorithm.loss.clip_high=0.28"];
+        let config = config(directory.path(), &overrides);
+        if exact {
+            rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        } else {
+            sampled(&config);
+        }
+        let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+        let before_stages =
+            lines.into_iter().take_while(|line| !matches!(line.event, Event::StageStarted { .. }));
+        before_stages
+            .filter_map(|line| match line.event {
+                Event::Warning { message } => Some(message),
+                _ => None,
+            })
+            .collect()
+    };
+    let [exact, noisy] = [true, false].map(warnings);
+    assert_eq!(exact.len(), 1, "{exact:?}");
+    assert!(exact[0].starts_with("`stage.rl.algorithm.loss.clip_high` has no effect: "), "{exact:?}");
+    assert_eq!(noisy, [] as [&str; 0]);
 }
 
 /// The noise of the sampler is known, so the mismatch that the trainer measures is, too; and a sampler that is not exact
@@ -236,7 +265,15 @@ fn attachments_and_candidates_pass_through_a_run() {
     }
 }
 
-/// An engine behind bytes scores k candidate ids per position as the embedded one does.
+/// Records the progress that an engine reports.
+fn recorded(engine: &mut impl TrainEngine) -> Arc<Mutex<Vec<TrainProgress>>> {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&reports);
+    engine.observe(ProgressObserver::new(move |progress| list.lock().unwrap().push(progress)));
+    reports
+}
+
+/// An engine behind bytes scores k candidate ids per position as the embedded one does, and reports the same progress.
 #[test]
 fn candidates_are_scored_through_bytes() {
     let directory = TempDir::new().unwrap();
@@ -256,9 +293,13 @@ fn candidates_are_scored_through_bytes() {
         let ids = batch.rows.iter().flat_map(|&row| [batch.tokens[row as usize], 1, 2]).collect();
         batch.candidates = Some(rloom_engine::CandidateIds::new(3, ids).unwrap());
     }
+    let reports = [recorded(&mut local), recorded(&mut remote)];
     let near = local.score(rloom_engine::Which::Policy, &packed).unwrap();
     let far = remote.score(rloom_engine::Which::Policy, &packed).unwrap();
     assert_eq!(near, far);
+    let [near_reports, far_reports] = reports.map(|reports| reports.lock().unwrap().clone());
+    assert_eq!(near_reports.len(), packed.len() + 1);
+    assert_eq!(near_reports, far_reports);
     for (scores, batch) in near.iter().zip(&packed) {
         assert_eq!(scores.candidate_logprob.len(), 3 * batch.rows.len());
         let own: Vec<f32> = scores.candidate_logprob.iter().step_by(3).copied().collect();

@@ -111,7 +111,7 @@ impl Checkpoints {
         name: &CheckpointName,
         fill: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(PathBuf, u64), E> {
-        let partial = self.directory.join(format!("{PARTIAL}{}", name.folder()));
+        let partial = self.partial(name);
         let folder = self.directory.join(name.folder());
         let written = Self::write_partial(&partial, name, fill).and_then(|bytes| {
             if folder.exists() {
@@ -127,6 +127,19 @@ impl Checkpoints {
             let _ = fs::remove_dir_all(&partial);
         }
         written.map(|bytes| (folder, bytes))
+    }
+
+    /// Bytes written so far of a checkpoint that [`write`](Self::write) is writing, in another thread or process.
+    pub fn written_bytes(&self, name: &CheckpointName) -> u64 {
+        let partial = self.partial(name);
+        let size = |file: &String| fs::metadata(partial.join(file)).map_or(0, |metadata| metadata.len());
+        // A folder that appears, changes or disappears meanwhile is read as far as possible.
+        FolderContent::read(&partial).map_or(0, |content| content.files.iter().map(size).sum())
+    }
+
+    /// Folder of a checkpoint while it is written.
+    fn partial(&self, name: &CheckpointName) -> PathBuf {
+        self.directory.join(format!("{PARTIAL}{}", name.folder()))
     }
 
     /// Copies a checkpoint of another run, after verifying it.

@@ -130,7 +130,7 @@ impl Harness {
     }
 
     fn progress(&mut self, phase: Phase, done: u64, total: u64) {
-        self.show(0, Event::Progress { phase, done, total });
+        self.show(0, Event::Progress { phase, done, total, detail: None });
     }
 
     fn step(&mut self, step: u64, metrics: &[(&str, f64)]) {
@@ -173,8 +173,11 @@ fn overlapping_rollouts_keep_their_progress_after_a_step() {
     harness.progress(Phase::Rollout, 90, 128);
     harness.record("an evaluation during rollouts");
     harness.show(1, Event::Evaluation { metrics: [].into(), tasks: 100, best: true });
-    harness.progress(Phase::Train, 2, 8);
+    let detail = Some("training micro-batch 37 of 120".to_owned());
+    harness.show(1, Event::Progress { phase: Phase::Train, done: 2, total: 8, detail });
     harness.record("the next batch");
+    harness.step(2, &metrics);
+    harness.record("after its step");
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/snapshots" }, {
         insta::assert_snapshot!("bars_overlapping", harness.shown);
     });

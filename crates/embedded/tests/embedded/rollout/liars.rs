@@ -51,6 +51,8 @@ enum Lie {
     Attachments,
     /// Reports no statistics.
     Statistics,
+    /// Runs more requests than it declares.
+    Running,
 }
 
 struct Liar {
@@ -145,7 +147,9 @@ impl RolloutEngine for Liar {
     }
 
     fn capabilities(&self) -> RolloutCapabilities {
-        self.engine.capabilities()
+        let capabilities = self.engine.capabilities();
+        let max_running = if self.lie == Lie::Running { 1 } else { capabilities.max_running };
+        RolloutCapabilities { max_running, ..capabilities }
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {
@@ -178,6 +182,7 @@ fn every_lie_is_detected() {
         (Lie::AnyPolicy, "an unknown policy was not refused"),
         (Lie::Attachments, "an attachment was not refused"),
         (Lie::Statistics, "statistics count 0"),
+        (Lie::Running, "instead of at most 1"),
     ];
     let models = Models::new();
     for (lie, expected) in lies {

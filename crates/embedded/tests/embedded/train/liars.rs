@@ -7,8 +7,8 @@ use rloom_core::PolicyVersion;
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::conformance::TrainSuite;
 use rloom_engine::{
-    Form, LossReport, OptimStep, PackedBatch, PublishedPolicy, SavedFile, StepReport, TrainCapabilities,
-    TrainEngine, TrainError, Which,
+    Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
+    TrainCapabilities, TrainEngine, TrainError, TrainWork, Which,
 };
 
 use crate::train::support::{VOCABULARY, engine};
@@ -49,12 +49,21 @@ enum Lie {
     Restore,
     /// Reports wrong sizes of files.
     Sizes,
+    /// Reports no progress of scores.
+    Silence,
+    /// Reports the progress of an accumulation at its ends only.
+    Ends,
+    /// Reports no progress of files.
+    SilentSave,
+    /// Reports to every observer that it was given.
+    Observers,
 }
 
 struct Liar {
     engine: EmbeddedTrainEngine,
     lie: Lie,
     calls: u32,
+    observers: Vec<ProgressObserver>,
 }
 
 impl Liar {
@@ -80,6 +89,27 @@ fn stripped(step: &[PackedBatch], lie: Lie) -> Vec<PackedBatch> {
 }
 
 impl TrainEngine for Liar {
+    fn observe(&mut self, observer: ProgressObserver) {
+        let lie = self.lie;
+        if lie != Lie::Observers {
+            self.observers.clear();
+        }
+        self.observers.push(observer);
+        let observers = self.observers.clone();
+        self.engine.observe(ProgressObserver::new(move |progress| {
+            let is_end = progress.done == 0 || progress.done == progress.total;
+            let is_hidden = match lie {
+                Lie::Silence => matches!(progress.work, TrainWork::Score(_)),
+                Lie::Ends => progress.work == TrainWork::Accumulate && !is_end,
+                Lie::SilentSave => progress.work == TrainWork::Write,
+                _ => false,
+            };
+            if !is_hidden {
+                observers.iter().for_each(|observer| observer.report(progress));
+            }
+        }));
+    }
+
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
         self.calls += 1;
         let which = if self.lie == Lie::Reference { Which::Policy } else { which };
@@ -193,10 +223,14 @@ fn every_lie_is_detected() {
         (Lie::Optimizer, "a restored engine continues differently"),
         (Lie::Restore, "restored weights differ"),
         (Lie::Sizes, "reports config.json with"),
+        (Lie::Silence, "a score of 3 units does not report progress from 0 to 3"),
+        (Lie::Ends, "an accumulation does not report each of 3 units"),
+        (Lie::SilentSave, "a save of 4 units does not report progress"),
+        (Lie::Observers, "an observer that was replaced"),
     ];
     for (lie, expected) in lies {
         let folder = tempfile::tempdir().unwrap();
-        let create = || Liar { engine: engine(1), lie, calls: 0 };
+        let create = || Liar { engine: engine(1), lie, calls: 0, observers: Vec::new() };
         let found = TrainSuite::new(&create, VOCABULARY, folder.path(), 0.0).run();
         let found = found.expect_err("it conforms").to_string();
         assert!(found.contains(expected), "{lie:?}: {found}");

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use rloom_algo::{LossStep, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
-    Form, LossReport, OptimStep, PackedBatch, PublishedPolicy, PublishedWeights, SavedFile, StepReport,
-    TrainCapabilities, TrainEngine, TrainError, WeightFolder, Which,
+    Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, PublishedWeights, SavedFile,
+    StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress, WeightFolder, Which,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,8 @@ enum Call {
 #[derive(Debug, Serialize, Deserialize)]
 #[expect(clippy::large_enum_variant, reason = "a value for each call")]
 enum Answer {
+    /// Precedes the answer to the call that works.
+    Progress(TrainProgress),
     Scores(Vec<TokenScores>),
     Report(LossReport),
     Stepped(StepReport),
@@ -54,6 +56,7 @@ pub(crate) struct ByteTrainer {
     thread: Option<JoinHandle<()>>,
     capabilities: TrainCapabilities,
     received: Arc<Received>,
+    observer: ProgressObserver,
 }
 
 impl ByteTrainer {
@@ -69,6 +72,12 @@ impl ByteTrainer {
         let far_received = Arc::clone(&received);
         let thread = std::thread::spawn(move || {
             let mut engine = engine;
+            let progress = from_far_side.clone();
+            engine.observe(ProgressObserver::new(move |report| {
+                let bytes = serde_json::to_vec(&Answer::Progress(report)).expect("a report that serialises");
+                // Without a near side the call ends soon.
+                drop(progress.send(bytes));
+            }));
             while let Ok(call) = to_far_side.recv() {
                 let call = serde_json::from_slice(&call).expect("a call that reads back");
                 let answer = answer(&mut engine, call, &publications, &far_received);
@@ -79,7 +88,8 @@ impl ByteTrainer {
             }
         });
         let (thread, capabilities) = (Some(thread), unknown());
-        let mut trainer = Self { calls: Some(calls), answers, thread, capabilities, received };
+        let observer = ProgressObserver::default();
+        let mut trainer = Self { calls: Some(calls), answers, thread, capabilities, received, observer };
         if let Ok(Answer::Capabilities(capabilities)) = trainer.call(&Call::Capabilities) {
             trainer.capabilities = capabilities;
         }
@@ -90,10 +100,15 @@ impl ByteTrainer {
         let gone = || TrainError::Batch("the trainer's process is gone".into());
         let bytes = serde_json::to_vec(call).map_err(|error| TrainError::Batch(error.to_string().into()))?;
         self.calls.as_ref().ok_or_else(gone)?.send(bytes).map_err(|_| gone())?;
-        let answer = self.answers.recv().map_err(|_| gone())?;
-        match serde_json::from_slice(&answer).map_err(|error| TrainError::Batch(error.to_string().into()))? {
-            Answer::Failed(message) => Err(TrainError::Batch(message.into())),
-            answer => Ok(answer),
+        loop {
+            let answer = self.answers.recv().map_err(|_| gone())?;
+            match serde_json::from_slice(&answer)
+                .map_err(|error| TrainError::Batch(error.to_string().into()))?
+            {
+                Answer::Progress(progress) => self.observer.report(progress),
+                Answer::Failed(message) => return Err(TrainError::Batch(message.into())),
+                answer => return Ok(answer),
+            }
         }
     }
 }
@@ -175,6 +190,10 @@ macro_rules! expect {
 }
 
 impl TrainEngine for ByteTrainer {
+    fn observe(&mut self, observer: ProgressObserver) {
+        self.observer = observer;
+    }
+
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
         let with_candidates = step.iter().map(|batch| {
             let requested = batch.candidates.clone().unwrap_or_else(|| candidates(batch));

@@ -124,6 +124,10 @@ impl EngineFactory for ByteTraining {
         self.0.train_capabilities()
     }
 
+    fn is_sampler_exact(&self) -> bool {
+        self.0.embedded.is_sampler_exact()
+    }
+
     fn writer(&self) -> Arc<dyn PolicyWriter> {
         Arc::new(FolderWriter)
     }
@@ -162,6 +166,10 @@ impl EngineFactory for FolderSampling {
 
     fn train_capabilities(&self) -> TrainCapabilities {
         self.parts.train_capabilities()
+    }
+
+    fn is_sampler_exact(&self) -> bool {
+        false
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

@@ -252,6 +252,7 @@ impl RolloutEngine for FolderSampler {
             forms: vec![Form::Folder],
             stop_strings: false,
             context: self.context,
+            max_running: 4,
             policies: 2,
             attachments: true,
             parks: false,

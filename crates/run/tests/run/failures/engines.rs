@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use rloom_algo::{LossStep, TokenScores};
 use rloom_config::Stage;
 use rloom_core::{OnUpdate, PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
-    Abort, Form, GenerateRequest, Generation, Health, LossReport, OptimStep, PackedBatch, PublishedPolicy,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SavedFile,
-    StepReport, TrainCapabilities, TrainEngine, TrainError, Which, WorkerFailure, WorkerStatus,
+    Abort, Form, GenerateRequest, Generation, Health, LossReport, OptimStep, PackedBatch, ProgressObserver,
+    PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics,
+    SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress, Which, WorkerFailure,
+    WorkerStatus,
 };
 use rloom_learn::Models;
 use rloom_run::RunError;
@@ -26,6 +27,8 @@ use super::faults::{Callback, RL};
 pub(crate) struct EngineFaults {
     /// Called on the training thread before it computes the second batch.
     pub(crate) before_second_batch: Option<Callback>,
+    /// Called on the training thread in the second batch, with each progress report of the policy's engine.
+    pub(crate) in_second_batch: Option<Callback<TrainProgress>>,
     /// Called when the rollout engine is asked to load version 1, which it then never does.
     pub(crate) while_loading: Option<Callback>,
     /// Fault of the rollout requests of some groups.
@@ -104,7 +107,7 @@ impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
         async move {
             self.check()?;
             if let Some(hang) = hang {
-                hang.call();
+                hang.call(());
                 return std::future::pending().await;
             }
             loaded.await
@@ -145,20 +148,32 @@ impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
 pub(crate) struct HookedTrainer<T> {
     engine: T,
     hook: Option<Callback>,
-    version: PolicyVersion,
+    in_second_batch: Option<Callback<TrainProgress>>,
+    version: Arc<AtomicU64>,
 }
 
 impl<T> HookedTrainer<T> {
     fn before_batch(&mut self) {
-        if self.version == PolicyVersion(1)
+        if self.version.load(Ordering::Relaxed) == 1
             && let Some(hook) = self.hook.take()
         {
-            hook.call();
+            hook.call(());
         }
     }
 }
 
 impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
+    fn observe(&mut self, observer: ProgressObserver) {
+        let Some(hook) = self.in_second_batch.clone() else { return self.engine.observe(observer) };
+        let version = Arc::clone(&self.version);
+        self.engine.observe(ProgressObserver::new(move |progress| {
+            observer.report(progress);
+            if version.load(Ordering::Relaxed) == 1 {
+                hook.call(progress);
+            }
+        }));
+    }
+
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
         self.before_batch();
         self.engine.score(which, step)
@@ -174,7 +189,7 @@ impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
     }
 
     fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
-        self.version = version;
+        self.version.store(version.0, Ordering::Relaxed);
         self.engine.publish(version, form)
     }
 
@@ -221,12 +236,18 @@ impl EngineFactory for FaultyEngines {
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
-        let wrap = |engine, hook| HookedTrainer { engine, hook, version: PolicyVersion(0) };
-        let hook = self.faults.before_second_batch.clone().filter(|_| stage.name == "rl");
+        let wrap = |engine, faults: EngineFaults| HookedTrainer {
+            engine,
+            hook: faults.before_second_batch,
+            in_second_batch: faults.in_second_batch,
+            version: Arc::default(),
+        };
+        let none = EngineFaults::default;
+        let faults = if stage.name == "rl" { self.faults.clone() } else { none() };
         Ok(Models {
-            policy: wrap(policy, hook),
-            critic: critic.map(|engine| wrap(engine, None)),
-            prm: prm.map(|engine| wrap(engine, None)),
+            policy: wrap(policy, faults),
+            critic: critic.map(|engine| wrap(engine, none())),
+            prm: prm.map(|engine| wrap(engine, none())),
         })
     }
 
@@ -240,6 +261,10 @@ impl EngineFactory for FaultyEngines {
 
     fn train_capabilities(&self) -> TrainCapabilities {
         self.embedded.train_capabilities()
+    }
+
+    fn is_sampler_exact(&self) -> bool {
+        self.embedded.is_sampler_exact()
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

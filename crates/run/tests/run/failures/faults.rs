@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rloom_collect::EpisodeSettings;
 use rloom_core::Task;
+use rloom_engine::TrainProgress;
 use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Start};
 use rloom_reward::{Completion, JudgeError, OnError, Reward, Scorer, Verdict};
 use rloom_run::EpisodeHook;
@@ -23,20 +24,25 @@ pub(crate) const SHORT: Duration = Duration::from_secs(4);
 pub(crate) const LONG: Duration = Duration::from_secs(1000);
 
 /// A function that a test calls from inside a run.
-#[derive(Clone)]
-pub(crate) struct Callback(Arc<dyn Fn() + Send + Sync>);
+pub(crate) struct Callback<A = ()>(Arc<dyn Fn(A) + Send + Sync>);
 
-impl Callback {
-    pub(crate) fn new(function: impl Fn() + Send + Sync + 'static) -> Self {
+impl<A> Callback<A> {
+    pub(crate) fn new(function: impl Fn(A) + Send + Sync + 'static) -> Self {
         Self(Arc::new(function))
     }
 
-    pub(crate) fn call(&self) {
-        (self.0)();
+    pub(crate) fn call(&self, argument: A) {
+        (self.0)(argument);
     }
 }
 
-impl fmt::Debug for Callback {
+impl<A> Clone for Callback<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A> fmt::Debug for Callback<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Callback")
     }
@@ -85,7 +91,7 @@ impl Reward for FaultyReward {
                 Fault::Panic => panic!("this cannot be"),
                 Fault::Error => return Err(JudgeError::NoReference { task: completion.task.index }),
                 Fault::NotFinite => return Ok(Verdict::value(f64::NAN)),
-                Fault::Call(callback) => callback.call(),
+                Fault::Call(callback) => callback.call(()),
             }
         }
         Ok(Verdict::value(completion.tokens as f64))
@@ -163,13 +169,19 @@ impl Faults {
 
     /// A function called on the training thread before it computes the second batch of the stage `rl`.
     pub(crate) fn before_second_batch(callback: impl Fn() + Send + Sync + 'static) -> Self {
-        let before_second_batch = Some(Callback::new(callback));
+        let before_second_batch = Some(Callback::new(move |()| callback()));
         Self::engines(EngineFaults { before_second_batch, ..EngineFaults::default() })
+    }
+
+    /// A function called on the training thread in the second batch of the stage `rl` with each progress report.
+    pub(crate) fn in_second_batch(callback: impl Fn(TrainProgress) + Send + Sync + 'static) -> Self {
+        let in_second_batch = Some(Callback::new(callback));
+        Self::engines(EngineFaults { in_second_batch, ..EngineFaults::default() })
     }
 
     /// A rollout engine that never loads version 1; the function is called while it does not.
     pub(crate) fn while_loading(callback: impl Fn() + Send + Sync + 'static) -> Self {
-        let while_loading = Some(Callback::new(callback));
+        let while_loading = Some(Callback::new(move |()| callback()));
         Self::engines(EngineFaults { while_loading, ..EngineFaults::default() })
     }
 

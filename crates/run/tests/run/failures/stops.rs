@@ -31,7 +31,7 @@ fn a_second_stop_request_waits_for_no_worker() {
                     flag.request();
                 })
             }
-            _ => Faults::reward(&Fault::Call(Callback::new(hang)), &[8]),
+            _ => Faults::reward(&Fault::Call(Callback::new(move |()| hang())), &[8]),
         };
         let error = trial.attempt(faults, stop, None).unwrap_err();
         assert!(matches!(error, RunError::Stage(StageError::StoppedNow { .. })), "{worker}: {error}");
