@@ -15,13 +15,16 @@ layers = 2
 hidden_size = 32
 heads = 4
 intermediate_size = 64
-max_positions = 64
+max_positions = 256
 
 [data]
 generator = "arithmetic"
 
 [reward]
 components = [{ kind = "exact" }]
+
+[sampling]
+max_new_tokens = 8
 
 [eval]
 tasks = 100
@@ -160,7 +163,7 @@ fn keys_of_the_training_tasks_are_refused() {
         worked_share: Some(0.3),
         size: Some(1),
         eval_size: Some(1),
-        ..Default::default()
+        ..ArithmeticSettings::default()
     };
     let mut data = DataSettings::from(rloom_data::Source::Arithmetic(arithmetic));
     data.prompt_format.system = Some(String::new());
@@ -170,7 +173,7 @@ fn keys_of_the_training_tasks_are_refused() {
     let template = "tokenizer.chat_template='{{ messages[0].content }}'";
     check("data", &keys, &[template, "data.style='mixed'"]);
     // Also where evaluation has another generator than the last stage.
-    let other = ["eval.data.generator='sorting'", "tokenizer.alphabet=' 0123456789+-*=,#'"];
+    let other = ["eval.data.generator='sorting'"];
     check("data", &[("size", "50", false), ("eval_size", "200", true), ("max_length", "4", true)], &other);
     let files = ["data={path='a.jsonl',eval_path='b.jsonl'}", "tokenizer.alphabet='0123456789+='"];
     check("data", &[("limit", "50", false), ("domain", "'x'", true)], &files);
@@ -181,7 +184,7 @@ fn keys_of_the_training_tasks_are_refused() {
 #[test]
 fn keys_of_environment_and_reward_are_read() {
     let reward = [
-        ("components", "[{kind='exact'},{kind='format'}]", true),
+        ("components", "[{kind='exact'},{kind='numeric'}]", true),
         ("outcome", "'exact'", true),
         ("on_error", "'skip'", true),
         ("timeout_seconds", "5.0", true),

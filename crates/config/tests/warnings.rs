@@ -24,7 +24,7 @@ groups_per_batch = 8
 name = "rl"
 method = "grpo"
 steps = 10
-groups_per_batch = 9
+groups_per_batch = 12
 "#;
 
 fn warnings(overrides: &[&str]) -> Vec<String> {
@@ -40,7 +40,7 @@ const CLIP: &str = "stage.rl.algorithm.loss.clip_high=0.28";
 #[test]
 fn a_clip_that_cannot_act_is_reported() {
     let expected = "`stage.rl.algorithm.loss.clip_high` has no effect: each batch is trained in a single optimiser step by \
-                    the policy that sampled it, whose importance ratios are all 1; set `algorithm.minibatches = 3` or \
+                    the policy that sampled it, whose importance ratios are all 1; set `algorithm.minibatches = 2` or \
                     `schedule.max_staleness = 1`, or remove it";
     assert_eq!(warnings(&[CLIP]), [expected]);
     let both = warnings(&[CLIP, "stage.rl.algorithm.loss.dual_clip=3.0", "stage.rl.groups_per_batch=1"]);

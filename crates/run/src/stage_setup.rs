@@ -257,8 +257,8 @@ mod tests {
                           speculation = 'ngram', timeout_seconds = 33.0, restarts = 34 }";
 
     fn settings(overrides: &[&str]) -> Vec<Option<RolloutSettings>> {
-        let text = "model.new = { family = 'llama', layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, \
-                    max_positions = 8 }\ndata.generator = 'arithmetic'\nreward.components = [{ kind = 'exact' }]\n\
+        let text = "model.new = { layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, \
+                    max_positions = 16 }\nsampling.max_new_tokens = 4\ndata.generator = 'arithmetic'\nreward.components = [{ kind = 'exact' }]\n\
                     eval = {}\n\
                     [[stage]]\nname = 'warmup'\nmethod = 'sft'\nsteps = 1\ngroups_per_batch = 1\n\
                     [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";

@@ -1,6 +1,8 @@
 //! `[eval.rollout]` and `[eval.data]`: keys that evaluation does not read.
 
-use rloom_data::{DataSettings, Source};
+use rloom_data::{
+    ArithmeticSettings, CountdownSettings, DataSettings, GuessSettings, SortingSettings, Source,
+};
 use serde::Serialize;
 
 use crate::compose::{Draft, EvalDraft};
@@ -63,10 +65,10 @@ pub(super) fn check_data(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Pro
 fn default_of(data: &DataSettings) -> Source {
     match &data.source {
         Source::Files(files) => Source::Files(files.clone()),
-        Source::Arithmetic(_) => Source::Arithmetic(Default::default()),
-        Source::Countdown(_) => Source::Countdown(Default::default()),
-        Source::Guess(_) => Source::Guess(Default::default()),
-        Source::Sorting(_) => Source::Sorting(Default::default()),
+        Source::Arithmetic(_) => Source::Arithmetic(ArithmeticSettings::default()),
+        Source::Countdown(_) => Source::Countdown(CountdownSettings::default()),
+        Source::Guess(_) => Source::Guess(GuessSettings::default()),
+        Source::Sorting(_) => Source::Sorting(SortingSettings::default()),
     }
 }
 
