@@ -1,5 +1,7 @@
 //! Recipes, mistakes in them, and the reference pages.
 
+mod eval_keys;
 mod mistakes;
 mod recipes;
 mod reference;
+mod warnings;

@@ -4,4 +4,5 @@ mod generators;
 mod hub;
 mod jsonl;
 mod parquet;
+mod rows;
 mod settings;

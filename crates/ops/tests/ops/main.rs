@@ -8,4 +8,5 @@ mod head_draw;
 mod layers;
 mod linear;
 mod linear_bf16;
+mod portable;
 mod support;

@@ -12,5 +12,6 @@ mod other_engines;
 mod recipe;
 mod recovery;
 mod replay;
+mod rows_of_runs;
 mod sampler;
 mod staleness;

@@ -1,13 +1,12 @@
 //! Kernels in portable Rust on shapes small enough for an interpreter (Miri): rows, columns and heads that are not
 //! multiples of a tile or of a vector, on one and two threads.
-mod support;
 
+use crate::support::{self, assert_same, noise};
 use rloom_ops::{
     AttentionShape, Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, Segments, attention,
     attention_backward, attention_cached, head_forward, kv_write, linear, linear_backward_input,
     linear_backward_weight, pack, rms_norm,
 };
-use support::{assert_same, noise};
 
 fn contexts() -> impl Iterator<Item = Ctx> {
     support::contexts().into_iter().filter(|ctx| ctx.isa() == Isa::Portable && ctx.threads() <= 2)

@@ -1,0 +1,4 @@
+//! Prompts of rows, and engines with a bounded number of requests.
+
+mod bounded;
+mod prompts;
