@@ -15,8 +15,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::{StoreError, disk};
+
+/// Time to wait for the lock. A process that has ended may hold it for a moment, through a child process that it is starting.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// An open run directory. Holds the lock until it and all [lock handles](Self::lock) are dropped, or the process ends.
 #[derive(Debug)]
@@ -55,10 +59,20 @@ impl RunDirectory {
             .write(true)
             .open(&lock_path)
             .map_err(|source| StoreError::io("open", &lock_path, source))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), lock: Arc::new(lock) }),
-            Err(fs::TryLockError::WouldBlock) => Err(StoreError::Locked { path: path.to_owned() }),
-            Err(fs::TryLockError::Error(source)) => Err(StoreError::io("lock", &lock_path, source)),
+        let started = Instant::now();
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(Self { path: path.to_owned(), lock: Arc::new(lock) }),
+                Err(fs::TryLockError::WouldBlock) if started.elapsed() < LOCK_WAIT => {
+                    std::thread::sleep(LOCK_WAIT / 20);
+                }
+                Err(fs::TryLockError::WouldBlock) => {
+                    return Err(StoreError::Locked { path: path.to_owned() });
+                }
+                Err(fs::TryLockError::Error(source)) => {
+                    return Err(StoreError::io("lock", &lock_path, source));
+                }
+            }
         }
     }
 

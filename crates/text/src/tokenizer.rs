@@ -66,7 +66,7 @@ impl Tokenizer {
     pub(crate) fn from_folder(folder: Folder, declared_stop: &[u32]) -> Result<Self, TextError> {
         let invalid = |error| folder.invalid(folder::TOKENIZER, FileProblem::Tokenizer(error));
         let bytes = folder.bytes(folder::TOKENIZER).unwrap_or_default();
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(invalid)?;
+        let mut inner = parsed(bytes).map_err(invalid)?;
         // Some folders store the truncation and padding of an earlier use; prompts are never truncated or padded.
         inner.with_truncation(None).map_err(invalid)?;
         inner.with_padding(None);
@@ -228,6 +228,12 @@ fn add_declared_tokens(
         }
     }
     Ok(())
+}
+
+/// Parses `tokenizer.json`. The library panics on some files that are damaged; that is an error here.
+fn parsed(bytes: &[u8]) -> Result<tokenizers::Tokenizer, tokenizers::Error> {
+    std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes))
+        .unwrap_or_else(|_| Err("the file is damaged: the tokenizers library panicked".into()))
 }
 
 /// The end-of-text ids of `generation_config.json`, or of `config.json` if that has none.

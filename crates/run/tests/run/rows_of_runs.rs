@@ -113,7 +113,9 @@ fn the_prompts_of_later_stages_are_refused_before_the_first_one() {
     let stage = "stage.rl.data.max_prompt_tokens=20";
     let eval = ["eval.every=9", "eval.tasks=20", "eval.reward.components=[{kind='exact'}]"];
     let path = format!("eval.data.eval_path={}/data.jsonl", trial.folder.path().display());
-    let overrides: Vec<&str> = eval.into_iter().chain([path.as_str(), stage]).collect();
+    // Evaluation takes over the key of the stage unless it has its own.
+    let own = "eval.data.max_prompt_tokens=22";
+    let overrides: Vec<&str> = eval.into_iter().chain([path.as_str(), stage, own]).collect();
     let text = trial.refusal(&overrides);
     assert!(text.starts_with("eval: data.jsonl:5: the prompt has 22 tokens"), "{text}");
 }

@@ -223,8 +223,8 @@ fn every_lie_is_detected() {
         (Lie::Optimizer, "a restored engine continues differently"),
         (Lie::Restore, "restored weights differ"),
         (Lie::Sizes, "reports config.json with"),
-        (Lie::Silence, "a score of 3 units does not report progress from 0 to 3"),
-        (Lie::Ends, "an accumulation does not report each of 3 units"),
+        (Lie::Silence, "a score of 2 units does not report progress from 0 to 2"),
+        (Lie::Ends, "an accumulation does not report each of 2 units"),
         (Lie::SilentSave, "a save of 4 units does not report progress"),
         (Lie::Observers, "an observer that was replaced"),
     ];
