@@ -11,6 +11,7 @@ pub(crate) const RENAMED: Renames<'static> = Renames {
         ("algorithm", rloom_algo::RENAMED_KEYS),
         ("reward", &[("deadline_seconds", "timeout_seconds")]),
         ("rollout", &[("deadline_seconds", "timeout_seconds")]),
+        ("schedule", &[("on_failure", "max_failures")]),
     ],
     values: &[("schedule.stragglers", "put_off", "defer")],
 };

@@ -4,7 +4,7 @@
 use rloom_data::{DataSettings, Source};
 use rloom_engine::SamplingSettings;
 use rloom_model::{OptimizerSettings, Schedule};
-use rloom_sched::{CutOrder, OnFailure, ScheduleSettings};
+use rloom_sched::{CutOrder, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};
 
@@ -120,10 +120,7 @@ fn schedule_table(schedule: &ScheduleSettings) -> Table {
         set("stragglers", Value::String(name_of(&schedule.stragglers)));
     }
     set("priority", Value::String(name_of(&schedule.priority)));
-    set("on_failure", Value::String(name_of(&schedule.on_failure)));
-    if schedule.on_failure == OnFailure::Replace {
-        set("max_failures", count(schedule.max_failures));
-    }
+    set("max_failures", count(schedule.max_failures));
     keys
 }
 

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 16] = [
+const WITHOUT_INFLUENCE: [&str; 17] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -17,6 +17,7 @@ const WITHOUT_INFLUENCE: [&str; 16] = [
     "run.keep_last",
     "run.keep_every",
     "run.keep_rollouts",
+    "run.resume",
     "trainer.threads",
     "rollout.threads",
     "rollout.lanes",

@@ -55,6 +55,20 @@ pub struct RunSettings {
     /// Steps of each stage whose rollouts are kept, the most recent ones, or "all". 0 writes no rollout files. Lineage, replay
     /// and calibration need the rollouts of the steps that they look at; training and resuming do not.
     pub keep_rollouts: KeepRollouts,
+    /// With `"auto"`, the same command continues the run if it exists, as job schedulers need that start it again. Settings
+    /// may change as with `--resume`. By default `rloom train` starts another run, with a number after its name.
+    pub resume: Resume,
+}
+
+/// Behaviour if the run exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Resume {
+    /// Starts another run.
+    #[default]
+    Never,
+    /// Continues the run.
+    Auto,
 }
 
 impl Default for RunSettings {
@@ -69,6 +83,7 @@ impl Default for RunSettings {
             keep_last: 2,
             keep_every: 0,
             keep_rollouts: KeepRollouts::All,
+            resume: Resume::Never,
         }
     }
 }

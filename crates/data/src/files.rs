@@ -121,6 +121,14 @@ impl FileSettings {
         self.eval_path.as_mut().map_or(Ok(()), |paths| paths.pin(hub, EVAL_SPLIT))
     }
 
+    /// As [`DataSettings::pin_as`](crate::DataSettings::pin_as).
+    pub(crate) fn pin_as(&mut self, pinned: &Self) {
+        self.path.pin_as(&pinned.path);
+        if let (Some(paths), Some(pinned)) = (&mut self.eval_path, &pinned.eval_path) {
+            paths.pin_as(pinned);
+        }
+    }
+
     /// Reads the rows of one split.
     pub(crate) fn read(&self, format: &PromptFormat, split: Split, hub: &Hub) -> Result<Rows, DataError> {
         let train_files = || list_files(&self.path, hub, TRAIN_SPLIT);

@@ -67,6 +67,20 @@ impl Paths {
         }
         Ok(())
     }
+
+    /// Takes over the commits of `pinned`, for data sets that are the same but for the revision.
+    pub(crate) fn pin_as(&mut self, pinned: &Self) {
+        for (path, pinned) in self.0.iter_mut().zip(&pinned.0) {
+            if let (DataPath::Hub(dataset), DataPath::Hub(pinned)) = (path, pinned)
+                && dataset.repository == pinned.repository
+                && dataset.subset.as_ref().is_none_or(|subset| pinned.subset.as_ref() == Some(subset))
+                && dataset.split.as_ref().is_none_or(|split| pinned.split.as_ref() == Some(split))
+                && !dataset.is_pinned()
+            {
+                dataset.clone_from(pinned);
+            }
+        }
+    }
 }
 
 impl Serialize for Paths {

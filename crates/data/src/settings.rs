@@ -93,6 +93,13 @@ impl DataSettings {
         }
     }
 
+    /// Takes over the commits of `pinned`, for data sets that are the same but for the revision.
+    pub fn pin_as(&mut self, pinned: &Self) {
+        if let (Source::Files(files), Source::Files(pinned)) = (&mut self.source, &pinned.source) {
+            files.pin_as(pinned);
+        }
+    }
+
     /// True if some of the data is on a hub.
     pub fn is_on_a_hub(&self) -> bool {
         let Some(files) = self.source.files() else { return false };

@@ -91,6 +91,13 @@ pub struct ModelReference {
     pub revision: Option<String>,
 }
 
+impl ModelReference {
+    /// True if the revision is a commit, so that the files cannot change.
+    pub fn is_pinned(&self) -> bool {
+        self.revision.as_deref().is_some_and(is_commit)
+    }
+}
+
 impl FromStr for ModelReference {
     type Err = ReferenceError;
 

@@ -1,9 +1,10 @@
 //! Orchestration of a run: the order of its stages, resume, lineage, replay.
 //!
-//! [`train`] starts a run and [`resume`] continues one; `rloom-stage` drives each stage. Everything is generic over the
+//! [`train`] starts a run, or continues it with `run.resume = "auto"`; [`resume`] continues one; `rloom-stage` drives each stage. Everything is generic over the
 //! engines; [`assembly`] is the one place that names the embedded ones.
 
 pub mod assembly;
+mod auto_resume;
 mod data_record;
 mod error;
 mod evaluate;

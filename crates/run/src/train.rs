@@ -21,9 +21,11 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::pin::pin;
 use crate::prompts::{KeptRows, PromptProgress};
+use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
     RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
 };
@@ -54,8 +56,12 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// Starts a run in `config.run_directory()`. Models and data sets of a hub are pinned to their present commits.
+/// Starts a run in `config.run_directory()`, or resumes it if it exists and `run.resume` is `"auto"`. Models and data sets
+/// of a hub are pinned to their present commits.
 pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Summary, RunError> {
+    if let Some(wanted) = continued(config)? {
+        return resume(&config.run_directory(), &wanted, ResumeOptions::default(), observer, stop);
+    }
     let config = &with_absolute_paths(pin(config, &Hub::from_env())?)?;
     let directory = create(config)?;
     attempt(&directory, observer, |events| {
@@ -89,7 +95,7 @@ fn create(config: &Config) -> Result<RunDirectory, RunError> {
 }
 
 /// Makes the paths of data files and of a local model independent of the working directory.
-fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
+pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
     for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
         data.make_absolute()?;

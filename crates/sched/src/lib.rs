@@ -64,7 +64,7 @@ mod table;
 
 pub use error::{GroupEvent, Requirement, SchedError, StateDefect, WorkKind};
 pub use message::{End, SchedulerCommand, SchedulerEvent};
-pub use schedule::{OnFailure, Priority, ScheduleSettings};
+pub use schedule::{Priority, ScheduleSettings};
 pub use scheduler::{Counts, Scheduler};
 pub use settings::{CutOrder, SchedulerSettings, Stragglers};
 pub use state::{GroupStatus, InFlightWork, OpenGroup, SchedulerState};

@@ -29,10 +29,8 @@ pub struct ScheduleSettings {
     pub stragglers: Stragglers,
     /// Order in which waiting completions start when not all can run at once.
     pub priority: Priority,
-    /// Reaction to a group that cannot be generated or scored.
-    pub on_failure: OnFailure,
-    /// With `on_failure = "replace"`, the number of groups that may fail per batch, times the `1 + max_staleness` batches
-    /// in preparation at once; one more ends the run.
+    /// Number of groups per batch that may fail to be generated or scored, times the `1 + max_staleness` batches in preparation
+    /// at once. Another group replaces each of them; one more failure ends the run, which can be resumed.
     pub max_failures: u64,
 }
 
@@ -47,8 +45,7 @@ impl Default for ScheduleSettings {
             oversample: 0,
             stragglers: Stragglers::Drop,
             priority: Priority::Oldest,
-            on_failure: OnFailure::Stop,
-            max_failures: 16,
+            max_failures: 0,
         }
     }
 }
@@ -75,15 +72,4 @@ pub enum Priority {
     Oldest,
     /// First come, first served. A sample that returns from its environment is queued last.
     Arrival,
-}
-
-/// Reaction to a group that cannot be generated or scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OnFailure {
-    /// Ends the run with the cause; the run can be resumed.
-    #[default]
-    Stop,
-    /// Admits another group in its place and counts the failure.
-    Replace,
 }

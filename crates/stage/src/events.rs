@@ -5,7 +5,7 @@ use std::time::Instant;
 use rloom_collect::{GroupFailure, GroupUpdate};
 use rloom_core::{Episode, Group, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
-use rloom_sched::{OnFailure, SchedulerEvent};
+use rloom_sched::SchedulerEvent;
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, GroupEnd, Lane, Phase};
 use tokio::task::JoinError;
@@ -175,13 +175,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         1 + self.context.schedule.max_staleness
     }
 
-    /// Ends the run, or replaces the group if the schedule says so.
+    /// Replaces the group, or ends the run at one failure too many.
     fn on_group_failed(
         &mut self,
         ticket: Ticket,
         failure: GroupFailure,
     ) -> Result<JournaledEvent, StageError> {
-        if self.context.schedule.on_failure == OnFailure::Stop {
+        if self.context.schedule.max_failures == 0 {
             return Err(self.group_error(ticket, failure));
         }
         if self.counters.failed >= self.context.schedule.max_failures * self.batches_in_progress() {

@@ -13,11 +13,15 @@
 //! ```
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{StoreError, disk};
+
+/// Folders of a run.
+const FOLDERS: [&str; 4] = ["rollouts", "journal", "checkpoints", "tensorboard"];
 
 /// Time to wait for the lock. A process that has ended may hold it for a moment, through a child process that it is starting.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
@@ -30,9 +34,18 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates a run directory. An existing directory must be empty.
+    /// Creates a run directory. An existing one must be empty but for what a process leaves that was killed before it had
+    /// written the configuration.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
-        if fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
+        let is_leftover = |entry: io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|entry| {
+                let name = entry.file_name();
+                name == "lock"
+                    || name == "config.toml.partial"
+                    || FOLDERS.iter().any(|folder| name == *folder) && is_empty(&entry.path())
+            })
+        };
+        if fs::read_dir(path).is_ok_and(|mut entries| !entries.all(is_leftover)) {
             return Err(StoreError::DirectoryInUse { path: path.to_owned() });
         }
         disk::create_folder("run", path)?;
@@ -48,7 +61,7 @@ impl RunDirectory {
     }
 
     fn locked(path: &Path) -> Result<Self, StoreError> {
-        for folder in ["rollouts", "journal", "checkpoints", "tensorboard"] {
+        for folder in FOLDERS {
             let folder = path.join(folder);
             disk::create_folder("run", &folder)?;
         }
@@ -136,4 +149,7 @@ pub fn free_name(parent: &Path, name: &str) -> String {
         candidate = format!("{name}-{number}");
     }
     candidate
+}
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }

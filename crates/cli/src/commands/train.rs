@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rloom_config::Config;
+use rloom_config::{Config, Resume};
 use rloom_run::{ResumeOptions, RunError, StageError, StopFlag, Summary};
 use serde_json::json;
 
@@ -42,10 +42,13 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     run_with_progress(arguments, output, |progress, stop| rloom_run::train(&config, progress, stop))
 }
 
-/// Gives the run a name that is free, unless the user has chosen one.
+/// Gives the run a name that is free, unless the user has chosen one or the run continues.
 fn named(mut config: Config, name: Option<&str>, output: Output) -> Config {
     if let Some(name) = name {
         name.clone_into(&mut config.run.name);
+        return config;
+    }
+    if config.run.resume == Resume::Auto {
         return config;
     }
     let free = rloom_store::directory::free_name(&config.run.directory, &config.run.name);

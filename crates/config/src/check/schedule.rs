@@ -2,7 +2,7 @@
 
 use rloom_algo::Algorithm;
 use rloom_core::OnUpdate;
-use rloom_sched::{CutOrder, OnFailure, ScheduleSettings, Stragglers};
+use rloom_sched::{CutOrder, ScheduleSettings, Stragglers};
 
 use super::values::out_of_range;
 use crate::compose::StageDraft;
@@ -32,7 +32,6 @@ pub(super) fn check(
     check_order(section, problems);
     check_stragglers(section, problems);
     check_update(section, problems);
-    check_failures(section, problems);
     if keys.pin_version {
         check_pin(stage, section, algorithm, problems);
     }
@@ -118,20 +117,6 @@ fn check_update(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>
     }
 }
 
-fn check_failures(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
-    if let (OnFailure::Stop, Some(origin)) = (section.value.on_failure, section.key_origin("max_failures")) {
-        problems.push(
-            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("max_failures")))
-                .at(origin, "the first failed group ends the run")
-                .at_if_set(section.origin("on_failure"), "stop")
-                .hint(format!(
-                    "set `{} = \"replace\"` to replace failed groups",
-                    section.sibling_name("max_failures", "on_failure")
-                )),
-        );
-    }
-}
-
 /// With pinned versions the samples of a group depend only on its ticket: neither timing nor the results of other groups
 /// may affect when it runs or which groups are trained.
 fn check_pin(
@@ -162,8 +147,9 @@ fn check_pin(
     if keys.max_staleness == 0 {
         return;
     }
-    if keys.on_failure == OnFailure::Replace {
-        problems.push(refuse("on_failure", "the replacement of a failed group starts with a later version"));
+    if keys.max_failures > 0 {
+        problems
+            .push(refuse("max_failures", "the replacement of a failed group starts with a later version"));
     }
     if algorithm.is_some_and(|a| a.filters.replaces_groups()) {
         problems.push(

@@ -103,7 +103,7 @@ fn recipe(method: Method) -> String {
     let schedule = if method.is_supervised() {
         ""
     } else {
-        "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\non_failure = \"replace\"\n"
+        "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nmax_failures = 4\n"
     };
     format!(
         "{schedule}[model]\npath = \"folder\"\n[data]\n{tasks}\n[reward]\ncomponents = [{reward}]\n[eval]\n\

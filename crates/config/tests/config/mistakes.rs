@@ -261,10 +261,7 @@ fn schedules() {
                 &[Code::Conflict],
             ),
             ("[schedule]\nmax_staleness = 2\npin_version = true\non_update = \"keep\"\n", &[Code::Conflict]),
-            (
-                "[schedule]\nmax_staleness = 2\npin_version = true\non_failure = \"replace\"\n",
-                &[Code::Conflict],
-            ),
+            ("[schedule]\nmax_staleness = 2\npin_version = true\nmax_failures = 4\n", &[Code::Conflict]),
             (&format!("[schedule]\nmax_staleness = 2\npin_version = true\n{replacing}"), &[Code::Conflict]),
             // Stale samples without a sound correction.
             (
@@ -347,8 +344,6 @@ fn keys_without_effect() {
             ("[stage.warmup]\neval_every = 0\n[stage.rl]\neval_every = 0\n", &[Code::Unread]),
             ("[schedule]\non_update = \"keep\"\n", &[Code::Unread]),
             ("[schedule]\nstragglers = \"defer\"\n", &[Code::Unread]),
-            ("[schedule]\nmax_failures = 3\n", &[Code::Unread]),
-            ("[schedule]\non_failure = \"stop\"\nmax_failures = 3\n", &[Code::Unread]),
             ("[[stage]]\nname = \"warmup\"\nschedule.max_staleness = 1\n", &[Code::Unread]),
         ],
     );

@@ -109,8 +109,8 @@ fn resolved_schedules_contain_only_keys_with_an_effect() {
     let cases: [Resolved<'_>; 6] = [
         (
             &[],
-            &[("max_staleness", "0"), ("cut_order", "\"ticket\""), ("on_failure", "\"stop\"")],
-            &["on_update", "stragglers", "max_failures"],
+            &[("max_staleness", "0"), ("cut_order", "\"ticket\""), ("max_failures", "0")],
+            &["on_update", "stragglers"],
         ),
         (&["max_staleness=2"], &[("max_staleness", "2"), ("on_update", "\"recompute\"")], &["stragglers"]),
         (
@@ -121,14 +121,14 @@ fn resolved_schedules_contain_only_keys_with_an_effect() {
         (
             &["max_staleness=1", "cut_order=completion", "on_update=keep", "priority=arrival"],
             &[("on_update", "\"keep\""), ("stragglers", "\"drop\""), ("priority", "\"arrival\"")],
-            &["max_failures"],
+            &[],
         ),
         (
             &["cut_order=completion", "oversample=4", "stragglers=defer"],
             &[("oversample", "4"), ("stragglers", "\"defer\"")],
             &["on_update"],
         ),
-        (&["on_failure=replace"], &[("on_failure", "\"replace\""), ("max_failures", "16")], &[]),
+        (&["max_failures=16"], &[("max_failures", "16")], &[]),
     ];
     for (overrides, there, absent) in cases {
         let overrides: Vec<String> = overrides.iter().map(|o| format!("schedule.{o}")).collect();

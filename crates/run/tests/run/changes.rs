@@ -84,6 +84,48 @@ impl Observer for StopAfter {
 }
 
 #[test]
+fn the_same_command_continues_a_run_with_resume_auto() {
+    let [stopped, undisturbed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let auto = "run.resume=auto";
+    let config = recipe::config(stopped.path(), &[auto]);
+    let train = |config: &Config| rloom_run::train(config, &mut (), &StopFlag::default());
+    let run = config.run_directory();
+    let attempts = || {
+        let events = read_events(&run.join("events.jsonl")).unwrap();
+        let started = events.into_iter().filter_map(|line| match line.event {
+            Event::RunStarted { resumed_from, .. } => Some(resumed_from),
+            _ => None,
+        });
+        started.collect::<Vec<_>>()
+    };
+    // A process that was killed before it had written the configuration.
+    for folder in ["checkpoints", "journal"] {
+        std::fs::create_dir_all(run.join(folder)).unwrap();
+    }
+    std::fs::write(run.join("lock"), "").unwrap();
+    let stop = StopFlag::default();
+    let ended = rloom_run::train(&config, &mut StopAfter(3, stop.clone()), &stop);
+    assert!(matches!(ended, Err(RunError::Stage(StageError::StoppedNow { .. }))), "{ended:?}");
+    assert!(!train(&config).unwrap().interrupted);
+    assert_eq!(attempts().len(), 2);
+    assert!(attempts()[1].is_some(), "{:?}", attempts());
+
+    let whole = recipe::config(undisturbed.path(), &[]);
+    train(&whole).unwrap();
+    assert!(weights(&run, 6) == weights(&whole.run_directory(), 6));
+
+    // A finished run stays as it is; more steps are added; another seed is another run.
+    train(&config).unwrap();
+    assert!(weights(&run, 6) == weights(&whole.run_directory(), 6));
+    train(&recipe::config(stopped.path(), &[auto, "stage.rl.steps=8"])).unwrap();
+    weights(&run, 8);
+    let error = train(&recipe::config(stopped.path(), &[auto, "stage.rl.steps=8", "run.seed=4"])).unwrap_err();
+    assert!(matches!(error, RunError::CannotChange { .. }), "{error}");
+    let again = train(&recipe::config(stopped.path(), &[]));
+    assert!(matches!(again, Err(RunError::Store(rloom_store::StoreError::DirectoryInUse { .. }))));
+}
+
+#[test]
 fn another_learning_rate_applies_from_the_newest_checkpoint_on() {
     let directory = tempfile::tempdir().unwrap();
     // Every batch has something to learn.

@@ -90,13 +90,11 @@ fn a_failing_environment_ends_the_run() {
     }
 }
 
-const REPLACE: &str = "schedule.on_failure=replace";
-
 #[test]
 fn failed_groups_are_replaced_up_to_the_limit() {
     for (fault, message) in ENVIRONMENTS {
         for staleness in ["schedule.max_staleness=0", "schedule.max_staleness=2"] {
-            let trial = Trial::new(&[REPLACE, "schedule.max_failures=1", staleness]);
+            let trial = Trial::new(&["schedule.max_failures=1", staleness]);
             trial.run(environment(&trial, &fault)).unwrap();
             let failed: BTreeSet<u64> = trial
                 .events()
@@ -128,7 +126,7 @@ const FROM_SIX: [u64; 40] = {
 fn one_failure_too_many_ends_the_run_which_can_be_resumed() {
     // At staleness 2 groups of three batches are generated at a time.
     for (staleness, limit) in [("schedule.max_staleness=0", 2), ("schedule.max_staleness=2", 6)] {
-        let trial = Trial::new(&[REPLACE, "schedule.max_failures=2", staleness]);
+        let trial = Trial::new(&["schedule.max_failures=2", staleness]);
         for _ in 0..2 {
             let error = trial.run(Faults::reward(&Fault::Error, &FROM_SIX)).unwrap_err();
             let RunError::Stage(StageError::TooManyFailures { failures, last, .. }) = &error else {
@@ -158,7 +156,7 @@ fn requests_of_a_restarted_worker_are_submitted_again_with_the_same_result() {
 
 #[test]
 fn a_failed_rollout_engine_ends_the_run() {
-    for replace in [&[][..], &[REPLACE]] {
+    for replace in [&[][..], &["schedule.max_failures=16"]] {
         let overrides =
             [&["rollout.lanes=1", "schedule.max_staleness=2", "eval.every=100"], replace].concat();
         let trial = Trial::new(&overrides);
