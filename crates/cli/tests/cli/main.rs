@@ -4,5 +4,6 @@ mod bench;
 mod messages;
 mod plan;
 mod runs;
+mod soak;
 mod support;
 mod workspace;

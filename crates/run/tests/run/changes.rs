@@ -119,7 +119,8 @@ fn the_same_command_continues_a_run_with_resume_auto() {
     assert!(weights(&run, 6) == weights(&whole.run_directory(), 6));
     train(&recipe::config(stopped.path(), &[auto, "stage.rl.steps=8"])).unwrap();
     weights(&run, 8);
-    let error = train(&recipe::config(stopped.path(), &[auto, "stage.rl.steps=8", "run.seed=4"])).unwrap_err();
+    let error =
+        train(&recipe::config(stopped.path(), &[auto, "stage.rl.steps=8", "run.seed=4"])).unwrap_err();
     assert!(matches!(error, RunError::CannotChange { .. }), "{error}");
     let again = train(&recipe::config(stopped.path(), &[]));
     assert!(matches!(again, Err(RunError::Store(rloom_store::StoreError::DirectoryInUse { .. }))));
