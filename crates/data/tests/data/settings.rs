@@ -170,3 +170,24 @@ fn the_schema_documents_the_keys_of_every_source() {
     }
     assert!(schema.contains("Maximum number of rows to read from `path`."), "{schema}");
 }
+
+#[test]
+fn the_commits_of_a_run_replace_branches_of_the_same_data_set_only() {
+    let commit = "0a".repeat(20);
+    let run =
+        read(&format!(r#"{{"path": ["hf:org/data/main:train@{commit}", "hf:org/more:test@{commit}"]}}"#))
+            .unwrap();
+    let text = |settings: &DataSettings| serde_json::to_value(settings).unwrap()["path"].to_string();
+    for (wanted, path) in [
+        (r#"["hf:org/data:train", "hf:org/more:test@main"]"#, text(&run)),
+        (
+            r#"["hf:org/data:test", "hf:org/more"]"#,
+            format!(r#"["hf:org/data:test","hf:org/more:test@{commit}"]"#),
+        ),
+        (r#"["hf:org/other:train", "b.jsonl"]"#, r#"["hf:org/other:train","b.jsonl"]"#.to_owned()),
+    ] {
+        let mut wanted = read(&format!(r#"{{"path": {wanted}}}"#)).unwrap();
+        wanted.pin_as(&run);
+        assert_eq!(text(&wanted), path);
+    }
+}

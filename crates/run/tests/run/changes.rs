@@ -104,7 +104,9 @@ fn the_same_command_continues_a_run_with_resume_auto() {
     }
     std::fs::write(run.join("lock"), "").unwrap();
     let stop = StopFlag::default();
-    let ended = rloom_run::train(&config, &mut StopAfter(3, stop.clone()), &stop);
+    // The recipe may get the key later.
+    let first = recipe::config(stopped.path(), &[]);
+    let ended = rloom_run::train(&first, &mut StopAfter(3, stop.clone()), &stop);
     assert!(matches!(ended, Err(RunError::Stage(StageError::StoppedNow { .. }))), "{ended:?}");
     assert!(!train(&config).unwrap().interrupted);
     assert_eq!(attempts().len(), 2);
