@@ -4,11 +4,7 @@
 //! line for each attempt.
 
 #![cfg(target_os = "linux")]
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking and prints its measurements"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking and prints its measurements")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

@@ -27,7 +27,11 @@ impl Data {
     fn new(rows: &[Value]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data.jsonl");
-        std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+        std::fs::write(
+            &path,
+            rows.iter().flat_map(|row| [row.to_string(), "\n".to_owned()]).collect::<String>(),
+        )
+        .unwrap();
         Self { folder, path }
     }
 
@@ -77,13 +81,11 @@ fn rows_are_rendered_as_transformers_renders_them() {
     let (mut rendered, mut refused) = (0, Vec::new());
     for (name, conversation_of) in conversations.as_object().unwrap() {
         let data = Data::new(&[json!({"messages": conversation_of["messages"]})]);
-        let task = match data.open() {
-            Ok(dataset) => dataset.get(0).unwrap(),
-            Err(_) => {
-                refused.push(name.as_str());
-                continue;
-            }
+        let Ok(dataset) = data.open() else {
+            refused.push(name.as_str());
+            continue;
         };
+        let task = dataset.get(0).unwrap();
         let messages = conversation(task);
         let of_conversation = |case: &&Value| case["conversation"] == name.as_str();
         for case in stored["cases"].as_array().unwrap().iter().filter(of_conversation) {

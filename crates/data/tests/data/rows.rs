@@ -18,7 +18,8 @@ struct Data {
 fn data(rows: &[Value]) -> Data {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.jsonl");
-    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    std::fs::write(&path, rows.iter().flat_map(|row| [row.to_string(), "\n".to_owned()]).collect::<String>())
+        .unwrap();
     Data { _folder: folder, path }
 }
 

@@ -258,7 +258,9 @@ impl EmbeddedTrainEngine {
         fs::create_dir_all(&partial).map_err(|source| storage(Access::Write, &partial, source))?;
         let mut progress = self.observer.begin(TrainWork::Write, MODEL.len());
         self.policy.save(&partial, &self.generation).map_err(checkpoint)?;
-        MODEL.iter().for_each(|_| progress.advance());
+        for _ in MODEL {
+            progress.advance();
+        }
         fs::rename(&partial, &path).map_err(|source| storage(Access::Write, &path, source))?;
         Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
     }

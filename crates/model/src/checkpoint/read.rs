@@ -131,13 +131,12 @@ struct Encoding {
 
 impl Encoding {
     fn of(dtype: Dtype) -> Option<Self> {
-        let (bytes, decode): (usize, fn(&mut [f32], &[u8])) = match dtype {
-            Dtype::F32 => (4, ops::f32_from_f32_bytes),
-            Dtype::F16 => (2, ops::f32_from_f16_bytes),
-            Dtype::BF16 => (2, ops::f32_from_bf16_bytes),
-            _ => return None,
-        };
-        Some(Self { bytes, decode })
+        match dtype {
+            Dtype::F32 => Some(Self { bytes: 4, decode: ops::f32_from_f32_bytes }),
+            Dtype::F16 => Some(Self { bytes: 2, decode: ops::f32_from_f16_bytes }),
+            Dtype::BF16 => Some(Self { bytes: 2, decode: ops::f32_from_bf16_bytes }),
+            _ => None,
+        }
     }
 }
 

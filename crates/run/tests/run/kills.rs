@@ -9,7 +9,6 @@
 #![cfg(unix)]
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::print_stdout,
     reason = "a test fails by panicking and reports its kills"
 )]

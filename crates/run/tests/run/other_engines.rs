@@ -1,6 +1,6 @@
 //! Whole runs on engines that are not the embedded ones: the contracts are enough to drive them.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

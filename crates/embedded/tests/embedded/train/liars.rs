@@ -105,7 +105,9 @@ impl TrainEngine for Liar {
                 _ => false,
             };
             if !is_hidden {
-                observers.iter().for_each(|observer| observer.report(progress));
+                for observer in &observers {
+                    observer.report(progress);
+                }
             }
         }));
     }

@@ -1,5 +1,7 @@
 //! A recipe that runs in a second, for tests of whole runs.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use rloom_config::Config;
