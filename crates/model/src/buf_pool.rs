@@ -79,11 +79,6 @@ impl BufPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees idle memory.
-    pub(crate) fn clear(&self) {
-        self.idle().set_rows(0);
-    }
-
     /// Capacity in rows, and the bytes per row of each idle buffer, ascending.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> (usize, Vec<usize>) {
@@ -165,8 +160,6 @@ mod tests {
         drop(larger);
         drop(pool.take::<f32>(3, 4));
         assert_eq!(pool.capacity(), (20, vec![16]));
-        pool.clear();
-        assert_eq!(pool.capacity(), (0, vec![]));
     }
 
     /// A long sequence among short ones: its memory is freed after some of them.

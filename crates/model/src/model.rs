@@ -243,11 +243,6 @@ impl Model {
         self.weights.named(&self.specs)
     }
 
-    /// Frees the memory of finished micro-batches, which is otherwise kept for the next ones.
-    pub fn release_workspace(&self) {
-        self.pool.clear();
-    }
-
     pub(crate) fn specs(&self) -> &Arc<[TensorSpec]> {
         &self.specs
     }

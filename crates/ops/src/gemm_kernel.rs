@@ -15,7 +15,7 @@ use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
-use crate::isa::{Bf16Products, Isa, Level};
+use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Portable, Simd, dispatch};
 
 /// Maximum steps of the reduced dimension per pass.
@@ -258,7 +258,7 @@ unsafe fn software_tiles(level: Level, block: &Block) {
     unsafe {
         match level.isa() {
             #[cfg(target_arch = "x86_64")]
-            isa @ (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => {
+            isa @ (crate::Isa::Avx512 | crate::Isa::Avx512Bf16 | crate::Isa::Amx) => {
                 avx512_software_tiles(crate::simd_x86::Avx512::detected(isa), block);
             }
             _ => software_tiles_generic(Portable, block),

@@ -4,49 +4,19 @@
 
 use std::collections::BTreeSet;
 
+use crate::recipe::BASE;
 use rloom_config::{Code, Config};
 use rloom_data::{ArithmeticSettings, DataSettings};
 use rloom_engine::{RolloutSettings, SamplingSettings};
 use serde::Serialize;
 
-const BASE: &str = r#"
-[model.new]
-layers = 2
-hidden_size = 32
-heads = 4
-intermediate_size = 64
-max_positions = 256
-
-[data]
-generator = "arithmetic"
-
-[reward]
-components = [{ kind = "exact" }]
-
-[sampling]
-max_new_tokens = 8
-
-[eval]
-tasks = 100
-
-[[stage]]
-name = "warmup"
-method = "sft"
-steps = 10
-groups_per_batch = 8
-
-[[stage]]
-name = "rl"
-method = "grpo"
-steps = 10
-groups_per_batch = 8
-"#;
-
 /// Only stages that sample evaluate.
 const SAMPLING_STAGES: &str = "stage.warmup.eval_every=0";
 
 fn load(overrides: &[&str]) -> Result<Config, (Vec<Code>, String)> {
-    Config::from_text("base.toml", BASE, overrides).map_err(|errors| {
+    let long = "model.new.max_positions=256";
+    let overrides: Vec<&str> = std::iter::once(long).chain(overrides.iter().copied()).collect();
+    Config::from_text("base.toml", BASE, &overrides).map_err(|errors| {
         let codes = errors.problems.iter().map(|problem| problem.code).collect();
         (codes, errors.to_string())
     })

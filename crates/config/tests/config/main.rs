@@ -2,6 +2,7 @@
 
 mod eval_keys;
 mod mistakes;
+mod recipe;
 mod recipes;
 mod reference;
 mod warnings;

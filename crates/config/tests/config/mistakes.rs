@@ -4,39 +4,8 @@
 
 use std::fmt::Write as _;
 
+use crate::recipe::BASE;
 use rloom_config::{Code, Config};
-
-const BASE: &str = r#"[model.new]
-layers = 2
-hidden_size = 32
-heads = 4
-intermediate_size = 64
-max_positions = 64
-
-[data]
-generator = "arithmetic"
-
-[reward]
-components = [{ kind = "exact" }]
-
-[sampling]
-max_new_tokens = 8
-
-[eval]
-tasks = 100
-
-[[stage]]
-name = "warmup"
-method = "sft"
-steps = 10
-groups_per_batch = 8
-
-[[stage]]
-name = "rl"
-method = "grpo"
-steps = 10
-groups_per_batch = 8
-"#;
 
 /// The error codes and messages of `text` as a second file over the base.
 fn errors_of(text: &str, overrides: &[&str]) -> (Vec<Code>, String) {

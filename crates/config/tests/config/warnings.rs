@@ -2,30 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use crate::recipe::BASE;
 use rloom_config::Config;
-
-const BASE: &str = r#"
-[model]
-path = "model"
-
-[data]
-generator = "arithmetic"
-
-[reward]
-components = [{ kind = "exact" }]
-
-[[stage]]
-name = "warmup"
-method = "sft"
-steps = 10
-groups_per_batch = 8
-
-[[stage]]
-name = "rl"
-method = "grpo"
-steps = 10
-groups_per_batch = 12
-"#;
 
 fn warnings(overrides: &[&str]) -> Vec<String> {
     let config =
@@ -56,7 +34,7 @@ fn a_clip_that_cannot_act_is_reported() {
 #[test]
 fn a_clip_that_can_act_and_a_default_are_not_reported() {
     for acts in
-        ["stage.rl.algorithm.minibatches=3", "stage.rl.algorithm.epochs=2", "schedule.max_staleness=1"]
+        ["stage.rl.algorithm.minibatches=4", "stage.rl.algorithm.epochs=2", "schedule.max_staleness=1"]
     {
         assert_eq!(warnings(&[CLIP, acts]), [] as [&str; 0], "{acts}");
     }
@@ -67,9 +45,9 @@ fn a_clip_that_can_act_and_a_default_are_not_reported() {
 
 #[test]
 fn a_warmup_longer_than_the_stage_is_reported() {
-    let message = "`stage.rl.trainer.warmup_steps` is 30, but the stage has 30 optimiser steps: `learning_rate` is never \
+    let message = "`stage.rl.trainer.warmup_steps` is 40, but the stage has 40 optimiser steps: `learning_rate` is never \
                    reached; lower `warmup_steps`, or raise `steps`";
-    let three = "stage.rl.algorithm.minibatches=3";
-    assert_eq!(warnings(&[three, "stage.rl.trainer.warmup_steps=30"]), [message]);
-    assert_eq!(warnings(&[three, "stage.rl.trainer.warmup_steps=29"]), [] as [&str; 0]);
+    let four = "stage.rl.algorithm.minibatches=4";
+    assert_eq!(warnings(&[four, "stage.rl.trainer.warmup_steps=40"]), [message]);
+    assert_eq!(warnings(&[four, "stage.rl.trainer.warmup_steps=39"]), [] as [&str; 0]);
 }

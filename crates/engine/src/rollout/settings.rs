@@ -1,7 +1,6 @@
 use rloom_core::{SettingError, SettingProblem};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
 /// Smallest temperature above 0 (greedy). Log-probabilities are differences of `z = logit / temperature` in f32, which
 /// resolves 2⁻¹⁰ nats at `z = 10⁴`, the logit 100, and 2⁻⁴ nats at `z = 10⁶`, the logit 10⁴; at far lower temperatures
 /// `z` overflows. Sampling is practically greedy here: a logit 0.1 lower is e⁻¹⁰ times as probable. Other engines set
