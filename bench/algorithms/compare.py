@@ -58,7 +58,7 @@ learning_rate = 3e-3
 warmup_steps = 20
 schedule = "linear"
 min_lr_ratio = 0.1
-beta2 = 0.99
+betas = [0.9, 0.99]
 """
 
 METHOD = """
@@ -81,7 +81,7 @@ minibatches = {minibatches}
 [stage.trainer]
 learning_rate = 3e-4
 warmup_steps = 10
-beta2 = 0.95
+betas = [0.9, 0.95]
 """
 
 

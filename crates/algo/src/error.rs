@@ -330,6 +330,15 @@ impl AlgoError {
         }
     }
 
+    /// True if a score, a coefficient, a reward or a value is NaN or infinite.
+    pub fn is_not_finite(&self) -> bool {
+        match self {
+            Self::NonFinite { .. } | Self::NonFiniteEpisode { .. } => true,
+            Self::InMicroBatch { error, .. } => error.is_not_finite(),
+            _ => false,
+        }
+    }
+
     /// The batch row at fault, where one is.
     pub fn row(&self) -> Option<usize> {
         match self {

@@ -7,7 +7,7 @@ pub(crate) const RENAMED: Renames<'static> = Renames {
     keys: &[
         ("model", &[("compute", "dtype")]),
         ("stage", &[("batch", "groups_per_batch")]),
-        ("trainer", &[("recompute", "activation_checkpointing")]),
+        ("trainer", &[("recompute", "activation_checkpointing"), ("beta1", "betas"), ("beta2", "betas")]),
         ("algorithm", rloom_algo::RENAMED_KEYS),
         ("reward", &[("deadline_seconds", "timeout_seconds")]),
         ("rollout", &[("deadline_seconds", "timeout_seconds")]),

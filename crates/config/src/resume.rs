@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 17] = [
+const WITHOUT_INFLUENCE: [&str; 18] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -19,6 +19,8 @@ const WITHOUT_INFLUENCE: [&str; 17] = [
     "run.keep_rollouts",
     "run.resume",
     "trainer.threads",
+    // Steps that were skipped are skipped again.
+    "trainer.max_skipped_steps",
     "rollout.threads",
     "rollout.lanes",
     "rollout.kv_memory_mib",

@@ -154,6 +154,8 @@ metrics! {
     TOKENS_TRAINED = "tokens/trained", "tokens";
     /// Tokens of sequences whose coefficients are all 0: scored, but not back-propagated.
     TOKENS_SKIPPED = "tokens/skipped", "tokens";
+    /// Optimiser steps of the batch that were skipped because a score, the loss or the gradient was not finite.
+    OPTIMIZER_STEPS_SKIPPED = "optimizer_steps/skipped", "steps";
     /// Prompt tokens computed once per group instead of once per completion. Trained, skipped and shared tokens add up
     /// to all tokens of the step's sequences.
     TOKENS_SHARED = "tokens/shared", "tokens";

@@ -21,6 +21,8 @@ pub struct BatchTrainer {
     pub completion_limit: u64,
     /// Maximum number of tokens of a micro-batch.
     pub micro_batch_tokens: usize,
+    /// Optimiser steps of a stage that may be skipped because a number is not finite.
+    pub max_skipped_steps: u64,
     /// Computes the prompt of a group once.
     pub share_prompts: bool,
     /// True if the sampler's log-probabilities are bitwise identical to those of the trainer with the same weights.
@@ -41,6 +43,8 @@ pub struct BatchPosition<'a> {
     pub version: PolicyVersion,
     /// State of the algorithm after the previous batch.
     pub state: AlgorithmState,
+    /// Optimiser steps of the stage that were skipped before.
+    pub skipped_steps: u64,
     /// Learning rate of the n-th optimiser step of this batch.
     pub learning_rate: &'a dyn Fn(u64) -> f64,
 }
@@ -61,6 +65,10 @@ struct Minibatch<'a> {
 impl BatchTrainer {
     /// Trains on a batch: `epochs` passes of `minibatches` optimiser steps each. Calls `progress` with the number of
     /// optimiser steps taken and their total, first with 0.
+    ///
+    /// An optimiser step with a score, a loss or a gradient that is not finite is skipped, within the limit: it counts for
+    /// the learning-rate schedule and changes nothing else. All steps are skipped if the scores that precede them, or
+    /// the process-reward model's step, are not finite.
     pub fn train<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
@@ -73,10 +81,18 @@ impl BatchTrainer {
         let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
         progress(0, optimizer_steps);
         let all = members(groups);
-        let mut known = self.scores(models, &all, position.version)?;
-        self.train_prm(models, groups, &all, &mut known, position, &mut report)?;
-        known.masked = self.masks(groups, &mut report);
-        let advantages = self.advantages(groups, &all, &mut known, &mut report)?;
+        let limit = self.max_skipped_steps.saturating_sub(position.skipped_steps);
+        let (known, advantages) = match self.prepare(models, groups, &all, position, &mut report) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                report.skip(optimizer_steps, error, limit)?;
+                report.optimizer_steps = optimizer_steps;
+                report.learning_rate = (position.learning_rate)(optimizer_steps.saturating_sub(1));
+                report.add_token_counts();
+                progress(optimizer_steps, optimizer_steps);
+                return Ok(report);
+            }
+        };
         let mut measured = StepMeasurements::default();
         let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
         for _ in 0..self.algorithm.epochs {
@@ -89,9 +105,13 @@ impl BatchTrainer {
                 let mismatch = if is_first { Mismatch::Scores } else { Mismatch::Unmeasured };
                 let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
                 let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
-                self.critic_step(models, &minibatch, &mut measured, &mut report)?;
-                if !critic_alone {
-                    self.policy_step(models, &minibatch, position.version, &mut measured, &mut report)?;
+                let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
+                if taken.is_ok() && !critic_alone {
+                    taken =
+                        self.policy_step(models, &minibatch, position.version, &mut measured, &mut report);
+                }
+                if let Err(error) = taken {
+                    report.skip(1, error, limit)?;
                 }
                 report.optimizer_steps += 1;
                 progress(report.optimizer_steps, optimizer_steps);
@@ -103,6 +123,22 @@ impl BatchTrainer {
             report.state = report.state.after_batch(&self.algorithm, advantages);
         }
         Ok(report)
+    }
+
+    /// The scores of a batch, with what is derived from them before the first optimiser step of the policy.
+    fn prepare<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        groups: &[Group],
+        members: &[Member<'_>],
+        position: &BatchPosition<'_>,
+        report: &mut BatchReport,
+    ) -> Result<(BatchScores, Option<Advantages>), TrainError> {
+        let mut known = self.scores(models, members, position.version)?;
+        self.train_prm(models, groups, members, &mut known, position, report)?;
+        known.masked = self.masks(groups, report);
+        let advantages = self.advantages(groups, members, &mut known, report)?;
+        Ok((known, advantages))
     }
 
     fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
@@ -207,10 +243,11 @@ impl BatchTrainer {
         let (Some(spec), Some(critic)) = (self.algorithm.critic, &mut models.critic) else { return Ok(()) };
         let loss = LossStep::new(Objective::Value(spec.value), minibatch.counts, minibatch.inputs);
         let accumulated = critic.accumulate(minibatch.packed, &loss)?;
-        measured.critic.push(accumulated.terms.finish(&loss.counts)?);
+        let metrics = accumulated.terms.finish(&loss.counts)?;
         report.count(&accumulated);
         let learning_rate = report.learning_rate * spec.learning_rate_scale;
         measured.critic_grad_norm.push(critic.step(&OptimStep { learning_rate })?.grad_norm);
+        measured.critic.push(metrics);
         Ok(())
     }
 
@@ -230,10 +267,10 @@ impl BatchTrainer {
         let step = LossStep::new(Objective::Policy(objective), minibatch.counts, minibatch.inputs);
         let accumulated = models.policy.accumulate(minibatch.packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
-        report.state = report.state.after_step(&self.algorithm, &metrics);
-        measured.policy.push(metrics);
         report.count(&accumulated);
         let taken = models.policy.step(&OptimStep { learning_rate: report.learning_rate })?;
+        report.state = report.state.after_step(&self.algorithm, &metrics);
+        measured.policy.push(metrics);
         measured.grad_norm.push(taken.grad_norm);
         Ok(())
     }

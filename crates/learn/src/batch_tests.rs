@@ -166,11 +166,23 @@ fn models(policy: Output) -> Models<Recorder> {
 
 /// Trains on a batch at a learning rate of 1.
 fn train(method: Method, json: &str, models: &mut Models<Recorder>, groups: &[Group]) -> BatchReport {
+    train_skipping((0, 0), method, json, models, groups).unwrap()
+}
+
+/// Trains on a batch with a limit of skipped steps, some of them used up.
+fn train_skipping(
+    (limit, before): (u64, u64),
+    method: Method,
+    json: &str,
+    models: &mut Models<Recorder>,
+    groups: &[Group],
+) -> Result<BatchReport, TrainError> {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
     let trainer = BatchTrainer {
         algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
         completion_limit: 8,
         micro_batch_tokens: 4,
+        max_skipped_steps: limit,
         share_prompts: true,
         is_sampler_exact: false,
         seed: 1,
@@ -179,8 +191,9 @@ fn train(method: Method, json: &str, models: &mut Models<Recorder>, groups: &[Gr
         step_reward_weight: 1.0,
     };
     let state = AlgorithmState::default();
-    let position = BatchPosition { version: PolicyVersion(0), state, learning_rate: &|_| 1.0 };
-    trainer.train(models, groups, &position, &mut |_, _| ()).unwrap()
+    let version = PolicyVersion(0);
+    let position = BatchPosition { version, state, skipped_steps: before, learning_rate: &|_| 1.0 };
+    trainer.train(models, groups, &position, &mut |_, _| ())
 }
 
 fn assert_close(got: f32, wanted: f64, what: &str) {
@@ -284,4 +297,47 @@ fn the_state_of_the_algorithm_is_passed_to_the_next_batch() {
     let report = train(Method::Grpo, json, &mut models(plain), &groups);
     assert_eq!((report.state.rewards.count, report.state.rewards.mean), (2, 0.5));
     assert_eq!((report.state.entropy, report.state.entropy_coef), (Some(1.0), Some(0.005)));
+}
+
+/// Token 7 has no finite score after the first optimiser step; the batch is scored before it.
+#[test]
+fn a_minibatch_that_is_not_finite_is_skipped_alone() {
+    let groups =
+        [group(vec![ended(&[1, 2], 1.0), ended(&[7], 0.0)]), group(vec![ended(&[3], 1.0), ended(&[4], 0.0)])];
+    let json = r#"{"group_size":2,"minibatches":2,"epochs":2,"entropy_control":{"target":2.0}}"#;
+    let damaged: Output =
+        |token, steps| if token == 7 && steps > 0 { (f32::NAN, 0.0) } else { plain(token, steps) };
+    let run = |limit| {
+        let mut models = models(damaged);
+        let result = train_skipping(limit, Method::Grpo, json, &mut models, &groups);
+        (result, models.policy.rates.len())
+    };
+    let (report, steps) = run((1, 0));
+    let report = report.unwrap();
+    assert_eq!((steps, report.optimizer_steps, report.steps_skipped()), (3, 4, 1));
+    assert_eq!(report.metrics[metric::OPTIMIZER_STEPS_SKIPPED], 1.0);
+    // The controllers see the steps that are taken.
+    assert_eq!(report.state.entropy_coef, Some(0.015));
+    for limit in [(0, 0), (1, 1), (3, 3)] {
+        let (result, steps) = run(limit);
+        assert!(result.unwrap_err().is_not_finite());
+        assert_eq!(steps, 2);
+    }
+}
+
+/// The reference, which scores before the first optimiser step, has no finite score.
+#[test]
+fn all_steps_are_skipped_if_the_scores_before_them_are_not_finite() {
+    let groups = [group(vec![ended(&[1, 2], 1.0), ended(&[3], 0.0)])];
+    let json = r#"{"group_size":2,"epochs":3,"loss":"ppo_clip"}"#;
+    let run = |limit| {
+        let mut models = Models { policy: recorder(plain, |_, _| (f32::NAN, 0.0)), critic: None, prm: None };
+        let result = train_skipping(limit, Method::Rloo, json, &mut models, &groups);
+        (result, models.policy.rates.len())
+    };
+    let (report, steps) = run((10, 7));
+    let report = report.unwrap();
+    assert_eq!((steps, report.optimizer_steps, report.steps_skipped(), report.grad_norm), (0, 3, 3, None));
+    assert_eq!(report.state, AlgorithmState::default());
+    assert!(run((10, 8)).0.unwrap_err().is_not_finite());
 }

@@ -16,5 +16,5 @@ mod batch_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use models::Models;
-pub use report::BatchReport;
+pub use report::{BatchReport, SkippedSteps};
 pub use scores::BatchScores;

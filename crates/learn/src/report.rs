@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rloom_algo::{AlgorithmState, LossMetrics};
 use rloom_core::metric;
-use rloom_engine::LossReport;
+use rloom_engine::{LossReport, TrainError};
 
 /// Result of training on a batch.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +17,8 @@ pub struct BatchReport {
     pub learning_rate: f64,
     /// Optimiser steps counted by the learning-rate schedule, including those that only train the critic.
     pub optimizer_steps: u64,
+    /// Reasons why optimiser steps were skipped, each with the number of steps: what was not finite.
+    pub skipped_steps: Vec<SkippedSteps>,
     /// Tokens processed forward and backward, over all models.
     pub tokens: u64,
     /// Tokens of sequences without any coefficient: scored, not back-propagated.
@@ -29,7 +31,33 @@ pub struct BatchReport {
     pub state: AlgorithmState,
 }
 
+/// Optimiser steps that were skipped because a number was not finite.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedSteps {
+    /// Number of steps.
+    pub steps: u64,
+    /// The error of the first.
+    pub error: String,
+}
+
 impl BatchReport {
+    /// Notes that `steps` optimiser steps are skipped because of `error`; fails with it if it is not about a number that is
+    /// not finite, or if more than `limit` steps of the batch would be skipped.
+    pub(crate) fn skip(&mut self, steps: u64, error: TrainError, limit: u64) -> Result<(), TrainError> {
+        if !error.is_not_finite() || self.steps_skipped() + steps > limit {
+            return Err(error);
+        }
+        self.skipped_steps.push(SkippedSteps { steps, error: error.to_string() });
+        let skipped = self.steps_skipped() as f64;
+        self.metrics.insert(metric::OPTIMIZER_STEPS_SKIPPED.to_owned(), skipped);
+        Ok(())
+    }
+
+    /// Number of optimiser steps that were skipped.
+    pub fn steps_skipped(&self) -> u64 {
+        self.skipped_steps.iter().map(|skipped| skipped.steps).sum()
+    }
+
     pub(crate) fn count(&mut self, accumulated: &LossReport) {
         self.tokens += accumulated.tokens;
         self.skipped += accumulated.skipped;

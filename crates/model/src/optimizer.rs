@@ -17,10 +17,8 @@ use crate::{CheckpointError, Gradients, Model, Schedule};
 pub struct OptimizerSettings {
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Decay rate of the first moment.
-    pub beta1: f64,
-    /// Decay rate of the second moment.
-    pub beta2: f64,
+    /// Decay rates of the first and of the second moment.
+    pub betas: [f64; 2],
     /// Added to the square root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay of matrices, including the embedding table; norms and biases do not decay.
@@ -39,8 +37,7 @@ impl Default for OptimizerSettings {
     fn default() -> Self {
         Self {
             learning_rate: 1e-6,
-            beta1: 0.9,
-            beta2: 0.999,
+            betas: [0.9, 0.999],
             eps: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
@@ -56,8 +53,18 @@ impl OptimizerSettings {
     pub fn validate(&self) -> Result<(), OptimizerError> {
         let checks = [
             ("learning_rate", self.learning_rate, self.learning_rate >= 0.0, "0 or more"),
-            ("beta1", self.beta1, (0.0..1.0).contains(&self.beta1), "from 0 to less than 1"),
-            ("beta2", self.beta2, (0.0..1.0).contains(&self.beta2), "from 0 to less than 1"),
+            (
+                "betas",
+                self.betas[0],
+                (0.0..1.0).contains(&self.betas[0]),
+                "two numbers from 0 to less than 1",
+            ),
+            (
+                "betas",
+                self.betas[1],
+                (0.0..1.0).contains(&self.betas[1]),
+                "two numbers from 0 to less than 1",
+            ),
             ("eps", self.eps, self.eps > 0.0, "greater than 0"),
             ("weight_decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more"),
             ("max_grad_norm", self.max_grad_norm, self.max_grad_norm >= 0.0, "0 (off) or more"),
@@ -87,7 +94,7 @@ pub struct StepStats {
 pub enum OptimizerError {
     /// The gradient contains an infinity or a NaN; weights and moments are unchanged.
     #[error("optimiser step {step}: the gradient of {tensor} is not finite; the weights are unchanged")]
-    #[diagnostic(help("lower the learning rate or max_grad_norm"))]
+    #[diagnostic(help("lower the learning rate"))]
     NotFinite {
         /// Index of the failed step, starting at 1.
         step: u64,
@@ -176,8 +183,8 @@ impl Optimizer {
         for ((w, (m, v)), (g, &decays)) in weights.into_iter().zip(moments).zip(gradients) {
             let adamw = ops::AdamW {
                 lr: learning_rate,
-                beta1: s.beta1,
-                beta2: s.beta2,
+                beta1: s.betas[0],
+                beta2: s.betas[1],
                 eps: s.eps,
                 weight_decay: if decays { s.weight_decay } else { 0.0 },
                 step: self.step,

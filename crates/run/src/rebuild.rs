@@ -140,6 +140,7 @@ struct RetrainedStage<T> {
     training: BatchTrainer,
     algorithm: AlgorithmState,
     optimizer_steps: u64,
+    skipped_steps: u64,
 }
 
 impl<T: TrainEngine> RetrainedStage<T> {
@@ -153,12 +154,12 @@ impl<T: TrainEngine> RetrainedStage<T> {
         let training = batch_trainer(stage, index, inputs.seed, inputs.context, is_exact);
         let Some(path) = checkpoint else {
             let algorithm = AlgorithmState::default();
-            return Ok(Self { models, training, algorithm, optimizer_steps: 0 });
+            return Ok(Self { models, training, algorithm, optimizer_steps: 0, skipped_steps: 0 });
         };
         verify(path)?;
         restore_models(&mut models, path)?;
-        let CheckpointState { algorithm, optimizer_steps, .. } = CheckpointState::load(path)?;
-        Ok(Self { models, training, algorithm, optimizer_steps })
+        let CheckpointState { algorithm, optimizer_steps, skipped_steps, .. } = CheckpointState::load(path)?;
+        Ok(Self { models, training, algorithm, optimizer_steps, skipped_steps })
     }
 
     /// Retrains a batch and returns the weights after it.
@@ -170,10 +171,15 @@ impl<T: TrainEngine> RetrainedStage<T> {
     ) -> Result<PublishedPolicy, RunError> {
         let (before, total) = (self.optimizer_steps, optimizer_steps(versions.stage));
         let rate = |step: u64| versions.stage.optimizer.learning_rate_at(before + step, total);
-        let position =
-            BatchPosition { version: PolicyVersion(batch), state: self.algorithm, learning_rate: &rate };
+        let position = BatchPosition {
+            version: PolicyVersion(batch),
+            state: self.algorithm,
+            skipped_steps: self.skipped_steps,
+            learning_rate: &rate,
+        };
         let report = self.training.train(&mut self.models, groups, &position, &mut |_, _| {})?;
         self.optimizer_steps += report.optimizer_steps;
+        self.skipped_steps += report.steps_skipped();
         self.algorithm = report.state;
         let policy = self.models.policy.publish(PolicyVersion(batch + 1), Form::Memory)?;
         match versions.recorded.weights(batch) {

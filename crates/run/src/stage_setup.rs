@@ -188,6 +188,7 @@ pub(crate) fn batch_trainer(
         completion_limit: limit.unwrap_or(context as u64),
         micro_batch_tokens: stage.trainer.micro_batch_tokens,
         share_prompts: stage.trainer.share_prompts,
+        max_skipped_steps: stage.trainer.max_skipped_steps,
         is_sampler_exact,
         seed,
         stage: index,

@@ -410,7 +410,11 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         self.warn_recovered(&recovered);
         let Recovered { snapshot, log, .. } = recovered;
         let (learner, counters) = resumed.as_ref().map_or_else(Default::default, |state| {
-            let learner = LearnerState { optimizer_steps: state.optimizer_steps, algorithm: state.algorithm };
+            let learner = LearnerState {
+                optimizer_steps: state.optimizer_steps,
+                skipped_steps: state.skipped_steps,
+                algorithm: state.algorithm,
+            };
             (learner, state.counters.clone())
         });
         let mut scheduler = resumed.map(|state| state.scheduler).unwrap_or_default();

@@ -133,6 +133,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let digest = weights.digest;
         self.check_replayed(batch, digest)?;
         self.learner.optimizer_steps += report.optimizer_steps;
+        self.learner.skipped_steps += report.steps_skipped();
         self.learner.algorithm = report.state;
         self.set_step(PolicyVersion(batch + 1));
         self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
@@ -142,21 +143,23 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.clock.published(published - publishing);
         self.reporter.activity(Lane::Train, Activity::Publish, (publishing, published), batch + 1, None);
         self.report_step(&groups, &report, end - start);
+        self.report_skipped(&report);
         self.clock.trainer_idle();
         let record = Record::Trained { policy: self.context.policy, batch, weights: digest };
         Ok(JournaledEvent::recorded(SchedulerEvent::BatchTrained, record))
     }
 
     fn training_failed(&self, batch: u64, error: TrainError) -> StageError {
-        match error {
-            TrainError::NotFinite { what, keys } => StageError::NotFinite {
+        if error.is_not_finite() {
+            StageError::NotFinite {
                 stage: self.stage_name(),
                 step: batch + 1,
-                what: what.to_string(),
-                samples: TrainError::sample_list(&keys),
+                cause: error,
+                skipped: self.learner.skipped_steps,
                 checkpoint: self.last_checkpoint(),
-            },
-            other => self.worker_failed(other),
+            }
+        } else {
+            self.worker_failed(error)
         }
     }
 
@@ -189,6 +192,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             stage_base: context.base,
             scheduler: self.scheduler.state(),
             optimizer_steps: self.learner.optimizer_steps,
+            skipped_steps: self.learner.skipped_steps,
             algorithm: self.learner.algorithm,
             counters: self.counters.clone(),
             best: self.evaluation.best().cloned(),

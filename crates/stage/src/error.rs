@@ -166,23 +166,22 @@ pub enum StageError {
         now: Vec<u64>,
     },
     /// The loss or its gradient is not finite.
-    #[error(
-        "stage `{stage}`, step {step}: the {what} is not finite; samples in the step: {samples}\nlast valid \
-         checkpoint: {checkpoint}"
-    )]
+    #[error("stage `{stage}`, step {step}: {cause}{}\nlast valid checkpoint: {checkpoint}", after(*skipped))]
     #[diagnostic(help(
-        "resume with a lower learning rate, `--resume RUN --set stage.{stage}.trainer.learning_rate=…`, or a smaller \
-         `trainer.max_grad_norm`"
+        "skip a limited number of such steps: `--resume RUN --set stage.{stage}.trainer.max_skipped_steps={}`; if many \
+         steps are affected, continue from an earlier checkpoint with a lower learning rate: `--resume RUN --from \
+         CHECKPOINT --set stage.{stage}.trainer.learning_rate=…`",
+        skipped + 10
     ))]
     NotFinite {
         /// The stage.
         stage: String,
         /// The step.
         step: u64,
-        /// Loss, score or gradient.
-        what: String,
-        /// Samples that were being trained on.
-        samples: String,
+        /// The number that is not finite, and the samples that were being trained on.
+        cause: TrainError,
+        /// Optimiser steps of the stage that were skipped before.
+        skipped: u64,
         /// The checkpoint to resume from.
         checkpoint: String,
     },
@@ -306,4 +305,13 @@ pub enum StageError {
         /// The run directory.
         path: PathBuf,
     },
+}
+
+/// Optimiser steps that were skipped before an error, as its message shows them.
+fn after(skipped: u64) -> String {
+    if skipped == 0 {
+        String::new()
+    } else {
+        format!("; {skipped} optimiser steps of the stage were skipped before")
+    }
 }

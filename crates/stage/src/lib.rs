@@ -98,6 +98,8 @@ pub struct StageContext {
 pub struct LearnerState {
     /// Optimiser steps of the stage.
     pub optimizer_steps: u64,
+    /// Those that were skipped because a number was not finite.
+    pub skipped_steps: u64,
     /// State of the algorithm.
     pub algorithm: AlgorithmState,
 }

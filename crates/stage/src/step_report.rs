@@ -5,7 +5,7 @@ use std::time::Duration;
 use rloom_collect::{batch_metrics, completion_text, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
-use rloom_learn::BatchReport;
+use rloom_learn::{BatchReport, SkippedSteps};
 use rloom_telemetry::{Event, Metrics, Sample};
 
 use crate::Stage;
@@ -44,6 +44,20 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if samples {
             self.report_samples(groups, report);
             self.log_rollouts(step, groups, report);
+        }
+    }
+
+    /// Warns about optimiser steps that were skipped.
+    pub(crate) fn report_skipped(&mut self, report: &BatchReport) {
+        let limit = self.context.training.max_skipped_steps;
+        let mut skipped = self.learner.skipped_steps - report.steps_skipped();
+        for SkippedSteps { steps, error } in &report.skipped_steps {
+            skipped += steps;
+            self.reporter.warn(format!(
+                "step {}: {steps} optimiser {} skipped: {error}; {skipped} of at most {limit} in the stage",
+                self.step(),
+                if *steps == 1 { "step was" } else { "steps were" },
+            ));
         }
     }
 

@@ -229,7 +229,12 @@ impl<T: TrainEngine> TrainerThread<T> {
         let TrainJob { version, groups, learner } = job;
         let (total, optimizer) = (self.total_optimizer_steps, self.optimizer.clone());
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
-        let position = BatchPosition { version, state: learner.algorithm, learning_rate: &rate };
+        let position = BatchPosition {
+            version,
+            state: learner.algorithm,
+            skipped_steps: learner.skipped_steps,
+            learning_rate: &rate,
+        };
         let mut report_steps = |done, total| progress.set_steps(done, total);
         let trained = self.training.train(&mut self.models, &groups, &position, &mut report_steps);
         let result = trained.and_then(|report| {

@@ -322,7 +322,7 @@ fn keys_without_effect() {
 fn errors_in_shared_tables_are_reported_once() {
     let (codes, text) = errors_of("[trainer]\nlearning_rate = \"x\"\n[data]\nmax_digits = 99\n", &[]);
     assert_eq!(codes, [Code::WrongType], "{text}");
-    let (codes, text) = errors_of("[data]\nmax_digits = 99\n[trainer]\nbeta1 = 2\n", &[]);
+    let (codes, text) = errors_of("[data]\nmax_digits = 99\n[trainer]\nbetas = [2, 0.9]\n", &[]);
     assert_eq!(codes, [Code::OutOfRange, Code::OutOfRange], "{text}");
 }
 

@@ -132,6 +132,19 @@ impl EmbeddedTrainEngine {
         step: &[PackedBatch],
         loss: &dyn StepLoss,
     ) -> Result<LossReport, TrainError> {
+        let result = self.accumulate_all(step, loss);
+        if result.is_err() && !self.accumulated.is_empty() {
+            self.gradients.zero();
+            self.accumulated.clear();
+        }
+        result
+    }
+
+    fn accumulate_all(
+        &mut self,
+        step: &[PackedBatch],
+        loss: &dyn StepLoss,
+    ) -> Result<LossReport, TrainError> {
         check_features(step)?;
         if step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
@@ -141,8 +154,8 @@ impl EmbeddedTrainEngine {
         let mut progress = self.observer.begin(TrainWork::Accumulate, step.len());
         for (micro_batch, batch) in step.iter().enumerate() {
             let known = step_scoped.as_mut().and_then(Iterator::next);
-            self.accumulate_one(micro_batch, batch, known, loss, &mut report)?;
             self.accumulated.extend_from_slice(&batch.keys);
+            self.accumulate_one(micro_batch, batch, known, loss, &mut report)?;
             progress.advance();
         }
         Ok(report)

@@ -12,7 +12,7 @@ use rloom_core::{
 use super::progress::Reports;
 use super::{Verdict, Violation, require};
 use crate::{
-    CandidateIds, Feature, Form, LossReport, OptimStep, PackedBatch, Quantity, TrainCapabilities,
+    CandidateIds, Feature, Form, LossReport, OptimStep, PackedBatch, Quantity, StepReport, TrainCapabilities,
     TrainEngine, TrainError, TrainWork, Which, pack, pack_unshared,
 };
 
@@ -58,6 +58,7 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
         self.unsupported_batches_are_refused()?;
         self.steps_need_gradients()?;
         self.errors_leave_the_weights()?;
+        self.failed_accumulations_leave_nothing()?;
         self.publications_have_the_digest()?;
         self.parking_changes_nothing()?;
         self.progress_is_reported()?;
@@ -239,8 +240,37 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
         }
         let after = engine.digest().map_err(failed)?;
         require(before == after, || "a gradient that is not finite changed the weights".to_owned())?;
-        train(&mut engine, &self.pack(7)?)?;
-        require(engine.digest().map_err(failed)? != before, || "a step left the weights unchanged".to_owned())
+        require(matches!(engine.step(&STEP), Err(TrainError::NothingAccumulated)), || {
+            "took a step with a gradient that is not finite".to_owned()
+        })?;
+        let mut fresh = (self.create)();
+        let [own, of_fresh] = [train(&mut engine, &self.pack(7)?)?, train(&mut fresh, &self.pack(7)?)?];
+        require(engine.digest().map_err(failed)? != before, || {
+            "a step left the weights unchanged".to_owned()
+        })?;
+        let off = (own.grad_norm - of_fresh.grad_norm).abs() / of_fresh.grad_norm;
+        require(off <= NORM_TOLERANCE, || {
+            format!("after a gradient that is not finite, the norm of the next one is off by {off}")
+        })
+    }
+
+    /// An accumulation that fails in its last micro-batch clears the gradient, also that of the calls before.
+    fn failed_accumulations_leave_nothing(&self) -> Verdict {
+        let mut engine = (self.create)();
+        let batches = self.pack(8)?;
+        accumulate(&mut engine, &batches, &loss_inputs(&batches, None))?;
+        let mut inputs = loss_inputs(&batches, None);
+        if let Some(advantage) = inputs.last_mut().and_then(|inputs| inputs.advantage.as_mut()) {
+            advantage.fill(f32::NAN);
+        }
+        let loss = LossStep::new(objective()?, counts(&batches), &inputs);
+        match engine.accumulate(&batches, &loss) {
+            Err(error) if error.is_not_finite() => {}
+            other => return Err(Violation::new(format!("an advantage that is not finite: {other:?}"))),
+        }
+        require(matches!(engine.step(&STEP), Err(TrainError::NothingAccumulated)), || {
+            "an accumulation that failed left a gradient".to_owned()
+        })
     }
 
     /// Publications carry version and digest in every form; unsupported forms are refused.
@@ -441,9 +471,9 @@ fn accumulate<E: TrainEngine>(
     Ok((report, metrics.map_err(|error| Violation::new(format!("incomplete sums: {error}")))?))
 }
 
-fn train<E: TrainEngine>(engine: &mut E, batches: &[PackedBatch]) -> Verdict {
+fn train<E: TrainEngine>(engine: &mut E, batches: &[PackedBatch]) -> Result<StepReport, Violation> {
     accumulate(engine, batches, &loss_inputs(batches, None))?;
-    engine.step(&STEP).map(drop).map_err(failed)
+    engine.step(&STEP).map_err(failed)
 }
 
 /// Largest difference of two log-probabilities or entropies; infinite if their numbers differ.

@@ -97,11 +97,11 @@ pub trait TrainEngine: Send {
     /// Runs the forward pass, evaluates the loss on the scores, back-propagates its coefficients and adds to the
     /// gradient. For a loss of [`Scope::Step`](rloom_algo::Scope::Step) all micro-batches are scored before the first is
     /// back-propagated. Sequences that are known beforehand to have no coefficients are scored only. Candidates are an
-    /// error: a loss does not read them.
+    /// error: a loss does not read them. An error clears the gradient of all calls since the last step.
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError>;
 
-    /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error, and the weights stay
-    /// unchanged.
+    /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error: it is cleared, and the
+    /// weights stay unchanged.
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError>;
 
     /// Publishes the current weights as an immutable version; an error for a critic, which cannot be sampled from.

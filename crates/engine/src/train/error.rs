@@ -163,6 +163,16 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// True if a score, the loss or the gradient is not finite: the weights are unchanged, and training can go on with
+    /// other samples.
+    pub fn is_not_finite(&self) -> bool {
+        match self {
+            Self::NotFinite { .. } => true,
+            Self::Algo(error) => error.is_not_finite(),
+            _ => false,
+        }
+    }
+
     /// Keys as messages show them: `ticket/sample`, at most eight.
     pub fn sample_list(keys: &[SampleKey]) -> String {
         const MOST: usize = 8;

@@ -31,6 +31,9 @@ pub struct TrainSettings {
     /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. Does not affect
     /// results.
     pub threads: usize,
+    /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
+    /// finite: the weights stay as they are, and training goes on. One more ends the run. 0 ends it at the first.
+    pub max_skipped_steps: u64,
 }
 
 impl Default for TrainSettings {
@@ -40,6 +43,7 @@ impl Default for TrainSettings {
             share_prompts: true,
             activation_checkpointing: ActivationCheckpointing::None,
             threads: 0,
+            max_skipped_steps: 0,
         }
     }
 }

@@ -13,7 +13,7 @@ const STEPS: u64 = 8;
 fn settings() -> OptimizerSettings {
     OptimizerSettings {
         learning_rate: 3e-3,
-        beta2: 0.95,
+        betas: [0.9, 0.95],
         weight_decay: 0.1,
         max_grad_norm: 2.0,
         warmup_steps: 2,
@@ -130,8 +130,11 @@ fn a_non_finite_gradient_changes_nothing() {
 #[test]
 fn settings_are_checked() {
     assert!(settings().validate().is_ok());
-    let bad = OptimizerSettings { beta2: 1.0, ..settings() };
-    assert_eq!(bad.validate().unwrap_err().to_string(), "beta2 = 1: must be from 0 to less than 1");
+    let bad = OptimizerSettings { betas: [0.9, 1.0], ..settings() };
+    assert_eq!(
+        bad.validate().unwrap_err().to_string(),
+        "betas = 1: must be two numbers from 0 to less than 1"
+    );
     let bad = OptimizerSettings { learning_rate: f64::NAN, ..settings() };
     assert!(bad.validate().is_err());
 }

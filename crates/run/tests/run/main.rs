@@ -8,6 +8,7 @@ mod full_disk;
 mod kills;
 mod learning;
 mod methods;
+mod not_finite;
 mod other_engines;
 mod recipe;
 mod recovery;

@@ -79,6 +79,7 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         algorithm: stage.algorithm,
         completion_limit: 5,
         micro_batch_tokens: stage.trainer.micro_batch_tokens,
+        max_skipped_steps: 0,
         share_prompts: true,
         is_sampler_exact: true,
         seed: config.run.seed,

@@ -56,6 +56,9 @@ pub struct CheckpointState {
     pub scheduler: SchedulerState,
     /// Optimiser steps of the stage so far.
     pub optimizer_steps: u64,
+    /// Those that were skipped because a number was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// State that the algorithm carries from batch to batch.
     pub algorithm: AlgorithmState,
     /// Counters of the stage's groups.

@@ -35,6 +35,10 @@ enum Lie {
     EmptySteps,
     /// Gradients that are not finite are dropped silently.
     NotFinite,
+    /// Keeps a part of a gradient that is not finite.
+    Leftover,
+    /// Keeps the gradient before an accumulation that fails.
+    Partial,
     /// Publishes with a constant digest.
     Digest,
     /// Publishes under the version before.
@@ -64,6 +68,7 @@ struct Liar {
     lie: Lie,
     calls: u32,
     observers: Vec<ProgressObserver>,
+    last: Option<(Vec<PackedBatch>, LossStep<'static>)>,
 }
 
 impl Liar {
@@ -140,13 +145,25 @@ impl TrainEngine for Liar {
             Lie::Tokens if step.len() > 1 => step[..step.len() - 1].to_vec(),
             _ => step.to_vec(),
         };
-        self.engine.accumulate(&step, loss)
+        let result = self.engine.accumulate(&step, loss);
+        if let (Lie::Partial, Err(_), Some((batches, loss))) = (self.lie, &result, self.last.take()) {
+            self.engine.accumulate(&batches, &loss).unwrap();
+        }
+        if matches!(self.lie, Lie::Leftover | Lie::Partial) && result.is_ok() {
+            self.last = Some((step, loss.clone().into_owned()));
+        }
+        result
     }
 
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
         match self.engine.step(step) {
             Err(TrainError::NothingAccumulated) if self.lie == Lie::EmptySteps => {
                 Ok(StepReport { grad_norm: 0.0 })
+            }
+            Err(error @ TrainError::NotFinite { .. }) if self.lie == Lie::Leftover => {
+                let (batches, loss) = self.last.take().unwrap();
+                self.engine.accumulate(&batches, &loss).unwrap();
+                Err(error)
             }
             Err(TrainError::NotFinite { .. }) if self.lie == Lie::NotFinite => {
                 Ok(StepReport { grad_norm: f64::NAN })
@@ -218,6 +235,8 @@ fn every_lie_is_detected() {
         (Lie::Attachments, "attachments were not refused"),
         (Lie::EmptySteps, "took a step without a gradient"),
         (Lie::NotFinite, "a gradient that is not finite: Ok"),
+        (Lie::Partial, "an accumulation that failed left a gradient"),
+        (Lie::Leftover, "took a step with a gradient that is not finite"),
         (Lie::Digest, "published as 0/0/0000000000000007"),
         (Lie::Version, "published as 0/0/"),
         (Lie::Form, "the form folder was not refused"),
@@ -232,7 +251,7 @@ fn every_lie_is_detected() {
     ];
     for (lie, expected) in lies {
         let folder = tempfile::tempdir().unwrap();
-        let create = || Liar { engine: engine(1), lie, calls: 0, observers: Vec::new() };
+        let create = || Liar { engine: engine(1), lie, calls: 0, observers: Vec::new(), last: None };
         let found = TrainSuite::new(&create, VOCABULARY, folder.path(), 0.0).run();
         let found = found.expect_err("it conforms").to_string();
         assert!(found.contains(expected), "{lie:?}: {found}");
