@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_model::Dtype;
-use rloom_run::lineage::SampleName;
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -215,7 +214,7 @@ pub(crate) struct Inspect {
     /// Show the lineage of samples: TICKET for a whole group, TICKET/SAMPLE for one, preceded by STAGE/ if several
     /// stages have the ticket.
     #[arg(value_name = "SAMPLE", conflicts_with_all = ["trace", "samples"])]
-    pub(crate) sample: Option<SampleName>,
+    pub(crate) sample: Option<String>,
     /// Write a timeline of rollout and training as a trace for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE", conflicts_with = "samples")]
     pub(crate) trace: Option<PathBuf>,
@@ -302,7 +301,7 @@ pub(crate) struct Replay {
     pub(crate) run: PathBuf,
     /// TICKET/SAMPLE of the last sampling stage, or STAGE/TICKET/SAMPLE.
     #[arg(value_name = "SAMPLE")]
-    pub(crate) sample: SampleName,
+    pub(crate) sample: String,
     /// Retrain versions that no checkpoint contains, on the recorded batches.
     #[arg(long)]
     pub(crate) rebuild: bool,

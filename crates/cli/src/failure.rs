@@ -226,6 +226,6 @@ mod tests {
             checkpoint: "none".into(),
         };
         let (_, hints) = reported(Failure::from_run(error.into()));
-        assert_eq!(hints, ["`schedule.max_failures` is the limit", "name the field"]);
+        assert_eq!(hints, ["remove the cause, or raise `stage.rl.schedule.max_failures`", "name the field"]);
     }
 }

@@ -100,7 +100,7 @@ pub enum PromptError {
     #[error(
         "all {prompts} prompts are longer than `max_prompt_tokens = {limit}`; the shortest has {shortest} tokens"
     )]
-    #[diagnostic(help("raise `data.max_prompt_tokens`"))]
+    #[diagnostic(help("set `data.max_prompt_tokens` to at least {shortest}"))]
     AllDropped {
         /// Number of prompts.
         prompts: usize,

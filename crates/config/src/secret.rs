@@ -26,7 +26,7 @@ fn visit(value: &Value, origin: Origin, sources: &Sources, problems: &mut Vec<Pr
                     Code::Secret,
                     format!("the access token at {source}:{}:{} would be copied into the run directory", at.line, at.column),
                 )
-                .hint("remove it from the file and set the environment variable HF_TOKEN; revoke it if others have seen the file"),
+                .hint("remove it from the file; the token of a Hugging Face hub is read from the environment variable HF_TOKEN. Revoke the token if others have seen the file"),
             );
         }
         Value::Array(items) => {

@@ -137,7 +137,7 @@ pub enum DataError {
         quoted(wanted, " or "),
         if found.is_empty() { "no fields".to_owned() } else { quoted(found, ", ") }
     )]
-    #[diagnostic(help("name the field with `{setting}`"))]
+    #[diagnostic(help("set `{setting}` to a field of the row, or add the field to the row"))]
     MissingField {
         /// The row.
         at: Location,
@@ -278,12 +278,14 @@ pub enum DataError {
     },
     /// A generator that found no task of a split.
     #[error("the generator found no task {position} of its split in {attempts} attempts")]
-    #[diagnostic(help("its ranges are too narrow; allow larger numbers or longer lists"))]
+    #[diagnostic(help("its ranges are too narrow; raise {raise}"))]
     Exhausted {
         /// Position of the task.
         position: u64,
         /// Number of attempts.
         attempts: u64,
+        /// Settings that widen the ranges.
+        raise: &'static str,
     },
 }
 
@@ -346,7 +348,9 @@ pub enum DataSettingProblem {
     Division,
     /// More digits than products can have.
     #[error("must be at most {max} with `*`, but is {digits}")]
-    #[diagnostic(help("without `*` the maximum is {max_without}"))]
+    #[diagnostic(help(
+        "lower it to {max}, or remove `*` from `operations`: the maximum is then {max_without}"
+    ))]
     DigitsOfProducts {
         /// Number of digits.
         digits: u32,
@@ -357,7 +361,7 @@ pub enum DataSettingProblem {
     },
     /// A split that is larger than the number of its tasks.
     #[error("{wanted} tasks were requested, but only {available} exist")]
-    #[diagnostic(help("allow more digits, or change `held_out_share`"))]
+    #[diagnostic(help("lower it to {available}, or raise `max_digits`"))]
     TooFewTasks {
         /// Requested size.
         wanted: u64,

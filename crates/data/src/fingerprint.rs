@@ -54,7 +54,7 @@ impl FileFingerprint {
 }
 
 /// A difference between the data that a run started with and the present data.
-#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataChange {
     /// The content of a file differs.
@@ -63,7 +63,6 @@ pub enum DataChange {
          {is_sha256:.16}…",
         path.display()
     )]
-    #[diagnostic(help("restore the file, or pass --accept-changed-data to continue with the changed data"))]
     Content {
         /// The file.
         path: PathBuf,
@@ -78,14 +77,12 @@ pub enum DataChange {
     },
     /// A file is gone.
     #[error("{} was part of the data when the run started and is not any more", path.display())]
-    #[diagnostic(help("restore the file, or pass --accept-changed-data to continue without it"))]
     Removed {
         /// The file.
         path: PathBuf,
     },
     /// A file is new.
     #[error("{} was not part of the data when the run started", path.display())]
-    #[diagnostic(help("remove the file, or pass --accept-changed-data to continue with it"))]
     Added {
         /// The file.
         path: PathBuf,

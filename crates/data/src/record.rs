@@ -15,6 +15,8 @@ const DEMONSTRATION_NAMES: [&str; 2] = ["demonstration", "completion"];
 /// The mapping from the fields of a file's rows to tasks.
 pub(crate) struct FieldMapping {
     prompt: String,
+    /// Setting that names the prompt.
+    prompt_setting: &'static str,
     answer: Option<Field>,
     demonstration: Option<Field>,
     /// Requires a demonstration in every row, for the supervised split.
@@ -72,12 +74,15 @@ impl FieldMapping {
         at: &Location,
         split: Split,
     ) -> Result<Self, DataError> {
+        let prompt_setting =
+            if settings.messages_field.is_some() { "messages_field" } else { "prompt_field" };
         let named_prompt = settings.prompt_field.as_ref().or(settings.messages_field.as_ref()).cloned();
         let prompt = named_prompt
             .or_else(|| first_present(first, &PROMPT_NAMES))
             .ok_or_else(|| missing(at, &PROMPT_NAMES, first, "prompt_field"))?;
         Ok(Self {
             prompt,
+            prompt_setting,
             answer: Field::find(settings.answer_field.as_ref(), first, &ANSWER_NAMES),
             demonstration: Field::find(settings.demonstration_field.as_ref(), first, &DEMONSTRATION_NAMES),
             needs_demonstration: split == Split::Demonstration,
@@ -156,7 +161,7 @@ impl FieldMapping {
         format: &PromptFormat,
     ) -> Result<(PromptSource, Option<Demonstration>), DataError> {
         let field = &self.prompt;
-        match required(row, field, at, "prompt_field")? {
+        match required(row, field, at, self.prompt_setting)? {
             Value::String(text) => Ok((format.plain(text.clone()), None)),
             Value::Array(list) => {
                 let mut messages = messages(list, field, at)?;

@@ -1,10 +1,10 @@
 //! Record of a run's data, by which a resumed run notices that the data has changed.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_data::{Cursor, CursorFingerprint, DataSettings, FileFingerprint, first_change};
+use rloom_data::{Cursor, CursorFingerprint, DataChange, DataSettings, FileFingerprint, first_change};
 use rloom_store::directory::RunDirectory;
 use rloom_store::{StoreError, disk};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,14 @@ impl DataRecord {
         config: &Config,
         accepts_changes: bool,
     ) -> Result<Self, RunError> {
-        let path = directory.path().join("data.json");
+        let record = Self::compared(directory.path(), config, accepts_changes)?;
+        record.write()?;
+        Ok(record)
+    }
+
+    /// Compares the data files with those that the run in `folder` started with. Writes nothing.
+    pub(crate) fn compared(folder: &Path, config: &Config, accepts_changes: bool) -> Result<Self, RunError> {
+        let path = folder.join("data.json");
         let present = fingerprints(config)?;
         let recorded = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -48,13 +55,17 @@ impl DataRecord {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => present.clone(),
             Err(source) => return Err(StoreError::io("read", &path, source).into()),
         };
-        if !accepts_changes {
-            check(&recorded, &present)?;
+        if !accepts_changes && let Some(change) = change_between(&recorded, &present) {
+            return Err(RunError::DataChanged { run: folder.to_owned(), change });
         }
-        let record =
-            Self { path, recorded: Recorded { orders: recorded.orders, ..present }, accepts_changes };
-        record.write()?;
-        Ok(record)
+        Ok(Self { path, recorded: Recorded { orders: recorded.orders, ..present }, accepts_changes })
+    }
+
+    /// Makes this the record of the run in `directory`.
+    pub(crate) fn move_to(mut self, directory: &RunDirectory) -> Result<Self, RunError> {
+        self.path = directory.path().join("data.json");
+        self.write()?;
+        Ok(self)
     }
 
     /// Compares the order of a stage's tasks with that of an earlier attempt, or records it.
@@ -102,12 +113,8 @@ fn files<'c>(
     Ok(files)
 }
 
-fn check(recorded: &Recorded, present: &Recorded) -> Result<(), RunError> {
+/// The first difference between the data of a run and the present data.
+fn change_between(recorded: &Recorded, present: &Recorded) -> Option<DataChange> {
     let of_stages = recorded.stages.iter().filter_map(|(name, was)| Some((was, present.stages.get(name)?)));
-    for (was, is) in of_stages.chain([(&recorded.eval, &present.eval)]) {
-        if let Some(change) = first_change(was, is) {
-            return Err(RunError::DataChanged { change });
-        }
-    }
-    Ok(())
+    of_stages.chain([(&recorded.eval, &present.eval)]).find_map(|(was, is)| first_change(was, is))
 }

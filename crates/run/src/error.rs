@@ -88,9 +88,7 @@ pub enum RunError {
     },
     /// Fewer steps than a stage has done.
     #[error("stage `{stage}` cannot have {steps} steps: {done} are trained")]
-    #[diagnostic(help(
-        "only the stage of the newest checkpoint and later ones can get other numbers of steps"
-    ))]
+    #[diagnostic(help("{}", steps_hint(stage, *trained)))]
     StepsAreDone {
         /// The stage.
         stage: String,
@@ -98,11 +96,18 @@ pub enum RunError {
         steps: u64,
         /// Steps that are done.
         done: String,
+        /// Number of steps that are done, if the stage is not finished.
+        trained: Option<u64>,
     },
     /// The data of a resumed run has changed.
-    #[error(transparent)]
-    #[diagnostic(transparent)]
+    #[error("{change}")]
+    #[diagnostic(help(
+        "restore the data, or pass `--accept-changed-data` with `--resume {}` to continue with the data as it is now",
+        run.display()
+    ))]
     DataChanged {
+        /// The directory of the run that started with other data.
+        run: PathBuf,
         /// The difference.
         change: rloom_data::DataChange,
     },
@@ -295,6 +300,13 @@ fn no_sampling_stage(name: Option<&str>) -> String {
     let which =
         name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
     format!("{which}: there is nothing to generate again")
+}
+
+fn steps_hint(stage: &str, trained: Option<u64>) -> String {
+    match trained {
+        Some(steps) => format!("set `stage.{stage}.steps` to at least {steps}"),
+        None => format!("leave out `stage.{stage}.steps`: a later stage has begun"),
+    }
 }
 
 fn sampling_stages_hint(stages: &[String]) -> String {

@@ -76,6 +76,7 @@ pub fn fork(
     changes.retain(|change| !matches!(change.key.as_str(), "run.name" | "run.directory"));
     effect_of(&changes)?;
     check_steps(&changes, config, name.stage, name.step)?;
+    let data = DataRecord::compared(source, config, options.accept_changed_data)?;
     // Later stages may start from the ends of earlier ones.
     let needed: Vec<_> = list
         .iter()
@@ -91,14 +92,11 @@ pub fn fork(
         copies.copy(own, path)?;
     }
     Journal::copy_snapshot(&source.join("journal"), &directory.journal(), name.stage, name.step)?;
-    if let Ok(data) = std::fs::read(source.join("data.json")) {
-        disk::write_atomically("data", &directory.path().join("data.json"), &data)?;
-    }
+    let data = data.move_to(&directory)?;
     // Last: a folder without it is not a run.
     disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
     attempt(&directory, observer, |events| {
         events.warn(format!("continues {} of {}", checkpoint, source.display()));
-        let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
         let (engines, inputs) = embedded(config)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
@@ -125,7 +123,8 @@ fn check_steps(changes: &[SettingChange], config: &Config, stage: u32, step: u64
         let is_done = at < stage as usize;
         if is_done || (at == stage as usize && steps < step) {
             let done = if is_done { "all its steps".to_owned() } else { format!("{step} steps") };
-            return Err(RunError::StepsAreDone { stage: name.to_owned(), steps, done });
+            let trained = (!is_done).then_some(step);
+            return Err(RunError::StepsAreDone { stage: name.to_owned(), steps, done, trained });
         }
     }
     Ok(())

@@ -241,7 +241,7 @@ pub enum StageError {
         "stage `{stage}`, step {step}: {failures} groups failed since the last batch; the last one: {last}\nlast \
          valid checkpoint: {checkpoint}"
     )]
-    #[diagnostic(help("`schedule.max_failures` is the limit"))]
+    #[diagnostic(help("remove the cause, or raise `stage.{stage}.schedule.max_failures`"))]
     TooManyFailures {
         /// The stage.
         stage: String,
@@ -283,8 +283,8 @@ pub enum StageError {
         filtered.join(", ")
     )]
     #[diagnostic(help(
-        "easier or harder tasks, a larger group, or a larger `filter.max_draws` in the stage's \
-             `[stage.algorithm]`"
+        "raise `stage.{stage}.algorithm.filter.max_draws`, or start a run with easier or harder tasks or with a larger \
+         `stage.{stage}.algorithm.group_size`"
     ))]
     NothingLeft {
         /// The stage.

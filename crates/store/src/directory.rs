@@ -46,7 +46,10 @@ impl RunDirectory {
             })
         };
         if fs::read_dir(path).is_ok_and(|mut entries| !entries.all(is_leftover)) {
-            return Err(StoreError::DirectoryInUse { path: path.to_owned() });
+            return Err(StoreError::DirectoryInUse {
+                path: path.to_owned(),
+                is_run: path.join("config.toml").is_file(),
+            });
         }
         disk::create_folder("run", path)?;
         Self::locked(path)

@@ -25,6 +25,8 @@ pub enum StoreError {
     DirectoryInUse {
         /// The directory.
         path: PathBuf,
+        /// True if it contains a run.
+        is_run: bool,
     },
     /// The directory contains no run.
     #[error("{} is not a run directory: it has no config.toml", path.display())]
@@ -175,18 +177,28 @@ impl Diagnostic for StoreError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         let hint = match self {
             Self::Io { source, .. } => io_hint(source)?.to_owned(),
-            Self::DirectoryInUse { path } => {
-                format!("`--resume {}` resumes the run in it; `--run-name` starts another", path.display())
+            Self::DirectoryInUse { path, is_run: true } => {
+                format!(
+                    "`--resume {}` resumes the run in it; another `--run-name` starts a new one",
+                    path.display()
+                )
+            }
+            Self::DirectoryInUse { is_run: false, .. } => {
+                "choose another name with `--run-name`, or remove the directory: it contains no run"
+                    .to_owned()
             }
             Self::NotARun { .. } => "pass the directory of a run, such as runs/arithmetic".to_owned(),
             Self::Locked { .. } => "wait for that process to exit, or stop it".to_owned(),
             Self::JournalDamaged { .. } => {
                 "remove the file to regenerate its groups from the last checkpoint".to_owned()
             }
-            Self::JournalFormat { .. } => {
-                "finish the run with the version of rloom that wrote it, or start a new run from one of its \
-                 checkpoints with `--set model.path=…`"
-                    .to_owned()
+            Self::JournalFormat { path, .. } => {
+                let run = path.parent().and_then(Path::parent).unwrap_or(path);
+                format!(
+                    "finish the run with the version of rloom that wrote it, or start a new run from its weights with \
+                     `--set model.path={}`",
+                    run.join("checkpoints/latest").display()
+                )
             }
             Self::JournalClosed { .. } => "`--resume` the run once the cause is fixed".to_owned(),
             Self::CheckpointDamaged { .. } => return None,

@@ -69,8 +69,8 @@ pub enum TextError {
     /// Messages to render without a chat template.
     #[error("the tokenizer has no chat template, so messages cannot be rendered")]
     #[diagnostic(help(
-        "use a model folder with chat_template.jinja (or `chat_template` in tokenizer_config.json), or tasks \
-             with a plain text prompt"
+        "use a model folder with chat_template.jinja (or `chat_template` in tokenizer_config.json), set \
+         `tokenizer.chat_template` for a new model, or use plain text prompts"
     ))]
     NoChatTemplate,
     /// Several named templates without a default.

@@ -25,8 +25,8 @@ pub(super) fn whiten(r: &mut Reader, estimator: &Estimator) -> Result<bool, Algo
     }
 }
 
-fn rate_scale(key: &'static str, value: f64) -> Result<f64, AlgoError> {
-    checked(key, value, |v| v > 0.0, "above 0", "it multiplies the policy's learning rate")
+fn rate_scale(key: &'static str, value: f64, hint: &'static str) -> Result<f64, AlgoError> {
+    checked(key, value, |v| v > 0.0, "above 0: it multiplies the policy's learning rate", hint)
 }
 
 pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<CriticSpec>, AlgoError> {
@@ -42,7 +42,7 @@ pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<Cri
             let scale = read!(r.critic.learning_rate_scale or 10.0);
             CriticSpec {
                 backbone,
-                learning_rate_scale: rate_scale("critic.learning_rate_scale", scale)?,
+                learning_rate_scale: rate_scale("critic.learning_rate_scale", scale, "10 is usual")?,
                 value: ValueLoss { coef: 1.0, clip },
                 warmup_batches: read!(r.critic.warmup_batches or 0),
             }
@@ -63,5 +63,8 @@ pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<Cri
 pub(super) fn prm(r: &mut Reader, estimator: &Estimator) -> Result<Option<PrmSpec>, AlgoError> {
     let Some(beta) = estimator.kernel().reads().prm else { return Ok(None) };
     let scale = read!(r.prm.learning_rate_scale or 2.0);
-    Ok(Some(PrmSpec { beta, learning_rate_scale: rate_scale("prm.learning_rate_scale", scale)? }))
+    Ok(Some(PrmSpec {
+        beta,
+        learning_rate_scale: rate_scale("prm.learning_rate_scale", scale, "2 is usual")?,
+    }))
 }

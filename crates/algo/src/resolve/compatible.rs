@@ -46,7 +46,7 @@ fn steps(algorithm: &Algorithm) -> Result<(), AlgoError> {
     }
     let key = if epochs > 1 { "epochs" } else { "minibatches" };
     let reason = Refusal::StepsWithoutRatio { epochs, minibatches };
-    Err(refuse(key, reason, "one step per batch, or loss = \"ppo_clip\""))
+    Err(refuse(key, reason, "epochs = 1 and minibatches = 1, or loss = \"ppo_clip\""))
 }
 
 fn level(algorithm: &Algorithm) -> Result<(), AlgoError> {
@@ -73,7 +73,7 @@ fn proximal(algorithm: &Algorithm) -> Result<(), AlgoError> {
             return Err(refuse("proximal", Refusal::InterpolationUnread, hint));
         }
         if !loss.is_stale {
-            let hint = "proximal = \"sampler\", or max_staleness of at least 1";
+            let hint = "proximal = \"sampler\", or schedule.max_staleness of at least 1";
             return Err(refuse("proximal", Refusal::NothingToInterpolate, hint));
         }
     }

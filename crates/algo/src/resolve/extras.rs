@@ -17,7 +17,7 @@ pub(super) struct Kl {
     pub(super) in_loss: Option<KlLoss>,
 }
 
-pub(super) fn kl(r: &mut Reader) -> Result<Kl, AlgoError> {
+pub(super) fn kl(r: &mut Reader, advantage: &Estimator) -> Result<Kl, AlgoError> {
     let coef = read!(r.kl.coef or 0.0);
     let coef = checked("kl.coef", coef, |v| v >= 0.0, "0 or more", "0 for no KL, which loads no reference")?;
     let asked = r.asked.kl.unwrap_or_default();
@@ -29,20 +29,24 @@ pub(super) fn kl(r: &mut Reader) -> Result<Kl, AlgoError> {
         (None, Some(estimator)) => (KlPlacement::Loss, estimator),
         (_, None) => (KlPlacement::Loss, KlEstimator::K3),
     };
+    // Some advantages have no place for a KL in the reward.
+    let in_reward = advantage.kernel().takes_kl();
     match (placement, estimator) {
         (KlPlacement::Loss, KlEstimator::K1) => {
-            return Err(refuse(
-                "kl.estimator",
-                Refusal::K1InLoss,
-                "estimator = \"k3\" or \"k2\" in the loss, or placement = \"reward\" with k1",
-            ));
+            let hint = if in_reward {
+                "estimator = \"k3\" or \"k2\" in the loss, or placement = \"reward\" with k1"
+            } else {
+                "estimator = \"k3\" or \"k2\""
+            };
+            return Err(refuse("kl.estimator", Refusal::K1InLoss, hint));
         }
         (KlPlacement::Reward, KlEstimator::K2 | KlEstimator::K3 | KlEstimator::K3Plus) => {
-            return Err(refuse(
-                "kl.estimator",
-                Refusal::NotInReward { estimator },
-                "estimator = \"k1\", or placement = \"loss\"",
-            ));
+            let hint = if in_reward {
+                "estimator = \"k1\", or placement = \"loss\""
+            } else {
+                "placement = \"loss\""
+            };
+            return Err(refuse("kl.estimator", Refusal::NotInReward { estimator }, hint));
         }
         _ => {}
     }
@@ -62,7 +66,7 @@ pub(super) fn kl(r: &mut Reader) -> Result<Kl, AlgoError> {
 
 fn kl_control(r: &mut Reader) -> Result<Option<KlControl>, AlgoError> {
     let Some(target) = read!(r.kl.target?) else { return Ok(None) };
-    let target = checked("kl.target", target, |v| v > 0.0, "above 0", "nats per token; 0.1 is usual")?;
+    let target = checked("kl.target", target, |v| v > 0.0, "above 0", "0.1 nats per token are usual")?;
     let horizon = read!(r.kl.horizon or 10_000.0);
     let horizon = checked("kl.horizon", horizon, |v| v > 0.0, "above 0", "10000 episodes are usual")?;
     Ok(Some(KlControl { target, horizon }))
@@ -120,14 +124,26 @@ fn rejection(r: &mut Reader, estimator: KlEstimator) -> Result<Rejection, AlgoEr
     let level = read!(r.correction.reject_level or RejectLevel::SequenceMean);
     let low = if estimator == KlEstimator::K1 { read!(r.correction.reject_low?) } else { None };
     let low = match low {
-        Some(low) => checked("correction.reject_low", low, |v| v <= 0.0, "0 or less", "-0.1")?,
+        Some(low) => checked(
+            "correction.reject_low",
+            low,
+            |v| v <= 0.0,
+            "0 or less",
+            "in nats per token, for example -0.1",
+        )?,
         None => f64::NEG_INFINITY,
     };
     let Some(high) = read!(r.correction.reject_high?) else {
-        let hint = "set correction.reject_high, in nats";
+        let hint = "set correction.reject_high, in nats per token, for example 0.1";
         return Err(refuse("correction.reject", Refusal::NoRejectBound, hint));
     };
-    let high = checked("correction.reject_high", high, |v| v > 0.0, "above 0", "nats per token")?;
+    let high = checked(
+        "correction.reject_high",
+        high,
+        |v| v > 0.0,
+        "above 0",
+        "in nats per token, for example 0.1",
+    )?;
     Ok(Rejection { estimator, level, low, high })
 }
 
@@ -144,7 +160,13 @@ pub(super) fn entropy_coef(r: &mut Reader) -> Result<f64, AlgoError> {
 
 pub(super) fn entropy_control(r: &mut Reader) -> Result<Option<EntropyControl>, AlgoError> {
     let Some(target) = read!(r.entropy_control.target?) else { return Ok(None) };
-    let target = checked("entropy_control.target", target, |v| v > 0.0, "above 0", "nats per token")?;
+    let target = checked(
+        "entropy_control.target",
+        target,
+        |v| v > 0.0,
+        "above 0",
+        "in nats per token, for example 0.5",
+    )?;
     let step = read!(r.entropy_control.step or 0.005);
     let step = checked("entropy_control.step", step, |v| v > 0.0, "above 0", "0.005 is usual")?;
     let min = read!(r.entropy_control.min or 0.0);

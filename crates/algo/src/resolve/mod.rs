@@ -114,7 +114,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
     let whiten = advantage::whiten(r, &estimator)?;
     let surrogate = loss(r)?;
     let (ratio_to, correction, proximal) = against_the_sampler(r, &surrogate, is_stale)?;
-    let kl = extras::kl(r)?;
+    let kl = extras::kl(r, &estimator)?;
     let entropy_coef = extras::entropy_coef(r)?;
     let entropy_control = extras::entropy_control(r)?;
     let per_token = !surrogate.is_per_sequence()

@@ -42,18 +42,16 @@ fn prompts(arguments: &Generate) -> Result<Vec<String>, Failure> {
     if !arguments.prompts.is_empty() {
         return Ok(arguments.prompts.clone());
     }
+    let none = |message| {
+        Failure::usage_text(message).hint("pass prompts as arguments, or one per line on standard input")
+    };
     if io::stdin().is_terminal() {
-        let failure = Failure::usage_text("no prompt given");
-        return Err(failure.hint("pass prompts as arguments, or one per line on standard input"));
+        return Err(none("no prompt given"));
     }
     let lines: Result<Vec<String>, _> = io::stdin().lock().lines().collect();
     let lines = lines.map_err(|e| Failure::failed_text(format_args!("cannot read the prompts: {e}")))?;
     let prompts: Vec<String> = lines.into_iter().filter(|line| !line.is_empty()).collect();
-    if prompts.is_empty() {
-        Err(Failure::usage_text("standard input contains no prompt"))
-    } else {
-        Ok(prompts)
-    }
+    if prompts.is_empty() { Err(none("standard input contains no prompt")) } else { Ok(prompts) }
 }
 
 /// `samples` requests per prompt, in the order of the prompts.

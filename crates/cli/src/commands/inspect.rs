@@ -6,6 +6,7 @@ mod trace;
 
 use std::path::Path;
 
+use rloom_run::lineage::LineageError;
 use rloom_telemetry::{EventFile, RunState, Sample, SkippedLines, StageOutline};
 use serde::Serialize;
 
@@ -65,8 +66,14 @@ struct Measured {
 }
 
 pub(crate) fn run(arguments: &Inspect, output: Output) -> Result<(), Failure> {
+    let sample = arguments
+        .sample
+        .as_deref()
+        .map(str::parse)
+        .transpose()
+        .map_err(|error: LineageError| Failure::usage(error))?;
     let directory = find_run(&arguments.run)?;
-    if let Some(name) = &arguments.sample {
+    if let Some(name) = &sample {
         return sample::run(&directory, name, output);
     }
     let events = EventFile::open(&directory.join("events.jsonl")).map_err(Failure::failed)?;

@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rloom_config::Config;
+use rloom_run::lineage::LineageError;
 use rloom_run::{Difference, FoundIn, Origin, Verdict};
 
 use super::train::find_run;
@@ -11,6 +12,7 @@ use crate::output::{CYAN, Output};
 use crate::progress::numbers::duration;
 
 pub(crate) fn run(arguments: &Replay, output: Output) -> Result<(), Failure> {
+    let sample = arguments.sample.parse().map_err(|error: LineageError| Failure::usage(error))?;
     let run = find_run(&arguments.run)?;
     let config = Config::load(&[run.join("config.toml")], &[] as &[&str])?;
     let bar = bar(output);
@@ -18,7 +20,7 @@ pub(crate) fn run(arguments: &Replay, output: Output) -> Result<(), Failure> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let replayed = rloom_run::replay(&run, &config, &arguments.sample, arguments.rebuild, &mut progress);
+    let replayed = rloom_run::replay(&run, &config, &sample, arguments.rebuild, &mut progress);
     bar.finish_and_clear();
     let replay = replayed.map_err(Failure::failed)?;
     if output.json {

@@ -34,12 +34,12 @@ const ORDER: [&str; 21] = [
 /// Longest source file in lines.
 const MAX_LINES: usize = 600;
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// Rust files below a folder, with their text.
-fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
+pub(crate) fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -56,7 +56,7 @@ fn sources(folder: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-fn crates() -> Vec<String> {
+pub(crate) fn crates() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(root().join("crates"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

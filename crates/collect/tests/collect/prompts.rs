@@ -190,6 +190,7 @@ fn prompts_without_room_are_refused_or_dropped() {
     let error = drop_long_prompts(&mut dataset, &kept, 2).unwrap_err();
     assert_eq!(
         data.text(&error),
-        "all 3 prompts are longer than `max_prompt_tokens = 2`; the shortest has 3 tokens [raise `data.max_prompt_tokens`]"
+        "all 3 prompts are longer than `max_prompt_tokens = 2`; the shortest has 3 tokens [set `data.max_prompt_tokens` to \
+         at least 3]"
     );
 }

@@ -40,7 +40,7 @@ pub(super) fn check(
             )
             .at(data.origin_or_table("generator"), "")
             .at_if_set(environment.origin("kind"), "ends after one turn")
-            .hint(set_guess(environment)),
+            .hint(set_guess(environment, data)),
         ),
         (EnvironmentSettings::SingleTurn, _) => {}
     }
@@ -57,7 +57,7 @@ pub(super) fn check(
                     format!("the `{name}` environment does not reward turns"),
                 )
                 .at_if_set(environment.origin("kind"), "")
-                .hint(set_guess(environment)),
+                .hint(format!("remove the component, or {}", set_guess(environment, data))),
         );
     }
 }
@@ -79,8 +79,10 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
             .at(keys.origin_or_table(key), "")
             .at_if_set(environment.origin("kind"), format!("the `{name}` environment has no steps"))
             .hint(format!(
-                "{}; without steps, `advantage = \"group\"` is equivalent",
-                set_guess(environment)
+                "set `{} = \"group\"`, which is equivalent without steps; for steps, {} and reward them with the component \
+                 `{{ kind = \"environment\" }}`",
+                keys.name("algorithm.advantage"),
+                set_guess(environment, &stage.data)
             )),
         );
     } else if let Some(rollout) = &stage.rollout
@@ -96,14 +98,18 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
                 rollout.reward.origin_or_table("components"),
                 "does not include the environment's step rewards",
             )
-            .hint("add `{ kind = \"environment\" }` to the components"),
+            .hint(format!("add `{{ kind = \"environment\" }}` to `{}`", rollout.reward.name("components"))),
         );
     }
 }
 
-/// Hint to set the environment; in the shared table if no table sets it yet.
-fn set_guess(environment: &Section<EnvironmentSettings>) -> String {
+/// Hint to set the environment, in the shared table if no table sets it yet, and tasks for it.
+fn set_guess(environment: &Section<EnvironmentSettings>, data: &Section<DataSettings>) -> String {
     let key =
         if environment.is_set("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
-    format!("set `{key} = \"guess\"`")
+    let tasks = match data.value.source {
+        Source::Guess(_) | Source::Files(_) => String::new(),
+        _ => format!(" and `{} = \"guess\"`", data.name("generator")),
+    };
+    format!("set `{key} = \"guess\"`{tasks}")
 }

@@ -23,7 +23,10 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         problems.push(
             Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
                 .at(eval.reward.origin_or_table("components"), "none of them is a verifier")
-                .hint("add one of the verifiers `exact`, `numeric`, `math`, `countdown`, `environment`; with `weight = 0` it does not change the reward"),
+                .hint(format!(
+                    "add {} to the components; with `weight = 0` it does not change the reward",
+                    verifiers(eval)
+                )),
         );
     }
     if !eval.data.value.has_held_out() {
@@ -72,6 +75,18 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         environment: eval.environment.value,
         reward: eval.reward.value.clone(),
         rollout: eval.rollout.value.clone(),
+    }
+}
+
+/// The verifiers that can judge the tasks.
+fn verifiers(eval: &EvalDraft) -> &'static str {
+    match &eval.data.value.source {
+        Source::Files(_) if eval.environment.value.has_steps() => "the verifier `environment`",
+        Source::Files(_) => "one of the verifiers `exact`, `numeric`, `math`, `countdown`",
+        Source::Arithmetic(_) => "one of the verifiers `exact`, `numeric`, `math`",
+        Source::Countdown(_) => "the verifier `countdown`",
+        Source::Guess(_) => "the verifier `environment`",
+        Source::Sorting(_) => "the verifier `exact`",
     }
 }
 

@@ -73,7 +73,7 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
                 Problem::new(Code::MissingKey, "a new tokenizer needs an alphabet")
                     .at(data.origin_or_table("path"), "files may contain any character")
                     .at(draft.model.origin_or_table("new"), "a new model has a new tokenizer")
-                    .hint("list them in `tokenizer.alphabet`"),
+                    .hint("list the characters of the files in `tokenizer.alphabet`"),
             ),
             None => {}
         }
@@ -100,7 +100,8 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
     }
     let alphabet = match (keys.alphabet, &draft.tokenizer) {
         (Some(alphabet), Some(section)) => {
-            check_alphabet(&alphabet, &needed, section, problems);
+            let has_default = all_data(draft).all(|data| data.value.alphabet().is_some());
+            check_alphabet(&alphabet, &needed, has_default, section, problems);
             alphabet
         }
         _ => needed.into_iter().collect(),
@@ -111,6 +112,7 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
 fn check_alphabet<T>(
     alphabet: &str,
     needed: &BTreeSet<char>,
+    has_default: bool,
     section: &Section<T>,
     problems: &mut Vec<Problem>,
 ) {
@@ -128,7 +130,11 @@ fn check_alphabet<T>(
                 ),
             )
             .at(section.origin_or_table("alphabet"), "")
-            .hint("remove `alphabet`: the default is the characters of the data"),
+            .hint(if has_default {
+                "add them, or remove `tokenizer.alphabet`: the default is the characters of the data"
+            } else {
+                "add them to `tokenizer.alphabet`"
+            }),
         );
     }
 }
@@ -150,7 +156,7 @@ fn check_new<T>(
             Problem::new(Code::Conflict, "`model.new.kv_heads` does not divide `model.new.heads`")
                 .at(section.origin_or_table("new.kv_heads"), format!("{kv_heads} key and value heads"))
                 .at_if_set(heads, format!("{} query heads, evenly divided among them", new.heads))
-                .hint(format!("kv_heads = {}", fitting.join(", "))),
+                .hint(format!("set `model.new.kv_heads` to one of {}", fitting.join(", "))),
         );
         return;
     }
@@ -159,7 +165,7 @@ fn check_new<T>(
             Problem::new(Code::Conflict, "`model.new.heads` does not divide `model.new.hidden_size`")
                 .at_if_set(heads, format!("{} heads", new.heads))
                 .at_if_set(section.origin("new.hidden_size"), format!("a width of {}", new.hidden_size))
-                .hint("change one of the two, or set `head_dim`"),
+                .hint("change one of the two, or set `model.new.head_dim`"),
         );
         return;
     }
@@ -189,7 +195,7 @@ fn check_length(draft: &Draft, new: &NewModel, problems: &mut Vec<Problem>) {
                         format!("{} positions for prompt and completion", new.max_positions),
                     )
                     .hint(format!(
-                        "`{}` plus the longest prompt must fit `model.new.max_positions`",
+                        "lower `{}`, or raise `model.new.max_positions`: prompt and completion share the positions",
                         sampling.name("max_new_tokens")
                     )),
             );

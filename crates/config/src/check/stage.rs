@@ -79,7 +79,10 @@ fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<
                     stage.keys.origin("algorithm.overlong.factor").or(stage.keys.origin("method")),
                     "the second one is the algorithm's penalty",
                 )
-                .hint("rename the component, or set `algorithm.overlong.factor = 0`"),
+                .hint(format!(
+                    "rename the component, or set `{} = 0`",
+                    stage.keys.name("algorithm.overlong.factor")
+                )),
         );
     }
 }
@@ -251,7 +254,7 @@ fn check_truncation(
                 "greedy decoding gives equal completions in a group, which have no advantages",
             )
             .at(sampling.origin_or_table("temperature"), "0 is greedy")
-            .hint("use 1.0 for training"),
+            .hint(format!("set `{}` to 1.0 for training", sampling.name("temperature"))),
         ),
         Some(key) if !allowed => problems.push(
             Problem::new(

@@ -67,12 +67,11 @@ pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<P
     if section.value.is_greedy() {
         for key in TRUNCATION {
             if let Some(origin) = section.key_origin(key) {
-                let temperature = section.sibling_name(key, "temperature");
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(key)))
                         .at(origin, "greedy decoding takes the most probable token")
                         .at_if_set(section.origin("temperature"), "0 is greedy")
-                        .hint(format!("set `{temperature}` above 0, or remove `{key}`")),
+                        .hint(format!("remove `{}`", section.name(key))),
                 );
             }
         }

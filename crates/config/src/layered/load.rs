@@ -37,11 +37,11 @@ impl Layers {
                     _ => format!("cannot read {}: {error}", path.display()),
                 };
                 let problem = Problem::new(Code::Unreadable, message);
-                self.problems.push(if path.is_dir() {
-                    problem.hint(format!(
-                        "give the path of a file, for example {}",
-                        path.join("config.toml").display()
-                    ))
+                let config = path.join("config.toml");
+                self.problems.push(if config.is_file() {
+                    problem.hint(format!("the configuration of the run is {}", config.display()))
+                } else if path.is_dir() {
+                    problem.hint("give the path of a TOML file in it")
                 } else {
                     problem
                 });

@@ -176,7 +176,7 @@ fn unread_by_kind(message: &str, name: &str, node: &Node) -> Option<Problem> {
     let problem = problem.at(entry.key_origin, label);
     Some(match expected.strip_prefix(", expected ") {
         Some(keys) => problem.hint(format!("they are {}", keys.trim_start_matches("one of "))),
-        None => problem.hint("it has no keys"),
+        None => problem.hint("remove it; there are no keys"),
     })
 }
 
@@ -213,7 +213,7 @@ fn unknown_key(key: &str, known: &[&str], name: &str, origin: Origin, context: C
         return problem.at(origin, format!("`{key}` belongs to {}", suggest::list(&elsewhere)));
     }
     let keys = match known {
-        [] => "this table has no keys".to_owned(),
+        [] => "remove it: this table has no keys".to_owned(),
         known => format!("the keys of this table are {}", suggest::list(known)),
     };
     problem.at(origin, "").hint(keys)

@@ -150,7 +150,7 @@ impl Countdown {
             let demonstration = expression.text.clone().into();
             return Ok(GeneratedTask { prompt, answer: expression.text, demonstration });
         }
-        Err(DataError::Exhausted { position, attempts: ATTEMPTS })
+        Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_number` or `max_target`" })
     }
 }
 

@@ -108,7 +108,7 @@ impl Guess {
                 demonstration: Demonstration::Turns(game(low, secret, high, &mut draws)),
             });
         }
-        Err(DataError::Exhausted { position, attempts: ATTEMPTS })
+        Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_number` or `max_numbers`" })
     }
 }
 

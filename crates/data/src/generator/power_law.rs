@@ -63,7 +63,7 @@ impl PowerLaw {
                 return Ok((a, b, operation));
             }
         }
-        Err(DataError::Exhausted { position, attempts: ATTEMPTS })
+        Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_digits`" })
     }
 
     fn operand(&self, length: &Length, draws: &mut RandomDraws) -> u64 {

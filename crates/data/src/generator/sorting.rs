@@ -99,7 +99,7 @@ impl Sorting {
             let answer = joined(&numbers);
             return Ok(GeneratedTask { prompt, demonstration: answer.clone().into(), answer });
         }
-        Err(DataError::Exhausted { position, attempts: ATTEMPTS })
+        Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_number` or `max_length`" })
     }
 }
 

@@ -239,7 +239,7 @@ fn errors_in_rows_name_file_line_and_field() {
     let good = "{\"prompt\": \"p\", \"answer\": \"1\"}\n";
     assert_eq!(
         error_of("{\"text\": \"p\", \"answer\": \"1\"}\n"),
-        "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer` [name the field with `prompt_field`]"
+        "data.jsonl:1: no field `prompt` or `question` or `messages`; the row has `text`, `answer` [set `prompt_field` to a field of the row, or add the field to the row]"
     );
     assert_eq!(
         error_of(format!("{good}{{\"prompt\": 5, \"answer\": \"1\"}}\n")),

@@ -242,11 +242,11 @@ fn named_fields_that_no_row_has_are_refused() {
     );
     assert_eq!(
         error(&|settings| settings.prompt_field = Some("text".into())),
-        "data.jsonl:1: no field `text`; the row has `prompt`, `label` [name the field with `prompt_field`]"
+        "data.jsonl:1: no field `text`; the row has `prompt`, `label` [set `prompt_field` to a field of the row, or add the field to the row]"
     );
     assert_eq!(
         error(&|settings| settings.domain_field = Some("kind".into())),
-        "data.jsonl:1: no field `kind`; the row has `prompt`, `label` [name the field with `domain_field`]"
+        "data.jsonl:1: no field `kind`; the row has `prompt`, `label` [set `domain_field` to a field of the row, or add the field to the row]"
     );
     // One row that has it is enough, and it can be the last one.
     data.open_with(Split::Train, |settings| settings.answer_field = Some("level".into())).unwrap();

@@ -104,7 +104,8 @@ fn invalid_settings_are_errors() {
         ),
         (
             r#"{"generator": "arithmetic", "max_digits": 9, "digits": "power_law", "operations": ["*"]}"#,
-            "`max_digits`: must be at most 8 with `*`, but is 9 [without `*` the maximum is 16]",
+            "`max_digits`: must be at most 8 with `*`, but is 9 [lower it to 8, or remove `*` from `operations`: the maximum \
+             is then 16]",
         ),
         (r#"{"generator": "arithmetic", "digits": "zipf"}"#, "unknown variant `zipf`, expected `uniform` or"),
         (

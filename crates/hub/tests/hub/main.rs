@@ -15,6 +15,7 @@ fn said(error: &HubError) -> String {
 
 mod cache;
 mod datasets;
+mod hints;
 mod models;
 mod python;
 mod server;

@@ -216,7 +216,7 @@ fn every_wait_has_a_timeout() {
 }
 
 /// An address without a listener.
-fn nowhere() -> String {
+pub(crate) fn nowhere() -> String {
     format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
 }
 

@@ -271,4 +271,19 @@ fn changed_data_is_noticed_and_moved_data_is_not_changed() {
     std::fs::write(&held_out, rows(9, 2)).unwrap();
     let error = resume(&run, &["stage.rl.steps=6"]).unwrap_err();
     assert!(error.to_string().contains("eval.jsonl has changed"), "{error}");
+
+    // A refused fork leaves nothing.
+    let checkpoint = std::fs::read_link(run.join("checkpoints/latest")).unwrap();
+    let mut forked = changed(&run, &["stage.rl.steps=6"]);
+    forked.run.name = "fork".to_owned();
+    let fork = |options| {
+        rloom_run::fork(&run, checkpoint.to_str().unwrap(), &forked, options, &mut (), &StopFlag::default())
+    };
+    let error = fork(ResumeOptions::default()).unwrap_err();
+    assert!(matches!(error, RunError::DataChanged { .. }), "{error}");
+    assert!(!forked.run_directory().exists());
+    fork(accepting).unwrap();
+    // The data of the new run is that which it was started with; the other run keeps its own.
+    resume(&forked.run_directory(), &[]).unwrap();
+    assert!(resume(&run, &[]).is_err());
 }

@@ -253,6 +253,7 @@ fn a_run_stopped_by_a_full_disk_resumes_to_the_same_result() {
     });
     let error = resume(&config).unwrap_err();
     assert!(error.to_string().contains("journal/stage-01-from-"), "{error}");
+    // The hint of `StoreError::Io`, which is followed.
     let hint = error.help().unwrap().to_string();
     assert!(hint.starts_with("free some disk space"), "{hint}");
     drop(full);

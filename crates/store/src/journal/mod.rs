@@ -178,11 +178,11 @@ impl Journal {
         Ok((Self { directory, stage, version: last, file, encoder, length, failure: None }, recovered))
     }
 
-    /// Discards what was recorded after `version` of a stage. The groups that were open then are kept. Segments are removed
-    /// from the last one on, so that an interrupted call leaves a shorter journal.
+    /// Discards what was recorded after `version` of a stage, also in later stages. The groups that were open then are kept.
+    /// Segments are removed from the last one on, so that an interrupted call leaves a shorter journal.
     pub fn discard_after(directory: &Path, stage: u32, version: u64) -> Result<(), StoreError> {
         let (segments, _) = Segment::list(directory)?;
-        for segment in segments.iter().rev().filter(|s| s.stage == stage && s.version > version) {
+        for segment in segments.iter().rev().filter(|s| (s.stage, s.version) > (stage, version)) {
             disk::remove_file(OPEN, &directory.join(segment.file()))?;
         }
         disk::sync_directory(OPEN, directory)?;

@@ -227,6 +227,17 @@ fn segments_of_later_stages_are_removed_only_when_the_stage_samples_again() {
 }
 
 #[test]
+fn discarding_the_end_of_a_stage_discards_later_stages() {
+    let directory = fast_directory();
+    write_chain(directory.path());
+    let later = directory.path().join("stage-02-from-000000.log");
+    fs::write(&later, "?").unwrap();
+    Journal::discard_after(directory.path(), 1, 20).unwrap();
+    assert!(!later.exists(), "its groups come from weights that change");
+    assert_eq!([10, 20, 30].map(|version| segment(directory.path(), version).exists()), [true, true, false]);
+}
+
+#[test]
 fn pruning_keeps_what_the_oldest_checkpoint_needs() {
     let directory = fast_directory();
     write_chain(directory.path());

@@ -56,6 +56,11 @@ impl Sandbox {
 }
 
 impl Finished {
+    /// The hints of an error.
+    pub(crate) fn hints(&self) -> Vec<&str> {
+        self.stderr.lines().filter_map(|line| line.strip_prefix("hint: ")).collect()
+    }
+
     /// Exit code and output as one text, for snapshots.
     pub(crate) fn text(&self) -> String {
         let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
