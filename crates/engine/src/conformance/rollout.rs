@@ -387,7 +387,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
                 if part.stop != StopReason::Aborted {
                     continue;
                 }
-                require(is_selected, || format!("{which:?} aborted {:?}", request.key))?;
+                require(is_selected, || format!("{which:?} aborted another request: {:?}", request.key))?;
                 interrupted += 1;
                 let rest = GenerateRequest { prefix: part.tokens.clone(), ..request.clone() };
                 let joined = part.then(self.complete(&rest).await?);
@@ -401,7 +401,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
             let other_answer = self.answer(&other, other_answer).await?;
             if which != Abort::All {
                 require(other_answer.stop != StopReason::Aborted, || {
-                    format!("{which:?} aborted another group")
+                    format!("{which:?} aborted another request: {:?}", other.key)
                 })?;
             }
         }

@@ -17,6 +17,11 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("HubError::Subset", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Unreachable", "crates/hub/tests/hub/hints.rs", "of_models"),
     (
+        "StageError::NotFinite",
+        "crates/run/tests/run/not_finite.rs",
+        "steps_that_are_not_finite_are_skipped_up_to_a_limit",
+    ),
+    (
         "StageError::StoppedNow",
         "crates/run/tests/run/changes.rs",
         "another_learning_rate_applies_from_the_newest_checkpoint_on",
@@ -76,7 +81,6 @@ pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("SchedError::Pinned", "the configuration is refused first"),
     ("StageError::CutMismatch", "needs a binary that schedules in another way"),
     ("StageError::JournalContradicts", "needs a binary that schedules in another way"),
-    ("StageError::NotFinite", "needs a gradient that is not finite"),
     ("StageError::PinnedWeightsMissing", "needs a kill before the journal's folder is lost"),
     ("StageError::ReplayDiffers", "needs a binary that computes in another way"),
     ("StageError::Stalled", "needs a worker that hangs"),

@@ -175,7 +175,7 @@ fn every_lie_is_detected() {
         (Lie::Dropped, "cancelled requests continue"),
         (Lie::Timeout, "a request with a timeout never completes"),
         (Lie::Abort, "aborted nothing"),
-        (Lie::AbortsAll, "aborted another group"),
+        (Lie::AbortsAll, "aborted another request"),
         (Lie::Recompute, "recompute: a completion was aborted"),
         (Lie::Release, "handles on released weights"),
         (Lie::Policy, "spans"),
