@@ -2,6 +2,7 @@
 
 mod bench;
 mod messages;
+mod offline;
 mod plan;
 mod runs;
 mod soak;
