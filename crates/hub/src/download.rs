@@ -40,7 +40,8 @@ impl Hub {
         }
         if self.options.offline {
             let id = format!("{}/{}", snapshot.id(), file.path);
-            return Err(HubError::Offline { id, cache: self.options.cache.clone() });
+            let kind = snapshot.repository.kind;
+            return Err(HubError::Offline { kind, id, cache: self.options.cache.clone() });
         }
         let remote = self.describe(snapshot, file)?;
         cache.prepare()?;

@@ -26,9 +26,11 @@ pub enum HubError {
         source_name: String,
     },
     /// The cache does not contain the repository, and no network may be used.
-    #[error("{id}: not in the cache {}, and HF_HUB_OFFLINE is set", cache.display())]
+    #[error("{kind} {id}: not in the cache {}, and HF_HUB_OFFLINE is set", cache.display())]
     #[diagnostic(help("unset HF_HUB_OFFLINE to download it"))]
     Offline {
+        /// Model or data set.
+        kind: RepositoryKind,
         /// The repository and revision, or a file.
         id: String,
         /// The cache.

@@ -127,8 +127,8 @@ impl Hub {
             }
         };
         if self.options.offline {
-            let id = format!("{repository}@{revision}");
-            return cached().ok_or_else(|| HubError::Offline { id, cache: self.options.cache.clone() });
+            let (kind, id) = (repository.kind, format!("{repository}@{revision}"));
+            return cached().ok_or_else(|| HubError::Offline { kind, id, cache: self.options.cache.clone() });
         }
         match self.list(repository, revision) {
             Ok(listing) => {

@@ -31,7 +31,7 @@ pub struct GenerationConfig {
     source: Map<String, Value>,
 }
 
-const FILE: &str = "generation_config.json";
+pub(crate) const FILE: &str = "generation_config.json";
 
 impl GenerationConfig {
     /// A configuration with special tokens only.

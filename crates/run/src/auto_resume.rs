@@ -1,5 +1,7 @@
 //! `run.resume = "auto"`: a command that is started again continues its run.
 
+use std::path::Path;
+
 use rloom_config::{Config, ModelSource, Resume};
 use rloom_hub::ModelReference;
 
@@ -33,8 +35,11 @@ pub(crate) fn continued(config: &Config) -> Result<Option<Config>, RunError> {
     with_absolute_paths(wanted).map(Some)
 }
 
-/// True if `run` is a commit of the model `wanted`.
+/// True if `run` is a commit of the model `wanted`, or its folder, which may be gone.
 fn is_same_model(wanted: &str, run: &str) -> bool {
+    if std::path::absolute(wanted).is_ok_and(|wanted| wanted == Path::new(run)) {
+        return true;
+    }
     let (Ok(wanted), Ok(run)) = (wanted.parse::<ModelReference>(), run.parse::<ModelReference>()) else {
         return false;
     };
@@ -58,5 +63,12 @@ mod tests {
             assert_eq!(is_same_model(wanted, &commit), is_same, "{wanted}");
         }
         assert!(!is_same_model("org/model", "org/model@main"));
+    }
+
+    #[test]
+    fn a_relative_path_is_the_folder_of_the_run() {
+        let folder = std::path::absolute("models/gone").unwrap().display().to_string();
+        assert!(is_same_model("models/gone", &folder) && is_same_model("./models/gone", &folder));
+        assert!(!is_same_model("models/other", &folder));
     }
 }

@@ -48,6 +48,45 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Hub(#[from] rloom_hub::HubError),
+    /// The initial model of an existing run is neither among its files nor available where it came from.
+    #[error("{} needs its initial model: {error}", run.display())]
+    #[diagnostic(help("{reason}: make the model available again"))]
+    InitialModelMissing {
+        /// The run directory.
+        run: PathBuf,
+        /// The need of the model.
+        reason: String,
+        /// The cause.
+        #[source]
+        #[diagnostic_source]
+        error: rloom_hub::HubError,
+    },
+    /// The kept files of the initial model are damaged, and the model has changed where it came from.
+    #[error(
+        "{} is damaged, and {} differs from the model that the run started with",
+        kept.display(),
+        path.display()
+    )]
+    #[diagnostic(help("restore the file, or remove {} to continue with the model as it is now", kept.display()))]
+    InitialModelChanged {
+        /// Folder with the kept files.
+        kept: PathBuf,
+        /// The first file that differs.
+        path: PathBuf,
+    },
+    /// The files of the initial model could not be kept.
+    #[error("could not keep the initial model, which resumed attempts read, in {}: {error}", path.display())]
+    #[diagnostic(help(
+        "free disk space, or set `run.directory` to a folder on the file system of the model, where its weights are \
+         linked instead of copied"
+    ))]
+    InitialModelNotKept {
+        /// Folder for the files.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        error: Box<RunError>,
+    },
     /// The tokenizer could not be opened, built or written.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -7,6 +7,7 @@ use rloom_config::{Config, ModelSource};
 use rloom_hub::{Hub, HubOptions};
 use rloom_model::{Dtype, GenerationConfig, Model};
 use rloom_store::checkpoint::Checkpoints;
+use rloom_store::directory::INITIAL;
 use rloom_text::Tokenizer;
 
 use crate::RunError;
@@ -69,6 +70,9 @@ pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
     if let Some((_, folder)) = checkpoints.last() {
         return Tokenizer::load(folder).ok();
     }
+    if let Ok(tokenizer) = Tokenizer::load(&directory.join(INITIAL)) {
+        return Some(tokenizer);
+    }
     let config = Config::load(&[directory.join("config.toml")], &[] as &[&str]).ok()?;
     match &config.model {
         ModelSource::Path(source) => {
@@ -76,5 +80,27 @@ pub(crate) fn tokenizer_of(directory: &Path) -> Option<Tokenizer> {
             Tokenizer::load(&cache.model(source).ok()?).ok()
         }
         ModelSource::New { tokenizer, .. } => Tokenizer::characters(tokenizer).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_a_checkpoint_has_the_tokenizer_of_its_initial_model() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(tokenizer_of(run.path()).is_none());
+        let text = "model.new = { layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, max_positions = 16 }\n\
+                    data.generator = 'arithmetic'\nsampling.max_new_tokens = 4\n\
+                    reward.components = [{ kind = 'exact' }]\n\
+                    [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
+        let config =
+            Config::from_text("test.toml", text, &[] as &[&str]).map_err(|errors| errors.to_string());
+        let tokenizer = Policy::initial(&config.unwrap()).unwrap().tokenizer;
+        std::fs::create_dir(run.path().join("checkpoints")).unwrap();
+        tokenizer.save(&run.path().join(INITIAL)).unwrap();
+        let found = tokenizer_of(run.path()).unwrap();
+        assert_eq!(found.encode("1+2", false).unwrap(), tokenizer.encode("1+2", false).unwrap());
     }
 }

@@ -9,15 +9,17 @@ use std::time::Instant;
 use rloom_config::{Config, Stage, StageRollout};
 use rloom_core::{Author, Episode, OnUpdate, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, RolloutEngine, SamplingSettings};
+use rloom_store::checkpoint::{Checkpoints, StoredCheckpoint};
 use rloom_telemetry::{EventFile, EventLine};
 use serde::Serialize;
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, is_exact};
+use crate::initial::{policy_to_read, reads_start};
 use crate::lineage::{SampleName, ranges};
 use crate::rebuild::{Origin, Versions};
 use crate::recorded::{FoundIn, RecordedStage, outline_of};
-use crate::stage_setup::RunInputs;
-use crate::{NotRepeatable, Policy, RunError, context, runtime};
+use crate::stage_setup::{RunInputs, start_of};
+use crate::{NotRepeatable, RunError, context, runtime};
 
 /// The first difference between record and replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -94,7 +96,8 @@ pub fn replay(
 ) -> Result<Replay, RunError> {
     let record = find(directory, config, name)?;
     let ctx = context(config.run.threads)?;
-    let policy = Policy::initial(config)?;
+    let reader = record.reads_initial_weights(directory, rebuild)?.then_some(record.stage.name.as_str());
+    let policy = policy_to_read(directory, config, reader)?;
     let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
     let engines = EmbeddedEngines::new(&policy, config, ctx);
     record.replay(directory, config, &engines, &inputs, rebuild, progress)
@@ -152,9 +155,8 @@ impl RecordedSample<'_> {
     ) -> Result<Replay, RunError> {
         let engine = engines.rollout(&self.rollout.engine)?;
         self.check_repeatable(engines, &engine)?;
+        let wanted = self.versions();
         let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started } = self;
-        let spans = episode.segments.iter().flat_map(|segment| &segment.versions);
-        let wanted: BTreeSet<u64> = spans.map(|span| span.version.0).collect();
         let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities());
         let recorded = &recorded;
         let versions = Versions { config, run: directory, index, stage, engines, inputs, recorded, is_exact };
@@ -190,6 +192,25 @@ impl RecordedSample<'_> {
             verdict,
             seconds: started.elapsed().as_secs_f64(),
         })
+    }
+
+    /// The versions that sampled it.
+    fn versions(&self) -> BTreeSet<u64> {
+        let spans = self.episode.segments.iter().flat_map(|segment| &segment.versions);
+        spans.map(|span| span.version.0).collect()
+    }
+
+    /// True if replaying it, with retraining if `rebuild` is set, reads the initial weights of the run in `directory`.
+    fn reads_initial_weights(&self, directory: &Path, rebuild: bool) -> Result<bool, RunError> {
+        let wanted = self.versions();
+        if start_of(self.stage).is_some() {
+            return Ok(false);
+        }
+        let (checkpoints, _) = Checkpoints::open_for_reading(directory.join("checkpoints")).list()?;
+        let own = |(name, _): &&StoredCheckpoint| name.stage_name == self.stage.name;
+        let oldest = checkpoints.iter().find(own).map_or(u64::MAX, |(name, _)| name.step);
+        let retrains_from_start = wanted.first().is_some_and(|&version| version < oldest);
+        Ok(wanted.contains(&0) || rebuild && (retrains_from_start || reads_start(self.stage)))
     }
 
     /// Checks that some weights give the sample again: the engine must be exact, and a turn must not mix keys and values of

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use rloom_config::{ChangeEffect, Config, SettingChange, setting_changes};
 use rloom_store::checkpoint::Checkpoints;
-use rloom_store::directory::RunDirectory;
+use rloom_store::directory::{INITIAL, RunDirectory};
 use rloom_store::disk;
 use rloom_store::journal::Journal;
 use rloom_telemetry::Observer;
 
 use crate::data_record::DataRecord;
+use crate::initial::{self, policy_to_resume};
 use crate::train::{Summary, attempt, embedded, run};
 use crate::{RunError, StopFlag};
 
@@ -34,7 +35,7 @@ pub fn resume(
     // Before the attempt: what is refused here leaves no trace in the run.
     let effect = effect_of(&changes)?;
     let newest = Checkpoints::open_for_reading(directory.checkpoints()).newest_valid()?.0;
-    let (stage, step) = newest.map_or((0, 0), |(name, _)| (name.stage, name.step));
+    let (stage, step) = newest.as_ref().map_or((0, 0), |(name, _)| (name.stage, name.step));
     check_steps(&changes, config, stage, step)?;
     let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
     attempt(&directory, observer, |events| {
@@ -47,7 +48,9 @@ pub fn resume(
             }
             store(&directory, config)?;
         }
-        let (engines, inputs) = embedded(config)?;
+        let (kept, mut warn) = (path.join(INITIAL), |message| events.warn(message));
+        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &mut warn)?;
+        let (engines, inputs) = embedded(config, &policy)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -88,16 +91,20 @@ pub fn fork(
         .collect();
     let directory = RunDirectory::create(&config.run_directory())?;
     let copies = Checkpoints::open(directory.checkpoints())?;
+    let mut newest = None;
     for (own, path) in needed {
-        copies.copy(own, path)?;
+        newest = newest.max(Some((own.clone(), copies.copy(own, path)?)));
     }
+    let kept = initial::copy(source, &directory)?;
     Journal::copy_snapshot(&source.join("journal"), &directory.journal(), name.stage, name.step)?;
     let data = data.move_to(&directory)?;
     // Last: a folder without it is not a run.
     disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
     attempt(&directory, observer, |events| {
         events.warn(format!("continues {} of {}", checkpoint, source.display()));
-        let (engines, inputs) = embedded(config)?;
+        let mut warn = |message| events.warn(message);
+        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &mut warn)?;
+        let (engines, inputs) = embedded(config, &policy)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }

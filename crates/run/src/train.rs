@@ -23,6 +23,7 @@ use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
+use crate::initial::policy_of_new_run;
 use crate::pin::pin;
 use crate::prompts::{KeptRows, PromptProgress};
 use crate::resume::{ResumeOptions, resume};
@@ -66,7 +67,7 @@ pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> R
     let directory = create(config)?;
     attempt(&directory, observer, |events| {
         let data = DataRecord::open(&directory, config, false)?;
-        let (engines, inputs) = embedded(config)?;
+        let (engines, inputs) = embedded(config, &policy_of_new_run(&directory, config)?)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -109,11 +110,11 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     Ok(config)
 }
 
-pub(crate) fn embedded(config: &Config) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+/// The embedded engines of a policy, and the inputs of its stages.
+pub(crate) fn embedded(config: &Config, policy: &Policy) -> Result<(EmbeddedEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
-    let policy = Policy::initial(config)?;
-    let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
-    Ok((EmbeddedEngines::new(&policy, config, ctx), inputs))
+    let inputs = RunInputs::new(policy, ctx.threads(), config.run.seed);
+    Ok((EmbeddedEngines::new(policy, config, ctx), inputs))
 }
 
 /// Runs one attempt, and reports how it ended.

@@ -7,6 +7,7 @@
 //!   rollouts/        trained trajectories, by stage and step
 //!   journal/         groups not yet contained in a durable checkpoint
 //!   checkpoints/     Hugging Face folders with the trainer's state
+//!   initial/         the initial model, if a resumed attempt needs it
 //!   tensorboard/     event files of the same metrics
 //!   report.html      written at the end
 //!   lock             locked while a process uses the directory
@@ -22,6 +23,9 @@ use crate::{StoreError, disk};
 
 /// Folders of a run.
 const FOLDERS: [&str; 4] = ["rollouts", "journal", "checkpoints", "tensorboard"];
+
+/// Folder of the initial model, which only some runs have.
+pub const INITIAL: &str = "initial";
 
 /// Time to wait for the lock. A process that has ended may hold it for a moment, through a child process that it is starting.
 const LOCK_WAIT: Duration = Duration::from_secs(1);

@@ -124,6 +124,18 @@ pub(crate) fn remove_folder(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "remove", path, remove_first_file, || fs::remove_dir_all(path))
 }
 
+/// Copies a file.
+pub fn copy(area: &str, from: &Path, to: &Path) -> Result<(), StoreError> {
+    operation(area, "copy", to, nothing, || fs::copy(from, to).map(drop))
+}
+
+/// Makes `to` a hard link of a file, or a copy where the file system allows no link. Symbolic links are resolved first, so that
+/// the content stays when they are removed.
+pub fn link_or_copy(area: &str, from: &Path, to: &Path) -> Result<(), StoreError> {
+    let from = from.canonicalize().map_err(|source| StoreError::io("read", from, source))?;
+    operation(area, "link", to, nothing, || fs::hard_link(&from, to)).or_else(|_| copy(area, &from, to))
+}
+
 /// Makes created, renamed and removed entries of a directory durable.
 pub(crate) fn sync_directory(area: &str, path: &Path) -> Result<(), StoreError> {
     operation(area, "sync", path, nothing, || File::open(path)?.sync_all())

@@ -3,6 +3,7 @@
 mod bench;
 mod hints;
 mod messages;
+mod offline;
 mod plan;
 mod runs;
 mod soak;

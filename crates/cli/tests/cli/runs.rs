@@ -4,18 +4,11 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 
-use crate::support::{Sandbox, TINY, lines};
+use crate::support::hub::{self, COMMIT};
+use crate::support::{Sandbox, TINY, lines, signal, trained};
 use serde_json::Value;
-
-fn trained() -> Sandbox {
-    let sandbox = Sandbox::new();
-    sandbox.write("tiny.toml", TINY);
-    let result = sandbox.run(&["train", "tiny.toml"]);
-    assert_eq!(result.code, Some(0), "{}", result.text());
-    sandbox
-}
 
 #[test]
 fn a_run_prints_progress_and_writes_its_files() {
@@ -75,11 +68,6 @@ fn started(sandbox: &Sandbox) -> (Child, BufReader<ChildStderr>) {
         assert!(reader.read_line(&mut line).unwrap() > 0, "the run ended before its second stage");
     }
     (child, reader)
-}
-
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
 }
 
 #[test]
@@ -342,7 +330,6 @@ fn a_sample_is_replayed() {
 /// Model and data by their names on the hub, from its cache: the run records their commits and resumes from them.
 #[test]
 fn a_run_records_the_commits_of_hub_names() {
-    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
     const RECIPE: &str = r#"
 [model]
 path = "org/tiny"
@@ -361,23 +348,9 @@ groups_per_batch = 2
 group_size = 2
 "#;
     let place = trained();
-    let cache = |repository: &str, path: &str, bytes: &[u8]| {
-        let path = place.path(&format!("cache/{repository}/{path}"));
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, bytes).unwrap();
-    };
-    for entry in std::fs::read_dir(place.path("runs/tiny/checkpoints/latest")).unwrap() {
-        let file = entry.unwrap().path();
-        if file.is_file() {
-            let name = file.file_name().unwrap().to_str().unwrap();
-            cache("models--org--tiny", &format!("snapshots/{COMMIT}/{name}"), &std::fs::read(&file).unwrap());
-        }
-    }
+    hub::cache_model(&place, "models--org--tiny", &place.path("runs/tiny/checkpoints/latest"));
     let rows = b"{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": \"1+2=\", \"answer\": 3}\n";
-    cache("datasets--org--sums", &format!("snapshots/{COMMIT}/train.jsonl"), rows);
-    for repository in ["models--org--tiny", "datasets--org--sums"] {
-        cache(repository, "refs/main", COMMIT.as_bytes());
-    }
+    hub::cache_file(&place, "datasets--org--sums", "train.jsonl", rows);
     place.write("hub.toml", RECIPE);
     let said = place.run(&["train", "hub.toml"]);
     assert_eq!(said.code, Some(0), "{}", said.text());
@@ -387,7 +360,7 @@ group_size = 2
 
     // The branches have moved on to a commit that is not in the cache: the run does not ask for them.
     for repository in ["models--org--tiny", "datasets--org--sums"] {
-        cache(repository, "refs/main", COMMIT.replace('0', "f").as_bytes());
+        hub::set_branch(&place, repository, &COMMIT.replace('0', "f"));
     }
     let said = place.run(&["train", "--resume", "runs/hub"]);
     assert_eq!(said.code, Some(0), "{}", said.text());

@@ -368,3 +368,18 @@ fn evaluation_needs_held_out_tasks() {
     let text = "[model]\npath = \"folder\"\n[data]\npath = \"x.jsonl\"\n";
     compare("held_out", &[(text, &[Code::Conflict])]);
 }
+
+#[test]
+fn shared_keys_that_every_stage_overrides_are_refused() {
+    let own = ["stage.warmup.trainer.learning_rate=1e-4", "stage.rl.trainer.learning_rate=1e-5"];
+    let (codes, text) = errors_of("", &[&["trainer.learning_rate=1e-3"], &own[..]].concat());
+    assert_eq!(codes, [Code::Unread], "{text}");
+    assert!(text.contains("nothing reads `trainer.learning_rate`"), "{text}");
+    // One stage reads the shared value.
+    let read = Config::from_text("recipe.toml", BASE, &["trainer.learning_rate=1e-3", own[0]]);
+    read.map_err(|errors| errors.to_string()).unwrap();
+    // A component that all readers replace.
+    let replaced = "stage.rl.reward.components=[{kind='length'}]";
+    let (codes, text) = errors_of("", &[replaced]);
+    assert_eq!(codes, [Code::Unread], "{text}");
+}

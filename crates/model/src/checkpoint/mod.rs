@@ -6,7 +6,7 @@ mod write;
 
 use std::path::PathBuf;
 
-pub(crate) use read::{Checkpoint, TensorFile};
+pub(crate) use read::{Checkpoint, INDEX, TensorFile};
 pub(crate) use write::{TensorOut, write_tensors};
 
 /// Weights that cannot be read or written.

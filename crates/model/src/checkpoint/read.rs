@@ -150,7 +150,7 @@ pub(crate) struct Checkpoint {
 }
 
 const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
     /// Opens `model.safetensors`, or the shards listed in `model.safetensors.index.json`.
@@ -172,6 +172,11 @@ impl Checkpoint {
             });
         }
         Ok(checkpoint)
+    }
+
+    /// The files with tensors.
+    pub(crate) fn tensor_files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TensorFile::path)
     }
 
     fn open_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {

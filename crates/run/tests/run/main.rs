@@ -5,6 +5,7 @@ mod engines;
 mod exactness;
 mod failures;
 mod full_disk;
+mod initial;
 mod kills;
 mod learning;
 mod methods;

@@ -113,3 +113,13 @@ pub fn verify(checkpoint: &Path) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+/// The first file in the manifest of `folder` that `other` lacks or has with other content. `None` if there is none, or
+/// if the manifest cannot be read.
+pub fn first_difference(folder: &Path, other: &Path) -> Option<String> {
+    let manifest = Manifest::read(folder).ok()?;
+    let differs = |(name, entry): &(&String, &FileEntry)| {
+        FileEntry::read(&other.join(name)).map_or(true, |found| found != **entry)
+    };
+    manifest.files.iter().find(differs).map(|(name, _)| name.clone())
+}

@@ -4,20 +4,22 @@
 //! size and SHA-256 of every file, and its own checksum. A checkpoint that does not match its manifest is refused, and
 //! the error names the checkpoint and the file.
 
+mod folder;
 mod manifest;
 mod state;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rloom_core::PolicyId;
 use serde::{Deserialize, Serialize};
 
-pub use manifest::{FORMAT_VERSION, verify};
-use manifest::{FileEntry, Manifest};
+use folder::{FolderContent, PARTIAL};
+pub use folder::{copy_folder, write_folder};
+use manifest::Manifest;
+pub use manifest::{FORMAT_VERSION, first_difference, verify};
 pub use state::{Best, CheckpointState, GroupCounters, pinned_weights_folder};
 
 use crate::{CheckpointDamage, StoreError, disk};
@@ -29,9 +31,6 @@ const LINK: &str = "checkpoint/link";
 
 /// Links to checkpoints.
 const LINKS: [&str; 2] = ["latest", "best"];
-
-/// Prefix of a folder that is being written or removed.
-const PARTIAL: &str = ".partial-";
 
 const NAME_FILE: &str = "trainer/name.json";
 
@@ -111,96 +110,24 @@ impl Checkpoints {
         name: &CheckpointName,
         fill: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(PathBuf, u64), E> {
-        let partial = self.partial(name);
-        let folder = self.directory.join(name.folder());
-        let written = Self::write_partial(&partial, name, fill).and_then(|bytes| {
-            if folder.exists() {
-                // The same step, saved again after a resume from an older checkpoint.
-                self.remove(&folder)?;
-            }
-            disk::rename(AREA, &partial, &folder)?;
-            disk::sync_directory(AREA, &self.directory)?;
-            Ok(bytes)
-        });
-        if written.is_err() {
-            // Best effort: the first error is the one to report, and a full disk needs the space.
-            let _ = fs::remove_dir_all(&partial);
-        }
-        written.map(|bytes| (folder, bytes))
+        // The folder may exist: the same step, saved again after a resume from an older checkpoint.
+        write_folder(AREA, &self.directory, &name.folder(), |folder| {
+            fill(folder)?;
+            Ok(write_name(folder, name)?)
+        })
     }
 
     /// Bytes written so far of a checkpoint that [`write`](Self::write) is writing, in another thread or process.
     pub fn written_bytes(&self, name: &CheckpointName) -> u64 {
-        let partial = self.partial(name);
+        let partial = folder::partial(&self.directory, &name.folder());
         let size = |file: &String| fs::metadata(partial.join(file)).map_or(0, |metadata| metadata.len());
         // A folder that appears, changes or disappears meanwhile is read as far as possible.
         FolderContent::read(&partial).map_or(0, |content| content.files.iter().map(size).sum())
     }
 
-    /// Folder of a checkpoint while it is written.
-    fn partial(&self, name: &CheckpointName) -> PathBuf {
-        self.directory.join(format!("{PARTIAL}{}", name.folder()))
-    }
-
     /// Copies a checkpoint of another run, after verifying it.
     pub fn copy(&self, name: &CheckpointName, source: &Path) -> Result<PathBuf, StoreError> {
-        verify(source)?;
-        let content = FolderContent::read(source)?;
-        let copied = self.write(name, |folder| {
-            for relative in &content.folders {
-                disk::create_folder(AREA, &folder.join(relative))?;
-            }
-            for relative in content.files.iter().filter(|relative| *relative != manifest::FILE) {
-                let (from, to) = (source.join(relative), folder.join(relative));
-                fs::copy(&from, &to).map_err(|error| StoreError::io("copy", &from, error))?;
-            }
-            Ok::<_, StoreError>(())
-        });
-        copied.map(|(folder, _)| folder)
-    }
-
-    /// Removes a checkpoint. Renames it first, so that an interruption leaves no incomplete checkpoint under its name.
-    fn remove(&self, checkpoint: &Path) -> Result<(), StoreError> {
-        let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
-        let partial = self.directory.join(format!("{PARTIAL}removed-{name}"));
-        disk::rename(REMOVE, checkpoint, &partial)?;
-        disk::remove_folder(REMOVE, &partial)
-    }
-
-    fn write_partial<E: From<StoreError>>(
-        partial: &Path,
-        name: &CheckpointName,
-        fill: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<u64, E> {
-        if partial.exists() {
-            disk::remove_folder(AREA, partial)?;
-        }
-        disk::create_folder(AREA, partial)?;
-        fill(partial)?;
-        Ok(Self::seal(partial, name)?)
-    }
-
-    /// Adds name and manifest to a filled folder and makes all files durable. Returns their total size in bytes.
-    fn seal(partial: &Path, name: &CheckpointName) -> Result<u64, StoreError> {
-        let encoding = |e| StoreError::io("encode", partial, std::io::Error::other(e));
-        disk::create_folder(AREA, &partial.join("trainer"))?;
-        let name = serde_json::to_vec_pretty(name).map_err(encoding)?;
-        disk::write_atomically("checkpoint/trainer/name.json", &partial.join(NAME_FILE), &name)?;
-        let mut files = BTreeMap::new();
-        let content = FolderContent::read(partial)?;
-        for relative in content.files {
-            let path = partial.join(&relative);
-            disk::sync_written_file(&format!("{AREA}/{relative}"), &path)?;
-            let entry = FileEntry::read(&path).map_err(|source| StoreError::io("read", &path, source))?;
-            files.insert(relative, entry);
-        }
-        for relative in content.folders {
-            disk::sync_directory(&format!("{AREA}/{relative}"), &partial.join(&relative))?;
-        }
-        let bytes = files.values().map(|f| f.size).sum();
-        let manifest = serde_json::to_vec_pretty(&Manifest::new(files)).map_err(encoding)?;
-        disk::write_atomically("checkpoint/MANIFEST", &partial.join(manifest::FILE), &manifest)?;
-        Ok(bytes)
+        copy_folder(AREA, source, &self.directory, &name.folder(), disk::copy)
     }
 
     /// Lists the checkpoints, oldest first, and the errors of folders whose name file cannot be read.
@@ -246,7 +173,7 @@ impl Checkpoints {
                 || (keep_every > 0 && name.step.is_multiple_of(keep_every))
                 || best.is_some_and(|best| best.names(name));
             if !is_kept {
-                self.remove(path)?;
+                folder::remove(AREA, path)?;
             }
         }
         Ok(())
@@ -270,6 +197,14 @@ impl Checkpoints {
     }
 }
 
+/// Writes the name of a checkpoint into its folder.
+fn write_name(folder: &Path, name: &CheckpointName) -> Result<(), StoreError> {
+    let encoding = |e| StoreError::io("encode", folder, std::io::Error::other(e));
+    disk::create_folder(AREA, &folder.join("trainer"))?;
+    let name = serde_json::to_vec_pretty(name).map_err(encoding)?;
+    disk::write_atomically("checkpoint/trainer/name.json", &folder.join(NAME_FILE), &name)
+}
+
 /// Reads the name of a checkpoint.
 fn read_name(checkpoint: &Path) -> Result<CheckpointName, StoreError> {
     let file = || NAME_FILE.to_owned();
@@ -281,35 +216,4 @@ fn read_name(checkpoint: &Path) -> Result<CheckpointName, StoreError> {
         Err(format @ StoreError::CheckpointFormat { .. }) => format,
         _ => damaged(CheckpointDamage::Invalid { file: file(), source }),
     })
-}
-
-/// Files and folders in a folder, recursively: sorted relative paths with `/` between names.
-#[derive(Debug, Default)]
-struct FolderContent {
-    files: Vec<String>,
-    folders: Vec<String>,
-}
-
-impl FolderContent {
-    fn read(root: &Path) -> Result<Self, StoreError> {
-        let mut content = Self::default();
-        content.walk(root, "").map_err(|source| StoreError::io("read", root, source))?;
-        content.files.sort();
-        content.folders.sort();
-        Ok(content)
-    }
-
-    fn walk(&mut self, directory: &Path, prefix: &str) -> std::io::Result<()> {
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-            if entry.file_type()?.is_dir() {
-                self.walk(&entry.path(), &format!("{name}/"))?;
-                self.folders.push(name);
-            } else {
-                self.files.push(name);
-            }
-        }
-        Ok(())
-    }
 }

@@ -1,6 +1,9 @@
+use std::collections::BTreeMap;
+
+use super::manifest::FileEntry;
 use super::*;
 use crate::child;
-use crate::faults::{Fault, FaultPlan, fast_directory, install};
+use crate::faults::{Fault, FaultPlan, fast_directory, install, install_at};
 
 fn name(stage: u32, step: u64) -> CheckpointName {
     CheckpointName { stage, step, stage_name: format!("s{stage}"), policy: PolicyId::MAIN }
@@ -272,4 +275,64 @@ fn policies_have_separate_folders_and_are_pruned_separately() {
     checkpoints.prune(1, 0, None).unwrap();
     let kept: Vec<String> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.folder()).collect();
     assert_eq!(kept, ["s0-step-000003", "s0-policy-1-step-000003"]);
+}
+
+/// A model in a cache, whose files are links.
+#[cfg(unix)]
+#[test]
+fn kept_files_outlive_the_links_that_they_were_reached_by() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = fast_directory();
+    let (blob, linked) = (directory.path().join("blob"), directory.path().join("linked"));
+    fs::write(&blob, [7; 100]).unwrap();
+    std::os::unix::fs::symlink("blob", &linked).unwrap();
+    let keep = |name: &str| {
+        write_folder("initial", directory.path(), name, |folder| {
+            disk::link_or_copy("initial", &linked, &folder.join("weights"))
+        })
+    };
+    let inode = |path: &Path| fs::symlink_metadata(path).unwrap().ino();
+    let (kept, bytes) = keep("kept").unwrap();
+    assert_eq!((bytes, inode(&kept.join("weights"))), (100, inode(&blob)));
+    let folder = directory.path().to_owned();
+    let plan = install_at(folder.clone(), "initial/link", 0, Fault::DeviceError);
+    let (copied, _) = keep("copied").unwrap();
+    drop(plan);
+    assert_ne!(inode(&copied.join("weights")), inode(&blob), "a file system without links");
+    // A copy that does not fit is removed.
+    let plan = install(FaultPlan { folder, faults: vec![(1, Fault::DeviceError), (2, Fault::DiskFull)] });
+    let error = keep("full").unwrap_err();
+    drop(plan);
+    assert!(error.to_string().starts_with("could not copy "), "{error}");
+    let left = |name: &str| directory.path().join(name).exists();
+    assert!(!left("full") && !left(".partial-full"));
+    for path in [&linked, &blob] {
+        fs::remove_file(path).unwrap();
+    }
+    for folder in [&kept, &copied] {
+        verify(folder).unwrap();
+    }
+    // One byte differs.
+    assert_eq!(first_difference(&kept, &copied), None);
+    fs::write(copied.join("weights"), [&[8], &[7; 99][..]].concat()).unwrap();
+    assert_eq!(first_difference(&kept, &copied).as_deref(), Some("weights"));
+}
+
+#[test]
+fn a_folder_is_replaced_after_an_interrupted_removal() {
+    let directory = fast_directory();
+    let write = |content: u8| {
+        let fill = |folder: &Path| {
+            fs::write(folder.join("file"), [content]).map_err(|e| StoreError::io("write", folder, e))
+        };
+        write_folder("initial", directory.path(), "kept", fill).unwrap().0
+    };
+    write(1);
+    let left = directory.path().join(".partial-removed-kept");
+    fs::create_dir(&left).unwrap();
+    fs::write(left.join("file"), [0]).unwrap();
+    let kept = write(2);
+    verify(&kept).unwrap();
+    assert_eq!(fs::read(kept.join("file")).unwrap(), [2]);
+    assert!(!left.exists());
 }

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod hub;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -78,4 +80,19 @@ pub(crate) fn snapshot(name: &str, text: &str) {
 /// The lines of a file.
 pub(crate) fn lines(path: &Path) -> Vec<String> {
     std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// A sandbox with the run `runs/tiny` of [`TINY`].
+pub(crate) fn trained() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    let result = sandbox.run(&["train", "tiny.toml"]);
+    assert_eq!(result.code, Some(0), "{}", result.text());
+    sandbox
+}
+
+/// Sends a signal, such as `-TERM`.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
 }
