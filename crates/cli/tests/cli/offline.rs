@@ -268,6 +268,7 @@ fn a_model_that_has_changed_is_refused() {
     ] {
         assert!(said.stderr.contains(wanted), "no `{wanted}` in\n{}", said.stderr);
     }
+    // Follows the hint of `RunError::InitialModelChanged`.
     std::fs::remove_dir_all(sandbox.path("runs/stopped/initial")).unwrap();
     let said = resume(&sandbox, steps);
     assert_eq!(said.code, Some(0), "{}", said.text());
@@ -280,7 +281,8 @@ fn a_run_without_a_checkpoint_says_that_it_needs_its_model() {
     sandbox.write("recipe.toml", RECIPE);
     train(&sandbox, "stopped", 2, NO_REFERENCE);
     remove_checkpoints(&sandbox.path("runs/stopped/checkpoints"));
-    remove_cache(&sandbox);
+    let [cache, away] = ["cache", "away"].map(|name| sandbox.path(name));
+    std::fs::rename(&cache, &away).unwrap();
     let said = resume(&sandbox, 4);
     assert_eq!(said.code, Some(1), "{}", said.text());
     for wanted in [
@@ -290,6 +292,10 @@ fn a_run_without_a_checkpoint_says_that_it_needs_its_model() {
     ] {
         assert!(said.stderr.contains(wanted), "no `{wanted}` in\n{}", said.stderr);
     }
+    // Follows the hint of `RunError::InitialModelMissing`.
+    std::fs::rename(&away, &cache).unwrap();
+    let said = resume(&sandbox, 4);
+    assert_eq!(said.code, Some(0), "{}", said.text());
 }
 
 fn remove_checkpoints(folder: &Path) {

@@ -1,4 +1,4 @@
-//! Tables at the root that stages share: those that nothing reads, and keys that every reader overrides.
+//! Tables at the root that stages share: those that nothing reads, and keys that every reader has overridden before.
 
 use crate::compose::{Draft, SHARED};
 use crate::layered::suggest;
@@ -99,7 +99,13 @@ fn overridden_keys<'a>(
 fn overridden_key(entry: &Entry, path: &[&str], readers: &[Reader<'_>]) -> Option<Problem> {
     let local = &path[1..];
     let read = |reader: &Reader<'_>| reader.node.as_table().and_then(|table| table.find(local)).cloned();
-    if readers.iter().filter_map(read).any(|own| own.node.origin == entry.node.origin) {
+    let shared = entry.node.origin;
+    // A later file or `--set` may override the shared value.
+    if readers
+        .iter()
+        .filter_map(read)
+        .any(|own| own.node.origin == shared || own.node.origin.source > shared.source)
+    {
         return None;
     }
     let overriding: Vec<(String, Entry)> = readers

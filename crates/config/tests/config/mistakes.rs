@@ -372,14 +372,18 @@ fn evaluation_needs_held_out_tasks() {
 #[test]
 fn shared_keys_that_every_stage_overrides_are_refused() {
     let own = ["stage.warmup.trainer.learning_rate=1e-4", "stage.rl.trainer.learning_rate=1e-5"];
-    let (codes, text) = errors_of("", &[&["trainer.learning_rate=1e-3"], &own[..]].concat());
+    let (codes, text) = errors_of("", &[&own[..], &["trainer.learning_rate=1e-3"]].concat());
     assert_eq!(codes, [Code::Unread], "{text}");
     assert!(text.contains("nothing reads `trainer.learning_rate`"), "{text}");
+    // Overrides of the shared value take precedence.
+    let later = Config::from_text("recipe.toml", BASE, &[&["trainer.learning_rate=1e-3"], &own[..]].concat());
+    later.map_err(|errors| errors.to_string()).unwrap();
     // One stage reads the shared value.
-    let read = Config::from_text("recipe.toml", BASE, &["trainer.learning_rate=1e-3", own[0]]);
+    let read = Config::from_text("recipe.toml", BASE, &[own[0], "trainer.learning_rate=1e-3"]);
     read.map_err(|errors| errors.to_string()).unwrap();
     // A component that all readers replace.
-    let replaced = "stage.rl.reward.components=[{kind='length'}]";
-    let (codes, text) = errors_of("", &[replaced]);
+    let components = "components=[{kind='random'},{kind='exact'}]";
+    let replaced = [format!("stage.rl.reward.{components}"), format!("reward.{components}")];
+    let (codes, text) = errors_of("", &[&replaced[0], &replaced[1]]);
     assert_eq!(codes, [Code::Unread], "{text}");
 }

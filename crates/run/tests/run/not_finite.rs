@@ -89,7 +89,7 @@ fn steps_that_are_not_finite_are_skipped_up_to_a_limit() {
     assert!(warnings[1].starts_with(&expected), "{warnings:?}");
     assert!(warnings[1].ends_with("; 2 of at most 100 in the stage"), "{warnings:?}");
 
-    // Without a limit the first one ends the run; the hint of the error is then followed.
+    // Without a limit the first one ends the run; the hint of `StageError::NotFinite` is then followed.
     let none = config(&model, &directory.path().join("none"), 0);
     let error = train(&none).unwrap_err();
     let RunError::Stage(StageError::NotFinite { step, skipped: 0, .. }) = &error else { panic!("{error}") };

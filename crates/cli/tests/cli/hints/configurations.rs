@@ -31,7 +31,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&["model.new.hidden_size=16", "model.new.heads=4"], &["model.new.hidden_size=18", "model.new.heads=3"], &["model.new.hidden_size=18", "model.new.heads=4", "model.new.head_dim=4"]]),
     mistake("lower `{}`, or raise `model.new.max_positions`: prompt and completion share the positions", &["sampling.max_new_tokens=32"], "lower `sampling.max_new_tokens`, or raise `model.new.max_positions`: prompt and completion share the positions",
         &[&["sampling.max_new_tokens=16"], &["sampling.max_new_tokens=32", "model.new.max_positions=64"]]),
-    mistake("shared.rs: overridden_key(entry, path, readers)", &["trainer.eps=1e-7", "stage.warmup.trainer.eps=1e-6", "stage.rl.trainer.eps=1e-6"], "set `stage.warmup.trainer.eps` and `stage.rl.trainer.eps`",
+    mistake("set {}", &["stage.warmup.trainer.eps=1e-6", "stage.rl.trainer.eps=1e-6", "trainer.eps=1e-7"], "set `stage.warmup.trainer.eps` and `stage.rl.trainer.eps`",
         &[&["stage.warmup.trainer.eps=1e-7", "stage.rl.trainer.eps=1e-7"]]),
     // Environments
     mistake("set `{} = \"guess\"`, or remove the environment", &["environment.kind=guess"], "set `data.generator = \"guess\"`, or remove the environment", &[&["environment.kind=guess", "data.generator=guess"], &[]]),

@@ -2,6 +2,16 @@
 
 /// Hints that tests of other crates follow: key, file and test.
 pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
+    (
+        "RunError::InitialModelChanged",
+        "crates/cli/tests/cli/offline.rs",
+        "a_model_that_has_changed_is_refused",
+    ),
+    (
+        "RunError::InitialModelMissing",
+        "crates/cli/tests/cli/offline.rs",
+        "a_run_without_a_checkpoint_says_that_it_needs_its_model",
+    ),
     ("HubError::Card", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Checksum", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Commit", "crates/hub/tests/hub/hints.rs", "of_transfers"),
@@ -83,6 +93,7 @@ pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("StageError::JournalContradicts", "needs a binary that schedules in another way"),
     ("StageError::PinnedWeightsMissing", "needs a kill before the journal's folder is lost"),
     ("StageError::ReplayDiffers", "needs a binary that computes in another way"),
+    ("RunError::InitialModelNotKept", "needs a full disk; `crates/run/tests/run/full_disk.rs` provokes it"),
     ("StageError::Stalled", "needs a worker that hangs"),
     ("StoreError::JournalClosed", "needs a disk that fails"),
     ("TextError::EmptyStopString", "the configuration is refused first"),
