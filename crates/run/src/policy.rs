@@ -32,15 +32,15 @@ impl Policy {
     }
 
     /// Opens a local folder or a model of the hub.
-    pub fn resolve(source: &str, dtype: Dtype) -> Result<Self, RunError> {
-        let folder = Hub::from_env().model(source)?;
+    pub fn resolve(source: &str, dtype: Dtype, hub: &Hub) -> Result<Self, RunError> {
+        let folder = hub.model(source)?;
         Self::open(&folder, dtype)
     }
 
     /// The policy that the configuration's `[model]` describes, before any training.
-    pub fn initial(config: &Config) -> Result<Self, RunError> {
+    pub fn initial(config: &Config, hub: &Hub) -> Result<Self, RunError> {
         match &config.model {
-            ModelSource::Path(source) => Self::resolve(source, config.dtype),
+            ModelSource::Path(source) => Self::resolve(source, config.dtype, hub),
             ModelSource::New { model, tokenizer } => {
                 let tokenizer = Tokenizer::characters(tokenizer)?;
                 let shape = model.config(tokenizer.vocab_size())?;

@@ -1,8 +1,10 @@
 //! Resumes a run, with the settings that may change.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rloom_config::{ChangeEffect, Config, SettingChange, setting_changes};
+use rloom_hub::Hub;
 use rloom_store::checkpoint::Checkpoints;
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
@@ -37,6 +39,7 @@ pub fn resume(
     let (stage, step) = newest.map_or((0, 0), |(name, _)| (name.stage, name.step));
     check_steps(&changes, config, stage, step)?;
     let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
+    let hub = Arc::new(observer.observe_hub(Hub::from_env()));
     attempt(&directory, observer, |events| {
         if !changes.is_empty() {
             let text: Vec<String> = changes.iter().map(ToString::to_string).collect();
@@ -47,7 +50,7 @@ pub fn resume(
             }
             store(&directory, config)?;
         }
-        let (engines, inputs) = embedded(config)?;
+        let (engines, inputs) = embedded(config, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -96,10 +99,11 @@ pub fn fork(
     }
     // Last: a folder without it is not a run.
     disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
+    let hub = Arc::new(observer.observe_hub(Hub::from_env()));
     attempt(&directory, observer, |events| {
         events.warn(format!("continues {} of {}", checkpoint, source.display()));
         let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
-        let (engines, inputs) = embedded(config)?;
+        let (engines, inputs) = embedded(config, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
