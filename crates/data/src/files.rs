@@ -10,7 +10,7 @@ use crate::paths::FORMATS;
 use crate::record::FieldMapping;
 use crate::rows::{NamedFields, Rows};
 use crate::{
-    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_rows,
+    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_file,
 };
 
 /// Tasks from files.
@@ -203,7 +203,7 @@ pub(crate) type RowSink<'a> = dyn FnMut(Location, Map<String, Value>) -> Result<
 fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
     match format_of(path) {
         Some(Format::Jsonl) => jsonl::read(path, sink),
-        Some(Format::Parquet) => parquet_rows::read(path, sink),
+        Some(Format::Parquet) => parquet_file::read(path, sink),
         None => Err(DataError::UnknownFormat { path: path.to_owned() }),
     }
 }
