@@ -1,15 +1,27 @@
-//! Signals that stop a run.
+//! Signals that stop a run or a download.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rloom_run::StopFlag;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::failure::Failure;
+use crate::progress::downloads::DownloadScreen;
+
+/// Longest wait for the last line to be written.
+const LAST_LINE: Duration = Duration::from_secs(1);
 
 /// Stops a run on signals. The first Ctrl-C finishes the step and saves, the second stops at once, the third exits
 /// without waiting. SIGTERM and SIGHUP act as the first Ctrl-C, however often they arrive. A SIGHUP that is ignored
-/// (`nohup`) stays ignored.
-pub(crate) fn stop_on_signals(stop: &StopFlag, print: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+/// (`nohup`) stays ignored. During a download, which happens before the first step, every signal exits at once.
+pub(crate) fn stop_on_signals(
+    stop: &StopFlag,
+    downloads: DownloadScreen,
+    print: impl Fn(&str) + Send + 'static,
+) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
     let mut wanted = vec![SIGINT, SIGTERM];
@@ -20,6 +32,9 @@ pub(crate) fn stop_on_signals(stop: &StopFlag, print: impl Fn(&str) + Send + 'st
     let stop = stop.clone();
     let listen = move || {
         for signal in signals.forever() {
+            if downloads.is_busy() {
+                leave_download(&downloads);
+            }
             if signal != SIGINT && stop.after_this_step() {
                 continue;
             }
@@ -37,6 +52,36 @@ pub(crate) fn stop_on_signals(stop: &StopFlag, print: impl Fn(&str) + Send + 'st
     Ok(())
 }
 
+/// Exits on Ctrl-C during a download, with a message; at other times Ctrl-C acts as without this function.
+pub(crate) fn leave_while_downloading(downloads: DownloadScreen) {
+    if is_ignored(SIGINT) {
+        return;
+    }
+    let Ok(mut signals) = Signals::new([SIGINT]) else { return };
+    let listen = move || {
+        for signal in signals.forever() {
+            if downloads.is_busy() {
+                leave_download(&downloads);
+            }
+            let _ = emulate_default_handler(signal);
+        }
+    };
+    // Without the thread, Ctrl-C has no effect until the download ends.
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(listen);
+}
+
+/// Says that the download continues at the next start, and exits; also if the output is blocked.
+fn leave_download(downloads: &DownloadScreen) {
+    let (done, written) = channel();
+    let downloads = downloads.clone();
+    std::thread::spawn(move || {
+        downloads.interrupted();
+        let _ = done.send(());
+    });
+    let _ = written.recv_timeout(LAST_LINE);
+    leave();
+}
+
 /// True if this process ignores a signal. Only Linux tells; elsewhere the answer is no.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -45,7 +90,7 @@ fn is_ignored(signal: i32) -> bool {
     mask & (1 << (signal - 1)) != 0
 }
 
-#[expect(clippy::exit, reason = "the user asked three times; files are consistent at every instant")]
+#[expect(clippy::exit, reason = "files are consistent at every instant")]
 fn leave() {
     std::process::exit(i32::from(crate::failure::INTERRUPTED));
 }

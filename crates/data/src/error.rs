@@ -6,7 +6,7 @@ use rloom_core::{SettingError, SettingProblem};
 use rloom_hub::HubError;
 use serde_json::Value;
 
-use crate::Split;
+use crate::{SizeProblem, Split};
 
 /// Place of a task in its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -247,6 +247,33 @@ pub enum DataError {
     ParquetMetadata {
         /// The file.
         path: PathBuf,
+    },
+    /// A Parquet file that states sizes which cannot be true, or which are too large to be read.
+    #[error("cannot read {} as Parquet: {problem}", path.display())]
+    #[diagnostic(help("the file is damaged or was not made for reading; write or download it again"))]
+    ParquetSizes {
+        /// The file.
+        path: PathBuf,
+        /// The size.
+        problem: SizeProblem,
+    },
+    /// A row of a Parquet file that cannot be read.
+    #[error("{at}: cannot be read: {}", without_prefix(source))]
+    #[diagnostic(help("the file may be damaged; write or download it again"))]
+    ParquetRow {
+        /// The row.
+        at: Location,
+        /// The reader's error.
+        source: ParquetError,
+    },
+    /// A line that is too long.
+    #[error("{at}: the line is longer than {} MiB", limit >> 20)]
+    #[diagnostic(help("a JSONL file has one JSON object per line"))]
+    LongLine {
+        /// The line.
+        at: Location,
+        /// Most bytes of a line.
+        limit: u64,
     },
     /// A file of an unknown format.
     #[error("unknown format of {}", path.display())]

@@ -10,7 +10,7 @@ use crate::paths::FORMATS;
 use crate::record::FieldMapping;
 use crate::rows::{NamedFields, Rows};
 use crate::{
-    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_rows,
+    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_file,
 };
 
 /// Tasks from files.
@@ -121,6 +121,16 @@ impl FileSettings {
         self.eval_path.as_mut().map_or(Ok(()), |paths| paths.pin(hub, EVAL_SPLIT))
     }
 
+    /// As [`DataSettings::download`](crate::DataSettings::download).
+    pub(crate) fn download(&self, split: Split, hub: &Hub) -> Result<(), DataError> {
+        let (paths, default) = match (split, &self.eval_path) {
+            (Split::Eval, Some(paths)) => (paths, EVAL_SPLIT),
+            _ => (&self.path, TRAIN_SPLIT),
+        };
+        let on_hub = paths.0.iter().filter(|path| matches!(path, DataPath::Hub(_)));
+        list_files(&Paths(on_hub.cloned().collect()), hub, default).map(|_| ())
+    }
+
     /// As [`DataSettings::pin_as`](crate::DataSettings::pin_as).
     pub(crate) fn pin_as(&mut self, pinned: &Self) {
         self.path.pin_as(&pinned.path);
@@ -193,7 +203,7 @@ pub(crate) type RowSink<'a> = dyn FnMut(Location, Map<String, Value>) -> Result<
 fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
     match format_of(path) {
         Some(Format::Jsonl) => jsonl::read(path, sink),
-        Some(Format::Parquet) => parquet_rows::read(path, sink),
+        Some(Format::Parquet) => parquet_file::read(path, sink),
         None => Err(DataError::UnknownFormat { path: path.to_owned() }),
     }
 }

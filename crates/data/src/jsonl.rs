@@ -1,11 +1,14 @@
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::files::RowSink;
 use crate::{DataError, JsonType, Location};
+
+/// Most bytes of a line: a file without line breaks is not read into memory.
+const MAX_LINE: u64 = 64 << 20;
 
 /// Reads a JSONL file row by row. Blank lines are skipped; a byte order mark is accepted.
 pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
@@ -15,11 +18,15 @@ pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError>
     let mut line = 0;
     loop {
         bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(io)? == 0 {
+        let read = reader.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut bytes).map_err(io)?;
+        if read == 0 {
             return Ok(());
         }
         line += 1;
         let at = || Location::Line { path: path.to_owned(), line };
+        if read as u64 > MAX_LINE {
+            return Err(DataError::LongLine { at: at(), limit: MAX_LINE });
+        }
         let mut text = std::str::from_utf8(&bytes)
             .map_err(|e| DataError::NotUtf8 { at: at(), offset: e.valid_up_to() + 1 })?;
         if line == 1 {

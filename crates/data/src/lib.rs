@@ -15,7 +15,7 @@ mod fingerprint;
 mod generator;
 mod jsonl;
 mod messages;
-mod parquet_rows;
+mod parquet_file;
 mod paths;
 mod permutation;
 mod prompt_format;
@@ -32,6 +32,7 @@ pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
     SortingSettings, Style, Wording,
 };
+pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
 pub use settings::{DataSettings, Source};

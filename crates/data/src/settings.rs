@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     ArithmeticSettings, CountdownSettings, DataError, DataPath, DigitOrder, Digits, FileSettings,
-    GuessSettings, HeldOut, Operation, Paths, PromptFormat, SortingSettings, Style, Wording,
+    GuessSettings, HeldOut, Operation, Paths, PromptFormat, SortingSettings, Split, Style, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -91,6 +91,11 @@ impl DataSettings {
             Source::Files(files) => files.pin(hub),
             _ => Ok(()),
         }
+    }
+
+    /// Downloads the files of a split, as far as they are on a hub and not in its cache.
+    pub fn download(&self, split: Split, hub: &Hub) -> Result<(), DataError> {
+        self.source.files().map_or(Ok(()), |files| files.download(split, hub))
     }
 
     /// Takes over the commits of `pinned`, for data sets that are the same but for the revision.

@@ -46,13 +46,18 @@ impl Hub {
         let remote = self.describe(snapshot, file)?;
         cache.prepare()?;
         let blob = cache.blob(&remote.etag);
-        let _lock = FileLock::acquire(&cache.lock(&remote.etag), self.options.timeout, || {
-            cache.bytes_of(&remote.etag)
-        })?;
+        let (repository, path) = (&snapshot.repository, file.path.as_str());
+        let _lock = FileLock::acquire(
+            &cache.lock(&remote.etag),
+            self.options.timeout,
+            || cache.bytes_of(&remote.etag),
+            || self.report(&HubEvent::Waiting { repository, file: path }),
+        )?;
         if !blob.is_file() {
             let part = cache.blob(&format!("{}.incomplete", remote.etag));
             self.fetch(snapshot, file, &remote, &part)?;
             fs::rename(&part, &blob).map_err(at(&blob))?;
+            self.report(&HubEvent::Downloaded { repository, file: path, bytes: len(&blob) });
         }
         cache.link(commit, &file.path, &remote.etag)
     }

@@ -33,7 +33,11 @@ impl fmt::Debug for Hub {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HubEvent<'a> {
-    /// A file is being downloaded. Sent when its transfer starts, several times a second, and when it ends.
+    /// A call starts. It may wait for the network or for another process until [`HubEvent::Ended`].
+    Started,
+    /// The call has ended, also with an error.
+    Ended,
+    /// A file is being downloaded. Sent when its transfer starts or continues, several times a second, and when it ends.
     Download {
         /// The repository.
         repository: &'a Repository,
@@ -43,6 +47,22 @@ pub enum HubEvent<'a> {
         bytes: u64,
         /// Size of the file, if known.
         size: Option<u64>,
+    },
+    /// A file was downloaded and verified.
+    Downloaded {
+        /// The repository.
+        repository: &'a Repository,
+        /// Path of the file within it.
+        file: &'a str,
+        /// Size of the file.
+        bytes: u64,
+    },
+    /// Another process is downloading the file; this one waits for it.
+    Waiting {
+        /// The repository.
+        repository: &'a Repository,
+        /// Path of the file within it.
+        file: &'a str,
     },
     /// The hub cannot be reached: the cached commit of the revision is used.
     Cached {
@@ -55,6 +75,15 @@ pub enum HubEvent<'a> {
         /// Failure of the request.
         error: &'a HubError,
     },
+}
+
+/// A call that is in progress until this is dropped.
+pub(crate) struct Call<'a>(&'a Hub);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.report(&HubEvent::Ended);
+    }
 }
 
 /// Files of a repository at one commit.
@@ -95,6 +124,12 @@ impl Hub {
         if let Some(observer) = &self.observer {
             observer(event);
         }
+    }
+
+    /// Reports the start of a call, and its end when dropped.
+    pub(crate) fn start(&self) -> Call<'_> {
+        self.report(&HubEvent::Started);
+        Call(self)
     }
 
     /// Commit and files of a revision. A commit whose files were listed before needs no network; a branch or tag is looked

@@ -33,6 +33,7 @@ impl Hub {
     /// A commit in the cache needs no network.
     pub fn model(&self, source: &str) -> Result<PathBuf, HubError> {
         let Some(model) = hub_model(source)? else { return Ok(source.into()) };
+        let _call = self.start();
         let cache = RepositoryCache::new(&self.options.cache, &model.repository);
         if let Some(commit) = model.revision.as_deref().filter(|revision| is_commit(revision)) {
             // Also one that `huggingface_hub` downloaded, which keeps no list of the files.
@@ -63,6 +64,7 @@ impl Hub {
         if model.revision.as_deref().is_some_and(is_commit) {
             return Ok(source.into());
         }
+        let _call = self.start();
         let snapshot = self.snapshot(&model.repository, model.revision.as_deref())?;
         Ok(ModelReference { revision: Some(snapshot.listing.commit), ..model }.to_string())
     }

@@ -7,6 +7,7 @@ use rloom_collect::{BoundedEngine, EvaluationReport};
 use rloom_config::EvalSettings;
 use rloom_core::{OnUpdate, PolicyVersion};
 use rloom_engine::RolloutEngine;
+use rloom_hub::Hub;
 use rloom_ops::Ctx;
 
 use crate::stage_setup::RunInputs;
@@ -20,12 +21,13 @@ const TICK: Duration = Duration::from_millis(100);
 pub fn evaluate(
     policy: &Policy,
     eval: &EvalSettings,
+    hub: &Arc<Hub>,
     ctx: &Ctx,
     seed: u64,
     shown: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<EvaluationReport, RunError> {
-    let inputs = RunInputs::new(policy, ctx.threads(), seed);
+    let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), seed);
     let tokenizer = Some((*policy.tokenizer).clone());
     let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
     let rows = inputs.prompt_check().evaluation(eval)?;

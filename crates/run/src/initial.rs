@@ -34,9 +34,13 @@ fn reader(config: &Config, first: usize) -> Option<&Stage> {
 }
 
 /// The initial policy of a new run, whose files are kept if resumed attempts need them.
-pub(crate) fn policy_of_new_run(directory: &RunDirectory, config: &Config) -> Result<Policy, RunError> {
-    let ModelSource::Path(source) = &config.model else { return Policy::initial(config) };
-    let folder = Hub::from_env().model(source)?;
+pub(crate) fn policy_of_new_run(
+    directory: &RunDirectory,
+    config: &Config,
+    hub: &Hub,
+) -> Result<Policy, RunError> {
+    let ModelSource::Path(source) = &config.model else { return Policy::initial(config, hub) };
+    let folder = hub.model(source)?;
     let policy = Policy::open(&folder, config.dtype)?;
     if reader(config, 0).is_some() {
         keep(directory, &folder, &policy.tokenizer)?;
@@ -70,10 +74,11 @@ pub(crate) fn policy_to_resume(
     config: &Config,
     newest: Option<&StoredCheckpoint>,
     kept: &Path,
+    hub: &Hub,
     warn: &mut dyn FnMut(String),
 ) -> Result<Policy, RunError> {
     let need = Need::to_resume(config, newest);
-    let (policy, source) = open(directory.path(), config, need, kept, warn)?;
+    let (policy, source) = open(directory.path(), config, need, kept, hub, warn)?;
     let first = newest.map_or(0, |(name, _)| name.stage as usize);
     if let Some(folder) = source
         && reader(config, first).is_some()
@@ -85,9 +90,14 @@ pub(crate) fn policy_to_resume(
 
 /// The policy of the run in `run` for commands that only read its files. `reader` is the stage whose initial weights are
 /// needed, if any.
-pub(crate) fn policy_to_read(run: &Path, config: &Config, reader: Option<&str>) -> Result<Policy, RunError> {
+pub(crate) fn policy_to_read(
+    run: &Path,
+    config: &Config,
+    reader: Option<&str>,
+    hub: &Hub,
+) -> Result<Policy, RunError> {
     if matches!(config.model, ModelSource::New { .. }) {
-        return Policy::initial(config);
+        return Policy::initial(config, hub);
     }
     let newest = Checkpoints::open_for_reading(run.join("checkpoints")).newest_valid()?.0;
     let need = match (reader, &newest) {
@@ -95,7 +105,7 @@ pub(crate) fn policy_to_read(run: &Path, config: &Config, reader: Option<&str>) 
         (None, Some((_, path))) => Need::Checkpoint(path),
         (None, None) => Need::NoCheckpoint,
     };
-    Ok(open(run, config, need, &run.join(INITIAL), &mut |_| {})?.0)
+    Ok(open(run, config, need, &run.join(INITIAL), hub, &mut |_| {})?.0)
 }
 
 /// Opens the kept files, a checkpoint or the source, whichever is the first that is available and sufficient. Returns the
@@ -105,9 +115,10 @@ fn open(
     config: &Config,
     need: Need<'_>,
     kept: &Path,
+    hub: &Hub,
     warn: &mut dyn FnMut(String),
 ) -> Result<(Policy, Option<PathBuf>), RunError> {
-    let ModelSource::Path(source) = &config.model else { return Ok((Policy::initial(config)?, None)) };
+    let ModelSource::Path(source) = &config.model else { return Ok((Policy::initial(config, hub)?, None)) };
     let is_damaged = kept.exists()
         && match verify(kept) {
             Ok(()) => return Ok((Policy::open(kept, config.dtype)?, None)),
@@ -119,7 +130,7 @@ fn open(
     if let Need::Checkpoint(path) = need {
         return Ok((Policy::open(path, config.dtype)?, None));
     }
-    let folder = Hub::from_env().model(source).map_err(|error| RunError::InitialModelMissing {
+    let folder = hub.model(source).map_err(|error| RunError::InitialModelMissing {
         run: run.to_owned(),
         reason: match need {
             Need::Stage(stage) => {

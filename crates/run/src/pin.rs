@@ -1,6 +1,7 @@
-//! Models and data sets of a hub, pinned to their commits when a run starts.
+//! Models and data sets of a hub, pinned to their commits and downloaded when a run starts.
 
 use rloom_config::{Config, ModelSource};
+use rloom_data::Split;
 use rloom_hub::Hub;
 
 use crate::RunError;
@@ -16,4 +17,19 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
         data.pin(hub)?;
     }
     Ok(config)
+}
+
+/// Downloads the model and the data of a configuration, as far as they are on a hub and not in its cache.
+pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
+    if let ModelSource::Path(source) = &config.model {
+        hub.model(source)?;
+    }
+    for stage in &config.stages {
+        stage.data.download(Split::Train, hub)?;
+    }
+    let evaluates = config.stages.iter().any(|stage| stage.eval_every > 0);
+    if let Some(eval) = config.eval.as_ref().filter(|_| evaluates) {
+        eval.data.download(Split::Eval, hub)?;
+    }
+    Ok(())
 }

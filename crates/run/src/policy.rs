@@ -33,15 +33,15 @@ impl Policy {
     }
 
     /// Opens a local folder or a model of the hub.
-    pub fn resolve(source: &str, dtype: Dtype) -> Result<Self, RunError> {
-        let folder = Hub::from_env().model(source)?;
+    pub fn resolve(source: &str, dtype: Dtype, hub: &Hub) -> Result<Self, RunError> {
+        let folder = hub.model(source)?;
         Self::open(&folder, dtype)
     }
 
     /// The policy that the configuration's `[model]` describes, before any training.
-    pub fn initial(config: &Config) -> Result<Self, RunError> {
+    pub fn initial(config: &Config, hub: &Hub) -> Result<Self, RunError> {
         match &config.model {
-            ModelSource::Path(source) => Self::resolve(source, config.dtype),
+            ModelSource::Path(source) => Self::resolve(source, config.dtype, hub),
             ModelSource::New { model, tokenizer } => {
                 let tokenizer = Tokenizer::characters(tokenizer)?;
                 let shape = model.config(tokenizer.vocab_size())?;
@@ -97,7 +97,7 @@ mod tests {
                     [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
         let config =
             Config::from_text("test.toml", text, &[] as &[&str]).map_err(|errors| errors.to_string());
-        let tokenizer = Policy::initial(&config.unwrap()).unwrap().tokenizer;
+        let tokenizer = Policy::initial(&config.unwrap(), &Hub::from_env()).unwrap().tokenizer;
         std::fs::create_dir(run.path().join("checkpoints")).unwrap();
         tokenizer.save(&run.path().join(INITIAL)).unwrap();
         let found = tokenizer_of(run.path()).unwrap();

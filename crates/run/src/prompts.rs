@@ -8,6 +8,7 @@ use rloom_collect::{
 use rloom_config::{Config, EvalSettings, ModelSource, Stage};
 use rloom_data::{DataSettings, Dataset, Split};
 use rloom_env::EnvironmentSettings;
+use rloom_hub::Hub;
 use rloom_reward::RewardSettings;
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
@@ -45,12 +46,17 @@ pub fn measure_prompts_of(config: &Config, context: usize) -> Result<Option<Vec<
     }
     let mut summaries = Vec::new();
     let threads = crate::context(config.run.threads)?.threads();
-    PromptCheck::new(&tokenizer, context, threads, config.run.seed).run(config, 0, &mut |progress| {
-        if let PromptProgress::Measured(summary) = progress {
-            summaries.push(summary);
-        }
-        true
-    })?;
+    let hub = Hub::from_env();
+    PromptCheck::new(&tokenizer, context, threads, config.run.seed, &hub).run(
+        config,
+        0,
+        &mut |progress| {
+            if let PromptProgress::Measured(summary) = progress {
+                summaries.push(summary);
+            }
+            true
+        },
+    )?;
     Ok(Some(summaries))
 }
 
@@ -60,8 +66,14 @@ pub(crate) struct KeptRows(Vec<(DataSettings, Split, Vec<bool>)>);
 
 impl KeptRows {
     /// Opens a split without the rows that were dropped.
-    pub(crate) fn open(&self, data: &DataSettings, split: Split, seed: u64) -> Result<Dataset, RunError> {
-        let mut dataset = Dataset::open(data, split, seed)?;
+    pub(crate) fn open(
+        &self,
+        data: &DataSettings,
+        split: Split,
+        seed: u64,
+        hub: &Hub,
+    ) -> Result<Dataset, RunError> {
+        let mut dataset = Dataset::open_with(data, split, seed, hub)?;
         if let Some((.., kept)) = self.0.iter().find(|(own, of, _)| own == data && *of == split) {
             dataset.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
         }
@@ -133,13 +145,20 @@ pub(crate) struct PromptCheck<'a> {
     pub(crate) context: usize,
     pub(crate) threads: usize,
     pub(crate) seed: u64,
+    pub(crate) hub: &'a Hub,
     /// Measurements so far: stages often share their data.
     measured: Vec<(DataSettings, Split, Selection, Vec<TaskLength>)>,
 }
 
 impl<'a> PromptCheck<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, context: usize, threads: usize, seed: u64) -> Self {
-        Self { tokenizer, context, threads, seed, measured: Vec::new() }
+    pub(crate) fn new(
+        tokenizer: &'a Tokenizer,
+        context: usize,
+        threads: usize,
+        seed: u64,
+        hub: &'a Hub,
+    ) -> Self {
+        Self { tokenizer, context, threads, seed, hub, measured: Vec::new() }
     }
 
     /// Checks the data of the stages from `first` on, and of the evaluation if they evaluate. `progress` returns false to
@@ -178,7 +197,7 @@ impl<'a> PromptCheck<'a> {
         kept: &mut KeptRows,
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<PromptSummary>, RunError> {
-        let mut dataset = Dataset::open(one.data, one.split, self.seed)?;
+        let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
         if let Some(reader) = &one.answer_reader {
             dataset.check_answers(reader)?;
         }

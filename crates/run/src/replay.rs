@@ -9,6 +9,7 @@ use std::time::Instant;
 use rloom_config::{Config, Stage, StageRollout};
 use rloom_core::{Author, Episode, OnUpdate, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, RolloutEngine, SamplingSettings};
+use rloom_hub::Hub;
 use rloom_store::checkpoint::{Checkpoints, StoredCheckpoint};
 use rloom_telemetry::{EventFile, EventLine};
 use serde::Serialize;
@@ -86,19 +87,20 @@ pub struct Replay {
 
 /// Generates a sample of the run in `directory`, whose resolved configuration is `config`, again. Versions that are not
 /// available are retrained if `rebuild` is set; `progress` receives the number of retrained batches and their total. The
-/// run's files are only read.
+/// run's files are only read; a model of a hub comes from `hub`.
 pub fn replay(
     directory: &Path,
     config: &Config,
     name: &SampleName,
+    hub: &Arc<Hub>,
     rebuild: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Replay, RunError> {
     let record = find(directory, config, name)?;
     let ctx = context(config.run.threads)?;
     let reader = record.reads_initial_weights(directory, rebuild)?.then_some(record.stage.name.as_str());
-    let policy = policy_to_read(directory, config, reader)?;
-    let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
+    let policy = policy_to_read(directory, config, reader, hub)?;
+    let inputs = RunInputs::new(&policy, Arc::clone(hub), ctx.threads(), config.run.seed);
     let engines = EmbeddedEngines::new(&policy, config, ctx);
     record.replay(directory, config, &engines, &inputs, rebuild, progress)
 }

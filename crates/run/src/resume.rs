@@ -1,8 +1,10 @@
 //! Resumes a run, with the settings that may change.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rloom_config::{ChangeEffect, Config, SettingChange, setting_changes};
+use rloom_hub::Hub;
 use rloom_store::checkpoint::Checkpoints;
 use rloom_store::directory::{INITIAL, RunDirectory};
 use rloom_store::disk;
@@ -38,6 +40,7 @@ pub fn resume(
     let (stage, step) = newest.as_ref().map_or((0, 0), |(name, _)| (name.stage, name.step));
     check_steps(&changes, config, stage, step)?;
     let data = DataRecord::open(&directory, config, options.accept_changed_data)?;
+    let hub = Arc::new(observer.observe_hub(Hub::from_env()));
     attempt(&directory, observer, |events| {
         if !changes.is_empty() {
             let text: Vec<String> = changes.iter().map(ToString::to_string).collect();
@@ -49,8 +52,8 @@ pub fn resume(
             store(&directory, config)?;
         }
         let (kept, mut warn) = (path.join(INITIAL), |message| events.warn(message));
-        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &mut warn)?;
-        let (engines, inputs) = embedded(config, &policy)?;
+        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &hub, &mut warn)?;
+        let (engines, inputs) = embedded(config, &policy, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -100,11 +103,12 @@ pub fn fork(
     let data = data.move_to(&directory)?;
     // Last: a folder without it is not a run.
     disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
+    let hub = Arc::new(observer.observe_hub(Hub::from_env()));
     attempt(&directory, observer, |events| {
         events.warn(format!("continues {} of {}", checkpoint, source.display()));
         let mut warn = |message| events.warn(message);
-        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &mut warn)?;
-        let (engines, inputs) = embedded(config, &policy)?;
+        let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &hub, &mut warn)?;
+        let (engines, inputs) = embedded(config, &policy, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }

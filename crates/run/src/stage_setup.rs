@@ -13,6 +13,7 @@ use rloom_core::PolicyId;
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutSettings};
 use rloom_env::Environment;
+use rloom_hub::Hub;
 use rloom_learn::BatchTrainer;
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_sched::Priority;
@@ -61,13 +62,15 @@ pub struct RunInputs {
     pub context: usize,
     /// Parameters of the policy.
     pub parameters: u64,
+    /// Hub of the data sets.
+    pub hub: Arc<Hub>,
     /// Adjusts the settings of episodes.
     pub episode_hook: Option<EpisodeHook>,
 }
 
 impl RunInputs {
     /// The inputs for a policy.
-    pub fn new(policy: &Policy, threads: usize, seed: u64) -> Self {
+    pub fn new(policy: &Policy, hub: Arc<Hub>, threads: usize, seed: u64) -> Self {
         Self {
             policy: PolicyId::MAIN,
             seed,
@@ -76,13 +79,14 @@ impl RunInputs {
             stop_tokens: policy.stop_tokens(),
             context: policy.model.config().max_positions,
             parameters: policy.model.parameter_count(),
+            hub,
             episode_hook: None,
         }
     }
 
     /// Checks the prompts of the run's data.
     pub(crate) fn prompt_check(&self) -> PromptCheck<'_> {
-        PromptCheck::new(&self.tokenizer, self.context, self.threads, self.seed)
+        PromptCheck::new(&self.tokenizer, self.context, self.threads, self.seed, &self.hub)
     }
 
     fn episodes<R: RolloutEngine>(
@@ -121,7 +125,7 @@ impl RunInputs {
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
-        let open = |split| rows.open(&stage.data, split, seed);
+        let open = |split| rows.open(&stage.data, split, seed, &self.hub);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
@@ -159,7 +163,7 @@ impl RunInputs {
         engine: &Arc<BoundedEngine<R>>,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
-        let dataset = rows.open(&eval.data, Split::Eval, self.seed)?;
+        let dataset = rows.open(&eval.data, Split::Eval, self.seed, &self.hub)?;
         let environment = eval.environment.environment();
         let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };

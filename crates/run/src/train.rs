@@ -24,7 +24,7 @@ use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
-use crate::pin::pin;
+use crate::pin::{download, pin};
 use crate::prompts::{KeptRows, PromptProgress};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
@@ -63,11 +63,15 @@ pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> R
     if let Some(wanted) = continued(config)? {
         return resume(&config.run_directory(), &wanted, ResumeOptions::default(), observer, stop);
     }
-    let config = &with_absolute_paths(pin(config, &Hub::from_env())?)?;
+    let hub = Arc::new(observer.observe_hub(Hub::from_env()));
+    let config = &with_absolute_paths(pin(config, &hub)?)?;
+    // Before the run directory exists: an interrupted download leaves no run without steps behind.
+    download(config, &hub)?;
     let directory = create(config)?;
     attempt(&directory, observer, |events| {
         let data = DataRecord::open(&directory, config, false)?;
-        let (engines, inputs) = embedded(config, &policy_of_new_run(&directory, config)?)?;
+        let policy = policy_of_new_run(&directory, config, &hub)?;
+        let (engines, inputs) = embedded(config, &policy, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -111,9 +115,13 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
 }
 
 /// The embedded engines of a policy, and the inputs of its stages.
-pub(crate) fn embedded(config: &Config, policy: &Policy) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+pub(crate) fn embedded(
+    config: &Config,
+    policy: &Policy,
+    hub: &Arc<Hub>,
+) -> Result<(EmbeddedEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
-    let inputs = RunInputs::new(policy, ctx.threads(), config.run.seed);
+    let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
     Ok((EmbeddedEngines::new(policy, config, ctx), inputs))
 }
 

@@ -8,6 +8,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rloom_hub::Hub;
+
 use crate::event::{Event, EventLine};
 use crate::event_file::last_attempt;
 use crate::leftovers;
@@ -17,6 +19,11 @@ use crate::tensorboard::TensorBoardWriter;
 pub trait Observer {
     /// Handles an event. Must not block: training waits for it.
     fn observe(&mut self, line: &EventLine);
+
+    /// Makes a hub report its downloads to this observer. By default they are not reported.
+    fn observe_hub(&self, hub: Hub) -> Hub {
+        hub
+    }
 }
 
 /// Ignores all events.

@@ -12,10 +12,12 @@ use super::policy;
 use crate::arguments::Chat;
 use crate::failure::Failure;
 use crate::output::{BOLD, FAINT, Output};
+use crate::progress::downloads;
 use session::Session;
 
 pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
-    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), output)?;
+    let hub = downloads::hub(output);
+    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
     policy
         .tokenizer
         .require_chat_template()

@@ -14,16 +14,17 @@ use super::train::find_run;
 use crate::arguments::Eval;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
-use crate::progress::event_text;
 use crate::progress::numbers::percent;
+use crate::progress::{downloads, event_text};
 
 pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
+    let hub = downloads::hub(output);
     let (config, policy) = if arguments.config.is_empty() {
         of_run(arguments, output)?
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
         let dtype = config.dtype;
-        (config, policy::open(&arguments.target, Some(dtype), output)?)
+        (config, policy::open(&arguments.target, Some(dtype), &hub, output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
         Failure::usage_text("the configuration has no `[eval]`")
@@ -35,7 +36,8 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let report = rloom_run::evaluate(&policy, eval, &ctx, config.run.seed, arguments.samples, &mut progress);
+    let report =
+        rloom_run::evaluate(&policy, eval, &hub, &ctx, config.run.seed, arguments.samples, &mut progress);
     bar.finish_and_clear();
     show(&report.map_err(Failure::failed)?, output.on_stdout())
 }

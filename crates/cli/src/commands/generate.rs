@@ -13,10 +13,12 @@ use super::policy;
 use crate::arguments::Generate;
 use crate::failure::Failure;
 use crate::output::{FAINT, Output};
+use crate::progress::downloads;
 
 pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let prompts = prompts(arguments)?;
-    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), output)?;
+    let hub = downloads::hub(output);
+    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;

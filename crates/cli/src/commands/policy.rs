@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
 use rloom_engine::SamplingSettings;
+use rloom_hub::Hub;
 use rloom_model::{Dtype, GenerationConfig};
 use rloom_run::Policy;
 
@@ -13,7 +14,7 @@ use crate::output::{CYAN, Output};
 
 /// Opens a model folder, a hub model, or the best checkpoint of a run's folder. The dtype defaults to the run's, for
 /// other models to f32.
-pub(crate) fn open(source: &str, dtype: Option<Dtype>, output: Output) -> Result<Policy, Failure> {
+pub(crate) fn open(source: &str, dtype: Option<Dtype>, hub: &Hub, output: Output) -> Result<Policy, Failure> {
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {
         let checkpoint = checkpoint(folder, None)?;
@@ -24,7 +25,7 @@ pub(crate) fn open(source: &str, dtype: Option<Dtype>, output: Output) -> Result
         };
         return Policy::open(&checkpoint, dtype).map_err(Failure::from_run);
     }
-    Policy::resolve(source, dtype.unwrap_or_default()).map_err(Failure::from_run)
+    Policy::resolve(source, dtype.unwrap_or_default(), hub).map_err(Failure::from_run)
 }
 
 /// Returns a checkpoint of a run: the named one, by default the best, or the latest if there is no best.

@@ -9,6 +9,7 @@ use super::train::find_run;
 use crate::arguments::Replay;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
+use crate::progress::downloads;
 use crate::progress::numbers::duration;
 
 pub(crate) fn run(arguments: &Replay, output: Output) -> Result<(), Failure> {
@@ -20,7 +21,8 @@ pub(crate) fn run(arguments: &Replay, output: Output) -> Result<(), Failure> {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let replayed = rloom_run::replay(&run, &config, &sample, arguments.rebuild, &mut progress);
+    let hub = downloads::hub(output);
+    let replayed = rloom_run::replay(&run, &config, &sample, &hub, arguments.rebuild, &mut progress);
     bar.finish_and_clear();
     let replay = replayed.map_err(Failure::failed)?;
     if output.json {

@@ -98,7 +98,7 @@ fn run_with_progress(
     let progress = ProgressOutput::new(output, arguments.show_every);
     let mut display = Display::start(progress).map_err(Failure::failed_text)?;
     let stop = StopFlag::default();
-    stop_on_signals(&stop, display.printer())?;
+    stop_on_signals(&stop, display.downloads(), display.printer())?;
     let ended = work(&mut display, &stop);
     // Nothing more can be shown on a blocked output; the exit code tells how the run ended.
     let output = if display.finish() { output } else { output.quiet() };

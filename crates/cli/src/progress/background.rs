@@ -3,9 +3,11 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use rloom_hub::Hub;
 use rloom_telemetry::{Event, EventLine, Observer};
 
 use super::ProgressOutput;
+use super::downloads::{DownloadEvent, DownloadScreen, Downloads};
 
 /// Events that wait to be shown.
 const QUEUE: usize = 4096;
@@ -16,6 +18,7 @@ const RETRY: Duration = Duration::from_millis(10);
 
 enum Item {
     Event(Box<EventLine>),
+    Download(DownloadEvent),
     Text(String),
     /// Events that were not shown because the queue was full.
     Lost(u64),
@@ -27,6 +30,7 @@ enum Item {
 pub(crate) struct Display {
     items: SyncSender<Item>,
     ended: Receiver<()>,
+    downloads: DownloadScreen,
     lost: u64,
 }
 
@@ -36,11 +40,14 @@ impl Display {
         let (items, queue) = sync_channel(QUEUE);
         // Never sent to: it is closed when the thread ends.
         let (running, ended) = channel();
+        let screen = progress.download_screen();
+        let mut downloads = Downloads::new(screen.clone());
         let show = move || {
             let _running = running;
             for item in queue {
                 match item {
                     Item::Event(line) => progress.observe(&line),
+                    Item::Download(event) => downloads.show(event, Instant::now()),
                     Item::Text(text) => progress.println(&text),
                     Item::Lost(count) => progress.lost(count),
                     Item::End => break,
@@ -48,7 +55,7 @@ impl Display {
             }
         };
         std::thread::Builder::new().name("display".into()).spawn(show)?;
-        Ok(Self { items, ended, lost: 0 })
+        Ok(Self { items, ended, downloads: screen, lost: 0 })
     }
 
     /// Returns a function that prints a line from any thread.
@@ -58,6 +65,11 @@ impl Display {
             // A display that is blocked shows nothing.
             let _ = items.try_send(Item::Text(text.to_owned()));
         }
+    }
+
+    /// Returns the screen of downloads.
+    pub(crate) fn downloads(&self) -> DownloadScreen {
+        self.downloads.clone()
     }
 
     /// Waits until everything is shown. Returns false if the output is blocked.
@@ -90,5 +102,13 @@ impl Observer for Display {
         if !is_shown && !matches!(line.event, Event::Progress { .. }) {
             self.lost += 1;
         }
+    }
+
+    fn observe_hub(&self, hub: Hub) -> Hub {
+        let items = self.items.clone();
+        self.downloads.observe(hub, move |event| {
+            // A display that is blocked shows nothing.
+            let _ = items.try_send(Item::Download(event));
+        })
     }
 }

@@ -70,6 +70,11 @@ impl Bars {
         }
     }
 
+    /// The screen, for other lines that are redrawn.
+    pub(crate) fn screen(&self) -> MultiProgress {
+        self.screen.clone()
+    }
+
     /// Prints lines above the bars.
     pub(crate) fn println(&self, text: &str) {
         let _ = self.screen.println(text);

@@ -2,15 +2,19 @@
 
 mod background;
 mod bars;
+pub(crate) mod downloads;
 pub(crate) mod event_text;
 pub(crate) mod numbers;
 pub(crate) mod sparkline;
+#[cfg(test)]
+mod test_screen;
 
 use rloom_telemetry::{Event, EventLine, Observer};
 use serde_json::json;
 
 use crate::output::Output;
 use bars::Bars;
+use downloads::DownloadScreen;
 
 pub(crate) use background::Display;
 
@@ -33,6 +37,14 @@ impl ProgressOutput {
         }
         let bars = output.live.then(|| Bars::new(output));
         Self::Text { output, lines: EventText::new(output, show_every, bars.is_none()), bars }
+    }
+
+    /// The screen of downloads, above the bars.
+    fn download_screen(&self) -> DownloadScreen {
+        match self {
+            Self::Json(output) => DownloadScreen::on(*output, None),
+            Self::Text { output, bars, .. } => DownloadScreen::on(*output, bars.as_ref().map(Bars::screen)),
+        }
     }
 
     /// Writes a line above the bars.

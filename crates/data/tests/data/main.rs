@@ -1,8 +1,10 @@
 //! Data files, data sets of the hub, and generated tasks.
 
 mod generators;
+mod hostile;
 mod hub;
 mod jsonl;
+mod made_parquet;
 mod parquet;
 mod rows;
 mod settings;

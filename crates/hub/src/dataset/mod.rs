@@ -60,6 +60,7 @@ impl Hub {
         default: DefaultSplit,
         formats: &[&str],
     ) -> Result<Vec<PathBuf>, HubError> {
+        let _call = self.start();
         let plan = self.plan(dataset, default, formats)?;
         plan.files.iter().map(|file| self.download(&plan.snapshot, file)).collect()
     }
@@ -74,6 +75,7 @@ impl Hub {
         if dataset.is_pinned() {
             return Ok(dataset.clone());
         }
+        let _call = self.start();
         let commit = self.plan(dataset, default, formats)?.snapshot.listing.commit;
         Ok(DatasetReference { revision: Some(commit), ..dataset.clone() })
     }

@@ -327,13 +327,26 @@ fn progress_is_reported() {
     let cache = tempfile::tempdir().unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&events);
-    let hub = Hub::new(server.options(cache.path())).with_observer(move |event| {
-        if let HubEvent::Download { file: "model.safetensors", bytes, size, .. } = event {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let call_log = Arc::clone(&calls);
+    let hub = Hub::new(server.options(cache.path())).with_observer(move |event| match event {
+        HubEvent::Download { file: "model.safetensors", bytes, size, .. } => {
             log.lock().unwrap().push((*bytes, *size));
         }
+        HubEvent::Started => call_log.lock().unwrap().push("started".to_owned()),
+        HubEvent::Ended => call_log.lock().unwrap().push("ended".to_owned()),
+        HubEvent::Downloaded { file, bytes, .. } => {
+            call_log.lock().unwrap().push(format!("{file} {bytes}"));
+        }
+        _ => {}
     });
     hub.model("org/name").unwrap();
     let (first, all) = (50_000, SIZE as u64);
+    let said = std::mem::take(&mut *calls.lock().unwrap());
+    assert!(said.starts_with(&["started".into(), "config.json 2".into()]), "{said:?}");
+    assert!(said.ends_with(&[format!("model.safetensors {all}"), "ended".into()]), "{said:?}");
+    hub.model("org/name").unwrap();
+    assert_eq!(*calls.lock().unwrap(), ["started", "ended"], "all files are in the cache");
     let bytes: Vec<u64> = events.lock().unwrap().iter().map(|(bytes, _)| *bytes).collect();
     assert!(bytes.starts_with(&[0]) && bytes.contains(&first) && bytes.ends_with(&[all]), "{bytes:?}");
     assert!(events.lock().unwrap().iter().all(|(_, size)| *size == Some(all)));

@@ -14,6 +14,9 @@ use sha2::{Digest, Sha256};
 
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// Longer than any timeout of a test.
+const SILENCE: Duration = Duration::from_mins(2);
+
 /// A repository at one commit. Files that end in `.safetensors` or `.parquet` are large files.
 #[derive(Clone, Default)]
 pub(crate) struct Repo {
@@ -38,6 +41,8 @@ impl Repo {
 pub(crate) struct Faults {
     /// Bytes of a large file after which the connection is dropped, per attempt.
     pub(crate) drops: Vec<usize>,
+    /// Bytes of a large file after which the first attempt gets no more, on an open connection.
+    pub(crate) stall: Option<usize>,
     /// Status and error code of the listing.
     pub(crate) status: Option<(u16, &'static str)>,
     /// Listed size of large files.
@@ -214,8 +219,7 @@ impl State {
             return respond(stream, request, 200, &headers, bytes);
         }
         if faults.silent {
-            // Longer than any timeout of a test.
-            std::thread::sleep(Duration::from_mins(2));
+            std::thread::sleep(SILENCE);
             return Ok(());
         }
         std::thread::sleep(faults.delay);
@@ -229,6 +233,12 @@ impl State {
             if drops.is_empty() { bytes.len() } else { from + drops.remove(0) }
         };
         write_head(stream, status, &headers, bytes.len() - from)?;
+        let stall = self.faults.lock().unwrap().stall.take();
+        if let Some(stall_at) = stall {
+            stream.write_all(&bytes[from..from + stall_at])?;
+            std::thread::sleep(SILENCE);
+            return Ok(());
+        }
         stream.write_all(&bytes[from..drop_at])
     }
 }

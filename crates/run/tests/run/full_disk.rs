@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::recipe;
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::TrainEngine;
+use rloom_hub::Hub;
 use rloom_run::Policy;
 
 /// Writes model, optimiser state, value head and tokenizer as a checkpoint has them.
@@ -25,7 +26,7 @@ fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
 #[test]
 fn a_full_disk_is_an_error_for_every_file_of_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
-    let policy = Policy::initial(&recipe::config(directory.path(), &[])).unwrap();
+    let policy = Policy::initial(&recipe::config(directory.path(), &[]), &Hub::from_env()).unwrap();
     let intact = directory.path().join("intact");
     std::fs::create_dir_all(&intact).unwrap();
     save(&policy, &intact).unwrap();

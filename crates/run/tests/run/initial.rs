@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::recipe;
 use rloom_config::Config;
+use rloom_hub::Hub;
 use rloom_run::{Policy, ResumeOptions, RunError, StopFlag};
 use rloom_store::faults::{Fault, install_at};
 use rloom_telemetry::{Event, read_events};
@@ -13,7 +14,7 @@ use rloom_telemetry::{Event, read_events};
 /// A run below `directory` of the model in `directory/model`, with a reference.
 fn config(directory: &Path) -> Config {
     let model = directory.join("model");
-    let policy = Policy::initial(&recipe::config(directory, &[])).unwrap();
+    let policy = Policy::initial(&recipe::config(directory, &[]), &Hub::from_env()).unwrap();
     std::fs::create_dir(&model).unwrap();
     policy.model.save(&model, &policy.generation).unwrap();
     policy.tokenizer.save(&model).unwrap();

@@ -13,6 +13,7 @@ use crate::recipe;
 use rloom_config::Config;
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{ProgressObserver, TrainEngine, TrainProgress};
+use rloom_hub::Hub;
 use rloom_model::{Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
@@ -309,7 +310,7 @@ fn candidates_are_scored_through_bytes() {
 
 fn embedded(config: &Config) -> EmbeddedEngines {
     let ctx = context(config.run.threads).unwrap();
-    EmbeddedEngines::new(&Policy::initial(config).unwrap(), config, ctx)
+    EmbeddedEngines::new(&Policy::initial(config, &Hub::from_env()).unwrap(), config, ctx)
 }
 
 fn parts_open(config: &Config, folder: &Path) -> rloom_engine::PublishedPolicy {

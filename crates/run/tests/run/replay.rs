@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::recipe;
+use std::sync::Arc;
+
 use rloom_config::Config;
 use rloom_core::{
     OnUpdate, PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Trajectory, VersionSpan,
 };
 use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, RolloutSettings, SamplingSettings};
+use rloom_hub::Hub;
 use rloom_run::lineage::{Fate, SampleName, lineage};
 use rloom_run::{
     Difference, FoundIn, NotRepeatable, Origin, Policy, Replay, ResumeOptions, RunError, StageError,
@@ -32,7 +35,14 @@ fn trained(directory: &Path, overrides: &[&str]) -> Config {
 
 fn replay(config: &Config, sample: &str, rebuild: bool) -> Result<Replay, RunError> {
     let name: SampleName = sample.parse().unwrap();
-    rloom_run::replay(&config.run_directory(), config, &name, rebuild, &mut |_, _| {})
+    rloom_run::replay(
+        &config.run_directory(),
+        config,
+        &name,
+        &Arc::new(Hub::from_env()),
+        rebuild,
+        &mut |_, _| {},
+    )
 }
 
 fn rollouts(config: &Config, step: u64) -> PathBuf {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use miette::Diagnostic;
 use rloom_config::Config;
+use rloom_hub::Hub;
 use rloom_reward::{Completion, JudgeError, OnError, Reward, Scorer, Verdict};
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{
@@ -224,15 +225,18 @@ impl Observer for StopAfter {
 /// Runs with a reward that reads a field, and returns the numbers that it saw.
 fn run_with_reader(config: &Config, stop_after: Option<u64>) -> BTreeMap<u64, Value> {
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
-    let (policy, ctx) = (Policy::initial(config).unwrap(), context(config.run.threads).unwrap());
+    let (policy, ctx) =
+        (Policy::initial(config, &Hub::from_env()).unwrap(), context(config.run.threads).unwrap());
     let of_hook = Arc::clone(&seen);
     let hook = EpisodeHook::new(move |settings| {
         let reward: Box<dyn Reward> = Box::new(ReadsNumber(Arc::clone(&of_hook)));
         settings.scorer =
             Arc::new(Scorer::from_rewards(vec![("reader".into(), 1.0, reward)], OnError::Fatal));
     });
-    let inputs =
-        RunInputs { episode_hook: Some(hook), ..RunInputs::new(&policy, ctx.threads(), config.run.seed) };
+    let inputs = RunInputs {
+        episode_hook: Some(hook),
+        ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
+    };
     let engines = EmbeddedEngines::new(&policy, config, ctx);
     let stop = StopFlag::default();
     let mut observer = StopAfter(stop_after.unwrap_or(u64::MAX), stop.clone());

@@ -11,6 +11,7 @@ use rloom_collect::OutcomeRule;
 use rloom_core::{Group, PolicyId, PolicyVersion, Ticket, VersionSpan};
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{RolloutEngine, RolloutSettings};
+use rloom_hub::Hub;
 use rloom_learn::{BatchScores, BatchTrainer, Models};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
@@ -70,7 +71,11 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         let reference = Some(Arc::clone(&start));
         EmbeddedTrainEngine::new(Ctx::new(2).unwrap(), policy, reference, optimizer, generation)
     };
-    let engines = EmbeddedEngines::new(&Policy::initial(&config).unwrap(), &config, Ctx::new(2).unwrap());
+    let engines = EmbeddedEngines::new(
+        &Policy::initial(&config, &Hub::from_env()).unwrap(),
+        &config,
+        Ctx::new(2).unwrap(),
+    );
     let sampler = engines.rollout(&RolloutSettings::default()).unwrap().capabilities();
     assert!(sampler.is_exact(&engines.train_capabilities(), None));
     let stage = &config.stages[1];

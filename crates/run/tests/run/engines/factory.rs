@@ -8,6 +8,7 @@ use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, PublishedWeights, RolloutSettings, TrainCapabilities, WeightFolder,
 };
+use rloom_hub::Hub;
 use rloom_learn::Models;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
 use rloom_run::{Policy, RunError, RunInputs, context};
@@ -46,8 +47,8 @@ impl Parts {
     /// The parts for a configuration, with the inputs of its run.
     pub(crate) fn new(config: &Config) -> (Self, RunInputs) {
         let ctx = context(config.run.threads).expect("compute threads");
-        let policy = Policy::initial(config).expect("a model");
-        let inputs = RunInputs::new(&policy, ctx.threads(), config.run.seed);
+        let policy = Policy::initial(config, &Hub::from_env()).expect("a model");
+        let inputs = RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed);
         let publications = config.run.directory.join("publications");
         let embedded = EmbeddedEngines::new(&policy, config, ctx);
         (Self { embedded, publications, received: Arc::default() }, inputs)

@@ -3,9 +3,12 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use rloom_config::Config;
 use rloom_core::Ticket;
 use rloom_data::{Cursor, Dataset, Split};
+use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{Policy, RunError, RunInputs, StopFlag, Summary, context, train_on};
 use rloom_store::{StoreError, faults as disk_faults};
@@ -70,10 +73,10 @@ impl Trial {
     ) -> Result<Summary, RunError> {
         returns(move || {
             let mut observer = observer.unwrap_or(Seen(Box::new(|_| {})));
-            let (policy, ctx) = (Policy::initial(&config)?, context(config.run.threads)?);
+            let (policy, ctx) = (Policy::initial(&config, &Hub::from_env())?, context(config.run.threads)?);
             let inputs = RunInputs {
                 episode_hook: Some(faults.hook()),
-                ..RunInputs::new(&policy, ctx.threads(), config.run.seed)
+                ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
             };
             let embedded = EmbeddedEngines::new(&policy, &config, ctx);
             let engines = FaultyEngines { embedded, faults: faults.engines };
