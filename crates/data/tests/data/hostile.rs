@@ -219,6 +219,7 @@ fn a_line_without_an_end_is_not_read_into_memory() {
     let (error, text) = error("a.jsonl", &vec![b' '; 100 << 20]);
     assert!(matches!(error, DataError::LongLine { .. }), "{error}");
     assert_eq!(text, "a.jsonl:1: the line is longer than 64 MiB");
+    // Follows the hint of `DataError::LongLine`.
     let mut long = b"{\"prompt\": \"".to_vec();
     long.resize(long.len() + (20 << 20), b'x');
     long.extend(b"\"}\n{\"prompt\": \"y\"}");

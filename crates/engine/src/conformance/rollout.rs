@@ -49,7 +49,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
     pub fn new(engine: &'a E, trainer: &'a T, tolerance: f32) -> Self {
         let capabilities = engine.capabilities();
         let tolerance = if capabilities.numeric_path.is_some() { 0.0 } else { tolerance };
-        Self { engine, trainer, capabilities, tolerance, patience: Duration::from_secs(20) }
+        Self { engine, trainer, capabilities, tolerance, patience: Duration::from_mins(2) }
     }
 
     /// Changes the longest wait for any answer.

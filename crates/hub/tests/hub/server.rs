@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Longer than any timeout of a test.
-const SILENCE: Duration = Duration::from_mins(2);
+const SILENCE: Duration = Duration::from_mins(10);
 
 /// A repository at one commit. Files that end in `.safetensors` or `.parquet` are large files.
 #[derive(Clone, Default)]
@@ -104,7 +104,7 @@ impl Server {
     pub(crate) fn options(&self, cache: &Path) -> HubOptions {
         HubOptions {
             endpoint: self.address.clone(),
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_mins(2),
             retries: 2,
             retry_wait: Duration::from_millis(1),
             ..HubOptions::new(cache.to_owned())

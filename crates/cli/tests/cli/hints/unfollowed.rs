@@ -12,6 +12,11 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/cli/tests/cli/offline.rs",
         "a_run_without_a_checkpoint_says_that_it_needs_its_model",
     ),
+    (
+        "DataError::LongLine",
+        "crates/data/tests/data/hostile.rs",
+        "a_line_without_an_end_is_not_read_into_memory",
+    ),
     ("HubError::Card", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Checksum", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Commit", "crates/hub/tests/hub/hints.rs", "of_transfers"),
@@ -70,6 +75,8 @@ pub(super) const DESCRIPTIONS: &[(&str, &str)] = &[
 pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("BatchError::TooLong", "prompts are measured before a stage starts, with the hints of `PromptError`"),
     ("DataError::NoHeldOut", "the configuration is refused first"),
+    ("DataError::ParquetRow", "asks for another file, as `DataError::Parquet`"),
+    ("DataError::ParquetSizes", "asks for another file, as `DataError::Parquet`"),
     ("DataError::ParquetMetadata", "has the hint of `DataError::Parquet`; needs metadata that contradict themselves"),
     ("EnvError::DemonstrationTooLong", "prompts are measured before a stage starts, with the hints of `PromptError`"),
     ("EnvError::NoDemonstration", "rows without a demonstration are refused when they are read: `DataError::MissingField`"),

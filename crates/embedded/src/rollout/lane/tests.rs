@@ -109,7 +109,7 @@ fn request(sample: u32, prompt: &[u32], max_new_tokens: usize) -> GenerateReques
 /// Runs the future on a small runtime with a timeout.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { timeout(Duration::from_mins(2), future).await.expect("timed out") })
+    runtime.block_on(async { timeout(Duration::from_mins(10), future).await.expect("timed out") })
 }
 
 #[test]

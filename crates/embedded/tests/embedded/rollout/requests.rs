@@ -192,7 +192,7 @@ fn requests_wait_for_weights() {
     let model = model(1);
     run(async {
         let early = engine.generate(request(&[1, 2], 5));
-        let health = engine.health(Duration::from_secs(5)).await.unwrap();
+        let health = engine.health(Duration::from_mins(1)).await.unwrap();
         assert_eq!((health.version(PolicyId::MAIN), health.running, health.waiting), (None, 0, 1));
         engine.load(&weights(1, &model), OnUpdate::Finish).await.unwrap();
         assert_eq!(early.await.unwrap().tokens.len(), 5);

@@ -54,7 +54,8 @@ pub(crate) fn weights(version: u64, model: &Arc<Model>) -> PublishedPolicy {
 /// Runs the future on a small runtime with a timeout.
 pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), future).await.expect("timed out") })
+    runtime
+        .block_on(async { tokio::time::timeout(Duration::from_mins(10), future).await.expect("timed out") })
 }
 
 pub(crate) fn engine(settings: &RolloutSettings, threads: usize) -> EmbeddedRolloutEngine {

@@ -42,7 +42,7 @@ fn requests() -> Vec<GenerateRequest> {
 /// Waits until the engine has sampled this number of tokens in total and no request waits.
 async fn until_sampled(engine: &EmbeddedRolloutEngine, tokens: u64) {
     while engine.statistics().sampled_tokens < tokens
-        || engine.health(Duration::from_secs(20)).await.unwrap().waiting > 0
+        || engine.health(Duration::from_mins(1)).await.unwrap().waiting > 0
     {}
 }
 
@@ -60,7 +60,7 @@ fn update_in_flight(on_update: OnUpdate) -> (Vec<(GenerateRequest, Generation)>,
         let late = engine.generate(requests[0].clone());
         loaded.await.unwrap();
         assert_eq!(
-            engine.health(Duration::from_secs(5)).await.unwrap().version(PolicyId::MAIN),
+            engine.health(Duration::from_mins(1)).await.unwrap().version(PolicyId::MAIN),
             Some(PolicyVersion(2))
         );
         assert_eq!(Arc::strong_count(&old), 1, "no handle on the old weights is left");

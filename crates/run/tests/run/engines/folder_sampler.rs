@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 pub(crate) const NOISE: f32 = 0.01;
 /// One of this many requests is lost.
 const LOST: u64 = 7;
-const TIMEOUT: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Clone)]
 struct Loaded {

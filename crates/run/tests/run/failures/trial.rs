@@ -38,7 +38,7 @@ impl Observer for Seen {
 fn returns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, result) = mpsc::channel();
     let thread = std::thread::spawn(move || sender.send(work()));
-    match result.recv_timeout(Duration::from_mins(5)) {
+    match result.recv_timeout(Duration::from_mins(20)) {
         Ok(result) => result,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("the attempt does not end"),
         Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
