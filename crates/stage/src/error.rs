@@ -170,7 +170,7 @@ pub enum StageError {
     #[diagnostic(help(
         "skip a limited number of such steps: `--resume RUN --set stage.{stage}.trainer.max_skipped_steps={}`; if many \
          steps are affected, continue from an earlier checkpoint with a lower learning rate: `--resume RUN --from \
-         CHECKPOINT --set stage.{stage}.trainer.learning_rate=…`",
+         CHECKPOINT --run-name NAME --set stage.{stage}.trainer.learning_rate=…`",
         skipped + 10
     ))]
     NotFinite {
