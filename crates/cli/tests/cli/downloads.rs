@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{Finished, Sandbox, snapshot};
+use crate::support::{Finished, Sandbox, is_ignored, snapshot};
 use server::{Faults, Repo, Server};
 
 #[path = "../../../hub/tests/hub/server.rs"]
@@ -103,6 +103,10 @@ fn an_interrupted_download_continues_at_the_next_start() {
     let recipe = RECIPE.split_once("[data]").unwrap().1;
     let recipe = format!("[model]\npath = \"org/model\"\n[data]{recipe}");
     for arguments in [&["train", "model.toml"][..], &["generate", "org/model", "1"]] {
+        // A process that was started in the background, with SIGINT ignored, keeps ignoring it; a run does not.
+        if arguments[0] == "generate" && is_ignored(2) {
+            continue;
+        }
         let faults = Faults { stall: Some(50_000), ..Faults::default() };
         let server = Server::start(&[("models/org/model", model()), ("datasets/org/sums", sums())], faults);
         let sandbox = Sandbox::new();

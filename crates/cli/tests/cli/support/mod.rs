@@ -91,6 +91,13 @@ pub(crate) fn trained() -> Sandbox {
     sandbox
 }
 
+/// True if this process, and therefore the ones that it starts, ignores a signal. Only Linux tells.
+pub(crate) fn is_ignored(signal: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim();
+    u64::from_str_radix(mask, 16).unwrap() & (1 << (signal - 1)) != 0
+}
+
 /// Sends a signal, such as `-TERM`.
 pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
