@@ -67,8 +67,9 @@ impl BatchTrainer {
     /// optimiser steps taken and their total, first with 0.
     ///
     /// An optimiser step with a score, a loss or a gradient that is not finite is skipped, within the limit: it counts for
-    /// the learning-rate schedule and changes nothing else. All steps are skipped if the scores that precede them, or
-    /// the process-reward model's step, are not finite.
+    /// the learning-rate schedule and leaves the policy unchanged. The critic steps first and keeps its step if the
+    /// policy's is skipped. All steps are skipped if the scores that precede them, or the process-reward model's step,
+    /// are not finite.
     pub fn train<E: TrainEngine>(
         &self,
         models: &mut Models<E>,

@@ -309,9 +309,9 @@ pub enum StageError {
 
 /// Optimiser steps that were skipped before an error, as its message shows them.
 fn after(skipped: u64) -> String {
-    if skipped == 0 {
-        String::new()
-    } else {
-        format!("; {skipped} optimiser steps of the stage were skipped before")
+    match skipped {
+        0 => String::new(),
+        1 => "; 1 optimiser step of the stage was skipped before".to_owned(),
+        _ => format!("; {skipped} optimiser steps of the stage were skipped before"),
     }
 }

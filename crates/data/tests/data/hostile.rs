@@ -56,7 +56,7 @@ fn deeply_nested_columns_are_refused() {
     assert!(parquet(&of_columns(&columns)).contains("nested more than 64 levels deep"));
     columns.remove(0);
     assert!(parquet(&of_columns(&columns)).ends_with("has no rows"), "as deep as allowed");
-    // So many levels would overflow the stack.
+    // A million levels would overflow the stack.
     let (error, _) = error("a.parquet", &of_columns(&vec![group(1); 1_000_000]));
     assert!(matches!(error, DataError::ParquetSizes { problem: SizeProblem::Depth, .. }), "{error}");
 }

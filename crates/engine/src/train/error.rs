@@ -163,7 +163,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// True if a score, the loss or the gradient is not finite: the weights are unchanged, and training can go on with
+    /// True if a score, the loss or the gradient is not finite: the weights are unchanged, and training can continue with
     /// other samples.
     pub fn is_not_finite(&self) -> bool {
         match self {

@@ -32,7 +32,7 @@ pub struct TrainSettings {
     /// results.
     pub threads: usize,
     /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
-    /// finite: the weights stay as they are, and training goes on. One more ends the run. 0 ends it at the first.
+    /// finite: the weights stay as they are, and training continues. One more ends the run. 0 ends it at the first.
     pub max_skipped_steps: u64,
 }
 
