@@ -3,7 +3,7 @@
 use crate::support::Sandbox;
 
 /// One short stage on `rows.jsonl`.
-const RECIPE: &str = r#"
+pub(super) const RECIPE: &str = r#"
 [run]
 seed = 1
 threads = 1

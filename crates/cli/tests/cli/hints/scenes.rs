@@ -7,6 +7,7 @@ use rloom_algo::{Algorithm, AlgorithmSettings, Method};
 use rloom_ops::{Ctx, Isa};
 use rloom_store::directory::RunDirectory;
 
+use super::files;
 use crate::support::{Sandbox, TINY};
 
 /// Key of a hint, and a function that provokes and follows it.
@@ -45,35 +46,8 @@ fn works(sandbox: &Sandbox, arguments: &[&str]) {
 }
 
 const ROWS: &str = "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"1+2=\", \"answer\": \"3\"}\n";
-const FILES: &str = r#"
-[run]
-seed = 1
-threads = 1
-[model.new]
-layers = 1
-hidden_size = 16
-heads = 2
-intermediate_size = 16
-max_positions = 32
-[tokenizer]
-alphabet = "0123456789+=two"
-[data]
-path = "rows.jsonl"
-[reward]
-components = [{ kind = "exact" }]
-[sampling]
-max_new_tokens = 4
-[[stage]]
-name = "one"
-method = "grpo"
-steps = 1
-groups_per_batch = 2
-[stage.algorithm]
-group_size = 2
-"#;
-
-fn files(sandbox: &Sandbox) {
-    sandbox.write("files.toml", FILES);
+fn write_files(sandbox: &Sandbox) {
+    sandbox.write("files.toml", files::RECIPE);
     sandbox.write("rows.jsonl", ROWS);
 }
 
@@ -84,7 +58,7 @@ fn tiny(sandbox: &Sandbox) {
 }
 
 fn changed_data(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     let auto = ["train", "files.toml", "--quiet", "--set", "run.resume=auto"];
     works(sandbox, &auto);
     let run = sandbox.path("runs/files");
@@ -124,7 +98,7 @@ fn changed_data(sandbox: &Sandbox) {
 }
 
 fn damaged_record(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     works(sandbox, &["train", "files.toml", "--quiet"]);
     sandbox.write("runs/files/data.json", "{");
     refused(
@@ -204,7 +178,7 @@ fn not_a_run(sandbox: &Sandbox) {
 }
 
 fn unknown_format(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     std::fs::rename(sandbox.path("rows.jsonl"), sandbox.path("rows.txt")).unwrap();
     refused(
         sandbox,
@@ -216,7 +190,7 @@ fn unknown_format(sandbox: &Sandbox) {
 }
 
 fn truncated_parquet(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     let good = crate::workspace::root().join("crates/data/tests/golden/questions.parquet");
     let good = std::fs::read(good).unwrap();
     let path = sandbox.path("rows.parquet");
@@ -243,7 +217,7 @@ fn unknown_checkpoint(sandbox: &Sandbox) {
 
 /// Groups of an untrained model in which all samples are wrong.
 fn nothing_left(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     let rows = "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n";
     sandbox.write("rows.jsonl", rows);
     let train = |name: &'static str, more: &[&'static str]| {
@@ -272,7 +246,7 @@ fn nothing_left(sandbox: &Sandbox) {
 }
 
 fn too_many_failures(sandbox: &Sandbox) {
-    files(sandbox);
+    write_files(sandbox);
     sandbox.write("rows.jsonl", &format!("{ROWS}{{\"prompt\": \"2=\", \"answer\": \"two\"}}\n"));
     let train = [
         "train",
