@@ -13,11 +13,13 @@
 //! [`conformance`] has the test suites that every implementation has to pass.
 
 pub mod conformance;
+mod digest;
 mod publish;
 mod rollout;
 pub mod sizing;
 mod train;
 
+pub use digest::{WeightDigest, digest_order};
 pub use publish::{
     AdapterFolder, CollectiveGroup, Form, InProcessWeights, PolicyLabel, PublishedPolicy, PublishedWeights,
     WeightFolder,
