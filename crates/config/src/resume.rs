@@ -104,6 +104,7 @@ impl SettingChange {
         Err(match key.split('.').next().unwrap_or(key) {
             "model" | "tokenizer" => "the checkpoint has the weights of the run's model",
             "run" if key == "run.seed" => "all random streams depend on it",
+            "run" if key == "run.rollouts" => "the run is trained on these rollouts",
             "run" => "it is the place of the run",
             "data" => "the order of the tasks depends on it",
             "environment" | "sampling" | "reward" => {

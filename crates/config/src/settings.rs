@@ -55,6 +55,11 @@ pub struct RunSettings {
     /// Steps of each stage whose rollouts are kept, the most recent ones, or "all". 0 writes no rollout files. Lineage, replay
     /// and calibration need the rollouts of the steps that they look at; training and resuming do not.
     pub keep_rollouts: KeepRollouts,
+    /// Folder of a run whose recorded rollouts are trained on instead of sampling, to debug training; `--rollouts` sets it.
+    /// Nothing is sampled or evaluated. Stages, batch size and group size must be those of that run; log-probabilities are
+    /// treated as those of an inexact sampler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollouts: Option<PathBuf>,
     /// With `"auto"`, the same command continues the run if it exists, as job schedulers need that start it again. Settings
     /// may change as with `--resume`. By default `rloom train` starts another run, with a number after its name.
     pub resume: Resume,
@@ -83,6 +88,7 @@ impl Default for RunSettings {
             keep_last: 2,
             keep_every: 0,
             keep_rollouts: KeepRollouts::All,
+            rollouts: None,
             resume: Resume::Never,
         }
     }

@@ -1,12 +1,13 @@
 //! From the configuration of a stage to its collectors.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
     BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule,
+    GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
@@ -122,11 +123,18 @@ impl RunInputs {
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<BoundedEngine<R>>>,
+        recorded: Option<&Path>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
         let open = |split| rows.open(&stage.data, split, seed, &self.hub);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
+        if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
+            let group_size = stage.algorithm.group_size;
+            let source =
+                RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
+            return Ok((GroupSource::Recorded(source), cursor(&open(Split::Train)?)?));
+        }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
             let cursor = cursor(&dataset)?;

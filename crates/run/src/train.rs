@@ -105,6 +105,11 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
         data.make_absolute()?;
     }
+    if let Some(rollouts) = &mut config.run.rollouts
+        && let Ok(path) = std::path::absolute(&*rollouts)
+    {
+        *rollouts = path;
+    }
     if let ModelSource::Path(source) = &mut config.model
         && Path::new(source).is_dir()
         && let Ok(path) = std::path::absolute(&*source)
@@ -337,10 +342,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let rollout = self.rollout_engine(stage)?;
+        let recorded = self.config.run.rollouts.is_some();
+        let rollout = if recorded { None } else { self.rollout_engine(stage)? };
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
         let trainer = self.engines.train_capabilities();
-        let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
+        // Recorded groups were sampled by other weights than those that are trained here.
+        let is_exact =
+            !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
         let mut engines = StageEngines {
@@ -385,7 +393,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
-        let (source, cursor) = self.inputs.source(index as u32, stage, bounded.as_ref(), &self.rows)?;
+        let (source, cursor) = self.inputs.source(
+            index as u32,
+            stage,
+            bounded.as_ref(),
+            self.config.run.rollouts.as_deref(),
+            &self.rows,
+        )?;
         self.data.check_order(&stage.name, &cursor)?;
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
@@ -412,7 +426,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         })?;
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
-        let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let samples = source.samples() && from_step < stage.steps;
         let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
             Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;

@@ -13,6 +13,16 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "a_run_without_a_checkpoint_says_that_it_needs_its_model",
     ),
     (
+        "CollectError::NotRecorded",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
+        "CollectError::OtherBatch",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
         "DataError::LongLine",
         "crates/data/tests/data/hostile.rs",
         "a_line_without_an_end_is_not_read_into_memory",
