@@ -214,7 +214,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             seed: config.run.seed,
             threads: inputs.threads,
-            numeric_path: engines.train_capabilities().numeric_path,
+            numeric_path: config
+                .stages
+                .first()
+                .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
             parameters: inputs.parameters,
             resumed_from: found.as_ref().map(|(name, _)| name.folder()),
             stages: config.stages.iter().map(outline).collect(),
@@ -226,7 +229,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
-            if engines.is_sampler_exact() || !warning.exact_sampler_only {
+            let is_exact = engines.is_sampler_exact(&config.stages[warning.stage]);
+            if is_exact || !warning.exact_sampler_only {
                 events.warn(warning.to_string());
             }
         }
@@ -290,7 +294,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 expected_seed: self.config.run.seed,
             });
         }
-        let numeric_path = self.engines.train_capabilities().numeric_path;
+        let numeric_path = self.engines.train_capabilities(stage).numeric_path;
         if state.numeric_path != numeric_path {
             self.events.warn(format!(
                 "the checkpoint was computed with {}, this machine computes with {numeric_path}",
@@ -345,7 +349,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let recorded = self.config.run.rollouts.is_some();
         let rollout = if recorded { None } else { self.rollout_engine(stage)? };
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
-        let trainer = self.engines.train_capabilities();
+        let trainer = self.engines.train_capabilities(stage);
         // Recorded groups were sampled by other weights than those that are trained here.
         let is_exact =
             !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
