@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "core",
     "algo",
     "ops",
@@ -20,6 +20,7 @@ const ORDER: [&str; 22] = [
     "engine",
     "embedded",
     "wire",
+    "cluster",
     "sched",
     "sim",
     "store",
