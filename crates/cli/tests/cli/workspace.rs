@@ -20,6 +20,7 @@ const ORDER: [&str; 23] = [
     "engine",
     "embedded",
     "wire",
+    "cluster",
     "sched",
     "sim",
     "store",
