@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "core",
     "algo",
     "ops",
@@ -15,6 +15,7 @@ const ORDER: [&str; 21] = [
     "model",
     "text",
     "data",
+    "function",
     "env",
     "reward",
     "engine",
