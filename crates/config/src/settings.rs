@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_data::{DataSettings, Order};
-use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
+use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
@@ -120,7 +120,7 @@ pub struct EvalSettings {
     /// Scoring of the completions.
     pub reward: RewardSettings,
     /// Rollout engine.
-    pub rollout: RolloutSettings,
+    pub rollout: RolloutEngineSettings,
 }
 
 /// One `[[stage]]`.
@@ -165,7 +165,7 @@ pub struct StageRollout {
     /// Allows training on samples of a truncated distribution.
     pub allow_truncated_sampling: bool,
     /// Rollout engine.
-    pub engine: RolloutSettings,
+    pub engine: RolloutEngineSettings,
     /// Scoring of the completions.
     pub reward: RewardSettings,
     /// Interleaving of rollouts and training.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rloom_config::{Config, Stage};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
-    Form, PublishedPolicy, PublishedWeights, RolloutSettings, TrainCapabilities, WeightFolder,
+    Form, PublishedPolicy, PublishedWeights, RolloutEngineSettings, TrainCapabilities, WeightFolder,
 };
 use rloom_hub::Hub;
 use rloom_learn::Models;
@@ -100,7 +100,7 @@ impl EngineFactory for ByteTraining {
     type Rollout = <EmbeddedEngines as EngineFactory>::Rollout;
     type Train = ByteTrainer;
 
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         self.0.embedded.rollout(settings)
     }
 
@@ -144,7 +144,7 @@ impl EngineFactory for FolderSampling {
     type Rollout = FolderSampler;
     type Train = ByteTrainer;
 
-    fn rollout(&self, _: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, _: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         Ok(self.sampler.clone())
     }
 

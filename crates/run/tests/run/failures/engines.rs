@@ -11,9 +11,9 @@ use rloom_config::Stage;
 use rloom_core::{OnUpdate, PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, LossReport, OptimStep, PackedBatch, ProgressObserver,
-    PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics,
-    SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress, Which, WorkerFailure,
-    WorkerStatus,
+    PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError,
+    RolloutStatistics, SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
+    Which, WorkerFailure, WorkerStatus,
 };
 use rloom_learn::Models;
 use rloom_run::RunError;
@@ -224,7 +224,7 @@ impl EngineFactory for FaultyEngines {
     type Rollout = FaultyRollout<<EmbeddedEngines as EngineFactory>::Rollout>;
     type Train = HookedTrainer<<EmbeddedEngines as EngineFactory>::Train>;
 
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         let engine = self.embedded.rollout(settings)?;
         Ok(FaultyRollout { engine, faults: self.faults.clone(), failed: AtomicBool::new(false) })
     }
