@@ -19,8 +19,8 @@ pub mod sizing;
 mod train;
 
 pub use publish::{
-    AdapterFolder, CollectiveGroup, Form, InProcessWeights, PolicyLabel, PublishedPolicy, PublishedWeights,
-    WeightFolder,
+    AdapterFolder, CollectiveGroup, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe,
+    PublishedPolicy, PublishedWeights, WeightFolder,
 };
 pub use rloom_core::OnUpdate;
 pub use rollout::{

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "core",
     "algo",
     "ops",
@@ -19,6 +19,7 @@ const ORDER: [&str; 21] = [
     "reward",
     "engine",
     "embedded",
+    "remote",
     "sched",
     "sim",
     "store",
