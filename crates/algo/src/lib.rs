@@ -32,6 +32,7 @@ mod idle;
 mod kl;
 mod learned;
 mod loss;
+mod message;
 mod method;
 mod methods;
 mod objective;
@@ -64,6 +65,7 @@ pub use loss::{
     Mismatch, PolicyLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation, policy_loss,
     step_loss, value_loss,
 };
+pub use message::MessageError;
 pub use methods::Method;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_engine::{InProcessWeights, PublishedPolicy, PublishedWeights};
+use rloom_engine::{InProcessWeights, PublishedPolicy, PublishedWeights, WeightDigest};
 use rloom_model::Model;
 
 /// Publishes a model to rollout engines of this process. Nothing is copied: its owner may write in place again once all
@@ -31,17 +31,40 @@ pub fn model_of(published: &PublishedPolicy) -> Option<Arc<Model>> {
     }
 }
 
-/// CRC-32C of the parameters' little-endian bytes: equal weights have equal digests.
+/// Digest of the parameters: equal weights have equal digests.
 pub fn digest(model: &Model) -> u64 {
-    let mut bytes = [0u8; 4096];
-    let mut crc = 0;
+    let mut digest = WeightDigest::default();
     for (_, values) in model.named_tensors() {
-        for chunk in values.chunks(bytes.len() / 4) {
-            for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
-                to.copy_from_slice(&value.to_le_bytes());
+        digest.update(values);
+    }
+    digest.value()
+}
+
+#[cfg(test)]
+mod tests {
+    use rloom_engine::digest_order;
+    use rloom_model::{Family, NewModel};
+
+    use super::*;
+
+    /// An engine that does not know the model's layout sorts its tensors by name.
+    #[test]
+    fn parameters_are_in_the_order_of_the_digest() {
+        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+            for tie_embeddings in [false, true] {
+                let new: NewModel = serde_json::from_value(serde_json::json!({
+                    "family": family, "layers": 11, "hidden_size": 8, "heads": 2, "head_dim": 4,
+                    "intermediate_size": 8, "max_positions": 16, "tie_embeddings": tie_embeddings,
+                }))
+                .unwrap();
+                let mut config = new.config(30).unwrap();
+                config.output_bias = family == Family::Llama;
+                let model = Model::init(&config, 1).with_value_head();
+                let names: Vec<&str> = model.named_tensors().map(|(spec, _)| spec.name.as_str()).collect();
+                assert!(names.is_sorted_by(|a, b| digest_order(a) < digest_order(b)), "{names:?}");
+                // By spelling, layer 10 would come before layer 2.
+                assert!(names.iter().any(|name| name.starts_with("model.layers.10.")));
             }
-            crc = crc32c::crc32c_append(crc, &bytes[..chunk.len() * 4]);
         }
     }
-    u64::from(crc)
 }

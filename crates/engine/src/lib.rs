@@ -13,11 +13,13 @@
 //! [`conformance`] has the test suites that every implementation has to pass.
 
 pub mod conformance;
+mod digest;
 mod publish;
 mod rollout;
 pub mod sizing;
 mod train;
 
+pub use digest::{WeightDigest, digest_order};
 pub use publish::{
     AdapterFolder, CollectiveGroup, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe,
     PublishedPolicy, PublishedWeights, WeightFolder,
@@ -25,13 +27,13 @@ pub use publish::{
 pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SamplingSettings,
-    Speculation, VersionGranularity, WaitedFor, WorkerActivity, WorkerFailure, WorkerStatus, generate_all,
-    inverse_temperature,
+    RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
+    RolloutStatistics, SamplingSettings, ServerSettings, Speculation, VersionGranularity, WaitedFor,
+    WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };
 pub use train::{
-    Access, ActivationCheckpointing, CandidateError, CandidateIds, EngineCause, Feature, LossReport,
-    OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity, SavedFile, StepReport,
-    TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack,
-    pack_unshared,
+    Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, EmbeddedSettings, EngineCause,
+    Feature, LossReport, OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity,
+    SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
+    TrainSettings, TrainWork, Which, pack, pack_unshared,
 };

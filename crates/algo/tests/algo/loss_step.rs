@@ -15,7 +15,7 @@ use crate::{
     step::{Step, steps},
 };
 
-const DRAWS: RandomKey =
+pub(crate) const DRAWS: RandomKey =
     RandomKey { seed: u64::MAX - 1, stage: 2, purpose: Purpose::Algorithm, ticket: 5, sample: 1, segment: 0 };
 
 /// A copy made through JSON.
@@ -24,7 +24,7 @@ fn copied<T: Serialize + DeserializeOwned>(value: &T) -> T {
     serde_json::from_str(&json).unwrap_or_else(|e| panic!("{e}: {json}"))
 }
 
-fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
+pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
     let rows = step.rows(sequences.clone());
     let batch = step.batch(&rows, sequences);
     let owned = |values: Option<&[f32]>| values.map(<[f32]>::to_vec);
@@ -44,7 +44,7 @@ fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
 }
 
 /// Evaluates a step through its own methods, by the scope that it declares.
-fn evaluated(step: &LossStep<'_>, scores: &[TokenScores]) -> Vec<LossGrad> {
+pub(crate) fn evaluated(step: &LossStep<'_>, scores: &[TokenScores]) -> Vec<LossGrad> {
     if step.scope() == Scope::Step {
         return step.evaluate_step(scores).unwrap();
     }
@@ -55,7 +55,7 @@ fn evaluated(step: &LossStep<'_>, scores: &[TokenScores]) -> Vec<LossGrad> {
 }
 
 /// Compares all bits, including the sign of 0.
-fn text<T: Serialize>(value: &T) -> String {
+pub(crate) fn text<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap()
 }
 
@@ -63,7 +63,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-fn halves(step: &Step) -> Vec<Range<usize>> {
+pub(crate) fn halves(step: &Step) -> Vec<Range<usize>> {
     let n = step.lengths.len();
     if n < 2 { std::iter::once(0..n).collect() } else { vec![0..n / 2, n / 2..n] }
 }

@@ -17,6 +17,7 @@ mod inert;
 mod learning;
 mod loss_step;
 mod losses;
+mod messages;
 mod metrics;
 mod page_examples;
 mod pages;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 24] = [
     "core",
     "algo",
     "ops",
@@ -19,6 +19,7 @@ const ORDER: [&str; 22] = [
     "reward",
     "engine",
     "embedded",
+    "wire",
     "remote",
     "sched",
     "sim",
@@ -30,6 +31,7 @@ const ORDER: [&str; 22] = [
     "stage",
     "run",
     "cli",
+    "python",
 ];
 
 /// Longest source file in lines.
@@ -77,6 +79,26 @@ fn dependencies_point_downwards() {
         for dependency in dependencies.keys().filter_map(|key| key.strip_prefix("rloom-")) {
             assert!(rank(dependency) < Some(own), "`{name}` depends on `{dependency}`, which is above it");
         }
+    }
+}
+
+/// `cargo build`, `cargo run` and `cargo test` leave the extension module out, which nothing but Python can load, and
+/// nothing else.
+#[test]
+fn all_crates_but_the_extension_module_are_built_by_default() {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let metadata = std::process::Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let default = metadata["workspace_default_members"].as_array().unwrap();
+    let is_default =
+        |name: &str| default.iter().any(|id| id.as_str().unwrap().contains(&format!("/crates/{name}#")));
+    for name in crates() {
+        assert_eq!(is_default(&name), name != "python", "{name}");
     }
 }
 

@@ -52,6 +52,12 @@ impl TensorFile {
         &self.path
     }
 
+    /// Number of elements of all tensors.
+    fn elements(&self) -> u64 {
+        let tensors = self.metadata.tensors();
+        tensors.values().map(|info| info.shape.iter().map(|&size| size as u64).product::<u64>()).sum()
+    }
+
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.metadata.offset_keys().into_iter().collect()
     }
@@ -177,6 +183,11 @@ impl Checkpoint {
     /// The files with tensors.
     pub(crate) fn tensor_files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(TensorFile::path)
+    }
+
+    /// Number of elements of all tensors.
+    pub(crate) fn elements(&self) -> u64 {
+        self.files.iter().map(TensorFile::elements).sum()
     }
 
     fn open_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {

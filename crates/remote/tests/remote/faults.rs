@@ -42,9 +42,8 @@ fn until_named(pool: &ReplicaPool, replica: u32, text: &str) {
         }
     };
     run(async {
-        if tokio::time::timeout(Duration::from_mins(2), named).await.is_err() {
-            panic!("`{text}` is not named: {:?}", pool.failures());
-        }
+        let is_named = tokio::time::timeout(Duration::from_mins(2), named).await.is_ok();
+        assert!(is_named, "`{text}` is not named: {:?}", pool.failures());
     });
 }
 
@@ -174,7 +173,6 @@ fn a_request_that_no_replica_answers_properly_fails() {
     let pool = pool_of(&[&stand_in], &settings(1));
     let trainer = Trainer::new();
     load(&pool, &trainer, 1, OnUpdate::Finish).unwrap();
-    // Every second answer: those by which the pool checks the server are good.
     stand_in.fail(Fault::Short, ALWAYS);
     let error = run(pool.generate(request(0, 0, 4))).unwrap_err();
     assert!(

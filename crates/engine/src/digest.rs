@@ -1,0 +1,116 @@
+//! Digest of a policy's parameters, equal on every engine.
+
+/// CRC-32C of the parameters' little-endian f32 bytes, tensor after tensor in [`digest_order`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WeightDigest {
+    crc: u32,
+}
+
+impl WeightDigest {
+    /// Adds values of the next tensor.
+    pub fn update(&mut self, values: &[f32]) {
+        let mut bytes = [0u8; 4096];
+        for chunk in values.chunks(bytes.len() / 4) {
+            for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
+                to.copy_from_slice(&value.to_le_bytes());
+            }
+            self.update_bytes(&bytes[..chunk.len() * 4]);
+        }
+    }
+
+    /// Adds values of the next tensor as little-endian bytes.
+    pub fn update_bytes(&mut self, bytes: &[u8]) {
+        self.crc = crc32c::crc32c_append(self.crc, bytes);
+    }
+
+    /// Digest of the values so far.
+    pub fn value(self) -> u64 {
+        u64::from(self.crc)
+    }
+}
+
+/// Tensors of a layer in the order of the digest.
+const LAYER: [&str; 15] = [
+    "input_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.q_proj.bias",
+    "self_attn.k_proj.bias",
+    "self_attn.v_proj.bias",
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "self_attn.o_proj.weight",
+    "self_attn.o_proj.bias",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+];
+
+/// Sort key of a tensor's Hugging Face name: the order in which tensors enter the digest. Other tensors of a layer
+/// follow the listed ones by name, and other tensors of the model come last by name.
+pub fn digest_order(name: &str) -> impl Ord + use<'_> {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| {
+        let (layer, tensor) = rest.split_once('.')?;
+        let position = LAYER.iter().position(|known| *known == tensor).unwrap_or(LAYER.len());
+        Some((layer.parse::<usize>().ok()?, position))
+    });
+    let section = match name {
+        "model.embed_tokens.weight" => 0,
+        _ if layer.is_some() => 1,
+        "model.norm.weight" => 2,
+        "lm_head.weight" => 3,
+        "score.weight" => 4,
+        "score.bias" => 5,
+        _ => 6,
+    };
+    (section, layer, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_and_bytes_give_the_digest_of_the_whole() {
+        let values: Vec<f32> = (0..3000).map(|i| i as f32 / 7.0).collect();
+        let mut whole = WeightDigest::default();
+        whole.update(&values);
+        let mut pieces = WeightDigest::default();
+        pieces.update(&values[..1025]);
+        let bytes: Vec<u8> = values[1025..].iter().flat_map(|value| value.to_le_bytes()).collect();
+        pieces.update_bytes(&bytes);
+        assert_eq!(whole.value(), pieces.value());
+        // CRC-32C of "123456789", the check value of its definition.
+        let mut check = WeightDigest::default();
+        check.update_bytes(b"123456789");
+        assert_eq!(check.value(), 0xe306_9283);
+    }
+
+    #[test]
+    fn layers_are_ordered_by_number_and_unknown_tensors_come_last() {
+        let mut names = [
+            "visual.patch.weight",
+            "lm_head.weight",
+            "model.norm.weight",
+            "model.layers.10.input_layernorm.weight",
+            "model.layers.2.mlp.extra.weight",
+            "model.layers.2.mlp.down_proj.weight",
+            "model.embed_tokens.weight",
+        ];
+        names.sort_by(|a, b| digest_order(a).cmp(&digest_order(b)));
+        assert_eq!(
+            names,
+            [
+                "model.embed_tokens.weight",
+                "model.layers.2.mlp.down_proj.weight",
+                "model.layers.2.mlp.extra.weight",
+                "model.layers.10.input_layernorm.weight",
+                "model.norm.weight",
+                "lm_head.weight",
+                "visual.patch.weight",
+            ]
+        );
+    }
+}

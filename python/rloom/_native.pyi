@@ -1,0 +1,85 @@
+"""The extension module. Arrays are little-endian f32 bytes."""
+
+from typing import Literal, final
+
+VERSION: str
+
+class NativeError(Exception):
+    """An error of RLoom's Rust code."""
+
+@final
+class LossStep:
+    """The loss of one optimiser step: objective, counts and the inputs of every micro-batch."""
+
+    @staticmethod
+    def from_bytes(data: bytes) -> LossStep:
+        """Reads the message that the controller sends."""
+
+    def to_bytes(self) -> bytes:
+        """The message that `from_bytes` reads."""
+
+    @property
+    def scope(self) -> Literal["micro_batch", "step"]:
+        """ "step" if all micro-batches have to be scored before the first is back-propagated."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches."""
+
+    def inert(self, micro_batch: int) -> list[bool]:
+        """Marks the sequences whose coefficients are all 0 for any scores: they need no backward pass."""
+
+    def evaluate(self, micro_batch: int, logprob: bytes, entropy: bytes, value: bytes = b"") -> LossGrad:
+        """Loss and coefficients of one micro-batch."""
+
+    def evaluate_step(self, scores: list[tuple[bytes, bytes, bytes]]) -> list[LossGrad]:
+        """Losses and coefficients of all micro-batches, from `(logprob, entropy, value)` of each."""
+
+@final
+class LossGrad:
+    """Derivatives of a loss by each score, and the sums behind its metrics."""
+
+    @property
+    def d_logprob(self) -> bytearray: ...
+    @property
+    def d_entropy(self) -> bytearray: ...
+    @property
+    def d_value(self) -> bytearray:
+        """Empty without a value head."""
+
+    @property
+    def terms(self) -> LossTerms: ...
+
+@final
+class LossTerms:
+    """Exact sums of a loss over micro-batches: merged in any grouping they round to the same numbers."""
+
+    def __init__(self) -> None: ...
+    @staticmethod
+    def from_bytes(data: bytes) -> LossTerms: ...
+    def to_bytes(self) -> bytes: ...
+    def merge(self, other: LossTerms) -> None:
+        """Adds the sums of other micro-batches of the same optimiser step."""
+
+    @property
+    def loss(self) -> float:
+        """Loss of the micro-batches merged so far."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of policy tokens so far, including those of masked sequences."""
+
+@final
+class WeightDigest:
+    """Digest of a policy's parameters: the f32 bytes of its tensors in `digest_order`."""
+
+    def __init__(self) -> None: ...
+    def update(self, values: bytes) -> None:
+        """Adds values of the next tensor, in one piece or several."""
+
+    @property
+    def value(self) -> int:
+        """Digest of the values so far."""
+
+def digest_order(names: list[str]) -> list[str]:
+    """Hugging Face names of a model's tensors in the order in which they enter a `WeightDigest`."""
