@@ -106,6 +106,9 @@ pub(crate) struct Train {
     /// Resume although data files have changed since the run started.
     #[arg(long, requires = "resume")]
     pub(crate) accept_changed_data: bool,
+    /// Train on the recorded rollouts of another run, without a sampler: its name under `runs`, or its folder.
+    #[arg(long, value_name = "RUN", conflicts_with = "resume")]
+    pub(crate) rollouts: Option<PathBuf>,
     /// Show a completion every N steps; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) show_every: u64,

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
-use rloom_engine::{RolloutError, RolloutSettings, sizing};
+use rloom_engine::{RolloutEngineSettings, RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
 use rloom_run::assembly;
 use rloom_telemetry::PromptSummary;
@@ -173,6 +173,8 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
     let memory = match model {
         Some(model) => {
+            // Servers have the keys and values in memory of their own.
+            let engine = engine.and_then(RolloutEngineSettings::embedded);
             let cache = engine.map_or(Ok(0), |engine| cache_bytes(model, engine, threads(config)))?;
             Some(memory(stage, model, model.max_positions as u64 * sequences, cache))
         }

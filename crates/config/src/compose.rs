@@ -6,7 +6,7 @@
 
 use rloom_algo::{AdvantageKind, Kind, LossKind};
 use rloom_data::DataSettings;
-use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
+use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
@@ -27,12 +27,31 @@ use crate::settings::RunSettings;
 
 /// Tables that describe one of several alternatives.
 pub(crate) const CHOICES: &[Choice] = &[
-    Choice { table: "model", keys: &["path", "new"], by_value: &[] },
-    Choice { table: "data", keys: &["path", "generator"], by_value: &["generator"] },
-    Choice { table: "environment", keys: &["kind"], by_value: &["kind"] },
-    Choice { table: "loss", keys: &["kind"], by_value: &["kind"] },
-    Choice { table: "advantage", keys: &["kind"], by_value: &["kind"] },
+    Choice { keys: &["path", "new"], by_value: &[], ..choice("model") },
+    Choice { keys: &["path", "generator"], by_value: &["generator"], ..choice("data") },
+    choice("environment"),
+    choice("loss"),
+    choice("advantage"),
+    Choice {
+        keys: &["backend"],
+        by_value: &["backend"],
+        default: Some("embedded"),
+        common: || [field_names::<OptimizerSettings>(), &TrainSettings::COMMON_KEYS].concat(),
+        ..choice("trainer")
+    },
+    Choice {
+        keys: &["engine"],
+        by_value: &["engine"],
+        default: Some("embedded"),
+        common: || RolloutEngineSettings::COMMON_KEYS.to_vec(),
+        ..choice("rollout")
+    },
 ];
+
+/// A table whose `kind` selects the alternative.
+const fn choice(table: &'static str) -> Choice {
+    Choice { table, keys: &["kind"], by_value: &["kind"], default: None, common: Vec::new }
+}
 
 /// Tables at the root that stages share.
 pub(crate) const SHARED: [&str; 7] =
@@ -59,7 +78,7 @@ pub(crate) struct EvalDraft {
     pub(crate) data: Section<DataSettings>,
     pub(crate) environment: Section<EnvironmentSettings>,
     pub(crate) reward: Section<RewardSettings>,
-    pub(crate) rollout: Section<RolloutSettings>,
+    pub(crate) rollout: Section<RolloutEngineSettings>,
 }
 
 #[derive(Debug)]
@@ -76,7 +95,7 @@ pub(crate) struct StageDraft {
 pub(crate) struct RolloutDraft {
     pub(crate) sampling: Section<SamplingSettings>,
     pub(crate) reward: Section<RewardSettings>,
-    pub(crate) engine: Section<RolloutSettings>,
+    pub(crate) engine: Section<RolloutEngineSettings>,
     pub(crate) schedule: Section<ScheduleSettings>,
 }
 
@@ -90,7 +109,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("tokenizer", field_names::<TokenizerKeys>()),
         ("sampling", field_names::<SamplingSettings>()),
         ("trainer", &trainer),
-        ("rollout", field_names::<RolloutSettings>()),
+        ("rollout", field_names::<RolloutEngineSettings>()),
         ("schedule", field_names::<ScheduleSettings>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),

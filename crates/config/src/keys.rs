@@ -5,7 +5,7 @@ use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
 use rloom_data::{DataSettings, Order};
-use rloom_engine::{RolloutSettings, SamplingSettings};
+use rloom_engine::{RolloutEngineSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel};
 use rloom_reward::RewardSettings;
@@ -78,7 +78,7 @@ pub(crate) struct RootKeys {
     #[schemars(with = "Option<TrainerTable>")]
     trainer: Option<Subtable>,
     /// Rollout engine of all stages and of evaluation.
-    #[schemars(with = "Option<RolloutSettings>")]
+    #[schemars(with = "Option<RolloutEngineSettings>")]
     rollout: Option<Subtable>,
     /// Interleaving of rollouts and training in all stages that sample.
     #[schemars(with = "Option<ScheduleSettings>")]
@@ -139,7 +139,7 @@ pub(crate) struct EvalKeys {
     reward: Option<Subtable>,
     /// Overrides of the rollout engine of the last stage that samples, for supervised stages and `rloom eval`. Stages that
     /// sample evaluate with their own engine: if no other stage is evaluated, only `timeout_seconds` may differ.
-    #[schemars(with = "Option<RolloutSettings>")]
+    #[schemars(with = "Option<RolloutEngineSettings>")]
     rollout: Option<Subtable>,
 }
 
@@ -205,7 +205,7 @@ pub(crate) struct StageKeys {
     #[schemars(with = "Option<TrainerTable>")]
     trainer: Option<Subtable>,
     /// Overrides of `[rollout]` in this stage.
-    #[schemars(with = "Option<RolloutSettings>")]
+    #[schemars(with = "Option<RolloutEngineSettings>")]
     rollout: Option<Subtable>,
     /// Overrides of `[schedule]` in this stage.
     #[schemars(with = "Option<ScheduleSettings>")]

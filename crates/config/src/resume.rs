@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 18] = [
+const WITHOUT_INFLUENCE: [&str; 26] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -21,17 +21,25 @@ const WITHOUT_INFLUENCE: [&str; 18] = [
     "trainer.threads",
     // Steps that were skipped are skipped again.
     "trainer.max_skipped_steps",
+    "trainer.python",
+    "trainer.step_timeout_seconds",
     "rollout.threads",
     "rollout.lanes",
     "rollout.kv_memory_mib",
     "rollout.max_batch",
     "rollout.prefill_chunk",
     "rollout.restarts",
+    "rollout.urls",
+    "rollout.replicas",
+    "rollout.memory",
+    "rollout.max_requests",
+    "rollout.python",
+    "rollout.replace_seconds",
     "rollout.timeout_seconds",
     "reward.timeout_seconds",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 12] = [
+const FROM_A_CHECKPOINT: [&str; 16] = [
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
@@ -42,6 +50,10 @@ const FROM_A_CHECKPOINT: [&str; 12] = [
     "trainer.min_lr_ratio",
     "trainer.max_grad_norm",
     "trainer.weight_decay",
+    "trainer.ranks",
+    "trainer.shard",
+    "trainer.offload",
+    "trainer.deterministic",
     "schedule.max_failures",
     "algorithm.filter.max_draws",
 ];
@@ -92,6 +104,7 @@ impl SettingChange {
         Err(match key.split('.').next().unwrap_or(key) {
             "model" | "tokenizer" => "the checkpoint has the weights of the run's model",
             "run" if key == "run.seed" => "all random streams depend on it",
+            "run" if key == "run.rollouts" => "the run is trained on these rollouts",
             "run" => "it is the place of the run",
             "data" => "the order of the tasks depends on it",
             "environment" | "sampling" | "reward" => {

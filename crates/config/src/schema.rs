@@ -161,7 +161,8 @@ fn one_table(kinds: &[Value], common: Option<Value>) -> Map<String, Value> {
         }
     }
     if let Some(Value::Object(common)) = common {
-        properties.extend(common);
+        // A key that only some kinds have is listed with the schema `true`.
+        properties.extend(common.into_iter().filter(|(_, schema)| *schema != json!(true)));
     }
     Map::from_iter([
         ("type".to_owned(), json!("object")),

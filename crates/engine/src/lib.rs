@@ -27,13 +27,13 @@ pub use publish::{
 pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SamplingSettings,
-    Speculation, VersionGranularity, WaitedFor, WorkerActivity, WorkerFailure, WorkerStatus, generate_all,
-    inverse_temperature,
+    RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
+    RolloutStatistics, SamplingSettings, ServerSettings, Speculation, VersionGranularity, WaitedFor,
+    WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };
 pub use train::{
-    Access, ActivationCheckpointing, CandidateError, CandidateIds, EngineCause, Feature, LossReport,
-    OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity, SavedFile, StepReport,
-    TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack,
-    pack_unshared,
+    Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, EmbeddedSettings, EngineCause,
+    Feature, LossReport, OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity,
+    SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
+    TrainSettings, TrainWork, Which, pack, pack_unshared,
 };

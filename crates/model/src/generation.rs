@@ -41,11 +41,17 @@ impl GenerationConfig {
 
     /// Reads a model folder's file. If it does not exist, the special tokens are those of `config.json`.
     pub fn load(folder: &Path, config: &ModelConfig) -> Result<Self, ConfigError> {
+        let special = Self::new(config.bos_token_id, config.eos_token_ids.clone(), config.pad_token_id);
+        Self::load_over(folder, special)
+    }
+
+    /// Reads a model folder's file over the special tokens of `config.json`.
+    pub(crate) fn load_over(folder: &Path, special: Self) -> Result<Self, ConfigError> {
         let path = folder.join(FILE);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self::new(config.bos_token_id, config.eos_token_ids.clone(), config.pad_token_id));
+                return Ok(special);
             }
             Err(source) => return Err(ConfigError::Read { path, source }),
         };
@@ -54,12 +60,12 @@ impl GenerationConfig {
         let fields = Fields { map: &source, path: &path, prefix: "" };
         let mut eos_token_ids = fields.token_ids("eos_token_id")?;
         if eos_token_ids.is_empty() {
-            eos_token_ids.clone_from(&config.eos_token_ids);
+            eos_token_ids = special.eos_token_ids;
         }
         Ok(Self {
-            bos_token_id: fields.token_id("bos_token_id")?.or(config.bos_token_id),
+            bos_token_id: fields.token_id("bos_token_id")?.or(special.bos_token_id),
             eos_token_ids,
-            pad_token_id: fields.token_id("pad_token_id")?.or(config.pad_token_id),
+            pad_token_id: fields.token_id("pad_token_id")?.or(special.pad_token_id),
             do_sample: fields.flag("do_sample")?,
             temperature: fields.number("temperature")?,
             top_k: fields.count("top_k")?,

@@ -14,7 +14,7 @@ pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
 use rloom_engine::{
     ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
-    RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
+    RolloutEngineSettings, RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
 };
 use rloom_learn::Models;
 use rloom_model::{Dtype, GenerationConfig, Model, ModelConfig, OptimizerSettings, OutputHeads};
@@ -41,7 +41,7 @@ pub trait EngineFactory {
     type Train: TrainEngine + 'static;
 
     /// Builds a rollout engine for the policy's architecture.
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError>;
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError>;
 
     /// Builds the train engines of a stage on `threads` threads: policy, and critic and process-reward model if the
     /// algorithm has them. All start from `start`.
@@ -58,12 +58,12 @@ pub trait EngineFactory {
     /// The weights of a start as a publication of version 0.
     fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError>;
 
-    /// Capabilities of the train engines.
-    fn train_capabilities(&self) -> TrainCapabilities;
+    /// Capabilities of the train engines of a stage.
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities;
 
-    /// True if completions sampled by the policy that is trained have the log-probabilities that the trainer computes, bit
+    /// True if completions that a stage samples with the policy that it trains have the log-probabilities that the trainer computes, bit
     /// by bit: the rollout engines' capabilities will say so.
-    fn is_sampler_exact(&self) -> bool;
+    fn is_sampler_exact(&self, stage: &Stage) -> bool;
 
     /// Writes publications to folders.
     fn writer(&self) -> Arc<dyn PolicyWriter>;
@@ -73,9 +73,7 @@ pub trait EngineFactory {
 #[derive(Debug)]
 pub struct EmbeddedEngines {
     ctx: Ctx,
-    initial: Arc<Model>,
-    tokenizer: Arc<Tokenizer>,
-    generation: GenerationConfig,
+    policy: Policy,
     dtype: Dtype,
 }
 
@@ -87,13 +85,7 @@ impl EmbeddedEngines {
 
     /// Creates the engines of a policy.
     pub fn of_policy(policy: &Policy, dtype: Dtype, ctx: Ctx) -> Self {
-        Self {
-            ctx,
-            initial: Arc::clone(&policy.model),
-            tokenizer: Arc::clone(&policy.tokenizer),
-            generation: policy.generation.clone(),
-            dtype,
-        }
+        Self { ctx, policy: policy.clone(), dtype }
     }
 
     /// A compute context of `threads` threads.
@@ -105,7 +97,7 @@ impl EmbeddedEngines {
     }
 
     fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {
-        let StageStart::Published(policy) = start else { return Ok(Arc::clone(&self.initial)) };
+        let StageStart::Published(policy) = start else { return self.policy.model() };
         if let PublishedWeights::Folder(folder) = &policy.weights {
             return self.load(folder.path());
         }
@@ -168,9 +160,10 @@ impl EngineFactory for EmbeddedEngines {
     type Rollout = EmbeddedRolloutEngine;
     type Train = EmbeddedTrainEngine;
 
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
-        let tokenizer = Some((*self.tokenizer).clone());
-        Ok(EmbeddedRolloutEngine::new(self.initial.config(), &self.ctx, settings, tokenizer)?)
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
+        let settings = settings.embedded().ok_or(RunError::NotEmbedded { engine: settings.name() })?;
+        let tokenizer = Some((*self.policy.tokenizer).clone());
+        Ok(EmbeddedRolloutEngine::new(&self.policy.shape()?, &self.ctx, settings, tokenizer)?)
     }
 
     fn models(
@@ -185,8 +178,14 @@ impl EngineFactory for EmbeddedEngines {
         let checkpointing = stage.trainer.activation_checkpointing;
         let optimizer = || stage.optimizer.clone();
         let engine = |policy: Arc<Model>, reference| {
-            EmbeddedTrainEngine::new(ctx.clone(), policy, reference, optimizer(), self.generation.clone())
-                .with_activation_checkpointing(checkpointing)
+            EmbeddedTrainEngine::new(
+                ctx.clone(),
+                policy,
+                reference,
+                optimizer(),
+                self.policy.generation.clone(),
+            )
+            .with_activation_checkpointing(checkpointing)
         };
         let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&start));
         let backbone = critic.as_ref().map(|critic| critic.backbone);
@@ -197,7 +196,7 @@ impl EngineFactory for EmbeddedEngines {
             }),
             prm: prm.as_ref().map(|_| engine(Arc::clone(&start), Some(Arc::clone(&start)))),
             policy: if backbone == Some(Backbone::Shared) {
-                let generation = self.generation.clone();
+                let generation = self.policy.generation.clone();
                 EmbeddedTrainEngine::with_value_head(ctx.clone(), start, reference, optimizer(), generation)
                     .with_activation_checkpointing(checkpointing)
             } else {
@@ -214,16 +213,16 @@ impl EngineFactory for EmbeddedEngines {
         Ok(publish_model(PolicyId::MAIN, PolicyVersion(0), &self.model(start)?))
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
+    fn train_capabilities(&self, _: &Stage) -> TrainCapabilities {
         EmbeddedTrainEngine::capabilities_of(&self.ctx, self.dtype)
     }
 
-    fn is_sampler_exact(&self) -> bool {
+    fn is_sampler_exact(&self, _: &Stage) -> bool {
         true
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
-        Arc::new(EmbeddedWriter { generation: self.generation.clone() })
+        Arc::new(EmbeddedWriter { generation: self.policy.generation.clone() })
     }
 }
 

@@ -171,6 +171,14 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Algorithm(#[from] rloom_algo::AlgoError),
+    /// An engine that this process does not have.
+    #[error(
+        "the rollout engine \"{engine}\" runs in processes of its own, and this command uses the embedded one"
+    )]
+    NotEmbedded {
+        /// Name of the engine.
+        engine: &'static str,
+    },
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     #[diagnostic(transparent)]

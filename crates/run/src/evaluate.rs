@@ -6,7 +6,7 @@ use std::time::Duration;
 use rloom_collect::{BoundedEngine, EvaluationReport};
 use rloom_config::EvalSettings;
 use rloom_core::{OnUpdate, PolicyVersion};
-use rloom_engine::RolloutEngine;
+use rloom_engine::{RolloutEngine, RolloutSettings};
 use rloom_hub::Hub;
 use rloom_ops::Ctx;
 
@@ -29,11 +29,16 @@ pub fn evaluate(
 ) -> Result<EvaluationReport, RunError> {
     let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), seed);
     let tokenizer = Some((*policy.tokenizer).clone());
-    let engine = Arc::new(assembly::rollout_engine(policy.model.config(), ctx, &eval.rollout, tokenizer)?);
+    let model = policy.model()?;
+    // Outside of a run there are no servers.
+    let timeout_seconds = eval.rollout.timeout_seconds();
+    let embedded = RolloutSettings { timeout_seconds, ..RolloutSettings::default() };
+    let settings = eval.rollout.embedded().unwrap_or(&embedded);
+    let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
     let rows = inputs.prompt_check().evaluation(eval)?;
     let evaluator = inputs.evaluator(eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
     runtime::block_on(async {
-        let weights = assembly::publish(&policy.model, PolicyVersion(0));
+        let weights = assembly::publish(&model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;
         let total = evaluator.completions();
         let mut run = std::pin::pin!(evaluator.run(shown));

@@ -1,11 +1,11 @@
 //! Policies in model folders.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use rloom_config::{Config, ModelSource};
 use rloom_hub::{Hub, HubOptions};
-use rloom_model::{Dtype, GenerationConfig, Model};
+use rloom_model::{Dtype, GenerationConfig, LoadError, Model, ModelConfig, ModelOutline};
 use rloom_store::checkpoint::Checkpoints;
 use rloom_store::directory::INITIAL;
 use rloom_text::Tokenizer;
@@ -13,23 +13,65 @@ use rloom_text::Tokenizer;
 use crate::RunError;
 
 /// A policy: weights, tokenizer and generation settings.
+///
+/// Weights are read into memory when an engine of this process needs them. Other engines read the folder.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// The weights.
-    pub model: Arc<Model>,
+    weights: Weights,
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Stop tokens and recommended sampling.
     pub generation: GenerationConfig,
+    /// Longest sequence in tokens.
+    pub context: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
+    /// Number of parameters.
+    pub parameters: u64,
+}
+
+/// Place of the weights.
+#[derive(Debug, Clone)]
+enum Weights {
+    /// A model that was initialised in this process.
+    Memory(Arc<Model>),
+    /// A folder, and the model once it has been read.
+    Folder { path: PathBuf, dtype: Dtype, model: OnceLock<Arc<Model>> },
 }
 
 impl Policy {
-    /// Opens a Hugging Face folder; computes in `dtype`.
+    /// Opens a Hugging Face folder and reads its weights; computes in `dtype`.
     pub fn open(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
         let model = Model::load(folder)?.with_dtype(dtype);
         let tokenizer = Tokenizer::load(folder)?;
         let generation = GenerationConfig::load(folder, model.config())?;
-        Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+        let policy = Self::in_memory(model, tokenizer, generation);
+        let model = OnceLock::from(policy.model()?);
+        Ok(Self { weights: Weights::Folder { path: folder.to_owned(), dtype, model }, ..policy })
+    }
+
+    /// Opens a Hugging Face folder of any architecture. Its weights are read only if an engine of this process needs them.
+    pub fn open_outside(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
+        let ModelOutline { context, vocabulary, parameters, generation } = ModelOutline::load(folder)?;
+        Ok(Self {
+            weights: Weights::Folder { path: folder.to_owned(), dtype, model: OnceLock::new() },
+            tokenizer: Arc::new(Tokenizer::load(folder)?),
+            generation,
+            context,
+            vocabulary,
+            parameters,
+        })
+    }
+
+    fn in_memory(model: Model, tokenizer: Tokenizer, generation: GenerationConfig) -> Self {
+        Self {
+            tokenizer: Arc::new(tokenizer),
+            generation,
+            context: model.config().max_positions,
+            vocabulary: model.config().vocab_size,
+            parameters: model.parameter_count(),
+            weights: Weights::Memory(Arc::new(model)),
+        }
     }
 
     /// Opens a local folder or a model of the hub.
@@ -49,8 +91,43 @@ impl Policy {
                 let eos = tokenizer.eos_ids().to_vec();
                 model.set_special_tokens(tokenizer.bos_id(), &eos, tokenizer.pad_id());
                 let generation = GenerationConfig::new(tokenizer.bos_id(), eos, tokenizer.pad_id());
-                Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), generation })
+                Ok(Self::in_memory(model, tokenizer, generation))
             }
+        }
+    }
+
+    /// The weights in memory. The first call reads those of a folder.
+    pub fn model(&self) -> Result<Arc<Model>, RunError> {
+        match &self.weights {
+            Weights::Memory(model) => Ok(Arc::clone(model)),
+            Weights::Folder { path, dtype, model } => {
+                if let Some(model) = model.get() {
+                    return Ok(Arc::clone(model));
+                }
+                let read = Model::load(path)?.with_dtype(*dtype);
+                Ok(Arc::clone(model.get_or_init(|| Arc::new(read))))
+            }
+        }
+    }
+
+    /// Architecture of the model, if an engine of this process can compute it.
+    pub fn shape(&self) -> Result<ModelConfig, RunError> {
+        match &self.weights {
+            Weights::Folder { path, dtype, model } if model.get().is_none() => {
+                let mut config =
+                    ModelConfig::from_json_file(&path.join("config.json")).map_err(LoadError::from)?;
+                config.dtype = *dtype;
+                Ok(config)
+            }
+            _ => Ok(self.model()?.config().clone()),
+        }
+    }
+
+    /// Folder with the weights; `None` for a model that was initialised in this process.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.weights {
+            Weights::Memory(_) => None,
+            Weights::Folder { path, .. } => Some(path),
         }
     }
 

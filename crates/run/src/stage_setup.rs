@@ -1,17 +1,18 @@
 //! From the configuration of a stage to its collectors.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
     BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule,
+    GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, Dataset, Split};
-use rloom_engine::{RolloutEngine, RolloutSettings};
+use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::Environment;
 use rloom_hub::Hub;
 use rloom_learn::BatchTrainer;
@@ -77,8 +78,8 @@ impl RunInputs {
             threads,
             tokenizer: Arc::clone(&policy.tokenizer),
             stop_tokens: policy.stop_tokens(),
-            context: policy.model.config().max_positions,
-            parameters: policy.model.parameter_count(),
+            context: policy.context,
+            parameters: policy.parameters,
             hub,
             episode_hook: None,
         }
@@ -94,7 +95,7 @@ impl RunInputs {
         engine: &Arc<BoundedEngine<R>>,
         environment: Arc<dyn Environment>,
         reward: &RewardSettings,
-        rollout: &RolloutSettings,
+        rollout: &RolloutEngineSettings,
         stage: u32,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
         let mut settings = EpisodeSettings {
@@ -107,7 +108,7 @@ impl RunInputs {
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
-            timeout: Duration::from_secs_f64(rollout.timeout_seconds),
+            timeout: Duration::from_secs_f64(rollout.timeout_seconds()),
             reward_timeout: Duration::from_secs_f64(reward.timeout_seconds),
         };
         if let Some(EpisodeHook(adjust)) = &self.episode_hook {
@@ -122,11 +123,18 @@ impl RunInputs {
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<BoundedEngine<R>>>,
+        recorded: Option<&Path>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
         let open = |split| rows.open(&stage.data, split, seed, &self.hub);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
+        if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
+            let group_size = stage.algorithm.group_size;
+            let source =
+                RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
+            return Ok((GroupSource::Recorded(source), cursor(&open(Split::Train)?)?));
+        }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
             let cursor = cursor(&dataset)?;
@@ -136,7 +144,7 @@ impl RunInputs {
                 tokenizer: Arc::clone(&self.tokenizer),
                 environment: stage.environment.environment(),
                 context: self.context,
-                timeout: Duration::from_secs_f64(RolloutSettings::default().timeout_seconds),
+                timeout: Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds()),
             });
             return Ok((source, cursor));
         };
@@ -191,7 +199,7 @@ pub(crate) fn batch_trainer(
         algorithm: stage.algorithm,
         completion_limit: limit.unwrap_or(context as u64),
         micro_batch_tokens: stage.trainer.micro_batch_tokens,
-        share_prompts: stage.trainer.share_prompts,
+        share_prompts: stage.trainer.shares_prompts(),
         max_skipped_steps: stage.trainer.max_skipped_steps,
         is_sampler_exact,
         seed,
@@ -239,13 +247,16 @@ pub(crate) fn rollout_settings(
     stage: &Stage,
     eval: Option<&EvalSettings>,
     threads: usize,
-) -> Option<RolloutSettings> {
+) -> Option<RolloutEngineSettings> {
     let own = stage.rollout.as_ref().map(|rollout| &rollout.engine);
     let eval = eval.filter(|_| stage.eval_every > 0).map(|eval| &eval.rollout);
     let mut settings = own.or(eval)?.clone();
     // An engine with its own threads does not wait for those that train; with 0 it shares the threads of the run.
-    if stage.schedule().overlaps() && settings.threads == 0 {
-        settings.threads = threads;
+    if let RolloutEngineSettings::Embedded(embedded) = &mut settings
+        && stage.schedule().overlaps()
+        && embedded.threads == 0
+    {
+        embedded.threads = threads;
     }
     Some(settings)
 }
@@ -253,7 +264,7 @@ pub(crate) fn rollout_settings(
 #[cfg(test)]
 mod tests {
     use rloom_config::Config;
-    use rloom_engine::Speculation;
+    use rloom_engine::{RolloutSettings, Speculation};
 
     use super::*;
 
@@ -269,7 +280,11 @@ mod tests {
                     [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
         let config =
             Config::from_text("test.toml", text, overrides).map_err(|errors| errors.to_string()).unwrap();
-        config.stages.iter().map(|stage| rollout_settings(stage, config.eval.as_ref(), 2)).collect()
+        let of_stage = |stage| match rollout_settings(stage, config.eval.as_ref(), 2)? {
+            RolloutEngineSettings::Embedded(settings) => Some(settings),
+            other => panic!("{other:?}"),
+        };
+        config.stages.iter().map(of_stage).collect()
     }
 
     #[test]

@@ -105,6 +105,11 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
         data.make_absolute()?;
     }
+    if let Some(rollouts) = &mut config.run.rollouts
+        && let Ok(path) = std::path::absolute(&*rollouts)
+    {
+        *rollouts = path;
+    }
     if let ModelSource::Path(source) = &mut config.model
         && Path::new(source).is_dir()
         && let Ok(path) = std::path::absolute(&*source)
@@ -209,7 +214,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             seed: config.run.seed,
             threads: inputs.threads,
-            numeric_path: engines.train_capabilities().numeric_path,
+            numeric_path: config
+                .stages
+                .first()
+                .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
             parameters: inputs.parameters,
             resumed_from: found.as_ref().map(|(name, _)| name.folder()),
             stages: config.stages.iter().map(outline).collect(),
@@ -221,7 +229,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
-            if engines.is_sampler_exact() || !warning.exact_sampler_only {
+            let is_exact = engines.is_sampler_exact(&config.stages[warning.stage]);
+            if is_exact || !warning.exact_sampler_only {
                 events.warn(warning.to_string());
             }
         }
@@ -285,7 +294,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 expected_seed: self.config.run.seed,
             });
         }
-        let numeric_path = self.engines.train_capabilities().numeric_path;
+        let numeric_path = self.engines.train_capabilities(stage).numeric_path;
         if state.numeric_path != numeric_path {
             self.events.warn(format!(
                 "the checkpoint was computed with {}, this machine computes with {numeric_path}",
@@ -337,10 +346,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let rollout = self.rollout_engine(stage)?;
+        let recorded = self.config.run.rollouts.is_some();
+        let rollout = if recorded { None } else { self.rollout_engine(stage)? };
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
-        let trainer = self.engines.train_capabilities();
-        let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
+        let trainer = self.engines.train_capabilities(stage);
+        // Recorded groups were sampled by other weights than those that are trained here.
+        let is_exact =
+            !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
         let mut engines = StageEngines {
@@ -385,7 +397,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
-        let (source, cursor) = self.inputs.source(index as u32, stage, bounded.as_ref(), &self.rows)?;
+        let (source, cursor) = self.inputs.source(
+            index as u32,
+            stage,
+            bounded.as_ref(),
+            self.config.run.rollouts.as_deref(),
+            &self.rows,
+        )?;
         self.data.check_order(&stage.name, &cursor)?;
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
@@ -412,7 +430,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         })?;
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
-        let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let samples = source.samples() && from_step < stage.steps;
         let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
             Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;

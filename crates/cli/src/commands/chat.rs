@@ -24,7 +24,8 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
         .map_err(|error| Failure::usage(error).hint("`rloom generate` completes plain text"))?;
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
-    let session = Session::new(&policy, ctx, sampling, arguments.sampling.seed);
+    let model = policy.model().map_err(Failure::from_run)?;
+    let session = Session::new(&policy, model, ctx, sampling, arguments.sampling.seed);
     let mut conversation = Conversation {
         policy: &policy,
         session,

@@ -22,13 +22,14 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
-    let (shape, tokenizer) = (policy.model.config(), Some((*policy.tokenizer).clone()));
+    let model = policy.model().map_err(Failure::from_run)?;
+    let (shape, tokenizer) = (model.config(), Some((*policy.tokenizer).clone()));
     let engine = assembly::rollout_engine(shape, &ctx, &RolloutSettings::default(), tokenizer)
         .map_err(Failure::failed)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed_text)?;
     runtime.block_on(async {
-        let weights = assembly::publish(&policy.model, PolicyVersion(0));
+        let weights = assembly::publish(&model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
         // All requests are queued before the first one is awaited; results are shown in the order of the prompts.
         let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();
@@ -74,9 +75,9 @@ fn requests(
         }
         let tokens: Arc<[u32]> = tokens.into();
         // Limits the completion to the rest of the context, so that long prompts are not rejected.
-        let room = policy.model.config().max_positions.saturating_sub(tokens.len());
+        let room = policy.context.saturating_sub(tokens.len());
         if room == 0 {
-            let most = policy.model.config().max_positions;
+            let most = policy.context;
             return Err(Failure::usage_text(format_args!(
                 "prompt {} has {} tokens, the model holds {most}",
                 i + 1,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 22] = [
+const ORDER: &[&str] = &[
     "core",
     "algo",
     "ops",
@@ -15,10 +15,13 @@ const ORDER: [&str; 22] = [
     "model",
     "text",
     "data",
+    "function",
     "env",
     "reward",
     "engine",
     "embedded",
+    "wire",
+    "cluster",
     "sched",
     "sim",
     "store",

@@ -5,7 +5,7 @@ use std::fmt;
 use miette::Diagnostic;
 use rloom_core::{ErrorText, SettingError, SettingProblem};
 use rloom_data::{DataError, DataSettings};
-use rloom_engine::{RolloutSettings, SamplingSettings, TrainSettings};
+use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_model::{OptimizerError, OptimizerSettings, Schedule};
 use rloom_reward::RewardSettings;
 
@@ -78,7 +78,7 @@ pub(super) fn sampling(section: &Section<SamplingSettings>, problems: &mut Vec<P
     }
 }
 
-pub(super) fn engine(section: &Section<RolloutSettings>, problems: &mut Vec<Problem>) {
+pub(super) fn engine(section: &Section<RolloutEngineSettings>, problems: &mut Vec<Problem>) {
     if let Err(error) = section.value.validate() {
         problems.push(refused(section, &error));
     }
@@ -108,11 +108,12 @@ pub(super) fn optimizer(section: &Section<OptimizerSettings>, problems: &mut Vec
 }
 
 pub(super) fn trainer(section: &Section<TrainSettings>, problems: &mut Vec<Problem>) {
-    let settings = &section.value;
-    at_least(section, "micro_batch_tokens", settings.micro_batch_tokens as u64, 1, problems);
-    if settings.threads > MAX_THREADS {
+    if let Err(error) = section.value.validate() {
+        problems.push(refused(section, &error));
+    }
+    if section.value.threads > MAX_THREADS {
         let expected = format_args!("at most {MAX_THREADS} (0: all threads of the run)");
-        problems.push(out_of_range(section, "threads", settings.threads, expected));
+        problems.push(out_of_range(section, "threads", section.value.threads, expected));
     }
 }
 

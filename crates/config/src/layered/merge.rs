@@ -27,6 +27,10 @@ pub struct Choice {
     pub keys: &'static [&'static str],
     /// Keys whose value also selects an alternative.
     pub by_value: &'static [&'static str],
+    /// Alternative of a table without any of the keys, if there is one.
+    pub default: Option<&'static str>,
+    /// Keys that all alternatives have. They stay when another one is selected.
+    pub common: fn() -> Vec<&'static str>,
 }
 
 impl Choice {
@@ -34,11 +38,15 @@ impl Choice {
         let chosen = |table: &Table| -> Vec<&str> {
             self.keys.iter().copied().filter(|key| table.get(key).is_some()).collect()
         };
-        let (before, now) = (chosen(base), chosen(over));
+        let (mut before, now) = (chosen(base), chosen(over));
+        if before.is_empty() && self.default.is_some() {
+            before.clone_from(&now);
+        }
         if before.is_empty() || now.is_empty() {
             return false;
         }
-        let other_value = |key: &&str| self.by_value.contains(key) && base.string(key) != over.string(key);
+        let value = |table: &Table, key: &str| table.string(key).or(self.default).map(str::to_owned);
+        let other_value = |key: &&str| self.by_value.contains(key) && value(base, key) != value(over, key);
         before != now || now.iter().any(other_value)
     }
 }
@@ -56,8 +64,9 @@ pub fn merge(base: &mut Table, over: Table, choices: &[Choice], problems: &mut V
 
 /// Merges the table `over`, whose name is `name`, into `base`.
 pub fn merge_section(base: &mut Table, over: Table, name: &str, choices: &[Choice]) {
-    if choices.iter().any(|choice| choice.table == name && choice.changes(base, &over)) {
-        base.entries.clear();
+    if let Some(choice) = choices.iter().find(|choice| choice.table == name && choice.changes(base, &over)) {
+        let common = (choice.common)();
+        base.entries.retain(|entry| common.contains(&entry.key.as_str()));
     }
     for entry in over.entries {
         merge_entry(base, entry, choices);

@@ -12,7 +12,13 @@ use super::renames::Renames;
 use super::tree::{Node, Value};
 use crate::problem::{Code, ConfigErrors};
 
-const CHOICES: &[Choice] = &[Choice { table: "model", keys: &["path", "new"], by_value: &["path"] }];
+const CHOICES: &[Choice] = &[Choice {
+    table: "model",
+    keys: &["path", "new"],
+    by_value: &["path"],
+    default: None,
+    common: Vec::new,
+}];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]

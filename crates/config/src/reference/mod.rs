@@ -48,11 +48,17 @@ pub struct TableDoc {
 pub enum EngineKind {
     /// The engines in the process.
     Embedded,
+    /// PyTorch ranks and vLLM servers.
+    TorchAndVllm,
 }
 
 impl EngineKind {
-    /// All engines.
-    pub const ALL: [Self; 1] = [Self::Embedded];
+    fn overrides(self) -> &'static [&'static str] {
+        match self {
+            Self::Embedded => &[],
+            Self::TorchAndVllm => &["trainer.backend=torch", "rollout.engine=vllm"],
+        }
+    }
 }
 
 /// Returns the documentation of all tables, in the order of the reference.
@@ -75,8 +81,7 @@ pub fn tables() -> Vec<TableDoc> {
 ///
 /// The recipe is valid for every method, which a test checks.
 pub fn keys(method: Method, engine: EngineKind) -> Result<Vec<KeyDoc>, ConfigErrors> {
-    let EngineKind::Embedded = engine;
-    let config = Config::from_text("recipe.toml", &recipe(method), &[] as &[&str])?;
+    let config = Config::from_text("recipe.toml", &recipe(method), engine.overrides())?;
     let used = key_paths(&config);
     let documented = tables().into_iter().flat_map(|table| table.keys);
     Ok(documented.filter(|key| used.contains(&key.path)).collect())

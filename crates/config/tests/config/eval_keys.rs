@@ -87,7 +87,7 @@ fn keys_of_the_engine_are_refused_where_evaluation_shares_it() {
 fn a_resolved_configuration_takes_an_override_of_the_shared_engine() {
     let text = load(&[SAMPLING_STAGES]).unwrap().to_toml();
     let config = Config::from_text("config.toml", &text, &["stage.rl.rollout.lanes=3"]).unwrap();
-    assert_eq!(config.eval.unwrap().rollout.lanes, 3);
+    assert_eq!(config.eval.unwrap().rollout.embedded().unwrap().lanes, 3);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_algo::Method;
 use rloom_config::{Config, ModelSource, Start};
+use rloom_engine::{Backend, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, GuessSettings};
 
 fn recipe_path(name: &str) -> PathBuf {
@@ -173,6 +174,23 @@ fn stale_samples_are_corrected_by_default() {
 }
 
 #[test]
+fn another_backend_or_engine_drops_the_keys_of_the_one_before() {
+    let base = ["trainer.share_prompts=false", "trainer.eps=1e-6", "rollout.lanes=3"];
+    let others = ["trainer.backend=torch", "trainer.ranks=2", "rollout.engine=vllm", "rollout.replicas=2"];
+    let config = recipe_with("arithmetic.toml", &[base.as_slice(), &others].concat());
+    assert_round_trip(&config);
+    let stage = &config.stages[1];
+    let Backend::Torch(torch) = &stage.trainer.backend else { panic!("{:?}", stage.trainer) };
+    assert_eq!(torch.ranks, 2);
+    assert_eq!(stage.optimizer.eps, 1e-6, "keys of the optimiser stay");
+    let RolloutEngineSettings::Vllm(servers) = &stage.rollout.as_ref().unwrap().engine else { panic!() };
+    assert_eq!(servers.replicas, 2);
+    let refused =
+        Config::load(&[recipe_path("arithmetic.toml")], &["trainer.ranks=2"]).unwrap_err().to_string();
+    assert!(refused.contains("ranks"), "{refused}");
+}
+
+#[test]
 fn threads_restarts_and_timeouts_are_resolved() {
     let config = recipe_with(
         "arithmetic.toml",
@@ -186,11 +204,12 @@ fn threads_restarts_and_timeouts_are_resolved() {
     );
     assert_round_trip(&config);
     let rollout = config.stages[1].rollout.as_ref().unwrap();
-    assert_eq!((config.run.stall_seconds, rollout.engine.threads, rollout.engine.restarts), (60, 1, 3));
+    let engine = rollout.engine.embedded().unwrap();
+    assert_eq!((config.run.stall_seconds, engine.threads, engine.restarts), (60, 1, 3));
     assert_eq!((config.stages[1].trainer.threads, rollout.reward.timeout_seconds), (2, 2.5));
     let eval = config.eval.as_ref().unwrap();
     assert_eq!(
-        (eval.rollout.restarts, eval.reward.timeout_seconds),
+        (eval.rollout.embedded().unwrap().restarts, eval.reward.timeout_seconds),
         (3, 2.5),
         "evaluation has the same settings"
     );

@@ -167,6 +167,9 @@ impl Default for RolloutSettings {
     }
 }
 
+/// A year: larger timeouts would overflow when added to a point in time.
+pub(super) const MAX_SECONDS: f64 = 31_536_000.0;
+
 impl RolloutSettings {
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
@@ -182,8 +185,7 @@ impl RolloutSettings {
         if self.prefill_chunk == 0 {
             return refuse("prefill_chunk", "0".to_owned(), "at least 1");
         }
-        // One year: larger values would overflow when added to a point in time.
-        if !(self.timeout_seconds > 0.0 && self.timeout_seconds <= 31_536_000.0) {
+        if !(self.timeout_seconds > 0.0 && self.timeout_seconds <= MAX_SECONDS) {
             let value = self.timeout_seconds.to_string();
             return refuse("timeout_seconds", value, "above 0 and at most 31536000");
         }

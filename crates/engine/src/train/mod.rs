@@ -13,4 +13,4 @@ pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use pack::{PackError, PackedBatch, pack, pack_unshared};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
-pub use settings::{ActivationCheckpointing, TrainSettings};
+pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};

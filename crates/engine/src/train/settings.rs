@@ -1,5 +1,8 @@
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use rloom_core::{SettingError, SettingProblem, ValueRange};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 /// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
 /// compute for memory. Scores and gradients are bitwise identical.
@@ -9,41 +12,296 @@ pub enum ActivationCheckpointing {
     /// Keeps all activations that are expensive to compute.
     #[default]
     None,
-    /// Recomputes attention.
+    /// Recomputes attention. The PyTorch backend does not have it.
     Attention,
     /// Keeps only each layer's input.
     Block,
 }
 
-/// Settings of the embedded training engine, `[stage.trainer]` in a recipe.
+/// Settings of the training engine, `[stage.trainer]` in a recipe: a flat table with `backend` and the keys of that
+/// backend.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrainSettings {
+    /// Implementation, with its own settings.
+    #[serde(flatten)]
+    pub backend: Backend,
+    /// Maximum number of tokens (prompt and completion; a shared prompt counts once) per forward and backward pass of a
+    /// rank.
+    pub micro_batch_tokens: usize,
+    /// Activations to recompute in the backward pass.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Threads for training.
+    pub threads: usize,
+    /// Maximum number of optimiser steps of a stage that are skipped because a number is not finite.
+    pub max_skipped_steps: u64,
+}
+
+/// Implementation of training.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "backend", rename_all = "snake_case")]
+pub enum Backend {
+    /// The engine of this process.
+    Embedded(EmbeddedSettings),
+    /// PyTorch ranks in processes of their own.
+    Torch(TorchSettings),
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self::Embedded(EmbeddedSettings::default())
+    }
+}
+
+/// Keys of the embedded backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct TrainSettings {
-    /// Maximum number of tokens (prompt and completion; a shared prompt counts once) per forward and backward pass. A
-    /// longer sequence is a micro-batch of its own. Bounds the memory of activations; results change by rounding only.
-    pub micro_batch_tokens: usize,
+pub struct EmbeddedSettings {
     /// Computes a group's common prompt once for all of its completions. Scores are bitwise identical; gradients change
     /// by rounding only.
     pub share_prompts: bool,
-    /// Activations to recompute in the backward pass: none, attention, or all of a layer but its input. Trades compute
-    /// for memory; results are bitwise identical.
-    pub activation_checkpointing: ActivationCheckpointing,
-    /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. Does not affect
-    /// results.
-    pub threads: usize,
-    /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
-    /// finite: the weights stay as they are, and training continues. One more ends the run. 0 ends it at the first.
-    pub max_skipped_steps: u64,
+}
+
+impl Default for EmbeddedSettings {
+    fn default() -> Self {
+        Self { share_prompts: true }
+    }
+}
+
+/// Keys of the PyTorch backend.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TorchSettings {
+    /// Processes that train. Micro-batches are divided among them; results change by rounding only.
+    pub ranks: usize,
+    /// Ranks that share one copy of weights, gradients and optimiser state; 0 for all. 1 gives every rank a whole copy. Must
+    /// divide `ranks`.
+    pub shard: usize,
+    /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used.
+    pub offload: bool,
+    /// Uses deterministic kernels alone, so that two runs give the same bits. On CPUs they always do.
+    pub deterministic: bool,
+    /// Python interpreter of an environment with `torch`, `transformers` and the package `rloom`.
+    pub python: String,
+    /// Timeout of one call to all ranks, such as an optimiser step or a checkpoint, in seconds. A rank that does not answer
+    /// in time ends the run.
+    pub step_timeout_seconds: f64,
+}
+
+impl Default for TorchSettings {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            shard: 0,
+            offload: false,
+            deterministic: false,
+            python: "python3".to_owned(),
+            step_timeout_seconds: 1800.0,
+        }
+    }
 }
 
 impl Default for TrainSettings {
     fn default() -> Self {
         Self {
+            backend: Backend::default(),
             micro_batch_tokens: 4096,
-            share_prompts: true,
             activation_checkpointing: ActivationCheckpointing::None,
             threads: 0,
             max_skipped_steps: 0,
         }
+    }
+}
+
+/// Most ranks; larger numbers are typing errors.
+const MAX_RANKS: f64 = 65_536.0;
+/// A year, which clocks can add without overflow.
+const MAX_SECONDS: f64 = 31_536_000.0;
+
+impl TrainSettings {
+    /// Keys of every backend.
+    pub const COMMON_KEYS: [&str; 5] =
+        ["backend", "micro_batch_tokens", "activation_checkpointing", "threads", "max_skipped_steps"];
+
+    /// True if a group's common prompt is computed once.
+    pub fn shares_prompts(&self) -> bool {
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.share_prompts,
+            Backend::Torch(_) => false,
+        }
+    }
+
+    /// Checks the ranges.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        ValueRange::at_least(1.0).check("micro_batch_tokens", self.micro_batch_tokens as f64)?;
+        let Backend::Torch(torch) = &self.backend else { return Ok(()) };
+        ValueRange::between(1.0, MAX_RANKS).check("ranks", torch.ranks as f64)?;
+        let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
+        if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
+            return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
+        }
+        if torch.python.trim().is_empty() {
+            return refuse("python", "empty".to_owned(), "the path or name of a Python interpreter");
+        }
+        if self.activation_checkpointing == ActivationCheckpointing::Attention {
+            let value = "\"attention\"".to_owned();
+            return refuse(
+                "activation_checkpointing",
+                value,
+                "\"none\" or \"block\" with the PyTorch backend",
+            );
+        }
+        ValueRange::above(0.0, MAX_SECONDS).check("step_timeout_seconds", torch.step_timeout_seconds)
+    }
+}
+
+/// The keys of all backends, with their types. Deserialising this first reports misspelt keys and wrong types at the right
+/// place in the file; the selected backend then rejects the keys of the others.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    backend: Option<BackendName>,
+    micro_batch_tokens: Option<usize>,
+    activation_checkpointing: Option<ActivationCheckpointing>,
+    threads: Option<usize>,
+    max_skipped_steps: Option<u64>,
+    share_prompts: Option<bool>,
+    ranks: Option<usize>,
+    shard: Option<usize>,
+    offload: Option<bool>,
+    deterministic: Option<bool>,
+    python: Option<String>,
+    step_timeout_seconds: Option<f64>,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum BackendName {
+    #[default]
+    Embedded,
+    Torch,
+}
+
+impl<'de> Deserialize<'de> for TrainSettings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let keys = Keys::deserialize(deserializer)?;
+        let Value::Object(mut own) = serde_json::to_value(&keys).map_err(D::Error::custom)? else {
+            return Err(D::Error::custom("the trainer is not a table"));
+        };
+        own.retain(|key, value| !value.is_null() && !Self::COMMON_KEYS.contains(&key.as_str()));
+        let backend = match keys.backend.unwrap_or_default() {
+            BackendName::Embedded => Backend::Embedded(from_own_keys(own, "embedded")?),
+            BackendName::Torch => Backend::Torch(from_own_keys(own, "torch")?),
+        };
+        let default = Self::default();
+        Ok(Self {
+            backend,
+            micro_batch_tokens: keys.micro_batch_tokens.unwrap_or(default.micro_batch_tokens),
+            activation_checkpointing: keys.activation_checkpointing.unwrap_or_default(),
+            threads: keys.threads.unwrap_or(default.threads),
+            max_skipped_steps: keys.max_skipped_steps.unwrap_or(default.max_skipped_steps),
+        })
+    }
+}
+
+/// Deserialises the keys of one backend; keys of others are errors.
+fn from_own_keys<T: DeserializeOwned, E: Error>(own: Map<String, Value>, backend: &str) -> Result<T, E> {
+    serde_json::from_value(Value::Object(own))
+        .map_err(|e| E::custom(format_args!("{e} (keys of the backend `{backend}`)")))
+}
+
+/// The flat table as a schema: one alternative per backend.
+impl JsonSchema for TrainSettings {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "TrainSettings".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Table::json_schema(generator)
+    }
+}
+
+/// The training engine of a stage.
+#[derive(JsonSchema)]
+#[serde(default)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Table {
+    #[serde(flatten)]
+    backend: BackendTable,
+    /// Maximum number of tokens (prompt and completion; a shared prompt counts once) per forward and backward pass. A
+    /// longer sequence is a micro-batch of its own. Bounds the memory of activations; results change by rounding only.
+    micro_batch_tokens: usize,
+    /// Activations to recompute in the backward pass: none, attention, or all of a layer but its input. Trades compute
+    /// for memory; results are bitwise identical.
+    activation_checkpointing: ActivationCheckpointing,
+    /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. PyTorch ranks divide them.
+    threads: usize,
+    /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
+    /// finite: the weights stay as they are, and training continues. One more ends the run. 0 ends it at the first.
+    max_skipped_steps: u64,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        let TrainSettings {
+            micro_batch_tokens, activation_checkpointing, threads, max_skipped_steps, ..
+        } = TrainSettings::default();
+        let backend = BackendTable::Embedded(EmbeddedSettings::default());
+        Self { backend, micro_batch_tokens, activation_checkpointing, threads, max_skipped_steps }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "backend", rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum BackendTable {
+    /// The engine of this process. The default.
+    Embedded(EmbeddedSettings),
+    /// PyTorch ranks in processes of their own, for any causal language model that `transformers` opens.
+    Torch(TorchSettings),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<TrainSettings, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_table_selects_its_backend() {
+        assert_eq!(parse("{}").unwrap(), TrainSettings::default());
+        let torch = parse(r#"{ "backend": "torch", "ranks": 4, "shard": 2, "threads": 8 }"#).unwrap();
+        let expected = TorchSettings { ranks: 4, shard: 2, ..TorchSettings::default() };
+        assert_eq!((torch.backend.clone(), torch.threads), (Backend::Torch(expected), 8));
+        let text = serde_json::to_string(&torch).unwrap();
+        assert_eq!(parse(&text).unwrap(), torch);
+    }
+
+    #[test]
+    fn keys_of_another_backend_are_refused() {
+        let error = parse(r#"{ "ranks": 2 }"#).unwrap_err();
+        assert!(error.contains("unknown field `ranks`") && error.contains("backend `embedded`"), "{error}");
+        let error = parse(r#"{ "backend": "torch", "share_prompts": true }"#).unwrap_err();
+        assert!(error.contains("unknown field `share_prompts`"), "{error}");
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        for (json, key) in [
+            (r#"{ "backend": "torch", "ranks": 0 }"#, "ranks"),
+            (r#"{ "backend": "torch", "ranks": 4, "shard": 3 }"#, "shard"),
+            (r#"{ "backend": "torch", "python": " " }"#, "python"),
+            (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
+            (
+                r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,
+                "activation_checkpointing",
+            ),
+            (r#"{ "micro_batch_tokens": 0 }"#, "micro_batch_tokens"),
+        ] {
+            let error = parse(json).unwrap().validate().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{key}`:")), "{error}");
+        }
+        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4 }"#).unwrap().validate().unwrap();
     }
 }

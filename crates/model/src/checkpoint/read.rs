@@ -52,6 +52,12 @@ impl TensorFile {
         &self.path
     }
 
+    /// Number of elements of all tensors.
+    fn elements(&self) -> u64 {
+        let tensors = self.metadata.tensors();
+        tensors.values().map(|info| info.shape.iter().map(|&size| size as u64).product::<u64>()).sum()
+    }
+
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.metadata.offset_keys().into_iter().collect()
     }
@@ -179,6 +185,11 @@ impl Checkpoint {
         self.files.iter().map(TensorFile::path)
     }
 
+    /// Number of elements of all tensors.
+    pub(crate) fn elements(&self) -> u64 {
+        self.files.iter().map(TensorFile::elements).sum()
+    }
+
     fn open_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
         let invalid = |problem| CheckpointError::Index { path: index.to_owned(), problem };
         let text = std::fs::read_to_string(index)
@@ -252,6 +263,21 @@ impl Checkpoint {
             });
         }
         Ok(())
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.file_of.keys().map(String::as_str)
+    }
+
+    /// Shape of a tensor.
+    pub(crate) fn shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
+        let file = self.file_with(name)?;
+        let info = file.metadata.info(name).ok_or_else(|| CheckpointError::MissingTensor {
+            path: file.path.clone(),
+            name: name.to_owned(),
+            more: 0,
+        })?;
+        Ok(&info.shape)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::recipe;
 use rloom_embedded::EmbeddedTrainEngine;
@@ -16,7 +15,7 @@ use rloom_run::Policy;
 fn save(policy: &Policy, folder: &Path) -> Result<(), String> {
     let ctx = rloom_run::context(1).unwrap();
     let optimizer = rloom_model::OptimizerSettings::default();
-    let model = Arc::clone(&policy.model);
+    let model = policy.model().unwrap();
     let generation = policy.generation.clone();
     let mut engine = EmbeddedTrainEngine::with_value_head(ctx, model, None, optimizer, generation);
     engine.save(folder).map_err(|e| e.to_string())?;

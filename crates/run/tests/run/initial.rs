@@ -16,7 +16,7 @@ fn config(directory: &Path) -> Config {
     let model = directory.join("model");
     let policy = Policy::initial(&recipe::config(directory, &[]), &Hub::from_env()).unwrap();
     std::fs::create_dir(&model).unwrap();
-    policy.model.save(&model, &policy.generation).unwrap();
+    policy.model().unwrap().save(&model, &policy.generation).unwrap();
     policy.tokenizer.save(&model).unwrap();
     let text = format!(
         "model.path = '{}'\nrun.name = 'kept'\nrun.directory = '{}'\nsampling.max_new_tokens = 4\n\

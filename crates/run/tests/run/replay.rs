@@ -271,7 +271,8 @@ fn generate(
     let policy = Policy::open(&folder, rloom_model::Dtype::F32).unwrap();
     let settings = RolloutSettings::default();
     let ctx = rloom_run::context(1).unwrap();
-    let engine = EmbeddedRolloutEngine::new(policy.model.config(), &ctx, &settings, None).unwrap();
+    let model = policy.model().unwrap();
+    let engine = EmbeddedRolloutEngine::new(model.config(), &ctx, &settings, None).unwrap();
     let sampling = SamplingSettings { max_new_tokens: limit, ..SamplingSettings::default() };
     let random = RandomKey::for_sample(config.run.seed, 1, Purpose::Rollout, key);
     let mut request = GenerateRequest::new(random, before, sampling);
@@ -279,7 +280,7 @@ fn generate(
     request.stop_tokens = policy.stop_tokens();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &policy.model);
+        let weights = publish_model(PolicyId::MAIN, PolicyVersion(0), &model);
         engine.load(&weights, OnUpdate::Finish).await.unwrap();
         engine.generate(request).await.unwrap()
     })

@@ -10,7 +10,7 @@ use crate::recipe;
 use rloom_collect::OutcomeRule;
 use rloom_core::{Group, PolicyId, PolicyVersion, Ticket, VersionSpan};
 use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{RolloutEngine, RolloutSettings};
+use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_hub::Hub;
 use rloom_learn::{BatchScores, BatchTrainer, Models};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
@@ -76,10 +76,10 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         &config,
         Ctx::new(2).unwrap(),
     );
-    let sampler = engines.rollout(&RolloutSettings::default()).unwrap().capabilities();
-    assert!(sampler.is_exact(&engines.train_capabilities(), None));
+    let sampler = engines.rollout(&RolloutEngineSettings::default()).unwrap().capabilities();
     let stage = &config.stages[1];
-    assert!(stage.trainer.share_prompts);
+    assert!(sampler.is_exact(&engines.train_capabilities(stage), None));
+    assert!(stage.trainer.shares_prompts());
     let trainer = BatchTrainer {
         algorithm: stage.algorithm,
         completion_limit: 5,

@@ -1,5 +1,7 @@
 //! Token sequence of a conversation, with its key-value cache and sampling state.
 
+use std::sync::Arc;
+
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_engine::SamplingSettings;
 use rloom_model::{KvCache, Model, RowRequest, StepError, StepRow, StepScratch};
@@ -83,10 +85,11 @@ impl Context {
 
 pub(super) struct Session<'p> {
     policy: &'p Policy,
+    model: Arc<Model>,
     sampling: SamplingSettings,
     sampler: Sampler,
     stream: RandomStream,
-    stop_tokens: std::sync::Arc<[u32]>,
+    stop_tokens: Arc<[u32]>,
     picks: SampleScratch,
     context: Context,
     /// Tokens whose keys and values are not in the cache yet.
@@ -100,17 +103,23 @@ pub(super) struct Session<'p> {
 }
 
 impl<'p> Session<'p> {
-    pub(super) fn new(policy: &'p Policy, ctx: Ctx, sampling: SamplingSettings, seed: u64) -> Self {
-        let model: &Model = &policy.model;
+    pub(super) fn new(
+        policy: &'p Policy,
+        model: Arc<Model>,
+        ctx: Ctx,
+        sampling: SamplingSettings,
+        seed: u64,
+    ) -> Self {
         let capacity = model.config().max_positions.min(MAX_TOKENS);
         Self {
+            context: Context::new(ctx, &model, capacity),
             policy,
+            model,
             sampler: Sampler::new(&sampling),
             sampling,
             stream: RandomKey::new(seed, 0, Purpose::Interactive, 0).stream(),
             stop_tokens: policy.stop_tokens(),
             picks: SampleScratch::default(),
-            context: Context::new(ctx, model, capacity),
             pending: Vec::new(),
             answered: 0,
             ended_by: None,
@@ -150,7 +159,7 @@ impl<'p> Session<'p> {
             return Ok(None);
         }
         let uniform = self.stream.uniform(length as u64);
-        let model: &Model = &self.policy.model;
+        let model: &Model = &self.model;
         let request = self.sampler.request(model.config().vocab_size, &[], uniform);
         self.context.extend(model, &std::mem::take(&mut self.pending), request)?;
         let given = Prediction::of(&self.context.head_output, 0);

@@ -40,7 +40,7 @@ impl Recipe {
             model: model.as_ref().map(model_shape),
             scoring_passes: u32::from(stage.algorithm.needs_reference()),
             context_tokens: workload.prompt_tokens.mean() + 0.5 * completion,
-            max_batch: rollout.engine.max_batch as u32,
+            max_batch: rollout.engine.max_running() as u32,
         };
         Ok(Self {
             stage: stage.name.clone(),

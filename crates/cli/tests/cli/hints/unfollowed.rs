@@ -13,6 +13,16 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "a_run_without_a_checkpoint_says_that_it_needs_its_model",
     ),
     (
+        "CollectError::NotRecorded",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
+        "CollectError::OtherBatch",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
         "DataError::LongLine",
         "crates/data/tests/data/hostile.rs",
         "a_line_without_an_end_is_not_read_into_memory",
@@ -46,6 +56,18 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/run/tests/run/recovery.rs",
         "a_run_stopped_by_a_full_disk_resumes_to_the_same_result",
     ),
+    (
+        "WireError::TokenMissing",
+        "crates/wire/tests/wire/handshake.rs",
+        "a_missing_or_short_token_says_what_to_set",
+    ),
+    (
+        "WireError::TokenShort",
+        "crates/wire/tests/wire/handshake.rs",
+        "a_missing_or_short_token_says_what_to_set",
+    ),
+    ("WireError::WrongBuild", "crates/wire/tests/wire/handshake.rs", "another_build_is_refused_at_both_ends"),
+    ("WireError::WrongToken", "crates/wire/tests/wire/handshake.rs", "a_wrong_token_is_refused_at_both_ends"),
 ];
 
 /// Hints that describe instead of naming an action.
@@ -67,6 +89,7 @@ pub(super) const DESCRIPTIONS: &[(&str, &str)] = &[
     ("StepError::NoLanguageHead", "tells a program which model to use"),
     ("StepError::Token", "explains the cause"),
     ("TrainError::NotInert", "says that it is a bug"),
+    ("WireError::Lease", "explains possible causes"),
     ("it may not have completed a rollout yet, or it was started by an older version of rloom", "explains possible causes"),
 ];
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rloom_config::{Config, Stage};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
-    Form, PublishedPolicy, PublishedWeights, RolloutSettings, TrainCapabilities, WeightFolder,
+    Form, PublishedPolicy, PublishedWeights, RolloutEngineSettings, TrainCapabilities, WeightFolder,
 };
 use rloom_hub::Hub;
 use rloom_learn::Models;
@@ -87,8 +87,8 @@ impl Parts {
         self.embedded.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        let own = self.embedded.train_capabilities();
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        let own = self.embedded.train_capabilities(stage);
         TrainCapabilities { forms: vec![Form::Folder], attachments: true, ..own }
     }
 }
@@ -100,7 +100,7 @@ impl EngineFactory for ByteTraining {
     type Rollout = <EmbeddedEngines as EngineFactory>::Rollout;
     type Train = ByteTrainer;
 
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         self.0.embedded.rollout(settings)
     }
 
@@ -121,12 +121,12 @@ impl EngineFactory for ByteTraining {
         self.0.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.0.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.0.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
-        self.0.embedded.is_sampler_exact()
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        self.0.embedded.is_sampler_exact(stage)
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
@@ -144,7 +144,7 @@ impl EngineFactory for FolderSampling {
     type Rollout = FolderSampler;
     type Train = ByteTrainer;
 
-    fn rollout(&self, _: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, _: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         Ok(self.sampler.clone())
     }
 
@@ -165,11 +165,11 @@ impl EngineFactory for FolderSampling {
         self.parts.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.parts.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.parts.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
+    fn is_sampler_exact(&self, _: &Stage) -> bool {
         false
     }
 

@@ -11,9 +11,9 @@ use rloom_config::Stage;
 use rloom_core::{OnUpdate, PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, LossReport, OptimStep, PackedBatch, ProgressObserver,
-    PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics,
-    SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress, Which, WorkerFailure,
-    WorkerStatus,
+    PublishedPolicy, RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError,
+    RolloutStatistics, SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
+    Which, WorkerFailure, WorkerStatus,
 };
 use rloom_learn::Models;
 use rloom_run::RunError;
@@ -224,7 +224,7 @@ impl EngineFactory for FaultyEngines {
     type Rollout = FaultyRollout<<EmbeddedEngines as EngineFactory>::Rollout>;
     type Train = HookedTrainer<<EmbeddedEngines as EngineFactory>::Train>;
 
-    fn rollout(&self, settings: &RolloutSettings) -> Result<Self::Rollout, RunError> {
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         let engine = self.embedded.rollout(settings)?;
         Ok(FaultyRollout { engine, faults: self.faults.clone(), failed: AtomicBool::new(false) })
     }
@@ -259,12 +259,12 @@ impl EngineFactory for FaultyEngines {
         self.embedded.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.embedded.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.embedded.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
-        self.embedded.is_sampler_exact()
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        self.embedded.is_sampler_exact(stage)
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

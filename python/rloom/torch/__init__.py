@@ -1,0 +1,1 @@
+"""PyTorch training ranks: scoring, back-propagation and optimizer steps for models that transformers opens."""

@@ -1,0 +1,88 @@
+"""Attention within each sequence of a packed micro-batch, registered with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import AttentionInterface
+
+#: Name of the implementation in a model's configuration.
+PACKED = "rloom_packed"
+#: Arguments that change the result and that this implementation does not have.
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+
+
+class AttentionNotSupportedError(ValueError):
+    """An attention with features that the packed form does not have."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    sequence_lengths: Sequence[int] = (),
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Computes causal attention for each sequence alone; `query` is `[1, H, T, E]`, the result `[1, T, H, E]`."""
+    named = [name for name in UNSUPPORTED if options.get(name) is not None]
+    if named or attention_mask is not None or dropout or not getattr(module, "is_causal", True):
+        raise AttentionNotSupportedError(f"{type(module).__name__}: {', '.join(named) or 'mask or dropout'}")
+    if sum(sequence_lengths) != query.shape[2]:
+        raise AttentionNotSupportedError(f"{type(module).__name__} does not pass the sequences' lengths on")
+    if query.is_cuda and query.dtype != torch.float32:
+        return _varlen(query, key, value, scaling, sliding_window, sequence_lengths), None
+    outputs, start = [], 0
+    for length in sequence_lengths:
+        own = slice(start, start + length)
+        mask = None
+        if sliding_window is not None and length > sliding_window:
+            distance = torch.arange(length, device=query.device)[:, None] - torch.arange(
+                length, device=query.device
+            )
+            mask = (distance >= 0) & (distance < sliding_window)
+        outputs.append(
+            scaled_dot_product_attention(
+                query[:, :, own],
+                key[:, :, own],
+                value[:, :, own],
+                attn_mask=mask,
+                is_causal=mask is None and length > 1,
+                scale=scaling,
+                enable_gqa=key.shape[1] != query.shape[1],
+            ).transpose(1, 2)
+        )
+        start += length
+    return torch.cat(outputs, dim=1), None
+
+
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    lengths: Sequence[int],
+) -> Tensor:
+    """Flash attention over all sequences at once."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = torch.tensor([0, *lengths], device=query.device).cumsum(0).to(torch.int32)
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    longest, gqa = max(lengths), key.shape[1] != query.shape[1]
+    bounds = (-1 if window is None else window - 1, 0)
+    out = varlen_attn(
+        q, k, v, ends, ends, longest, longest, scale=scaling, window_size=bounds, enable_gqa=gqa
+    )
+    return cast(Tensor, out)[None]
+
+
+AttentionInterface.register(PACKED, packed_attention)

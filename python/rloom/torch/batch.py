@@ -1,0 +1,80 @@
+"""Micro-batches: whole sequences, concatenated without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rloom.torch.errors import BatchError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch. Scored tokens are ordered by sequence; every one has a predecessor in its sequence."""
+
+    #: Token ids of all sequences, `[T]`.
+    tokens: Tensor
+    #: Number of tokens of each sequence.
+    lengths: tuple[int, ...]
+    #: Index of each scored token in `tokens`, `[S]`.
+    rows: Tensor
+    #: Inverse temperature of each scored token, `[S]`.
+    inv_temperature: Tensor
+    #: Position of each token in its sequence, `[T]`.
+    positions: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = self.tokens.numel()
+        if sum(self.lengths) != count or any(length < 1 for length in self.lengths):
+            raise BatchError(f"the sequences have {sum(self.lengths)} tokens, and the batch has {count}")
+        if self.rows.shape != self.inv_temperature.shape:
+            raise BatchError(f"{len(self.inv_temperature)} temperatures for {len(self.rows)} scored tokens")
+        positions = (
+            torch.cat([torch.arange(length) for length in self.lengths]) if self.lengths else torch.empty(0)
+        )
+        object.__setattr__(self, "positions", positions.long())
+        rows = self.rows
+        is_inside = bool(((rows >= 0) & (rows < count)).all())
+        if len(rows) and not (is_inside and bool((self.positions[rows] > 0).all())):
+            raise BatchError("a scored token has no predecessor in its sequence")
+
+    @staticmethod
+    def dummy() -> Batch:
+        """Returns a batch that scores nothing: it takes part in collective operations."""
+        none = torch.empty(0, dtype=torch.long)
+        return Batch(torch.zeros(1, dtype=torch.long), (1,), none, torch.empty(0))
+
+    @property
+    def starts(self) -> list[int]:
+        """First token of each sequence, and the number of tokens at the end."""
+        starts = [0]
+        for length in self.lengths:
+            starts.append(starts[-1] + length)
+        return starts
+
+    @property
+    def rows_by_sequence(self) -> list[range]:
+        """Scored tokens of each sequence, as ranges of `rows`."""
+        bounds = torch.searchsorted(self.rows, torch.tensor(self.starts)).tolist()
+        return [range(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+
+    def only(self, sequences: Sequence[int]) -> Batch:
+        """Returns a batch of some sequences, in ascending order."""
+        starts, scored = self.starts, self.rows_by_sequence
+        tokens, rows, temperature, end = [], [], [], 0
+        for i in sequences:
+            own = slice(scored[i].start, scored[i].stop)
+            tokens.append(self.tokens[starts[i] : starts[i + 1]])
+            rows.append(self.rows[own] - starts[i] + end)
+            temperature.append(self.inv_temperature[own])
+            end += self.lengths[i]
+        lengths = tuple(self.lengths[i] for i in sequences)
+        return Batch(torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature))
+
+    def scored_of(self, sequences: Sequence[int]) -> Tensor:
+        """Returns the indices of some sequences' scored tokens in the lists over all scored tokens."""
+        scored = self.rows_by_sequence
+        return torch.tensor([row for i in sequences for row in scored[i]], dtype=torch.long)

@@ -1,0 +1,264 @@
+"""One rank's part of a training engine: scores, gradients and optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rloom._native import WeightDigest
+from rloom.torch.batch import Batch
+from rloom.torch.errors import (
+    LossError,
+    NoReferenceError,
+    NotFiniteError,
+    NothingAccumulatedError,
+    PeerFailedError,
+    RankError,
+)
+from rloom.torch.loss import Coefficients, Loss
+from rloom.torch.model import Scores, ScoringModel
+from rloom.torch.optimizer import Optimizer
+from rloom.torch.probe import choose_layout
+from rloom.torch.settings import Settings
+from rloom.torch.world import World, whole_tensor
+
+#: Number format of the computation, by setting.
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a micro-batch."""
+
+    micro_batch: int
+    terms: bytes
+    #: Tokens that were back-propagated, and tokens of inert sequences.
+    tokens: int
+    skipped: int
+
+
+class Engine:
+    """Trains one model; every rank makes the same calls, each with its own micro-batches.
+
+    Micro-batch `i` of a step belongs to rank `i mod ranks`. A rank without one in a round computes an empty one, so
+    that collective operations match.
+    """
+
+    def __init__(self, settings: Settings, world: World) -> None:
+        self.settings = settings
+        self.world = world
+        self.model = world.open(settings.model, settings.heads, settings, is_trained=True)
+        dtype = DTYPES[settings.dtype]
+        self.layout = choose_layout(self.model, dtype)
+        self.reference: ScoringModel | None = None
+        if settings.reference is not None:
+            self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
+            choose_layout(self.reference, dtype)
+        self.optimizer = Optimizer(self.model, settings.optimizer, world)
+        self.has_gradient = False
+
+    def own(self, micro_batches: int) -> list[int]:
+        """Returns the numbers of this rank's micro-batches."""
+        return list(range(self.world.rank, micro_batches, self.world.size))
+
+    def score(
+        self, batches: dict[int, Batch], total: int, *, reference: bool, progress: Progress
+    ) -> list[Scores]:
+        """Scores this rank's micro-batches without a gradient."""
+        model = self.reference if reference else self.model
+        if model is None:
+            raise NoReferenceError("no reference policy is loaded")
+        results = []
+        for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
+            with torch.no_grad(), self._agreement():
+                scores = self._score(model, batch)
+                _check_finite(scores, micro_batch)
+            if micro_batch is not None:
+                results.append(scores)
+            progress(done)
+        return results
+
+    def accumulate(
+        self, batches: dict[int, Batch], total: int, loss: Loss, progress: Progress
+    ) -> list[Trained]:
+        """Adds the gradient of this rank's micro-batches. An error clears the gradient of all calls since a step."""
+        try:
+            plan = self._plan(batches, total, loss)
+            self.has_gradient = self.has_gradient or total > 0
+            results = []
+            for done, ((micro_batch, batch), parts) in enumerate(
+                zip(self._rounds(batches, total), plan, strict=True), start=1
+            ):
+                trained = self._accumulate_one(micro_batch, batch, parts, loss)
+                if trained is not None:
+                    results.append(trained)
+                progress(done)
+        except BaseException:
+            self.optimizer.zero()
+            self.has_gradient = False
+            raise
+        return results
+
+    def step(self, learning_rate: float) -> float:
+        """Takes an optimizer step and returns the norm of the gradient before clipping."""
+        if not self.has_gradient:
+            raise NothingAccumulatedError(
+                "an optimizer step was requested before any gradient was accumulated"
+            )
+        self.has_gradient = False
+        return self.optimizer.step(learning_rate)
+
+    def digest(self) -> int:
+        """Returns the digest of the weights, equal on every engine of the same model."""
+        digest = WeightDigest()
+        for weight in self.model.named_weights().values():
+            values = whole_tensor(weight)
+            if self.world.rank == 0:
+                digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
+        return digest.value
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the accumulated gradient by name; for tests."""
+        named = self.model.named_weights()
+        return {
+            name: torch.zeros(w.shape) if w.grad is None else whole_tensor(w.grad)
+            for name, w in named.items()
+        }
+
+    def _rounds(self, batches: dict[int, Batch], total: int) -> Iterator[tuple[int | None, Batch]]:
+        """Yields this rank's micro-batches, and an empty one where only other ranks have one."""
+        size = self.world.size
+        for first in range(0, total, size):
+            micro_batch = first + self.world.rank
+            yield (micro_batch, batches[micro_batch]) if micro_batch < total else (None, Batch.dummy())
+
+    def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[_Parts]:
+        """Divides each micro-batch into sequences to train and to score only, and agrees on the passes of each round."""
+        plan = []
+        for micro_batch, batch in self._rounds(batches, total):
+            inert = list(loss.inert(micro_batch))[: len(batch.lengths)] if micro_batch is not None else [True]
+            inert += [False] * (len(batch.lengths) - len(inert))
+            scored = [i for i, is_inert in enumerate(inert) if is_inert and micro_batch is not None]
+            trained = [i for i, is_inert in enumerate(inert) if not is_inert]
+            plan.append(_Parts(scored, trained))
+        sizes = torch.tensor([[len(part.scored), len(part.trained)] for part in plan], dtype=torch.long).view(
+            -1, 2
+        )
+        for part, (scored, trained) in zip(plan, self.world.largest(sizes).tolist(), strict=True):
+            part.most_scored, part.most_trained = scored, trained
+        return plan
+
+    def _accumulate_one(
+        self, micro_batch: int | None, batch: Batch, parts: _Parts, loss: Loss
+    ) -> Trained | None:
+        # Sequences to score go first, while there are no activations in memory.
+        scored = Batch.dummy() if not parts.scored else batch.only(parts.scored)
+        trained = Batch.dummy() if not parts.trained else batch.only(parts.trained)
+        only_scored = with_graph = None
+        if parts.most_scored:
+            with torch.no_grad():
+                only_scored = self._score(self.model, scored)
+        if parts.most_trained:
+            if self.model.layout == "unpacked":
+                with torch.no_grad():
+                    with_graph = self._score(self.model, trained)
+            else:
+                with_graph = self.model(trained)
+        coefficients = None
+        with self._agreement():
+            if micro_batch is not None:
+                merged = _merged(batch, parts, only_scored, with_graph)
+                _check_finite(merged, micro_batch)
+                coefficients = loss.evaluate(micro_batch, merged)
+                for sequence in parts.scored:
+                    if not coefficients.is_zero(batch.scored_of([sequence])):
+                        raise LossError("inert", micro_batch=micro_batch, not_inert=sequence)
+        if parts.most_trained and self.model.layout == "unpacked":
+            self._back_propagate_each(batch, parts, coefficients)
+        elif with_graph is not None:
+            _backward(batch, parts.trained, coefficients, with_graph)
+        if micro_batch is None or coefficients is None:
+            return None
+        count = sum(batch.lengths[i] for i in parts.trained)
+        return Trained(micro_batch, coefficients.terms, count, sum(batch.lengths) - count)
+
+    def _back_propagate_each(self, batch: Batch, parts: _Parts, coefficients: Coefficients | None) -> None:
+        for place in range(parts.most_trained):
+            own = parts.trained[place : place + 1]
+            _backward(batch, own, coefficients, self.model(batch.only(own) if own else Batch.dummy()))
+
+    def _score(self, model: ScoringModel, batch: Batch) -> Scores:
+        """Scores a micro-batch without a graph."""
+        if model.layout != "unpacked":
+            return model(batch).detached()  # type: ignore[no-any-return]
+        count = int(self.world.largest(torch.tensor([len(batch.lengths)])).item())
+        each = []
+        for sequence in range(count):
+            has = sequence < len(batch.lengths)
+            scores = model(batch.only([sequence]) if has else Batch.dummy()).detached()
+            each += [scores] if has else []
+        return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
+
+    @contextmanager
+    def _agreement(self) -> Iterator[None]:
+        """Raises on every rank what any of them raises, so that none waits for one that gave up."""
+        failure = None
+        try:
+            yield
+        except RankError as error:
+            failure = error
+        is_failed = self.world.fails_anywhere(failure is not None)
+        if failure is not None:
+            raise failure
+        if is_failed:
+            raise PeerFailedError("another rank failed")
+
+
+@dataclass
+class _Parts:
+    """Sequences of a micro-batch, and the largest number of each kind on any rank."""
+
+    scored: Sequence[int]
+    trained: Sequence[int]
+    most_scored: int = 0
+    most_trained: int = 0
+
+
+def _backward(
+    batch: Batch, sequences: Sequence[int], coefficients: Coefficients | None, scores: Scores
+) -> None:
+    """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
+    if coefficients is not None and sequences:
+        coefficients.of(batch.scored_of(sequences), scores).backward()  # type: ignore[no-untyped-call]
+    else:
+        scores.logprob.sum().mul(0).backward()  # type: ignore[no-untyped-call]
+
+
+def _merged(batch: Batch, parts: _Parts, scored: Scores | None, trained: Scores | None) -> Scores:
+    """Scores of the whole micro-batch from those of its parts."""
+    merged = []
+    for field in range(4):
+        of_sequence = [
+            [i] if field == 3 else batch.scored_of([i]).tolist() for i in range(len(batch.lengths))
+        ]
+        whole = torch.empty(sum(len(own) for own in of_sequence))
+        is_empty = True
+        for sequences, scores in ((parts.scored, scored), (parts.trained, trained)):
+            own = [index for i in sequences for index in of_sequence[i]]
+            if scores is not None and own and len(scores[field]):
+                whole[own] = scores[field].detach().float().cpu()
+                is_empty = False
+        merged.append(torch.empty(0) if is_empty else whole)
+    return Scores(*merged)
+
+
+def _check_finite(scores: Scores, micro_batch: int | None) -> None:
+    for what, lists in (("log_probability", scores[:2]), ("value", scores[2:])):
+        if not all(bool(torch.isfinite(x).all()) for x in lists):
+            raise NotFiniteError(what, micro_batch)

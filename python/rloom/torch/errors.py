@@ -1,0 +1,64 @@
+"""Errors of a rank, by kind. The kind is what the controller reads."""
+
+from __future__ import annotations
+
+
+class RankError(Exception):
+    """A failed job that leaves the weights unchanged; `fields` are the details that the controller needs."""
+
+    kind = "engine"
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class ModelError(RankError):
+    """A model or folder that cannot be opened, read or written."""
+
+    kind = "model"
+
+
+class CheckpointError(RankError):
+    """A checkpoint that cannot be written or restored."""
+
+    kind = "checkpoint"
+
+
+class BatchError(RankError):
+    """A micro-batch that the model cannot compute."""
+
+    kind = "batch"
+
+
+class LossError(RankError):
+    """A loss that refuses its inputs."""
+
+    kind = "loss"
+
+
+class NotFiniteError(RankError):
+    """A score, loss or gradient that is infinite or NaN."""
+
+    kind = "not_finite"
+
+    def __init__(self, what: str, micro_batch: int | None = None) -> None:
+        super().__init__(f"the {what} is not finite", what=what, micro_batch=micro_batch)
+
+
+class NoReferenceError(RankError):
+    """Reference scores from an engine without a reference."""
+
+    kind = "no_reference"
+
+
+class NothingAccumulatedError(RankError):
+    """An optimizer step without a gradient."""
+
+    kind = "nothing_accumulated"
+
+
+class PeerFailedError(RankError):
+    """Another rank failed in the same job and reports why."""
+
+    kind = "peer_failed"

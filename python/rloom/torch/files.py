@@ -1,0 +1,152 @@
+"""Model folders and checkpoints: weights by Hugging Face names, moments by PyTorch's distributed checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import GenerationConfig
+
+from rloom.torch.engine import Engine
+from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
+from rloom.torch.model import open_model
+from rloom.torch.world import whole_tensor
+
+VALUE_HEAD = "trainer/value_head.safetensors"
+MOMENTS = "trainer/optimizer"
+#: Moments as the embedded engine writes them.
+EMBEDDED_MOMENTS = "trainer/optimizer.safetensors"
+STEPS = "steps"
+GENERATION = "generation_config.json"
+VALUE_NAMES = ("score.weight", "score.bias")
+
+
+def write_model(engine: Engine, folder: Path) -> list[tuple[str, int]]:
+    """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it."""
+    weights = {}
+    for name, weight in engine.model.named_weights().items():
+        whole = whole_tensor(weight)
+        if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
+            weights[name] = whole.to("cpu", copy=True)
+    with _agreement(engine, f"write {folder}"):
+        if engine.world.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_hf(engine, folder, weights)
+    return _listed(folder, folder.glob("*.json"), folder.glob("model*.safetensors"))
+
+
+def save(engine: Engine, folder: Path) -> list[tuple[str, int]]:
+    """Writes model, value head and moments, and returns the files; every rank has to call it."""
+    written = write_model(engine, folder)
+    trainer = folder / "trainer"
+    with _agreement(engine, f"write {trainer}"):
+        if engine.world.rank == 0:
+            shutil.rmtree(trainer, ignore_errors=True)
+            (folder / MOMENTS).mkdir(parents=True)
+    if engine.model.score is not None:
+        head = {name: whole_tensor(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
+        with _agreement(engine, f"write {VALUE_HEAD}"):
+            if engine.world.rank == 0:
+                save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})
+    state = {**engine.optimizer.state(), STEPS: torch.tensor(engine.optimizer.steps)}
+    try:
+        state_dict_saver.save(state, checkpoint_id=folder / MOMENTS, no_dist=engine.world.mesh is None)
+    except (CheckpointException, OSError) as error:
+        raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
+    return written + _listed(folder, (path for path in trainer.rglob("*") if path.is_file()))
+
+
+def restore(engine: Engine, folder: Path) -> None:
+    """Continues from a folder of `save`, of any number of ranks, or from one of the embedded engine."""
+    settings, world = engine.settings, engine.world
+    with _agreement(engine, f"read {folder}"):
+        whole = None
+        if world.rank == 0:
+            # With a value head of its own, the folder is that of a policy.
+            whole = open_model(str(folder), settings.heads, dtype=next(engine.model.parameters()).dtype)
+            if whole.score is not None:
+                head = load_file(folder / VALUE_HEAD)
+                whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
+    own = engine.model.named_weights()
+    given = None if whole is None else whole.named_weights()
+    with _agreement(engine, f"read {folder}"):
+        if given is not None and {n: x.shape for n, x in given.items()} != {
+            n: x.shape for n, x in own.items()
+        }:
+            raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
+    for name, weight in own.items():
+        full = torch.empty(weight.shape, dtype=weight.dtype) if given is None else given[name].detach()
+        world.broadcast_into(weight.detach(), full.contiguous())
+    engine.optimizer.zero()
+    engine.has_gradient = False
+    _restore_moments(engine, folder)
+
+
+def _restore_moments(engine: Engine, folder: Path) -> None:
+    state = engine.optimizer.state()
+    if (folder / EMBEDDED_MOMENTS).is_file():
+        steps = _read_embedded(engine, folder / EMBEDDED_MOMENTS, state)
+    else:
+        steps_read = torch.tensor(0)
+        try:
+            state_dict_loader.load(
+                {**state, STEPS: steps_read},
+                checkpoint_id=folder / MOMENTS,
+                no_dist=engine.world.mesh is None,
+            )
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
+        steps = int(steps_read)
+    engine.optimizer.restored(steps)
+
+
+def _read_embedded(engine: Engine, path: Path, state: dict[str, Tensor]) -> int:
+    with _agreement(engine, f"read {path}"), safe_open(path, framework="pt") as file:
+        for name, own in state.items():
+            engine.world.keep_part(own, file.get_tensor(name))
+        steps = (file.metadata() or {}).get("step", "")
+        if not steps.isdigit():
+            raise CheckpointError(f"{path}: the header has no step count")
+    return int(steps)
+
+
+def _write_hf(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
+    hf = engine.model.hf
+    # The settings that the folder came with are kept as they were; transformers would check and change them.
+    source = Path(engine.settings.model) / GENERATION
+    if hf.can_generate():
+        hf.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    hf.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
+    (folder / GENERATION).unlink(missing_ok=True)
+    if source.is_file() and engine.settings.heads != "critic":
+        shutil.copyfile(source, folder / GENERATION)
+
+
+def _listed(folder: Path, *paths: Iterator[Path]) -> list[tuple[str, int]]:
+    names = sorted(path for group in paths for path in group)
+    return [(str(path.relative_to(folder)), path.stat().st_size) for path in names]
+
+
+@contextmanager
+def _agreement(engine: Engine, access: str) -> Iterator[None]:
+    """Raises on every rank what any of them raises."""
+    failure = None
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, RankError) as error:
+        failure = error
+    is_failed = engine.world.fails_anywhere(failure is not None)
+    if isinstance(failure, RankError):
+        raise failure
+    if failure is not None:
+        raise CheckpointError(f"could not {access}: {failure}") from failure
+    if is_failed:
+        raise PeerFailedError(f"another rank could not {access}")

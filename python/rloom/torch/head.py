@@ -1,0 +1,93 @@
+"""Log-probability and entropy of scored tokens, in chunks of rows: logits of all rows never exist at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Bytes of the logits of a chunk, by kind of device.
+CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+
+
+def token_scores(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, inv_temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of each row's target and the entropy of its distribution, both at its temperature.
+
+    `hidden` is `[S, D]`, `weight` `[V, D]`. The backward pass computes the logits of a chunk again.
+    """
+    return _Scores.apply(hidden, weight, bias, targets, inv_temperature)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Returns the number of rows whose logits are held at a time."""
+    return max(16, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (4 * vocabulary))
+
+
+class _Scores(torch.autograd.Function):
+    """With `z = logits / temperature` and `p = softmax(z)`: `logprob(j) = z_j − lse`, `H = lse − Σ p·z`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        inv_temperature: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        rows = hidden.shape[0]
+        logprob = torch.empty(rows, dtype=_precision(hidden), device=hidden.device)
+        entropy = torch.empty_like(logprob)
+        size = chunk_rows(weight.shape[0], hidden.device)
+        for start in range(0, rows, size):
+            own = slice(start, min(start + size, rows))
+            logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
+            logprob[own] = logprobs.gather(1, targets[own, None])[:, 0]
+            entropy[own] = -_weighted(logprobs.exp(), logprobs)
+        ctx.save_for_backward(hidden, weight, bias, targets, inv_temperature, entropy)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, inv_temperature, entropy = ctx.saved_tensors
+        d_hidden = torch.zeros_like(hidden)
+        d_weight = torch.zeros(weight.shape, dtype=_precision(hidden), device=weight.device)
+        d_bias = None if bias is None else torch.zeros(bias.shape, dtype=d_weight.dtype, device=bias.device)
+        rows, size = hidden.shape[0], chunk_rows(weight.shape[0], hidden.device)
+        for start in range(0, rows, size):
+            own = slice(start, min(start + size, rows))
+            logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
+            # By logit i: d_logprob · ([i = target] − p_i) − d_entropy · p_i · (ln p_i + H).
+            factor = logprobs + entropy[own, None]
+            factor.mul_(d_entropy[own, None]).add_(d_logprob[own, None])
+            d_logits = factor.mul_(logprobs.exp_()).neg_()
+            d_logits.scatter_add_(1, targets[own, None], d_logprob[own, None])
+            d_logits.mul_(inv_temperature[own, None])
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            typed = d_logits.to(hidden.dtype)
+            torch.mm(typed, weight, out=d_hidden[own])
+            if typed.dtype == d_weight.dtype:
+                d_weight.addmm_(typed.T, hidden[own])
+            else:
+                d_weight += typed.T @ hidden[own]
+        to_bias = None if d_bias is None else d_bias.to(bias.dtype)
+        return d_hidden, d_weight.to(weight.dtype), to_bias, None, None
+
+
+def _precision(hidden: Tensor) -> torch.dtype:
+    """Scores are at least f32."""
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
+def _logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, inv_temperature: Tensor) -> Tensor:
+    logits = torch.nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
+    return torch.log_softmax(logits.mul_(inv_temperature.to(logits.dtype)[:, None]), dim=-1)
+
+
+def _weighted(p: Tensor, logprobs: Tensor) -> Tensor:
+    """Sum of `p · ln p` by row; a probability of 0 adds nothing."""
+    return p.mul_(logprobs.clamp(min=torch.finfo(p.dtype).min)).sum(-1)

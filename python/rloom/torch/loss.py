@@ -1,0 +1,102 @@
+"""Coefficients of a loss, evaluated in Rust."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rloom._native import LossGrad, LossStep, NativeError
+from rloom.torch.errors import LossError, NotFiniteError
+from rloom.torch.model import Scores
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Derivatives of the loss by each score of a micro-batch, and the sums behind its metrics."""
+
+    d_logprob: Tensor
+    d_entropy: Tensor
+    d_value: Tensor
+    terms: bytes = b""
+
+    def of(self, rows: Tensor, scores: Scores) -> Tensor:
+        """Returns the scalar whose derivative by each score of `rows` is its coefficient."""
+        total = torch.zeros((), dtype=torch.float64)
+        for score, d in (
+            (scores.logprob, self.d_logprob),
+            (scores.entropy, self.d_entropy),
+            (scores.value, self.d_value),
+        ):
+            if len(d):
+                total = total.to(score.device) + (score * d[rows].to(score.device, score.dtype)).sum()
+        return total
+
+    def is_zero(self, rows: Tensor) -> bool:
+        """Returns true if no score of `rows` has a coefficient."""
+        return not any(bool(d[rows].any()) for d in (self.d_logprob, self.d_entropy, self.d_value) if len(d))
+
+
+class Loss(Protocol):
+    """The loss of an optimizer step; micro-batches are numbered over all ranks."""
+
+    def inert(self, micro_batch: int) -> Sequence[bool]:
+        """Marks the sequences whose coefficients are 0 for any scores."""
+
+    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
+        """Returns the coefficients of a micro-batch."""
+
+
+class NativeLoss:
+    """A loss that `rloom-algo` evaluates."""
+
+    def __init__(self, message: bytes) -> None:
+        try:
+            self.step = LossStep.from_bytes(message)
+        except NativeError as error:
+            raise LossError(str(error)) from error
+
+    def inert(self, micro_batch: int) -> Sequence[bool]:
+        return self.step.inert(micro_batch)
+
+    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
+        try:
+            grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores[:3]))
+        except (NativeError, ValueError) as error:
+            raise LossError(str(error), micro_batch=micro_batch) from error
+        if not math.isfinite(grad.terms.loss):
+            raise NotFiniteError("loss", micro_batch)
+        return _coefficients(grad)
+
+
+class KnownLoss:
+    """Coefficients that were evaluated for the whole step, for a loss that has to see all scores at once."""
+
+    def __init__(self, by_micro_batch: dict[int, Coefficients], lengths: dict[int, list[range]]) -> None:
+        self.by_micro_batch = by_micro_batch
+        self.lengths = lengths
+
+    def inert(self, micro_batch: int) -> Sequence[bool]:
+        own = self.by_micro_batch[micro_batch]
+        return [own.is_zero(torch.tensor(rows, dtype=torch.long)) for rows in self.lengths[micro_batch]]
+
+    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:  # noqa: ARG002
+        return self.by_micro_batch[micro_batch]
+
+
+def _bytes(scores: Tensor) -> bytes:
+    return scores.float().contiguous().numpy().tobytes()
+
+
+def _coefficients(grad: LossGrad) -> Coefficients:
+    return Coefficients(
+        _tensor(grad.d_logprob), _tensor(grad.d_entropy), _tensor(grad.d_value), grad.terms.to_bytes()
+    )
+
+
+def _tensor(values: bytearray) -> Tensor:
+    return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)

@@ -1,0 +1,191 @@
+"""A causal language model with the heads of a policy, a policy with values, or a critic."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+
+from rloom._native import digest_order
+from rloom.torch.attention import PACKED, AttentionNotSupportedError
+from rloom.torch.batch import Batch
+from rloom.torch.errors import BatchError, ModelError
+from rloom.torch.head import token_scores
+from rloom.torch.settings import Heads
+
+#: Treatment of a micro-batch: packed with own attention, packed with the mask of transformers, or one sequence at a time.
+Layout = Literal["packed", "masked", "unpacked"]
+
+
+class Scores(NamedTuple):
+    """Scores of a micro-batch's scored tokens; those of absent heads are empty."""
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor
+    #: Value after each sequence's last token; without a gradient.
+    last_value: Tensor
+
+    def detached(self) -> Scores:
+        """Returns the scores on the CPU, without their graph."""
+        lists = (self.logprob, self.entropy, self.value, self.last_value)
+        return Scores(*(x.detach().to("cpu", torch.float32) for x in lists))
+
+
+class ScoringModel(nn.Module):
+    """Scores tokens. Heads are computed in `forward`, so that the root's hooks gather their sharded weights."""
+
+    def __init__(self, hf: PreTrainedModel, heads: Heads) -> None:
+        super().__init__()
+        self.hf = hf
+        self.heads = heads
+        self.layout: Layout = "packed"
+        # A value head of zeros: all initial values are exactly 0.
+        self.score: nn.Linear | None = None
+        if heads == "policy_and_value":
+            with torch.device(hf.device):
+                self.score = nn.Linear(hf.config.get_text_config().hidden_size, 1)
+            _zero(self.score)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        embedding: Any = self.hf.get_input_embeddings()
+        return int(embedding.weight.shape[0])
+
+    def forward(self, batch: Batch, own_head: bool = False) -> Scores | Tensor:
+        """Scores a micro-batch, or returns `[T, V]` logits of the model's own head."""
+        device = next(self.parameters()).device
+        if own_head:
+            return self.hf(**self._inputs(batch, _compute_device(device))).logits[0]  # type: ignore[no-any-return]
+        hidden = self._hidden(batch, _compute_device(device))
+        rows = batch.rows.to(hidden.device)
+        predicting = hidden[rows - 1]
+        logprob = entropy = values = last_values = hidden.new_empty(0, dtype=torch.float32)
+        if self.heads != "critic":
+            hf: Any = self.hf
+            head = hf.get_output_embeddings()
+            targets, inverse = batch.tokens.to(rows.device)[rows], batch.inv_temperature.to(rows.device)
+            logprob, entropy = token_scores(predicting, head.weight, head.bias, targets, inverse)
+        value: Any = self.hf.score if self.heads == "critic" else self.score
+        if value is not None:
+            values = _values(value, predicting)
+            ends = torch.tensor(batch.starts[1:], device=hidden.device) - 1
+            with torch.no_grad():
+                last_values = _values(value, hidden[ends])
+        if not len(rows):
+            # Keeps a batch without scored tokens in the graph, for the collective operations of the backward pass.
+            logprob = hidden.float().sum()[None] * 0
+        return Scores(logprob, entropy, values, last_values)
+
+    def _hidden(self, batch: Batch, device: torch.device) -> Tensor:
+        """Returns the hidden states after the final norm, `[T, D]`."""
+        backbone: Any = self.hf.base_model
+        outputs = backbone(**self._inputs(batch, device))
+        return outputs.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def _inputs(self, batch: Batch, device: torch.device) -> dict[str, object]:
+        if batch.tokens.numel() and int(batch.tokens.max()) >= self.vocabulary:
+            raise BatchError(
+                f"token id {int(batch.tokens.max())} is outside of the vocabulary of {self.vocabulary}"
+            )
+        inputs: dict[str, object] = {
+            "input_ids": batch.tokens.to(device)[None],
+            "position_ids": batch.positions.to(device)[None],
+            "use_cache": False,
+        }
+        if self.layout == "packed":
+            inputs["sequence_lengths"] = batch.lengths
+        return inputs
+
+    def set_layout(self, layout: Layout) -> None:
+        """Chooses the treatment of micro-batches."""
+        implementation = {"packed": PACKED, "masked": "sdpa", "unpacked": "sdpa"}[layout]
+        if implementation == "sdpa" and not self.hf._supports_sdpa:
+            implementation = "eager"
+        if implementation == PACKED and not self.hf._supports_attention_backend:
+            raise AttentionNotSupportedError(f"{type(self.hf).__name__} has attention of its own")
+        self.hf.set_attn_implementation(implementation)
+        self.layout = layout
+
+    def layers(self) -> list[nn.Module]:
+        """Returns the decoder layers."""
+        names = set(self.hf._no_split_modules or [])
+        return [module for module in self.hf.modules() if type(module).__name__ in names]
+
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        """Returns the trained tensors by their names in Hugging Face folders, in the order of the digest."""
+        if isinstance(self, FSDPModule):
+            # A forward pass without a backward pass leaves the root's weights gathered.
+            self.reshard()
+        named = {_file_name(name): parameter for name, parameter in self.named_parameters()}
+        return {name: named[name] for name in digest_order(list(named))}
+
+
+def _file_name(name: str) -> str:
+    """Name without the parts that wrappers of this package add."""
+    return name.removeprefix("hf.").replace("_checkpoint_wrapped_module.", "")
+
+
+def open_model(
+    folder: str, heads: Heads, *, meta: bool = False, dtype: torch.dtype = torch.float32
+) -> ScoringModel:
+    """Opens a Hugging Face folder in host memory; with `meta`, its shapes alone."""
+    kind: Any = AutoModelForTokenClassification if heads == "critic" else AutoModelForCausalLM
+    quiet = logging.getLogger("transformers")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if heads == "critic":
+            config.num_labels, config.classifier_dropout = 1, 0.0
+            config.id2label, config.label2id = {0: "value"}, {"value": 0}
+        if meta:
+            with torch.device("meta"):
+                return ScoringModel(kind.from_config(config, dtype=dtype), heads).eval()
+        hf, loading = kind.from_pretrained(
+            folder, config=config, local_files_only=True, dtype=dtype, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{folder}: transformers cannot open this folder: {error}") from error
+    finally:
+        quiet.setLevel(level)
+    missing = set(loading["missing_keys"])
+    if heads == "critic":
+        if not isinstance(getattr(hf, "score", None), nn.Linear):
+            raise ModelError(f"{folder}: {type(hf).__name__} has no linear value head called score")
+        if missing & {"score.weight", "score.bias"}:
+            _zero(hf.score)
+        missing -= {"score.weight", "score.bias"}
+    if missing:
+        raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {sorted(missing)[0]}")
+    model = ScoringModel(hf, heads)
+    # Dropout would make scores depend on the call; no algorithm here uses it.
+    return model.eval()
+
+
+def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
+    precision = torch.promote_types(hidden.dtype, torch.float32)
+    bias = None if head.bias is None else head.bias.to(precision)
+    values = nn.functional.linear(hidden.to(precision), head.weight.to(precision), bias)
+    # No view: hooks on the outputs of a sharded model warn about views.
+    return values[:, 0].clone()
+
+
+@torch.no_grad()
+def _zero(head: nn.Linear) -> None:
+    for parameter in head.parameters():
+        parameter.zero_()
+
+
+def _compute_device(device: torch.device) -> torch.device:
+    """Weights that are offloaded to the host are computed with on the accelerator."""
+    if device.type == "cpu" and torch.cuda.is_available() and torch.distributed.is_initialized():
+        is_gpu_gang = "nccl" in torch.distributed.get_backend()
+        return torch.device("cuda", torch.cuda.current_device()) if is_gpu_gang else device
+    return device

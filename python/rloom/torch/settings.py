@@ -1,0 +1,54 @@
+"""Settings of a rank, as the controller sends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from rloom.torch.errors import RankError
+
+Heads = Literal["policy", "policy_and_value", "critic"]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Settings of AdamW; names as in a recipe."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Model, placement and precision of a gang."""
+
+    #: Folder of the policy.
+    model: str
+    heads: Heads = "policy"
+    #: Folder of the reference policy, if the algorithm reads it.
+    reference: str | None = None
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    #: Number format of matrix products; weights, gradients and optimizer state are f32.
+    dtype: Literal["f32", "bf16", "f64"] = "f32"
+    activation_checkpointing: Literal["none", "attention", "block"] = "none"
+    #: Ranks that a copy of the weights is divided among; `None`: all of them.
+    shard: int | None = None
+    #: Keeps weights and optimizer state in host memory and moves them to the device layer by layer.
+    offload: bool = False
+    #: Uses deterministic algorithms only.
+    deterministic: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    #: Compute threads of a rank; 0 leaves the choice to PyTorch.
+    threads: int = 0
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> Settings:
+        """Reads a message; unknown keys are an error."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise RankError(f"unknown settings of a rank: {', '.join(unknown)}")
+        optimizer = OptimizerSettings(**given.get("optimizer", {}))
+        return cls(**{**given, "optimizer": optimizer})

@@ -1,0 +1,194 @@
+"""The ranks of a gang: placement of weights, and small agreements over the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from rloom.torch.errors import RankError
+from rloom.torch.model import ScoringModel, open_model
+from rloom.torch.settings import Heads, Settings
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    #: Mesh that weights are divided over; `None` for one rank with whole weights.
+    mesh: DeviceMesh | None
+
+    @staticmethod
+    def join(settings: Settings) -> World:
+        """Joins the process group that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, …)."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        is_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+        device = torch.device("cpu")
+        if is_gpu:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        if settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        is_divided = size > 1 or settings.dtype == "bf16" or settings.offload
+        if not is_divided:
+            return World(rank, size, device, None)
+        if not dist.is_initialized():
+            if size == 1:
+                os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+                os.environ.setdefault("MASTER_PORT", "0")
+            dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", rank=rank, world_size=size)
+        shard = settings.shard or size
+        if size % shard:
+            raise RankError(f"shard = {shard} does not divide {size} ranks")
+        if shard == size:
+            mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
+        else:
+            mesh = init_device_mesh(
+                device.type, (size // shard, shard), mesh_dim_names=("replicate", "shard")
+            )
+        return World(rank, size, device, mesh)
+
+    def largest(self, numbers: Tensor) -> Tensor:
+        """Returns the elementwise maximum over the ranks of integers on the CPU."""
+        if self.size > 1:
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        return numbers
+
+    def fails_anywhere(self, failed: bool) -> bool:
+        """Returns true on every rank if `failed` is true on any."""
+        return bool(self.largest(torch.tensor([int(failed)])).item())
+
+    def sum_over_shards(self, number: float) -> float:
+        """Returns the sum over the ranks that hold parts of one copy, in their order: the same bits on each."""
+        if self.size == 1 or self.mesh is None:
+            return number
+        group = self.mesh["shard"].get_group() if "shard" in (self.mesh.mesh_dim_names or ()) else None
+        parts = [0.0] * dist.get_world_size(group)
+        dist.all_gather_object(parts, number, group=group)
+        return sum(parts)
+
+    def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
+        """Opens a model on this rank: whole, or its shard."""
+        dtype = torch.float64 if settings.dtype == "f64" else torch.float32
+        if self.mesh is None:
+            model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
+            _checkpoint_activations(model, settings)
+            return model
+        model = open_model(folder, heads, meta=True, dtype=dtype).requires_grad_(is_trained)
+        _checkpoint_activations(model, settings)
+        self._shard(model, settings, offload=settings.offload or not is_trained)
+        host = torch.device("cpu") if settings.offload or not is_trained else self.device
+        model.to_empty(device=host)
+        model.hf.tie_weights()
+        whole = open_model(folder, heads, dtype=dtype) if self.rank == 0 else None
+        self._fill(model, whole)
+        return model
+
+    def _shard(self, model: ScoringModel, settings: Settings, *, offload: bool) -> None:
+        assert self.mesh is not None
+        computes_in = torch.bfloat16 if settings.dtype == "bf16" else None
+        mixed = MixedPrecisionPolicy(
+            param_dtype=computes_in, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        if settings.dtype == "f64":
+            mixed = MixedPrecisionPolicy(cast_forward_inputs=False)
+        policy = CPUOffloadPolicy() if offload and self.device.type != "cpu" else OffloadPolicy()
+        for module in [*model.layers(), model]:
+            fully_shard(module, mesh=self.mesh, mp_policy=mixed, offload_policy=policy)
+            sharded = cast(FSDPModule, module)
+            # Counts are global, so gradients are summed over ranks, not averaged.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            # A rank with an empty micro-batch uses no head, and experts are used by some ranks only.
+            sharded.set_reduce_scatter_unused_params(True, recurse=False)
+
+    @torch.no_grad()
+    def _fill(self, model: ScoringModel, whole: ScoringModel | None) -> None:
+        """Copies rank 0's weights and buffers to the shards of all ranks."""
+        given = {} if whole is None else dict([*whole.named_parameters(), *whole.named_buffers()])
+        for name, own in [*model.named_parameters(), *model.named_buffers()]:
+            shape, source = tuple(own.shape), given.get(name)
+            full = torch.empty(shape, dtype=own.dtype) if source is None else source.detach().contiguous()
+            self.broadcast_into(own, full)
+
+    def broadcast_into(self, own: Tensor, full: Tensor) -> None:
+        """Sends rank 0's `full` to all ranks, which keep their part in `own`."""
+        if self.size > 1:
+            dist.broadcast(full, src=0)
+        self.keep_part(own, full)
+
+    @torch.no_grad()
+    def keep_part(self, own: Tensor, full: Tensor) -> None:
+        """Copies this rank's part of a whole tensor to `own`."""
+        if not isinstance(own, DTensor):
+            own.copy_(full)
+            return
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        shape, offset = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
+        part = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+        if own.to_local().numel():
+            own.to_local().copy_(full[part])
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Returns a tensor with all of its parts; every rank has to call it."""
+    full = tensor.detach()
+    return full.full_tensor() if isinstance(full, DTensor) else full
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns the part of a tensor on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
+    if settings.activation_checkpointing == "none":
+        return
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for layer in model.layers():
+        if settings.activation_checkpointing == "attention":
+            for name, child in layer.named_children():
+                if "attn" in name or "attention" in name:
+                    setattr(layer, name, checkpoint_wrapper(child, preserve_rng_state=False))
+        else:
+            layer.forward = _recomputed(layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a forward pass whose activations are computed again in the backward pass."""
+
+    def recomputed(*args: object, **kwargs: Any) -> object:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
+
+    return recomputed
