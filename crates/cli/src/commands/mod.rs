@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod replay;

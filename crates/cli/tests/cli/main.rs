@@ -4,6 +4,7 @@ mod bench;
 mod downloads;
 mod hints;
 mod messages;
+mod node;
 mod offline;
 mod plan;
 mod runs;
