@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "embedded",
     "wire",
     "cluster",
+    "remote",
     "sched",
     "sim",
     "store",

@@ -1,0 +1,15 @@
+//! Engines in other processes: inference servers behind one [`RolloutEngine`](rloom_engine::RolloutEngine).
+//!
+//! [`ReplicaPool`] routes requests, replaces weights and survives servers that fail; [`Server`] speaks the protocol of one
+//! server. The servers are not trusted: every answer has a deadline and a limit of its length, and is checked.
+
+mod error;
+mod http;
+mod pool;
+mod server;
+mod vllm;
+
+pub use error::ServerError;
+pub use http::{HttpError, Phase};
+pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
+pub use server::Server;

@@ -1,0 +1,8 @@
+//! Tests of the pool over stand-ins of inference servers.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod conformance;
+mod faults;
+mod stand_in;
+mod support;
