@@ -4,6 +4,7 @@ from rloom._binary import RloomError
 from rloom._native import VERSION as __version__
 from rloom._native import NativeError
 from rloom._run import Evaluation, Rollout, Run, Sample, Step, load_run
+from rloom._train import RunFailedError, train
 
 __all__ = [
     "Evaluation",
@@ -11,8 +12,10 @@ __all__ = [
     "RloomError",
     "Rollout",
     "Run",
+    "RunFailedError",
     "Sample",
     "Step",
     "__version__",
     "load_run",
+    "train",
 ]

@@ -230,7 +230,7 @@ def _rollout(line: dict[str, Any]) -> Rollout:
     )
 
 
-def _pandas() -> Any:  # noqa: ANN401 - the module, which need not be installed
+def _pandas() -> Any:
     try:
         import pandas as pd
     except ImportError as error:

@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 from rloom import _binary
 
-RECIPE = Path(__file__).parents[2] / "crates/cli/tests/cli/support/tiny.toml"
+
+@pytest.fixture(scope="session")
+def recipe() -> Path:
+    """A recipe with two very short stages."""
+    return Path(__file__).parents[2] / "crates/cli/tests/cli/support/tiny.toml"
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
     """Folder of a finished run. Tests do not change it."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [str(_binary.path()), "train", os.fspath(RECIPE), "--quiet"]
+    command = [str(_binary.path()), "train", os.fspath(recipe), "--quiet"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     return folder / "runs" / "tiny"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Mlflow:
 
     BATCH = 100
     LONGEST_PARAMETER = 500
+    FORBIDDEN = r"[^\w\-. :/]"
+    """Characters that no name of a metric may have, such as that of `pass@1`."""
 
     def __init__(self, run: Path, key: str, project: str, config: dict[str, Any], *, is_new: bool) -> None:
         from mlflow import entities
@@ -103,7 +106,8 @@ class Mlflow:
 
     def log(self, step: int, metrics: dict[str, float], time: float) -> None:
         stamp = int(time * 1000)
-        of_step = [self._metric(name, value, stamp, step) for name, value in metrics.items()]
+        names = ((re.sub(self.FORBIDDEN, "_", name), value) for name, value in metrics.items())
+        of_step = [self._metric(name, value, stamp, step) for name, value in names]
         # The step comes last: a process that is killed between two batches repeats the step.
         of_step.append(self._metric("global_step", step, stamp, step))
         for start in range(0, len(of_step), self.BATCH):

@@ -1,0 +1,136 @@
+"""Runs started from Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import rloom
+from rloom._train import toml
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(recipe, tmp_path / "tiny.toml")
+    return tmp_path
+
+
+def test_a_recipe_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    run = rloom.train("tiny.toml", overrides={"stage.rl.steps": 2, "run.seed": 5})
+    assert (run.state, len(run.steps), run.config["run"]["seed"]) == ("finished", 5, 5)
+    assert run.path == Path("runs/tiny")
+    assert "finished after" in capsys.readouterr().err, "messages go to sys.stderr, which a notebook shows"
+    again = rloom.train(Path("tiny.toml"), quiet=True)
+    assert again.path == Path("runs/tiny-2")
+    assert capsys.readouterr().err == ""
+    assert rloom.train("tiny.toml", run_name="mine", quiet=True).path == Path("runs/mine")
+
+
+def test_a_run_is_resumed() -> None:
+    first = rloom.train("tiny.toml", quiet=True)
+    more = rloom.train(resume="tiny", overrides={"stage.rl.steps": 6}, quiet=True)
+    assert more.path == first.path
+    assert [step.global_step for step in more.steps] == list(range(1, 10))
+
+
+def test_a_mistake_in_the_recipe_is_shown_with_its_place() -> None:
+    with pytest.raises(rloom.RunFailedError, match="lerning_rate") as failed:
+        rloom.train("tiny.toml", overrides={"trainer.lerning_rate": 1e-3})
+    assert failed.value.exit_code == 2
+    assert failed.value.run is None
+    assert "hint" in str(failed.value) or "did you mean" in str(failed.value)
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_fails_raises_its_error() -> None:
+    rloom.train("tiny.toml", run_name="taken", quiet=True)
+    with pytest.raises(rloom.RunFailedError, match="runs/taken") as failed:
+        rloom.train("tiny.toml", run_name="taken", quiet=True)
+    assert failed.value.exit_code == 2
+
+
+def test_arguments_that_contradict_are_refused() -> None:
+    with pytest.raises(ValueError, match="pass the files of a recipe, or `resume`"):
+        rloom.train()
+    with pytest.raises(ValueError, match="pass the files of a recipe, or `resume`"):
+        rloom.train("tiny.toml", resume="runs/tiny")
+
+
+def test_settings_in_the_syntax_of_toml() -> None:
+    assert toml({"a b": [1, 2.5, True, "x"], "c": {"d": Path("e")}}) == (
+        '{"a b" = [1, 2.5, true, "x"], "c" = {"d" = "e"}}'
+    )
+    assert toml('"ü\n😀') == '"\\"ü\\n😀"'
+    with pytest.raises(TypeError, match="None has no form in TOML"):
+        toml(None)
+
+
+PROGRAM = """
+import rloom, sys
+try:
+    rloom.train("tiny.toml", overrides={"stage.rl.steps": 100000})
+except KeyboardInterrupt:
+    print(rloom.load_run("tiny").state)
+"""
+
+
+def started() -> subprocess.Popen[str]:
+    """A program that trains, once its run is in its second stage."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(("rl 1/", "rl      1/")):
+            return process
+    raise AssertionError("the run ended before its second stage")
+
+
+def test_ctrl_c_saves_and_raises() -> None:
+    process = started()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=300)
+    assert out == "interrupted\n"
+    assert process.returncode == 0
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    process = started()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    out, _ = process.communicate(timeout=300)
+    assert out in ("interrupted\n", "killed\n")
+
+
+def test_a_run_ends_with_the_program_that_started_it() -> None:
+    process = started()
+    process.kill()
+    process.wait(timeout=300)
+    until = time.monotonic() + 300
+    while rloom.load_run("tiny").state == "running":
+        assert time.monotonic() < until, "the run goes on without the program"
+        time.sleep(0.1)
+    assert rloom.load_run("tiny").state == "interrupted", "it has saved its last step"
+
+
+def test_a_run_that_is_killed_is_an_error() -> None:
+    program = PROGRAM.replace(
+        "except KeyboardInterrupt:", "except rloom.RunFailedError as error:\n    print(error)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    next(line for line in process.stderr if line.startswith("rl"))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    out, _ = process.communicate(timeout=300)
+    assert out == "rloom was ended by SIGKILL\nkilled\n"
