@@ -1,0 +1,3 @@
+//! Tests of crate `remote`.
+
+mod gang;
