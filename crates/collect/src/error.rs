@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rloom_core::ErrorText;
@@ -5,6 +6,7 @@ use rloom_data::DataError;
 use rloom_engine::RolloutError;
 use rloom_env::EnvError;
 use rloom_reward::RewardError;
+use rloom_telemetry::TelemetryError;
 use rloom_text::TextError;
 
 /// Error of an episode, a group or an evaluation.
@@ -45,6 +47,43 @@ pub enum CollectError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Text(#[from] TextError),
+    /// Rollouts of a run that were not kept.
+    #[error("{} has no rollouts of step {step} of stage `{stage}`, and {steps} steps are to be trained on them", run.display())]
+    #[diagnostic(help("{}", match step {
+        1 => "name a run that has trained this stage and kept its rollouts (`run.keep_rollouts`)".to_owned(),
+        step => format!("set `stage.{stage}.steps = {}`", step - 1),
+    }))]
+    NotRecorded {
+        /// The run.
+        run: PathBuf,
+        /// The stage.
+        stage: String,
+        /// The first step without rollouts.
+        step: u64,
+        /// Steps to train.
+        steps: u64,
+    },
+    /// Rollouts of another batch size or group size.
+    #[error("step {step} of stage `{stage}` in {} was trained with `{key} = {recorded}`, not {wanted}", run.display())]
+    #[diagnostic(help("set `stage.{stage}.{key} = {recorded}`"))]
+    OtherBatch {
+        /// The run.
+        run: PathBuf,
+        /// The stage.
+        stage: String,
+        /// The step.
+        step: u64,
+        /// The setting that differs.
+        key: &'static str,
+        /// Its value in the run.
+        recorded: u64,
+        /// Its value here.
+        wanted: u64,
+    },
+    /// A rollout log that cannot be read.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Log(#[from] TelemetryError),
     /// The run stopped before the episode was complete.
     #[error("the run stopped before the episode was complete")]
     Stopped,

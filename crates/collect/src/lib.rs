@@ -1,8 +1,8 @@
 //! From a task to a scored group.
 //!
 //! An [`EpisodeRunner`] plays one episode: engine and environment take turns, then the reward judges the trajectory. A
-//! [`GroupRunner`] creates the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, and
-//! an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
+//! [`GroupRunner`] creates the groups of a stage that samples, a [`DemonstrationSource`] those of a supervised one, a
+//! [`RecordedSource`] reads those of another run, and an [`Evaluator`] measures a policy on held-out tasks. All of them are generic over the
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
 //! prompts of a run before it starts.
 
@@ -16,6 +16,7 @@ mod group;
 mod metrics;
 mod outcome;
 mod prompts;
+mod recorded;
 mod transcript;
 mod waits;
 
@@ -32,4 +33,5 @@ pub use outcome::OutcomeRule;
 pub use prompts::{
     PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
 };
+pub use recorded::RecordedSource;
 pub use transcript::{completion_text, prompt_text};

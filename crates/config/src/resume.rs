@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 26] = [
+const WITHOUT_INFLUENCE: [&str; 27] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -35,6 +35,7 @@ const WITHOUT_INFLUENCE: [&str; 26] = [
     "rollout.max_requests",
     "rollout.python",
     "rollout.replace_seconds",
+    "rollout.probe_tolerance",
     "rollout.timeout_seconds",
     "reward.timeout_seconds",
 ];
@@ -104,6 +105,7 @@ impl SettingChange {
         Err(match key.split('.').next().unwrap_or(key) {
             "model" | "tokenizer" => "the checkpoint has the weights of the run's model",
             "run" if key == "run.seed" => "all random streams depend on it",
+            "run" if key == "run.rollouts" => "the run is trained on these rollouts",
             "run" => "it is the place of the run",
             "data" => "the order of the tasks depends on it",
             "environment" | "sampling" | "reward" => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_data::{DataSettings, Order};
-use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
+use rloom_engine::{Backend, RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
@@ -55,6 +55,11 @@ pub struct RunSettings {
     /// Steps of each stage whose rollouts are kept, the most recent ones, or "all". 0 writes no rollout files. Lineage, replay
     /// and calibration need the rollouts of the steps that they look at; training and resuming do not.
     pub keep_rollouts: KeepRollouts,
+    /// Folder of a run whose recorded rollouts are trained on instead of sampling, to debug training; `--rollouts` sets it.
+    /// Nothing is sampled or evaluated. Stages, batch size and group size must be those of that run; log-probabilities are
+    /// treated as those of an inexact sampler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollouts: Option<PathBuf>,
     /// With `"auto"`, the same command continues the run if it exists, as job schedulers need that start it again. Settings
     /// may change as with `--resume`. By default `rloom train` starts another run, with a number after its name.
     pub resume: Resume,
@@ -83,6 +88,7 @@ impl Default for RunSettings {
             keep_last: 2,
             keep_every: 0,
             keep_rollouts: KeepRollouts::All,
+            rollouts: None,
             resume: Resume::Never,
         }
     }
@@ -173,6 +179,14 @@ pub struct StageRollout {
 }
 
 impl Stage {
+    /// True if the stage is trained in other processes.
+    pub fn trains_outside(&self) -> bool {
+        match self.trainer.backend {
+            Backend::Embedded(_) => false,
+            Backend::Torch(_) => true,
+        }
+    }
+
     /// Returns the schedule; in a supervised stage the default, which is synchronous.
     pub fn schedule(&self) -> ScheduleSettings {
         self.rollout.as_ref().map(|rollout| rollout.schedule).unwrap_or_default()

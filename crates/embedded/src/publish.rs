@@ -20,7 +20,7 @@ pub(crate) fn publish_with_digest(
     model: &Arc<Model>,
 ) -> PublishedPolicy {
     let weights = PublishedWeights::Memory(InProcessWeights::new(Arc::clone(model)));
-    PublishedPolicy { policy, version, digest, weights }
+    PublishedPolicy { policy, version, digest, weights, probe: None }
 }
 
 /// The model of a publication; `None` if its weights are not in the memory of this process.

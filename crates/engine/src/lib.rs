@@ -21,8 +21,8 @@ mod train;
 
 pub use digest::{WeightDigest, digest_order};
 pub use publish::{
-    AdapterFolder, CollectiveGroup, Form, InProcessWeights, PolicyLabel, PublishedPolicy, PublishedWeights,
-    WeightFolder,
+    AdapterFolder, CollectiveGroup, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe,
+    PublishedPolicy, PublishedWeights, WeightFolder,
 };
 pub use rloom_core::OnUpdate;
 pub use rollout::{

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use rloom_core::{PolicyId, PolicyVersion};
@@ -19,6 +20,32 @@ pub struct PublishedPolicy {
     pub digest: u64,
     /// The weights, or the place to read them from.
     pub weights: PublishedWeights,
+    /// Log-probabilities by which an engine that copies the weights checks its copy; `None` if there are none.
+    pub probe: Option<Arc<Probe>>,
+}
+
+/// A fixed sequence and the trainer's log-probabilities for it, by the weights of one version.
+///
+/// A server may acknowledge an update that it has not made, or made by half. Its own log-probabilities for the same
+/// tokens show that, as far as the difference exceeds the noise between engines.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probe {
+    /// The sequence; at least two tokens.
+    pub tokens: Vec<u32>,
+    /// Log-probability of each token but the first, given those before it, at temperature 1.
+    pub logprobs: Vec<f32>,
+}
+
+impl Probe {
+    /// Mean absolute difference to an engine's log-probabilities for the same tokens; infinite if their number differs or
+    /// one is not finite.
+    pub fn distance(&self, logprobs: &[f32]) -> f32 {
+        if self.logprobs.is_empty() || logprobs.len() != self.logprobs.len() {
+            return f32::INFINITY;
+        }
+        let sum: f32 = self.logprobs.iter().zip(logprobs).map(|(a, b)| (a - b).abs()).sum();
+        if sum.is_finite() { sum / logprobs.len() as f32 } else { f32::INFINITY }
+    }
 }
 
 impl PublishedPolicy {
@@ -52,6 +79,30 @@ pub struct PolicyLabel {
 impl fmt::Display for PolicyLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{:016x}", self.policy, self.version.0, self.digest)
+    }
+}
+
+/// Text that is not a [`PolicyLabel`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a label of the form policy/version/digest")]
+pub struct InvalidLabel(pub String);
+
+impl FromStr for PolicyLabel {
+    type Err = InvalidLabel;
+
+    fn from_str(text: &str) -> Result<Self, InvalidLabel> {
+        let mut parts = text.split('/');
+        let mut next = || parts.next().unwrap_or_default();
+        let (policy, version, digest) = (next(), next(), next());
+        let label = policy.parse().ok().zip(version.parse().ok()).zip(u64::from_str_radix(digest, 16).ok());
+        label
+            .map(|((policy, version), digest)| Self {
+                policy: PolicyId(policy),
+                version: PolicyVersion(version),
+                digest,
+            })
+            .filter(|label| label.to_string() == text)
+            .ok_or_else(|| InvalidLabel(text.to_owned()))
     }
 }
 
@@ -192,7 +243,8 @@ mod tests {
     use super::*;
 
     fn published(weights: PublishedWeights) -> PublishedPolicy {
-        PublishedPolicy { policy: PolicyId(1), version: PolicyVersion(12), digest: 0x89ab_cdef, weights }
+        let version = PolicyVersion(12);
+        PublishedPolicy { policy: PolicyId(1), version, digest: 0x89ab_cdef, weights, probe: None }
     }
 
     #[test]
@@ -203,6 +255,22 @@ mod tests {
             (Form::Memory, "1/12/0000000089abcdef".into())
         );
         assert_eq!(serde_json::to_value(Form::Folder).unwrap(), Form::Folder.name());
+        assert_eq!(memory.label().to_string().parse(), Ok(memory.label()));
+        for text in
+            ["", "default", "1/12", "1/12/89abcdef", "1/12/0000000089abcdef/", "+1/12/0000000089abcdef"]
+        {
+            assert_eq!(text.parse::<PolicyLabel>(), Err(InvalidLabel(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_probe_measures_the_mean_difference() {
+        let probe = Probe { tokens: vec![1, 2, 3], logprobs: vec![-1.0, -2.0] };
+        assert_eq!(probe.distance(&[-1.0, -2.0]), 0.0);
+        assert_eq!(probe.distance(&[-2.0, -1.0]), 1.0);
+        for other in [&[-1.0][..], &[-1.0, f32::NAN], &[-1.0, f32::NEG_INFINITY], &[]] {
+            assert_eq!(probe.distance(other), f32::INFINITY);
+        }
     }
 
     #[test]

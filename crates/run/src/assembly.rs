@@ -58,12 +58,12 @@ pub trait EngineFactory {
     /// The weights of a start as a publication of version 0.
     fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError>;
 
-    /// Capabilities of the train engines.
-    fn train_capabilities(&self) -> TrainCapabilities;
+    /// Capabilities of the train engines of a stage.
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities;
 
-    /// True if completions sampled by the policy that is trained have the log-probabilities that the trainer computes, bit
+    /// True if completions that a stage samples with the policy that it trains have the log-probabilities that the trainer computes, bit
     /// by bit: the rollout engines' capabilities will say so.
-    fn is_sampler_exact(&self) -> bool;
+    fn is_sampler_exact(&self, stage: &Stage) -> bool;
 
     /// Writes publications to folders.
     fn writer(&self) -> Arc<dyn PolicyWriter>;
@@ -213,11 +213,11 @@ impl EngineFactory for EmbeddedEngines {
         Ok(publish_model(PolicyId::MAIN, PolicyVersion(0), &self.model(start)?))
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
+    fn train_capabilities(&self, _: &Stage) -> TrainCapabilities {
         EmbeddedTrainEngine::capabilities_of(&self.ctx, self.dtype)
     }
 
-    fn is_sampler_exact(&self) -> bool {
+    fn is_sampler_exact(&self, _: &Stage) -> bool {
         true
     }
 

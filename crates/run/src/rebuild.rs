@@ -186,7 +186,7 @@ impl<T: TrainEngine> RetrainedStage<T> {
             Some(recorded) if recorded != policy.digest => Err(RunError::OtherWeights {
                 stage: versions.stage.name.clone(),
                 batch,
-                numeric_path: versions.engines.train_capabilities().numeric_path,
+                numeric_path: versions.engines.train_capabilities(versions.stage).numeric_path,
             }),
             _ => Ok(policy),
         }

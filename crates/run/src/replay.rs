@@ -159,7 +159,7 @@ impl RecordedSample<'_> {
         self.check_repeatable(engines, &engine)?;
         let wanted = self.versions();
         let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started } = self;
-        let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities());
+        let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities(stage));
         let recorded = &recorded;
         let versions = Versions { config, run: directory, index, stage, engines, inputs, recorded, is_exact };
         let policies = versions.policies(&wanted, rebuild, progress)?;
@@ -220,7 +220,7 @@ impl RecordedSample<'_> {
     fn check_repeatable<F: EngineFactory>(&self, engines: &F, engine: &F::Rollout) -> Result<(), RunError> {
         let not_repeatable =
             |reason| Err(RunError::NotRepeatable { ticket: self.ticket, sample: self.sample, reason });
-        if !engine.capabilities().is_exact(&engines.train_capabilities(), None) {
+        if !engine.capabilities().is_exact(&engines.train_capabilities(self.stage), None) {
             return not_repeatable(NotRepeatable::InexactEngine);
         }
         let mut turns =

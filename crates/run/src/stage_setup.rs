@@ -1,12 +1,13 @@
 //! From the configuration of a stage to its collectors.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
     BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule,
+    GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
@@ -60,6 +61,8 @@ pub struct RunInputs {
     pub stop_tokens: Arc<[u32]>,
     /// Context length of the policy in tokens.
     pub context: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
     /// Parameters of the policy.
     pub parameters: u64,
     /// Hub of the data sets.
@@ -78,6 +81,7 @@ impl RunInputs {
             tokenizer: Arc::clone(&policy.tokenizer),
             stop_tokens: policy.stop_tokens(),
             context: policy.context,
+            vocabulary: policy.vocabulary,
             parameters: policy.parameters,
             hub,
             episode_hook: None,
@@ -122,11 +126,18 @@ impl RunInputs {
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<BoundedEngine<R>>>,
+        recorded: Option<&Path>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
         let open = |split| rows.open(&stage.data, split, seed, &self.hub);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
+        if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
+            let group_size = stage.algorithm.group_size;
+            let source =
+                RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
+            return Ok((GroupSource::Recorded(source), cursor(&open(Split::Train)?)?));
+        }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
             let cursor = cursor(&dataset)?;

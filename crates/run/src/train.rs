@@ -20,8 +20,9 @@ use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 
-use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::assembly::{EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
+use crate::configured::ConfiguredEngines;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
@@ -34,7 +35,7 @@ use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
     StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
-    TrainerThread, WeightPublisher, restore_groups, restore_models,
+    TrainerThread, WeightProbe, WeightPublisher, restore_groups, restore_models,
 };
 
 /// Duration of a measurement of prompts that is not worth a progress report.
@@ -71,7 +72,7 @@ pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> R
     attempt(&directory, observer, |events| {
         let data = DataRecord::open(&directory, config, false)?;
         let policy = policy_of_new_run(&directory, config, &hub)?;
-        let (engines, inputs) = embedded(config, &policy, &hub)?;
+        let (engines, inputs) = engines(&directory, config, &policy, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -105,6 +106,11 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
         data.make_absolute()?;
     }
+    if let Some(rollouts) = &mut config.run.rollouts
+        && let Ok(path) = std::path::absolute(&*rollouts)
+    {
+        *rollouts = path;
+    }
     if let ModelSource::Path(source) = &mut config.model
         && Path::new(source).is_dir()
         && let Ok(path) = std::path::absolute(&*source)
@@ -114,15 +120,16 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     Ok(config)
 }
 
-/// The embedded engines of a policy, and the inputs of its stages.
-pub(crate) fn embedded(
+/// The engines of a policy, and the inputs of its stages.
+pub(crate) fn engines(
+    directory: &RunDirectory,
     config: &Config,
     policy: &Policy,
     hub: &Arc<Hub>,
-) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+) -> Result<(ConfiguredEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
     let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
-    Ok((EmbeddedEngines::new(policy, config, ctx), inputs))
+    Ok((ConfiguredEngines::new(directory.path(), policy, config, ctx)?, inputs))
 }
 
 /// Runs one attempt, and reports how it ended.
@@ -209,7 +216,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             seed: config.run.seed,
             threads: inputs.threads,
-            numeric_path: engines.train_capabilities().numeric_path,
+            numeric_path: config
+                .stages
+                .first()
+                .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
             parameters: inputs.parameters,
             resumed_from: found.as_ref().map(|(name, _)| name.folder()),
             stages: config.stages.iter().map(outline).collect(),
@@ -221,7 +231,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
-            if engines.is_sampler_exact() || !warning.exact_sampler_only {
+            let is_exact = engines.is_sampler_exact(&config.stages[warning.stage]);
+            if is_exact || !warning.exact_sampler_only {
                 events.warn(warning.to_string());
             }
         }
@@ -285,7 +296,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 expected_seed: self.config.run.seed,
             });
         }
-        let numeric_path = self.engines.train_capabilities().numeric_path;
+        let numeric_path = self.engines.train_capabilities(stage).numeric_path;
         if state.numeric_path != numeric_path {
             self.events.warn(format!(
                 "the checkpoint was computed with {}, this machine computes with {numeric_path}",
@@ -337,10 +348,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
-        let rollout = self.rollout_engine(stage)?;
+        let recorded = self.config.run.rollouts.is_some();
+        let rollout = if recorded { None } else { self.rollout_engine(stage)? };
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
-        let trainer = self.engines.train_capabilities();
-        let is_exact = capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
+        let trainer = self.engines.train_capabilities(stage);
+        // Recorded groups were sampled by other weights than those that are trained here.
+        let is_exact =
+            !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
         let mut engines = StageEngines {
@@ -385,7 +399,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
-        let (source, cursor) = self.inputs.source(index as u32, stage, bounded.as_ref(), &self.rows)?;
+        let (source, cursor) = self.inputs.source(
+            index as u32,
+            stage,
+            bounded.as_ref(),
+            self.config.run.rollouts.as_deref(),
+            &self.rows,
+        )?;
         self.data.check_order(&stage.name, &cursor)?;
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
@@ -397,6 +417,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         // Log-probabilities sampled on another numeric path are not those that training computes here.
         let is_exact = engines.is_exact && same_numeric_path;
         let (seed, tokenizer) = (self.config.run.seed, Arc::clone(&self.inputs.tokenizer));
+        // An engine with noise of its own cannot be checked otherwise.
+        let is_probed =
+            engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
+        let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
         let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact);
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
@@ -404,6 +428,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
             policy: self.inputs.policy,
+            probe,
             form: engines.form,
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),
@@ -412,7 +437,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         })?;
         let pinned = self.pinned_weights(resumed.as_ref())?;
         // Demonstrations are repeatable without a journal, and a stage at its end records nothing.
-        let samples = stage.rollout.is_some() && from_step < stage.steps;
+        let samples = source.samples() && from_step < stage.steps;
         let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
             Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;

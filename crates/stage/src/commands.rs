@@ -72,9 +72,14 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Starts a group from the parts that exist.
     async fn start_group(&mut self, ticket: Ticket) -> Result<(), StageError> {
-        if let GroupSource::Demonstrations(source) = self.groups.source() {
+        let group = match self.groups.source() {
+            GroupSource::Demonstrations(source) => Some(source.group(ticket).await),
+            GroupSource::Recorded(source) => Some(source.group(ticket)),
+            GroupSource::Rollouts(_) => None,
+        };
+        if let Some(group) = group {
             let version = self.scheduler.version();
-            let group = source.group(ticket).await.map_err(|failure| self.group_error(ticket, failure))?;
+            let group = group.map_err(|failure| self.group_error(ticket, failure))?;
             self.groups.add_ready(group);
             self.pending.push_back(SchedulerEvent::GroupReady { ticket, oldest: version }.into());
             return Ok(());

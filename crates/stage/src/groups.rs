@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_collect::{DemonstrationSource, GroupFailure, GroupProgress, GroupRunner, GroupUpdate};
+use rloom_collect::{
+    DemonstrationSource, GroupFailure, GroupProgress, GroupRunner, GroupUpdate, RecordedSource,
+};
 use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Task, Ticket};
 use rloom_engine::RolloutEngine;
 use rloom_store::journal::{PartialEpisode, Record};
@@ -20,6 +22,8 @@ pub enum GroupSource<R> {
     Demonstrations(DemonstrationSource),
     /// Sampled and scored groups.
     Rollouts(Arc<GroupRunner<R>>),
+    /// Groups that another run has sampled and scored.
+    Recorded(RecordedSource),
 }
 
 impl<R: RolloutEngine> GroupSource<R> {
@@ -28,11 +32,16 @@ impl<R: RolloutEngine> GroupSource<R> {
         matches!(self, Self::Rollouts(_))
     }
 
+    /// True if the groups have rewards.
+    pub fn is_scored(&self) -> bool {
+        matches!(self, Self::Rollouts(_) | Self::Recorded(_))
+    }
+
     /// The runner of sampled groups.
     pub fn rollouts(&self) -> Option<&Arc<GroupRunner<R>>> {
         match self {
             Self::Rollouts(runner) => Some(runner),
-            Self::Demonstrations(_) => None,
+            Self::Demonstrations(_) | Self::Recorded(_) => None,
         }
     }
 }

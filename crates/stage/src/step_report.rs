@@ -15,11 +15,15 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Reports a trained batch. The reporter's step must be set.
     pub(crate) fn report_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
         let step = self.step();
-        let samples = self.groups.source().samples();
+        let source = self.groups.source();
+        let (samples, is_scored) = (source.samples(), source.is_scored());
         let statistics = self.engine_statistics();
         let (times, before) = self.clock.end_step(statistics);
-        let mut metrics =
-            if samples { batch_metrics(groups, PolicyVersion(step - 1)) } else { supervised_metrics(groups) };
+        let mut metrics = if is_scored {
+            batch_metrics(groups, PolicyVersion(step - 1))
+        } else {
+            supervised_metrics(groups)
+        };
         metrics.extend(report.metrics.clone());
         metrics.extend(training_metrics(report, train_time));
         if times.checkpoint > Duration::ZERO {
@@ -41,7 +45,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             }
         }
         self.reporter.emit(Event::Step { metrics });
-        if samples {
+        if is_scored {
             self.report_samples(groups, report);
             self.log_rollouts(step, groups, report);
         }

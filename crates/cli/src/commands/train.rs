@@ -34,6 +34,9 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         // A TOML literal string: the name is not interpreted.
         overrides.push(format!("run.name='{name}'"));
     }
+    if let Some(run) = &arguments.rollouts {
+        overrides.push(format!("run.rollouts='{}'", find_run(run)?.display()));
+    }
     let config = Config::load(&arguments.files, &overrides)?;
     if arguments.dry_run {
         return dry_run(&config, output);

@@ -295,6 +295,24 @@ pub enum RolloutError {
         /// Beginning of the response body.
         body: String,
     },
+    /// Replicas answered a request with something that cannot be used, each time that it was sent.
+    #[error("{request}: replica {replica} gave an unusable answer: {problem}")]
+    BadAnswer {
+        /// The request.
+        request: RequestName,
+        /// The last replica that was asked.
+        replica: u32,
+        /// The problem with its answer.
+        problem: String,
+    },
+    /// No replica was able to serve requests for too long.
+    #[error("no replica has served requests for {:.1} s: {last}", after.as_secs_f64())]
+    NoReplica {
+        /// Time without a replica.
+        after: Duration,
+        /// The last failure of each replica.
+        last: String,
+    },
     /// The engine was dropped while the request was in flight.
     #[error("the rollout engine was shut down before the request was finished")]
     ShutDown,

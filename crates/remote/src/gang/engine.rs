@@ -408,7 +408,7 @@ impl TrainEngine for Gang {
         }
         let digest = self.digest()?;
         let weights = self.publish_folder(version)?;
-        Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights })
+        Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {

@@ -12,6 +12,7 @@ mod methods;
 mod not_finite;
 mod other_engines;
 mod recipe;
+mod recorded_rollouts;
 mod recovery;
 mod replay;
 mod rows_of_runs;

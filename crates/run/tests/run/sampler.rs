@@ -77,8 +77,8 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         Ctx::new(2).unwrap(),
     );
     let sampler = engines.rollout(&RolloutEngineSettings::default()).unwrap().capabilities();
-    assert!(sampler.is_exact(&engines.train_capabilities(), None));
     let stage = &config.stages[1];
+    assert!(sampler.is_exact(&engines.train_capabilities(stage), None));
     assert!(stage.trainer.shares_prompts());
     let trainer = BatchTrainer {
         algorithm: stage.algorithm,

@@ -13,6 +13,16 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "a_run_without_a_checkpoint_says_that_it_needs_its_model",
     ),
     (
+        "CollectError::NotRecorded",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
+        "CollectError::OtherBatch",
+        "crates/run/tests/run/recorded_rollouts.rs",
+        "rollouts_that_do_not_fit_are_refused_and_the_hint_helps",
+    ),
+    (
         "DataError::LongLine",
         "crates/data/tests/data/hostile.rs",
         "a_line_without_an_end_is_not_read_into_memory",
@@ -116,6 +126,7 @@ pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("RunError::InitialModelNotKept", "needs a full disk; `crates/run/tests/run/full_disk.rs` provokes it"),
     ("StageError::Stalled", "needs a worker that hangs"),
     ("StoreError::JournalClosed", "needs a disk that fails"),
+    ("TelemetryError::Tracker", "needs a Python environment with a tracker; `python/tests/test_track.py` has one"),
     ("TextError::EmptyStopString", "the configuration is refused first"),
     ("TextError::RepeatedCharacter", "the configuration is refused first"),
     ("use a smaller shape, or only measure `kernels` and `decode`, which need less", "needs a machine with little memory"),

@@ -228,6 +228,7 @@ impl TrainEngine for ByteTrainer {
             version,
             digest,
             weights: PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))),
+            probe: None,
         })
     }
 

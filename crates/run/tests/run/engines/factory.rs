@@ -87,8 +87,8 @@ impl Parts {
         self.embedded.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        let own = self.embedded.train_capabilities();
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        let own = self.embedded.train_capabilities(stage);
         TrainCapabilities { forms: vec![Form::Folder], attachments: true, ..own }
     }
 }
@@ -121,12 +121,12 @@ impl EngineFactory for ByteTraining {
         self.0.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.0.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.0.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
-        self.0.embedded.is_sampler_exact()
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        self.0.embedded.is_sampler_exact(stage)
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
@@ -165,11 +165,11 @@ impl EngineFactory for FolderSampling {
         self.parts.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.parts.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.parts.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
+    fn is_sampler_exact(&self, _: &Stage) -> bool {
         false
     }
 

@@ -259,12 +259,12 @@ impl EngineFactory for FaultyEngines {
         self.embedded.open_start(start)
     }
 
-    fn train_capabilities(&self) -> TrainCapabilities {
-        self.embedded.train_capabilities()
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.embedded.train_capabilities(stage)
     }
 
-    fn is_sampler_exact(&self) -> bool {
-        self.embedded.is_sampler_exact()
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        self.embedded.is_sampler_exact(stage)
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

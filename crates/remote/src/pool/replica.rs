@@ -1,0 +1,406 @@
+//! The task of a replica: connects it, gives it weights, checks it, and starts over after failures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::OnUpdate;
+use rloom_engine::{PolicyLabel, PublishedWeights, SamplingSettings, WeightFolder};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::Shared;
+use super::state::{Phase, Target};
+use crate::error::ServerError;
+use crate::server::{Call, Description, Pause, Server};
+
+/// Restarts the process of a replica.
+pub trait Restart: std::fmt::Debug + Send + Sync {
+    /// Ends the process if it still runs, starts it again and returns when it is ready to be connected to. The error is the
+    /// end of its log.
+    fn restart(&self) -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
+}
+
+/// The task of one replica.
+pub(super) struct Supervisor {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: u32,
+    pub(super) server: Arc<Server>,
+    pub(super) restart: Option<Arc<dyn Restart>>,
+}
+
+/// Failure to bring up a replica.
+enum Failure {
+    /// It cannot be reached. Somebody may start it.
+    Unreachable(String),
+    /// It answers, and something is wrong.
+    Failed(String),
+    /// It cannot serve this model.
+    Unsuitable(String),
+}
+
+/// What a serving replica does next.
+enum Next {
+    Update,
+    Check,
+    Probe,
+    Leave,
+    StartOver,
+    End,
+}
+
+impl Supervisor {
+    /// Runs until the replica leaves or is given up, or the pool ends.
+    pub(super) async fn run(self) {
+        let mut failures = 0;
+        let mut backoff = self.shared.timings.backoff;
+        loop {
+            if self.is_over() {
+                return self.gone();
+            }
+            match self.bring_up().await {
+                Ok(()) => {
+                    backoff = self.shared.timings.backoff;
+                    if !self.serve().await {
+                        return self.gone();
+                    }
+                    // Whatever ended the service counts: a replica that fails again and again is given up.
+                    failures += 1;
+                }
+                Err(Failure::Unreachable(message)) => {
+                    self.note(message);
+                    failures += u32::from(self.restart.is_some());
+                }
+                Err(Failure::Failed(message)) => {
+                    self.note(message);
+                    failures += 1;
+                }
+                Err(Failure::Unsuitable(message)) => {
+                    self.note(message);
+                    return self.gone();
+                }
+            }
+            if failures > self.shared.restarts {
+                return self.gone();
+            }
+            sleep(backoff).await;
+            backoff = (backoff * 2).min(Duration::from_mins(1));
+            self.shared.change(|state| {
+                if let Some(replica) = state.replicas.get_mut(&self.id) {
+                    replica.restarts = failures;
+                }
+            });
+            if let Some(restart) = &self.restart
+                && self.server.ping(self.control()).await.is_err()
+                && let Err(message) = restart.restart().await
+            {
+                self.note(message);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let state = self.shared.lock();
+        let phase = state.replicas.get(&self.id).map(|replica| replica.phase);
+        state.end.is_some() || matches!(phase, None | Some(Phase::Leaving | Phase::Gone))
+    }
+
+    /// Gives the replica up.
+    fn gone(&self) {
+        let message = self.shared.lock().replicas.get(&self.id).map(|replica| replica.last_failure.clone());
+        self.shared.change(|state| {
+            state.quarantine(self.id, message.unwrap_or_default());
+            if let Some(replica) = state.replicas.get_mut(&self.id) {
+                replica.set_phase(Phase::Gone);
+            }
+            state.note_availability();
+        });
+        self.shared.end_if_all_gone();
+    }
+
+    /// Records a failure, with which the replica starts over.
+    fn note(&self, message: String) {
+        self.shared.change(|state| state.quarantine(self.id, message));
+    }
+
+    fn control(&self) -> Instant {
+        Instant::now() + self.shared.timings.control
+    }
+
+    /// Connects the replica and gives it the current weights, whatever it had before.
+    async fn bring_up(&self) -> Result<(), Failure> {
+        let failed = |error: ServerError| match error {
+            ServerError::Http { .. } => Failure::Unreachable(error.to_string()),
+            _ => Failure::Failed(error.to_string()),
+        };
+        let Description { context, vocabulary, max_requests } =
+            self.server.prepare(self.control()).await.map_err(failed)?;
+        let limits = self.shared.limits;
+        for (name, has, needs) in [
+            ("a context of", context, limits.context),
+            ("a vocabulary of", vocabulary, limits.vocabulary),
+            ("a batch of", max_requests, self.shared.max_requests),
+        ] {
+            if has < needs {
+                return Err(Failure::Unsuitable(format!("has {name} {has}, and {needs} are needed")));
+            }
+        }
+        let (target, generation) = self.shared.target();
+        if let Some(target) = &target {
+            self.replace(target, Pause::Abort).await.map_err(Failure::Failed)?;
+        } else {
+            // It may be paused by a client that is no more.
+            self.server.resume(self.control()).await.map_err(failed)?;
+        }
+        self.ready(target.as_ref(), generation);
+        Ok(())
+    }
+
+    /// The replica has followed a load or release.
+    fn ready(&self, target: Option<&Target>, generation: u64) {
+        self.shared.change(|state| {
+            if let Some(replica) = state.replicas.get_mut(&self.id) {
+                replica.label = target.map(|target| target.published.label());
+                replica.generation = generation;
+                if !matches!(replica.phase, Phase::Leaving | Phase::Gone) {
+                    replica.set_phase(Phase::Ready);
+                }
+            }
+            state.note_availability();
+            state.assign();
+        });
+    }
+
+    /// Serves until something is wrong; false if the replica leaves.
+    async fn serve(&self) -> bool {
+        loop {
+            let result = match self.next().await {
+                Next::Update => self.update().await,
+                Next::Check => self.check().await,
+                Next::Probe => self.probe().await,
+                Next::Leave => {
+                    self.drain().await;
+                    return false;
+                }
+                Next::StartOver => return true,
+                Next::End => return false,
+            };
+            if let Err(message) = result {
+                self.note(message);
+                return true;
+            }
+        }
+    }
+
+    async fn next(&self) -> Next {
+        let interval = self.shared.timings.health;
+        let event = self.shared.until(|state| {
+            if state.end.is_some() {
+                return Some(Next::End);
+            }
+            let replica = state.replicas.get(&self.id)?;
+            match replica.phase {
+                Phase::Leaving => Some(Next::Leave),
+                Phase::Starting => Some(Next::StartOver),
+                Phase::Gone => Some(Next::End),
+                Phase::Suspect => Some(Next::Check),
+                Phase::Ready | Phase::Updating if replica.generation != state.generation => {
+                    Some(Next::Update)
+                }
+                Phase::Ready | Phase::Updating => None,
+            }
+        });
+        tokio::select! {
+            event = event => event,
+            () = self.idle(interval) => Next::Probe,
+        }
+    }
+
+    /// Waits until the replica has answered nothing for so long.
+    async fn idle(&self, interval: Duration) {
+        loop {
+            let last = self.shared.lock().replicas.get(&self.id).map(|replica| replica.last_answer);
+            let due = last.unwrap_or_else(Instant::now) + interval;
+            if due <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(due).await;
+        }
+    }
+
+    /// Follows the newest load or release.
+    async fn update(&self) -> Result<(), String> {
+        let (target, generation) = self.shared.target();
+        let pause = match target.as_ref().map(|target| target.on_update) {
+            None | Some(OnUpdate::Finish) => {
+                // A newer load decides anew about the requests in flight.
+                let is_drained = self.shared.until(|state| {
+                    let replica = state.replicas.get(&self.id)?;
+                    let is_newer = state.generation != generation || !replica.phase.is_live();
+                    (is_newer || replica.running.is_empty()).then_some(!is_newer)
+                });
+                if !is_drained.await {
+                    return Ok(());
+                }
+                Pause::Wait
+            }
+            Some(OnUpdate::Keep) => Pause::Keep,
+            Some(OnUpdate::Recompute | OnUpdate::Abort) => Pause::Abort,
+        };
+        if let Some(target) = &target {
+            self.shared.change(|state| {
+                if let Some(replica) = state.replicas.get_mut(&self.id) {
+                    replica.set_phase(Phase::Updating);
+                    for request in replica.running.iter().filter(|_| pause == Pause::Abort) {
+                        if let Some(entry) = state.requests.get_mut(request) {
+                            entry.interrupted = Some(target.on_update);
+                        }
+                    }
+                }
+            });
+            self.replace(target, pause).await?;
+        }
+        self.ready(target.as_ref(), generation);
+        Ok(())
+    }
+
+    /// Replaces the weights, and makes sure that they are those.
+    async fn replace(&self, target: &Target, pause: Pause) -> Result<(), String> {
+        let label = target.published.label();
+        let failed = |error: ServerError| format!("loading {label}: {error}");
+        let folder = folder_of(target);
+        self.server.pause(pause, self.control()).await.map_err(failed)?;
+        let deadline = Instant::now() + self.shared.timings.load;
+        self.server.load(folder.path(), label, deadline).await.map_err(failed)?;
+        let told = self.server.label(self.control()).await.map_err(failed)?;
+        if told != label.to_string() {
+            return Err(format!("loading {label}: the server says that it has {told}"));
+        }
+        self.server.resume(self.control()).await.map_err(failed)?;
+        self.verify(target, label).await.map_err(|problem| format!("loading {label}: {problem}"))
+    }
+
+    /// Compares the weights with the trainer's.
+    async fn verify(&self, target: &Target, label: PolicyLabel) -> Result<(), String> {
+        let Some(probe) = &target.published.probe else {
+            return self.generate_one(label).await;
+        };
+        let id = self.name("probe");
+        let scores = self.server.score(&id, &probe.tokens, label, self.control()).await;
+        let scores = scores.map_err(|error| error.to_string())?;
+        let distance = probe.distance(&scores);
+        if distance > self.shared.probe_tolerance {
+            return Err(format!(
+                "its log-probabilities differ by {distance:.4} nats from the trainer's, more than {}",
+                self.shared.probe_tolerance
+            ));
+        }
+        // Weights that were not replaced score as before: far nearer to the last probe than the step between the two.
+        if let Some(previous) = &target.previous
+            && previous.tokens == probe.tokens
+        {
+            let (kept, step) = (previous.distance(&scores), previous.distance(&probe.logprobs));
+            if kept < distance && 3.0 * kept < step {
+                return Err("its log-probabilities are still those of the weights before".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&self, purpose: &str) -> String {
+        format!("{purpose}-{}-{}", self.id, self.shared.next_name())
+    }
+
+    /// Generates one token, which must be of the expected weights.
+    async fn generate_one(&self, label: PolicyLabel) -> Result<(), String> {
+        let sampling = SamplingSettings { max_new_tokens: 1, ..SamplingSettings::default() };
+        let id = self.name("health");
+        let call = Call {
+            id: &id,
+            tokens: &[1],
+            sampling: &sampling,
+            max_tokens: 1,
+            min_tokens: 0,
+            stop_tokens: &[],
+            seed: 1,
+            label,
+        };
+        let deadline = Instant::now() + self.shared.timings.answer;
+        let reply = self.server.generate(&call, deadline).await.map_err(|error| error.to_string())?;
+        reply.check(&call, self.shared.limits.vocabulary)?;
+        match reply.versions[..] {
+            [(own, _)] if own == label => Ok(()),
+            _ => Err(format!("a token of {label} is said to be of {:?}", reply.versions)),
+        }
+    }
+
+    /// Generates one token after a time without answers.
+    async fn probe(&self) -> Result<(), String> {
+        let label = self.shared.lock().replicas.get(&self.id).and_then(|replica| replica.label);
+        match label {
+            Some(label) => self.generate_one(label).await?,
+            None => self.server.ping(self.control()).await.map_err(|error| error.to_string())?,
+        }
+        self.shared.lock().answered(self.id, 0);
+        Ok(())
+    }
+
+    /// Checks a replica that failed a request.
+    async fn check(&self) -> Result<(), String> {
+        let label = self.shared.lock().replicas.get(&self.id).and_then(|replica| replica.label);
+        if let Some(label) = label {
+            let told = self.server.label(self.control()).await.map_err(|error| error.to_string())?;
+            if told != label.to_string() {
+                return Err(format!("the server says that it has {told} instead of {label}"));
+            }
+            self.generate_one(label).await?;
+        } else {
+            self.server.ping(self.control()).await.map_err(|error| error.to_string())?;
+        }
+        self.shared.change(|state| {
+            if let Some(replica) = state.replicas.get_mut(&self.id)
+                && replica.phase == Phase::Suspect
+            {
+                replica.set_phase(Phase::Ready);
+                state.assign();
+            }
+        });
+        Ok(())
+    }
+
+    /// Lets requests in flight finish for a while; the others are sent elsewhere.
+    async fn drain(&self) {
+        let deadline = Instant::now() + self.shared.timings.drain;
+        let finished = self.shared.until(|state| {
+            let is_idle = state.replicas.get(&self.id).is_none_or(|replica| replica.running.is_empty());
+            is_idle.then_some(())
+        });
+        if timeout_at(deadline, finished).await.is_ok() {
+            return;
+        }
+        self.shared.change(|state| {
+            let running = state.replicas.get(&self.id).map(|replica| replica.running.clone());
+            for request in running.into_iter().flatten() {
+                if let Some(entry) = state.requests.get_mut(&request) {
+                    entry.interrupted = Some(OnUpdate::Recompute);
+                }
+            }
+        });
+        // Their answers have the tokens so far. What is not answered then is sent elsewhere from its last cut.
+        if self.server.pause(Pause::Abort, self.control()).await.is_ok() {
+            let finished = self.shared.until(|state| {
+                let is_idle = state.replicas.get(&self.id).is_none_or(|replica| replica.running.is_empty());
+                is_idle.then_some(())
+            });
+            drop(timeout_at(Instant::now() + self.shared.timings.answer, finished).await);
+        }
+    }
+}
+
+/// The folder of a target. Other forms are refused before they become one.
+fn folder_of(target: &Target) -> Arc<WeightFolder> {
+    match &target.published.weights {
+        PublishedWeights::Folder(folder) => Arc::clone(folder),
+        PublishedWeights::Memory(_) | PublishedWeights::Collective(_) | PublishedWeights::Adapter(_) => {
+            Arc::new(WeightFolder::kept(""))
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The choice of a replica for a request.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Load of a replica that has room for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) replica: u32,
+    /// Tokens that its requests may still take.
+    pub(super) outstanding: u64,
+}
+
+/// The replica for a request of `cost` tokens. Requests that share a prefix stay at `preferred`, whose cache has it, as long
+/// as its load is at most 25 % over the mean of `replicas` replicas with `total` outstanding tokens; others go where the
+/// fewest are outstanding.
+pub(super) fn choose(
+    candidates: &[Candidate],
+    preferred: Option<u32>,
+    cost: u64,
+    (replicas, total): (usize, u64),
+) -> Option<u32> {
+    let stays = |candidate: &&Candidate| {
+        let mean = (total + cost) as f64 / replicas.max(1) as f64;
+        (candidate.outstanding + cost) as f64 <= 1.25 * mean
+    };
+    let at_preferred = candidates.iter().find(|candidate| Some(candidate.replica) == preferred);
+    let least = || candidates.iter().min_by_key(|candidate| (candidate.outstanding, candidate.replica));
+    at_preferred.filter(stays).or_else(least).map(|candidate| candidate.replica)
+}
+
+/// Replicas that hold the prefixes of recent groups and sessions.
+#[derive(Debug, Default)]
+pub(super) struct Affinity {
+    replicas: BTreeMap<Prefix, u32>,
+    order: VecDeque<Prefix>,
+}
+
+/// A prefix that several requests share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Prefix {
+    /// The turns of an episode so far.
+    Session(u64),
+    /// The prompt of a group.
+    Group(u64),
+}
+
+/// Number of prefixes that are remembered: caches hold fewer.
+const REMEMBERED: usize = 4096;
+
+impl Affinity {
+    pub(super) fn get(&self, prefixes: &[Prefix]) -> Option<u32> {
+        prefixes.iter().find_map(|prefix| self.replicas.get(prefix).copied())
+    }
+
+    pub(super) fn set(&mut self, prefixes: &[Prefix], replica: u32) {
+        for &prefix in prefixes {
+            if self.replicas.insert(prefix, replica).is_none() {
+                self.order.push_back(prefix);
+            }
+        }
+        while self.order.len() > REMEMBERED {
+            if let Some(oldest) = self.order.pop_front() {
+                self.replicas.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(loads: &[u64]) -> Vec<Candidate> {
+        (0..).zip(loads).map(|(replica, &outstanding)| Candidate { replica, outstanding }).collect()
+    }
+
+    #[test]
+    fn requests_go_where_the_fewest_tokens_are_outstanding() {
+        assert_eq!(choose(&[], None, 10, (0, 0)), None);
+        assert_eq!(choose(&at(&[300, 100, 200]), None, 10, (3, 600)), Some(1));
+        assert_eq!(choose(&at(&[100, 100]), None, 10, (2, 200)), Some(0));
+    }
+
+    #[test]
+    fn a_group_stays_together_up_to_a_quarter_over_the_mean() {
+        // The mean with the request is 105: 110 is within 25 %.
+        assert_eq!(choose(&at(&[100, 100]), Some(1), 10, (2, 200)), Some(1));
+        assert_eq!(choose(&at(&[100, 130]), Some(1), 10, (2, 230)), Some(1));
+        assert_eq!(choose(&at(&[100, 160]), Some(1), 10, (2, 260)), Some(0));
+        // The preferred replica has no room, or has left.
+        assert_eq!(choose(&at(&[100]), Some(1), 10, (2, 200)), Some(0));
+    }
+
+    #[test]
+    fn sessions_come_before_groups_and_old_prefixes_are_forgotten() {
+        let mut affinity = Affinity::default();
+        affinity.set(&[Prefix::Group(7)], 0);
+        affinity.set(&[Prefix::Session(7)], 1);
+        assert_eq!(affinity.get(&[Prefix::Session(7), Prefix::Group(7)]), Some(1));
+        assert_eq!(affinity.get(&[Prefix::Session(8), Prefix::Group(7)]), Some(0));
+        for group in 100..100 + REMEMBERED as u64 {
+            affinity.set(&[Prefix::Group(group)], 2);
+        }
+        assert_eq!((affinity.get(&[Prefix::Group(7)]), affinity.replicas.len()), (None, REMEMBERED));
+    }
+}

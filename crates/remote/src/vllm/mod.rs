@@ -1,0 +1,260 @@
+//! Client of vLLM's server.
+//!
+//! Generation is token in, token out (`/inference/v1/generate`); weights are loaded by the worker extension of
+//! `python/rloom/vllm/extension.py`, which every server has to run.
+
+mod wire;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rloom_engine::PolicyLabel;
+use tokio::time::Instant;
+
+use crate::error::ServerError;
+use crate::server::{Call, Connection, Description, End, Pause, Reply};
+use wire::{
+    AbortBody, Choice, FinishBody, GenerateAnswer, GenerateBody, InitBody, RpcAnswer, RpcBody,
+    SamplingParams, UpdateBody, UpdateInfo, WeightInfo, WorkerDescription,
+};
+
+const GENERATE: &str = "/inference/v1/generate";
+const DESCRIBE: &str = "/collective_rpc";
+
+/// Prefix that the server puts in front of a request's name.
+const ID_PREFIX: &str = "generate-tokens-";
+
+/// Version of the worker extension's answers.
+const PROTOCOL: u32 = 1;
+
+/// Minor versions of vLLM 0.x whose protocol is known: the first was tested on CPUs, the last by its schemas.
+const VERSIONS: std::ops::RangeInclusive<u32> = 32..=33;
+
+/// A vLLM server.
+#[derive(Debug)]
+pub(crate) struct VllmServer {
+    connection: Connection,
+}
+
+impl VllmServer {
+    pub(crate) fn new(connection: Connection) -> Self {
+        Self { connection }
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(crate) async fn ping(&self, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.check("/health", deadline).await
+    }
+
+    pub(crate) async fn prepare(&self, deadline: Instant) -> Result<Description, ServerError> {
+        let workers = self.describe(deadline).await?;
+        for worker in &workers {
+            check_worker(worker).map_err(|problem| ServerError::Answer { endpoint: DESCRIBE, problem })?;
+        }
+        let smallest = |of: fn(&WorkerDescription) -> usize| workers.iter().map(of).min().unwrap_or(0);
+        let body = InitBody { init_info: BTreeMap::new() };
+        self.connection.command("/init_weight_transfer_engine", "", Some(&body), deadline).await?;
+        Ok(Description {
+            context: smallest(|worker| worker.max_model_len),
+            vocabulary: smallest(|worker| worker.vocabulary),
+            max_requests: smallest(|worker| worker.max_num_seqs),
+        })
+    }
+
+    /// Descriptions of all workers, at least one.
+    async fn describe(&self, deadline: Instant) -> Result<Vec<WorkerDescription>, ServerError> {
+        let body = RpcBody { method: "rloom_describe" };
+        let answer: RpcAnswer = self.connection.post(DESCRIBE, &body, deadline).await?;
+        if answer.results.is_empty() {
+            let problem = "no worker describes itself".to_owned();
+            return Err(ServerError::Answer { endpoint: DESCRIBE, problem });
+        }
+        Ok(answer.results)
+    }
+
+    pub(crate) async fn generate(&self, call: &Call<'_>, deadline: Instant) -> Result<Reply, ServerError> {
+        let sampling = call.sampling;
+        let body = GenerateBody {
+            request_id: call.id,
+            token_ids: call.tokens,
+            sampling_params: SamplingParams {
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                max_tokens: call.max_tokens,
+                min_tokens: call.min_tokens,
+                // The server reads it as a signed number.
+                seed: Some(call.seed >> 1),
+                stop_token_ids: call.stop_tokens,
+                stop: &sampling.stop,
+                ignore_eos: true,
+                detokenize: !sampling.stop.is_empty(),
+                logprobs: 0,
+                prompt_logprobs: None,
+            },
+            cache_salt: call.label.to_string(),
+        };
+        let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
+        let reply = only_choice(answer, call.id).and_then(|(choice, _)| reply_of(choice));
+        reply.map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
+    }
+
+    pub(crate) async fn score(
+        &self,
+        id: &str,
+        tokens: &[u32],
+        label: PolicyLabel,
+        deadline: Instant,
+    ) -> Result<Vec<f32>, ServerError> {
+        let body = GenerateBody {
+            request_id: id,
+            token_ids: tokens,
+            sampling_params: SamplingParams {
+                temperature: 0.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                max_tokens: 1,
+                min_tokens: 0,
+                seed: None,
+                stop_token_ids: &[],
+                stop: &[],
+                ignore_eos: true,
+                detokenize: false,
+                logprobs: 0,
+                prompt_logprobs: Some(0),
+            },
+            cache_salt: label.to_string(),
+        };
+        let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
+        let scores = only_choice(answer, id).and_then(|(_, answer)| prompt_scores(&answer, tokens));
+        scores.map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
+    }
+
+    pub(crate) async fn abort(&self, id: &str, deadline: Instant) -> Result<(), ServerError> {
+        let body = AbortBody { request_ids: vec![format!("{ID_PREFIX}{id}")] };
+        self.connection.command("/inference/v1/abort_requests", "", Some(&body), deadline).await
+    }
+
+    pub(crate) async fn pause(&self, pause: Pause, deadline: Instant) -> Result<(), ServerError> {
+        let query = match pause {
+            Pause::Wait => "?mode=wait",
+            Pause::Abort => "?mode=abort",
+            Pause::Keep => "?mode=keep",
+        };
+        self.connection.command("/pause", query, None::<&()>, deadline).await
+    }
+
+    pub(crate) async fn resume(&self, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.command("/resume", "", None::<&()>, deadline).await
+    }
+
+    pub(crate) async fn load(
+        &self,
+        folder: &Path,
+        label: PolicyLabel,
+        deadline: Instant,
+    ) -> Result<(), ServerError> {
+        const START: &str = "/start_weight_update";
+        const UPDATE: &str = "/update_weights";
+        const FINISH: &str = "/finish_weight_update";
+        let path = folder.to_str().ok_or_else(|| {
+            let problem = format!("the path {} is not UTF-8", folder.display());
+            ServerError::Answer { endpoint: UPDATE, problem }
+        })?;
+        let connection = &self.connection;
+        if let Err(error) = connection.command(START, "", None::<&()>, deadline).await {
+            // An update that was not finished keeps the next one from starting.
+            let body = FinishBody { weight_version: None };
+            if !matches!(error, ServerError::Status { .. })
+                || connection.command(FINISH, "", Some(&body), deadline).await.is_err()
+            {
+                return Err(error);
+            }
+            connection.command(START, "", None::<&()>, deadline).await?;
+        }
+        let body = UpdateBody { update_info: UpdateInfo { path, label: label.to_string() } };
+        connection.command(UPDATE, "", Some(&body), deadline).await?;
+        let body = FinishBody { weight_version: Some(label.to_string()) };
+        connection.command(FINISH, "", Some(&body), deadline).await
+    }
+
+    pub(crate) async fn label(&self, deadline: Instant) -> Result<String, ServerError> {
+        let info: WeightInfo = self.connection.get("/weight_info", deadline).await?;
+        let workers = self.describe(deadline).await?;
+        let other = workers.into_iter().find(|worker| worker.loaded != info.weight_version);
+        Ok(other.map_or(info.weight_version, |worker| worker.loaded))
+    }
+}
+
+/// Checks that a worker is of a known version and reports usable log-probabilities.
+fn check_worker(worker: &WorkerDescription) -> Result<(), String> {
+    let WorkerDescription { protocol, version, full_softmax, logprobs_mode, .. } = worker;
+    if *protocol != PROTOCOL {
+        return Err(format!("the worker extension is of protocol {protocol}, not {PROTOCOL}"));
+    }
+    let (first, last) = (VERSIONS.start(), VERSIONS.end());
+    let mut parts = version.split('.');
+    let minor = parts.next().filter(|major| *major == "0").and(parts.next()).and_then(|m| m.parse().ok());
+    if !minor.is_some_and(|minor| VERSIONS.contains(&minor)) {
+        return Err(format!("vLLM {version} is not supported; supported: 0.{first} to 0.{last}"));
+    }
+    if logprobs_mode != "processed_logprobs" {
+        return Err(format!("started with --logprobs-mode {logprobs_mode}, not processed_logprobs"));
+    }
+    if !full_softmax {
+        return Err("this vLLM's sampler cannot report log-probabilities of the full softmax".to_owned());
+    }
+    Ok(())
+}
+
+/// The answer's only choice, if it is the answer to this request.
+fn only_choice(mut answer: GenerateAnswer, id: &str) -> Result<(Choice, GenerateAnswer), String> {
+    if answer.request_id.strip_prefix(ID_PREFIX) != Some(id) {
+        return Err(format!("the answer to request {}, not {id}", answer.request_id));
+    }
+    match answer.choices.pop() {
+        Some(choice) if answer.choices.is_empty() => Ok((choice, answer)),
+        _ => Err("not one choice".to_owned()),
+    }
+}
+
+fn reply_of(choice: Choice) -> Result<Reply, String> {
+    let tokens = choice.token_ids.ok_or("no token ids")?;
+    let content = choice.logprobs.and_then(|logprobs| logprobs.content).unwrap_or_default();
+    if content.iter().map(|entry| entry.token_id).ne(tokens.iter().copied()) {
+        return Err("log-probabilities of other tokens".to_owned());
+    }
+    let logprobs = content.iter().map(|entry| entry.logprob.unwrap_or(f32::NAN)).collect();
+    let mut versions = Vec::new();
+    for span in choice.weight_versions.unwrap_or_default() {
+        let label =
+            span.version.parse().map_err(|error| format!("weights with an unknown label: {error}"))?;
+        if span.end > span.start {
+            versions.push((label, span.start..span.end));
+        }
+    }
+    let end = match choice.finish_reason.as_deref() {
+        Some("stop") => End::Stop,
+        Some("length") => End::Length,
+        Some("abort") => End::Aborted,
+        other => return Err(format!("finish reason {other:?}")),
+    };
+    Ok(Reply { tokens, logprobs, versions, end })
+}
+
+fn prompt_scores(answer: &GenerateAnswer, tokens: &[u32]) -> Result<Vec<f32>, String> {
+    let rows = answer.prompt_logprobs.as_deref().unwrap_or_default();
+    if rows.len() != tokens.len() {
+        return Err(format!("log-probabilities of {} of {} prompt tokens", rows.len(), tokens.len()));
+    }
+    let score = |(row, token): (&Option<BTreeMap<String, wire::PromptLogprob>>, &u32)| {
+        row.as_ref().and_then(|row| row.get(&token.to_string())).and_then(|entry| entry.logprob)
+    };
+    let scores: Option<Vec<f32>> = rows.iter().zip(tokens).skip(1).map(score).collect();
+    scores.ok_or_else(|| "log-probabilities of other prompt tokens".to_owned())
+}

@@ -1,0 +1,132 @@
+//! Requests and answers of vLLM's server, by the names of its own protocol. Fields that are not needed are left out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Body of `/inference/v1/generate`.
+#[derive(Debug, Serialize)]
+pub(super) struct GenerateBody<'a> {
+    pub(super) request_id: &'a str,
+    pub(super) token_ids: &'a [u32],
+    pub(super) sampling_params: SamplingParams<'a>,
+    /// Keys and values are reused only among requests with the same salt.
+    pub(super) cache_salt: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct SamplingParams<'a> {
+    pub(super) temperature: f32,
+    pub(super) top_k: u32,
+    pub(super) top_p: f32,
+    pub(super) min_p: f32,
+    pub(super) max_tokens: usize,
+    pub(super) min_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<u64>,
+    pub(super) stop_token_ids: &'a [u32],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    pub(super) stop: &'a [String],
+    pub(super) ignore_eos: bool,
+    pub(super) detokenize: bool,
+    /// 0: the sampled token's alone.
+    pub(super) logprobs: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct GenerateAnswer {
+    pub(super) request_id: String,
+    pub(super) choices: Vec<Choice>,
+    #[serde(default)]
+    pub(super) prompt_logprobs: Option<Vec<Option<BTreeMap<String, PromptLogprob>>>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PromptLogprob {
+    pub(super) logprob: Option<f32>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Choice {
+    pub(super) finish_reason: Option<String>,
+    pub(super) token_ids: Option<Vec<u32>>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) weight_versions: Option<Vec<Span>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Logprobs {
+    pub(super) content: Option<Vec<Logprob>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Logprob {
+    pub(super) token_id: u32,
+    pub(super) logprob: Option<f32>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Span {
+    pub(super) version: String,
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct AbortBody {
+    pub(super) request_ids: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct InitBody {
+    pub(super) init_info: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct UpdateBody<'a> {
+    pub(super) update_info: UpdateInfo<'a>,
+}
+
+/// Read by the worker extension.
+#[derive(Debug, Serialize)]
+pub(super) struct UpdateInfo<'a> {
+    pub(super) path: &'a str,
+    pub(super) label: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct FinishBody {
+    /// The label stays without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) weight_version: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct WeightInfo {
+    pub(super) weight_version: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct RpcBody {
+    pub(super) method: &'static str,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct RpcAnswer {
+    pub(super) results: Vec<WorkerDescription>,
+}
+
+/// Answer of one worker's extension.
+#[derive(Debug, Deserialize)]
+pub(super) struct WorkerDescription {
+    pub(super) protocol: u32,
+    pub(super) version: String,
+    pub(super) loaded: String,
+    pub(super) full_softmax: bool,
+    pub(super) logprobs_mode: String,
+    pub(super) max_model_len: usize,
+    pub(super) max_num_seqs: usize,
+    pub(super) vocabulary: usize,
+}

@@ -1,0 +1,301 @@
+//! A stand-in for vLLM's server: the same endpoints, fields and states, a tiny model, and faults on demand.
+//!
+//! Requests may only have the fields of `tests/fields/vllm.json`, which `tests/fields/check.py` compares with the package.
+
+pub(crate) mod faults;
+mod generate;
+pub(crate) mod http;
+pub(crate) mod model;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use faults::{Fault, Faults};
+use generate::Running;
+use http::Request;
+use model::{VOCABULARY, Weights};
+
+/// Longest sequence of the stand-in.
+pub(crate) const CONTEXT: usize = 512;
+
+/// Fields of requests and answers.
+const FIELDS: &str = include_str!("../../fields/vllm.json");
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Paused {
+    Wait,
+    Abort,
+    Keep,
+}
+
+/// State of the server.
+#[derive(Debug)]
+pub(crate) struct World {
+    weights: Weights,
+    label: String,
+    /// Weights and label that were received and not finished.
+    update: Option<(Option<Weights>, String)>,
+    is_initialized: bool,
+    paused: Option<Paused>,
+    pub(crate) running: BTreeMap<u64, Running>,
+    next: u64,
+    pub(crate) faults: Faults,
+    /// Requests that were admitted at some time.
+    pub(crate) admitted: u64,
+    /// Requests whose client closed the connection.
+    pub(crate) cancelled: u64,
+    /// Requests by group, that is by the first token of the prompt.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    /// Tokens per millisecond of each request.
+    speed: usize,
+    max_num_seqs: usize,
+}
+
+/// A server on a thread of its own. Dropping it closes all connections, as if the process were killed.
+pub(crate) struct StandIn {
+    pub(crate) url: String,
+    pub(crate) world: Arc<Mutex<World>>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl StandIn {
+    pub(crate) fn start() -> Self {
+        Self::at(0)
+    }
+
+    /// A server at a port, 0 for any.
+    pub(crate) fn at(port: u16) -> Self {
+        let world = Arc::new(Mutex::new(World {
+            weights: Weights([0, 0]),
+            label: "default".to_owned(),
+            update: None,
+            is_initialized: false,
+            paused: None,
+            running: BTreeMap::new(),
+            next: 0,
+            faults: Faults::default(),
+            admitted: 0,
+            cancelled: 0,
+            prompts: Vec::new(),
+            speed: 4,
+            max_num_seqs: 64,
+        }));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (bound, address) = std::sync::mpsc::channel();
+        let shared = Arc::clone(&world);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+                bound.send(listener.local_addr().unwrap()).unwrap();
+                tokio::select! {
+                    _ = stopped => {}
+                    () = accept(listener, shared) => {}
+                }
+            });
+        });
+        let url = format!("http://{}", address.recv().unwrap());
+        Self { url, world, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap()
+    }
+
+    /// Lets a fault occur a number of times.
+    pub(crate) fn fail(&self, fault: Fault, times: u32) {
+        self.lock().faults.0.push((fault, times));
+    }
+
+    /// Tokens per millisecond of each request.
+    pub(crate) fn set_speed(&self, speed: usize) {
+        self.lock().speed = speed;
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.url.rsplit(':').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+async fn accept(listener: TcpListener, world: Arc<Mutex<World>>) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        tokio::spawn(serve(stream, Arc::clone(&world)));
+    }
+}
+
+/// Serves one connection.
+async fn serve(mut stream: TcpStream, world: Arc<Mutex<World>>) {
+    let mut buffer = Vec::new();
+    while let Some(request) = http::read(&mut stream, &mut buffer).await {
+        let path = request.path.clone();
+        let at = |fault: &Fault| {
+            matches!(fault, Fault::Hangs(own) | Fault::ClosesWithin(own) | Fault::ClosesBefore(own)
+                | Fault::Slow(own, _) | Fault::Status(own, _) | Fault::NoJson(own) if *own == path)
+        };
+        let fault = world.lock().unwrap().faults.occurs(at);
+        match fault {
+            Some(Fault::Hangs(_)) => {
+                http::closed(&stream).await;
+                return;
+            }
+            Some(Fault::ClosesBefore(_)) => return,
+            Some(Fault::Slow(_, time)) => sleep(time).await,
+            Some(Fault::Status(_, status)) => {
+                http::write(&mut stream, status, b"{\"error\": \"as the test wants it\"}", 0).await;
+                continue;
+            }
+            Some(Fault::NoJson(_)) => {
+                http::write(&mut stream, 200, b"<html>a proxy's page</html>", 0).await;
+                continue;
+            }
+            _ => {}
+        }
+        let answered = tokio::select! {
+            // The client closes the connection: the request is cancelled.
+            () = http::closed(&stream) => None,
+            answer = answer(&world, request) => Some(answer),
+        };
+        let Some((status, body)) = answered else { return };
+        let body = serde_json::to_vec(&body).unwrap();
+        if matches!(fault, Some(Fault::ClosesWithin(_))) {
+            return http::write(&mut stream, status, &body, body.len() / 2).await;
+        }
+        http::write(&mut stream, status, &body, 0).await;
+    }
+}
+
+/// Checks that a request has known fields alone.
+fn check_fields(fields: &Value, body: &Value, place: &str) {
+    let known = |name: &str| fields.as_array().unwrap().iter().any(|field| field == name);
+    for name in body.as_object().into_iter().flatten().map(|(name, _)| name) {
+        assert!(known(name), "{place} has no field {name}");
+    }
+}
+
+async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
+    let fields: Value = serde_json::from_str(FIELDS).unwrap();
+    let Request { method, path, query, body } = request;
+    let Some(endpoint) = fields["endpoints"].get(format!("{method} {path}")) else {
+        return (404, json!({ "detail": "Not Found" }));
+    };
+    check_fields(endpoint, &body, &path);
+    check_fields(&fields["sampling_params"], &body["sampling_params"], "sampling_params");
+    let ok = (200, json!({}));
+    match path.as_str() {
+        "/health" => ok,
+        "/collective_rpc" => {
+            assert_eq!(body["method"], "rloom_describe");
+            let world = world.lock().unwrap();
+            let description = json!({
+                "protocol": 1, "version": "0.32.0+cpu", "loaded": world.label, "full_softmax": true,
+                "logprobs_mode": "processed_logprobs", "max_model_len": CONTEXT,
+                "max_num_seqs": world.max_num_seqs, "vocabulary": VOCABULARY,
+            });
+            (200, json!({ "results": [description] }))
+        }
+        "/init_weight_transfer_engine" => {
+            world.lock().unwrap().is_initialized = true;
+            ok
+        }
+        "/weight_info" => (200, json!({ "weight_version": world.lock().unwrap().label })),
+        "/start_weight_update" | "/update_weights" | "/finish_weight_update" => {
+            update(&mut world.lock().unwrap(), &path, &body)
+        }
+        "/pause" => {
+            pause(world, &query).await;
+            ok
+        }
+        "/resume" => {
+            let mut world = world.lock().unwrap();
+            world.paused = None;
+            for running in world.running.values_mut() {
+                running.is_admitted = true;
+            }
+            ok
+        }
+        "/inference/v1/abort_requests" => {
+            let ids: Vec<String> = serde_json::from_value(body["request_ids"].clone()).unwrap();
+            for running in world.lock().unwrap().running.values_mut() {
+                running.is_aborted |= ids.contains(&running.id);
+            }
+            ok
+        }
+        "/inference/v1/generate" => generate::generate(world, &body).await,
+        _ => (404, json!({ "detail": "Not Found" })),
+    }
+}
+
+/// The three steps of an update; out of order they are errors, as in vLLM's worker.
+fn update(world: &mut World, path: &str, body: &Value) -> (u16, Value) {
+    let refused = |message: &str| (500, json!({ "error": message }));
+    if !world.is_initialized {
+        return refused("weight transfer is not initialized");
+    }
+    match (path, world.update.take()) {
+        ("/start_weight_update", None) => world.update = Some((None, String::new())),
+        ("/start_weight_update", active) => {
+            world.update = active;
+            return refused("an update is already active");
+        }
+        // What was received so far stays in the model, under the old label.
+        ("/finish_weight_update", Some((new, _))) if body["weight_version"].is_null() => {
+            world.weights = new.unwrap_or(world.weights);
+        }
+        ("/update_weights", Some(_)) => {
+            let info = &body["update_info"];
+            let Some(new) = Weights::read(Path::new(info["path"].as_str().unwrap())) else {
+                return refused("cannot read the weights");
+            };
+            world.update = Some((Some(new), info["label"].as_str().unwrap().to_owned()));
+        }
+        ("/finish_weight_update", Some((Some(new), label))) => {
+            assert_eq!(body["weight_version"], label.as_str());
+            if world.faults.has(Fault::LoadsHalf) {
+                world.weights.0[0] = new.0[0];
+            } else if !world.faults.has(Fault::KeepsWeights) {
+                world.weights = new;
+            }
+            if !world.faults.has(Fault::KeepsLabel) {
+                world.label = label;
+            }
+        }
+        _ => return refused("a step of the update is missing"),
+    }
+    (200, json!({ "message": "done" }))
+}
+
+async fn pause(world: &Mutex<World>, query: &str) {
+    let mode = match query {
+        "mode=wait" => Paused::Wait,
+        "mode=abort" => Paused::Abort,
+        "mode=keep" => Paused::Keep,
+        other => panic!("unknown pause mode: {other}"),
+    };
+    {
+        let mut world = world.lock().unwrap();
+        world.paused = Some(mode);
+        for running in world.running.values_mut() {
+            running.is_aborted |= mode == Paused::Abort && running.is_admitted;
+        }
+    }
+    while mode == Paused::Wait && world.lock().unwrap().running.values().any(|running| running.is_admitted) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}

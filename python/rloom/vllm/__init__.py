@@ -1,0 +1,1 @@
+"""The part of RLoom that runs inside a vLLM server."""
