@@ -1,8 +1,9 @@
-//! Tests of the pool over stand-ins of inference servers.
+//! Tests of the pool over stand-ins of inference servers, and of gangs of PyTorch ranks.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod conformance;
 mod faults;
+mod gang;
 mod stand_in;
 mod support;
