@@ -8,6 +8,7 @@ mod http;
 mod pool;
 mod server;
 mod settings;
+mod sglang;
 mod vllm;
 
 pub use error::ServerError;
@@ -15,3 +16,4 @@ pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use server::Server;
 pub use settings::ServerSettings;
+pub use vllm::ServerCommand;

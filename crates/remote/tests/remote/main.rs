@@ -4,5 +4,7 @@
 
 mod conformance;
 mod faults;
+mod fields;
+mod real_vllm;
 mod stand_in;
 mod support;
