@@ -16,4 +16,4 @@ pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use server::Server;
 pub use settings::ServerSettings;
-pub use vllm::ServerCommand;
+pub use vllm::{ServerCommand, Slot};

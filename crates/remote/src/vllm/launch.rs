@@ -22,11 +22,35 @@ pub struct ServerCommand {
     pub environment: BTreeMap<String, String>,
 }
 
+/// Devices of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Slot {
+    /// Indices of GPUs.
+    Gpus(Vec<u32>),
+    /// Processor cores, the first and the last one.
+    Cores(usize, usize),
+}
+
+impl Slot {
+    /// The variable that binds a server to the devices.
+    fn variable(&self) -> (&'static str, String) {
+        match self {
+            Self::Gpus(gpus) => {
+                let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
+                ("CUDA_VISIBLE_DEVICES", gpus.join(","))
+            }
+            // Without it, every server takes the same cores.
+            Self::Cores(first, last) => ("VLLM_CPU_OMP_THREADS_BIND", format!("{first}-{last}")),
+        }
+    }
+}
+
 impl ServerCommand {
     /// A vLLM server of the model in a folder. `modules` is a folder for the worker extension, which is written there.
     pub fn vllm(
         settings: &ServerSettings,
         limits: ModelLimits,
+        slot: &Slot,
         model: &Path,
         port: u16,
         modules: &Path,
@@ -63,6 +87,7 @@ impl ServerCommand {
             ("VLLM_NO_USAGE_STATS", "1".to_owned()),
             ("HF_HUB_OFFLINE", "1".to_owned()),
             ("PYTHONPATH", python_path(modules)),
+            slot.variable(),
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
         Ok(Self { program: settings.python.clone(), arguments, environment })
@@ -93,7 +118,9 @@ mod tests {
             ..ServerSettings::default()
         };
         let limits = ModelLimits { context: 512, vocabulary: 32 };
-        let command = ServerCommand::vllm(&settings, limits, Path::new("/model"), 4711, &modules).unwrap();
+        let slot = Slot::Gpus(vec![2, 3]);
+        let command =
+            ServerCommand::vllm(&settings, limits, &slot, Path::new("/model"), 4711, &modules).unwrap();
         assert_eq!(command.program, settings.python);
         assert_eq!(command.arguments[2..4], ["serve", "/model"]);
         assert_eq!(command.arguments[command.arguments.len() - 2..], ["--dtype", "float32"]);
@@ -105,6 +132,8 @@ mod tests {
         assert_eq!((value("--max-model-len"), value("--max-num-seqs")), ("512", "9"));
         let module = std::fs::read_to_string(modules.join("rloom_vllm.py")).unwrap();
         assert!(module.contains("class Extension") && !module.contains("import rloom"));
+        assert_eq!(command.environment["CUDA_VISIBLE_DEVICES"], "2,3");
+        assert_eq!(Slot::Cores(4, 7).variable(), ("VLLM_CPU_OMP_THREADS_BIND", "4-7".to_owned()));
         assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
     }
 }

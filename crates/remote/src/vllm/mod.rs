@@ -12,7 +12,7 @@ use std::path::Path;
 use rloom_engine::PolicyLabel;
 use tokio::time::Instant;
 
-pub use launch::ServerCommand;
+pub use launch::{ServerCommand, Slot};
 
 use crate::error::ServerError;
 use crate::server::{Call, Connection, Description, End, Pause, Reply};

@@ -15,7 +15,7 @@ use rloom_engine::{
     GenerateRequest, Generation, Probe, PublishedPolicy, PublishedWeights, RolloutEngine, SamplingSettings,
     WeightFolder, generate_all,
 };
-use rloom_remote::{ModelLimits, ReplicaPool, Server, ServerCommand, ServerSettings};
+use rloom_remote::{ModelLimits, ReplicaPool, Server, ServerCommand, ServerSettings, Slot};
 use serde_json::{Value, json};
 
 use crate::support::{request, run};
@@ -110,7 +110,15 @@ struct Vllm {
 impl Vllm {
     fn start(settings: &ServerSettings, model: &Path, folder: &Path, index: usize) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let command = ServerCommand::vllm(settings, LIMITS, model, port, &folder.join("modules")).unwrap();
+        let command = ServerCommand::vllm(
+            settings,
+            LIMITS,
+            &Slot::Cores(index, index),
+            model,
+            port,
+            &folder.join("modules"),
+        )
+        .unwrap();
         let log = folder.join(format!("vllm-{index}.log"));
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(command.program)
@@ -255,22 +263,25 @@ fn vllm_agrees_with_transformers() {
         python: PathBuf::from(&python),
         replicas: 2,
         max_requests: 16,
-        memory: 0.05,
+        memory: 0.12,
         args: ["--dtype", "float32", "--enforce-eager"].map(str::to_owned).into(),
         ..ServerSettings::default()
     };
-    let servers: Vec<_> =
+    let mut servers: Vec<_> =
         (0..2).map(|index| Vllm::start(&settings, trainer.folder(0), folder.path(), index)).collect();
     let pool = ReplicaPool::new(LIMITS, &settings, None).unwrap();
     for server in &servers {
         pool.join(Server::vllm(&server.url).unwrap());
     }
     let first = trainer.publish(PolicyId::MAIN, PolicyVersion(1));
+    let loading = pool.load(&first, OnUpdate::Finish);
     run(async {
-        pool.load(&first, OnUpdate::Finish).await.unwrap();
         while pool.workers().iter().any(|worker| worker.loaded.is_empty()) {
+            let has_ended = |server: &mut Vllm| server.child.try_wait().unwrap().is_some();
+            assert!(!servers.iter_mut().any(has_ended), "a server ended");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        loading.await.unwrap();
     });
     greedy_tokens_are_those_of_transformers(&pool, &trainer);
     logprobs_are_those_of_the_full_softmax(&pool, &trainer);
