@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_model::Dtype;
+use rloom_telemetry::Tracker;
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -53,6 +54,10 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Write the report of a run, also while it is running.
     Report(Report),
+    /// Write the events, trained rollouts or configuration of a run as JSON lines.
+    Export(Export),
+    /// Follow a running or finished run and pass it to an experiment tracker.
+    Track(Track),
     /// Simulate a recipe on other hardware and recommend a split of its devices.
     Plan(Plan),
     /// Generate a sample of a run again and compare it bitwise with its record.
@@ -238,6 +243,87 @@ pub(crate) struct Report {
     /// File of the report [default: report.html in the folder of the run].
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// Content of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Exported {
+    /// Events that no later attempt has superseded, then an object with the state of the run.
+    Events,
+    /// Trained trajectories with tokens, log-probabilities and rewards.
+    Rollouts,
+    /// The resolved configuration, as one object.
+    Config,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom export arithmetic events --kind step --kind evaluation
+  rloom export arithmetic rollouts --stage rl --step 3
+  rloom export arithmetic config")]
+pub(crate) struct Export {
+    /// The run: its name under `runs`, or its folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Content to write.
+    #[arg(value_name = "CONTENT", value_enum)]
+    pub(crate) content: Exported,
+    /// Kind of events, such as `step`; may be repeated [default: all].
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Vec<String>,
+    /// Stage of the rollouts [default: all].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) stage: Option<String>,
+    /// Step of the rollouts within its stage; may be repeated [default: all].
+    #[arg(long, value_name = "N")]
+    pub(crate) step: Vec<u64>,
+}
+
+/// An experiment tracker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TrackerName {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    Wandb,
+    Mlflow,
+    Trackio,
+}
+
+impl From<TrackerName> for Tracker {
+    fn from(name: TrackerName) -> Self {
+        match name {
+            TrackerName::Wandb => Self::Wandb,
+            TrackerName::Mlflow => Self::Mlflow,
+            TrackerName::Trackio => Self::Trackio,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  WANDB_MODE=offline rloom track arithmetic --to wandb
+  MLFLOW_TRACKING_URI=http://localhost:5000 rloom track arithmetic --to mlflow
+  rloom track arithmetic --to trackio --project sums --python .venv/bin/python
+
+Needs a Python environment with the packages of RLoom and of the tracker, whose own environment variables apply. A
+second call continues after the last step that the first has passed on.")]
+pub(crate) struct Track {
+    /// The run: its name under `runs`, or its folder.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Tracker to pass the run to.
+    #[arg(long, value_enum, value_name = "TRACKER")]
+    pub(crate) to: TrackerName,
+    /// Project of the tracker; of MLflow, the experiment.
+    #[arg(long, value_name = "NAME", default_value = "rloom")]
+    pub(crate) project: String,
+    /// Python interpreter of an environment with the packages.
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub(crate) python: String,
+    /// Pass on what there is of a running run and end, instead of following it to its end.
+    #[arg(long)]
+    pub(crate) no_follow: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 26] = [
+const WITHOUT_INFLUENCE: [&str; 27] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -35,6 +35,7 @@ const WITHOUT_INFLUENCE: [&str; 26] = [
     "rollout.max_requests",
     "rollout.python",
     "rollout.replace_seconds",
+    "rollout.probe_tolerance",
     "rollout.timeout_seconds",
     "reward.timeout_seconds",
 ];

@@ -27,6 +27,7 @@ mod outline;
 mod packed;
 mod pass;
 mod schedule;
+mod stored;
 mod tensors;
 
 pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrads, ScoreRows, Scores};
@@ -42,4 +43,5 @@ pub use model::{LoadError, Model};
 pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepStats};
 pub use outline::ModelOutline;
 pub use schedule::Schedule;
+pub use stored::StoredTensors;
 pub use tensors::TensorSpec;

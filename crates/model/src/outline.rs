@@ -14,6 +14,8 @@ use crate::{ConfigError, GenerationConfig, LoadError};
 pub struct ModelOutline {
     /// Longest sequence in tokens.
     pub context: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
     /// Number of stored parameters.
     pub parameters: u64,
     /// Special tokens and recommended sampling.
@@ -47,6 +49,7 @@ impl ModelOutline {
             context = context.or(language.count(name)?);
         }
         let context = context.ok_or_else(|| language.missing(CONTEXT[0]))?;
+        let vocabulary = language.count("vocab_size")?.ok_or_else(|| language.missing("vocab_size"))?;
         let mut eos = whole.token_ids("eos_token_id")?;
         if eos.is_empty() {
             eos = language.token_ids("eos_token_id")?;
@@ -55,14 +58,14 @@ impl ModelOutline {
             GenerationConfig::new(whole.token_id("bos_token_id")?, eos, whole.token_id("pad_token_id")?);
         let generation = GenerationConfig::load_over(folder, special)?;
         let parameters = Checkpoint::open(folder)?.elements();
-        Ok(Self { context, parameters, generation })
+        Ok(Self { context, vocabulary, parameters, generation })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Model, ModelConfig};
+    use crate::{Dtype, Model, ModelConfig, StoredTensors};
 
     #[test]
     fn the_outline_of_a_known_model_is_that_of_its_configuration() {
@@ -74,11 +77,21 @@ mod tests {
         let model = Model::init(&config, 1).with_dtype(Dtype::F32);
         model.save(folder.path(), &GenerationConfig::new(Some(1), vec![4], None)).unwrap();
         let outline = ModelOutline::load(folder.path()).unwrap();
-        assert_eq!((outline.context, outline.parameters), (33, model.parameter_count()));
+        assert_eq!(
+            (outline.context, outline.vocabulary, outline.parameters),
+            (33, 7, model.parameter_count())
+        );
         assert_eq!(
             (outline.generation.bos_token_id, outline.generation.eos_token_ids.clone()),
             (Some(1), vec![4])
         );
+        let tensors = StoredTensors::open(folder.path()).unwrap();
+        let stored: Vec<(&str, Vec<f32>)> =
+            tensors.names().map(|name| (name, tensors.read(name).unwrap())).collect();
+        let mut expected: Vec<(&str, &[f32])> =
+            model.named_tensors().map(|(spec, values)| (spec.name.as_str(), values)).collect();
+        expected.sort_by_key(|(name, _)| *name);
+        assert!(stored.iter().map(|(name, values)| (*name, values.as_slice())).eq(expected));
         std::fs::remove_file(folder.path().join("generation_config.json")).unwrap();
         assert_eq!(ModelOutline::load(folder.path()).unwrap().generation.eos_token_ids, [3, 4]);
     }
@@ -93,15 +106,15 @@ mod tests {
         file.resize(file.len() + 12, 0);
         std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
         for (text, context) in [
-            (r#"{ "model_type": "gpt2", "n_positions": 12, "eos_token_id": 5 }"#, 12),
+            (r#"{ "model_type": "gpt2", "n_positions": 12, "vocab_size": 8, "eos_token_id": 5 }"#, 12),
             (
-                r#"{ "model_type": "x", "text_config": { "max_position_embeddings": 9, "eos_token_id": 5 } }"#,
+                r#"{ "model_type": "x", "text_config": { "max_position_embeddings": 9, "vocab_size": 8, "eos_token_id": 5 } }"#,
                 9,
             ),
         ] {
             std::fs::write(&config, text).unwrap();
             let outline = ModelOutline::load(folder.path()).unwrap();
-            assert_eq!((outline.context, outline.parameters), (context, 6));
+            assert_eq!((outline.context, outline.vocabulary, outline.parameters), (context, 8, 6));
             assert_eq!(outline.generation.eos_token_ids, [5]);
         }
         std::fs::write(&config, r#"{ "model_type": "x" }"#).unwrap();

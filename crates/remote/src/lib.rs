@@ -7,7 +7,6 @@ mod error;
 mod http;
 mod pool;
 mod server;
-mod settings;
 mod sglang;
 mod vllm;
 
@@ -15,5 +14,4 @@ pub use error::ServerError;
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use server::Server;
-pub use settings::ServerSettings;
 pub use vllm::{ServerCommand, Slot};

@@ -171,6 +171,14 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Algorithm(#[from] rloom_algo::AlgoError),
+    /// An address that is not that of a server.
+    #[error("rollout.urls: {url} is not the address of a server: {reason}")]
+    ServerAddress {
+        /// The address.
+        url: String,
+        /// The defect.
+        reason: String,
+    },
     /// An engine that this process does not have.
     #[error(
         "the rollout engine \"{engine}\" runs in processes of its own, and this command uses the embedded one"

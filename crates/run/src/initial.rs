@@ -16,6 +16,15 @@ use rloom_text::Tokenizer;
 use crate::stage_setup::start_of;
 use crate::{Policy, RunError};
 
+/// Opens a policy. Its weights are read at once if a stage trains them in this process.
+fn open_policy(folder: &Path, config: &Config) -> Result<Policy, RunError> {
+    if config.stages.iter().all(Stage::trains_outside) {
+        Policy::open_outside(folder, config.dtype)
+    } else {
+        Policy::open(folder, config.dtype)
+    }
+}
+
 /// Name of the file operations.
 const AREA: &str = "initial";
 
@@ -41,7 +50,7 @@ pub(crate) fn policy_of_new_run(
 ) -> Result<Policy, RunError> {
     let ModelSource::Path(source) = &config.model else { return Policy::initial(config, hub) };
     let folder = hub.model(source)?;
-    let policy = Policy::open(&folder, config.dtype)?;
+    let policy = open_policy(&folder, config)?;
     if reader(config, 0).is_some() {
         keep(directory, &folder, &policy.tokenizer)?;
     }
@@ -121,14 +130,14 @@ fn open(
     let ModelSource::Path(source) = &config.model else { return Ok((Policy::initial(config, hub)?, None)) };
     let is_damaged = kept.exists()
         && match verify(kept) {
-            Ok(()) => return Ok((Policy::open(kept, config.dtype)?, None)),
+            Ok(()) => return Ok((open_policy(kept, config)?, None)),
             Err(error) => {
                 warn(damage(&error, need, source));
                 true
             }
         };
     if let Need::Checkpoint(path) = need {
-        return Ok((Policy::open(path, config.dtype)?, None));
+        return Ok((open_policy(path, config)?, None));
     }
     let folder = hub.model(source).map_err(|error| RunError::InitialModelMissing {
         run: run.to_owned(),
@@ -143,7 +152,7 @@ fn open(
     if is_damaged && let Some(file) = first_difference(kept, &folder) {
         return Err(RunError::InitialModelChanged { kept: kept.to_owned(), path: folder.join(file) });
     }
-    Ok((Policy::open(&folder, config.dtype)?, Some(folder)))
+    Ok((open_policy(&folder, config)?, Some(folder)))
 }
 
 /// The warning about a damaged folder.

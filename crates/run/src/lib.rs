@@ -5,6 +5,7 @@
 
 pub mod assembly;
 mod auto_resume;
+mod configured;
 mod data_record;
 mod error;
 mod evaluate;
@@ -17,6 +18,7 @@ mod rebuild;
 mod recorded;
 mod replay;
 mod resume;
+mod rollout_choice;
 mod runtime;
 mod stage_setup;
 mod train;

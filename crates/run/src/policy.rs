@@ -24,6 +24,8 @@ pub struct Policy {
     pub generation: GenerationConfig,
     /// Longest sequence in tokens.
     pub context: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
     /// Number of parameters.
     pub parameters: u64,
 }
@@ -50,12 +52,13 @@ impl Policy {
 
     /// Opens a Hugging Face folder of any architecture. Its weights are read only if an engine of this process needs them.
     pub fn open_outside(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
-        let ModelOutline { context, parameters, generation } = ModelOutline::load(folder)?;
+        let ModelOutline { context, vocabulary, parameters, generation } = ModelOutline::load(folder)?;
         Ok(Self {
             weights: Weights::Folder { path: folder.to_owned(), dtype, model: OnceLock::new() },
             tokenizer: Arc::new(Tokenizer::load(folder)?),
             generation,
             context,
+            vocabulary,
             parameters,
         })
     }
@@ -65,6 +68,7 @@ impl Policy {
             tokenizer: Arc::new(tokenizer),
             generation,
             context: model.config().max_positions,
+            vocabulary: model.config().vocab_size,
             parameters: model.parameter_count(),
             weights: Weights::Memory(Arc::new(model)),
         }

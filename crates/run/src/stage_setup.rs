@@ -61,6 +61,8 @@ pub struct RunInputs {
     pub stop_tokens: Arc<[u32]>,
     /// Context length of the policy in tokens.
     pub context: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
     /// Parameters of the policy.
     pub parameters: u64,
     /// Hub of the data sets.
@@ -79,6 +81,7 @@ impl RunInputs {
             tokenizer: Arc::clone(&policy.tokenizer),
             stop_tokens: policy.stop_tokens(),
             context: policy.context,
+            vocabulary: policy.vocabulary,
             parameters: policy.parameters,
             hub,
             episode_hook: None,

@@ -20,8 +20,9 @@ use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 
-use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart, is_exact};
+use crate::assembly::{EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
+use crate::configured::ConfiguredEngines;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
@@ -34,7 +35,7 @@ use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
     StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
-    TrainerThread, WeightPublisher, restore_groups, restore_models,
+    TrainerThread, WeightProbe, WeightPublisher, restore_groups, restore_models,
 };
 
 /// Duration of a measurement of prompts that is not worth a progress report.
@@ -71,7 +72,7 @@ pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> R
     attempt(&directory, observer, |events| {
         let data = DataRecord::open(&directory, config, false)?;
         let policy = policy_of_new_run(&directory, config, &hub)?;
-        let (engines, inputs) = embedded(config, &policy, &hub)?;
+        let (engines, inputs) = engines(&directory, config, &policy, &hub)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -119,15 +120,16 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     Ok(config)
 }
 
-/// The embedded engines of a policy, and the inputs of its stages.
-pub(crate) fn embedded(
+/// The engines of a policy, and the inputs of its stages.
+pub(crate) fn engines(
+    directory: &RunDirectory,
     config: &Config,
     policy: &Policy,
     hub: &Arc<Hub>,
-) -> Result<(EmbeddedEngines, RunInputs), RunError> {
+) -> Result<(ConfiguredEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
     let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
-    Ok((EmbeddedEngines::new(policy, config, ctx), inputs))
+    Ok((ConfiguredEngines::new(directory.path(), policy, config, ctx)?, inputs))
 }
 
 /// Runs one attempt, and reports how it ended.
@@ -415,6 +417,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         // Log-probabilities sampled on another numeric path are not those that training computes here.
         let is_exact = engines.is_exact && same_numeric_path;
         let (seed, tokenizer) = (self.config.run.seed, Arc::clone(&self.inputs.tokenizer));
+        // An engine with noise of its own cannot be checked otherwise.
+        let is_probed =
+            engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
+        let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
         let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact);
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
@@ -422,6 +428,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
             policy: self.inputs.policy,
+            probe,
             form: engines.form,
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),

@@ -19,6 +19,7 @@ use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::LearnerState;
+use crate::probe::WeightProbe;
 use crate::trainer_progress::TrainerProgress;
 use crate::writer::PolicyWriter;
 use crate::{StageError, WorkerError};
@@ -41,6 +42,8 @@ pub struct TrainerThread<T> {
     pub total_optimizer_steps: u64,
     /// The policy that is trained.
     pub policy: PolicyId,
+    /// Scored with every version for engines whose log-probabilities carry noise.
+    pub probe: Option<WeightProbe>,
     /// Form in which weights are published.
     pub form: Form,
     /// Written to every checkpoint.
@@ -221,8 +224,12 @@ impl<T: TrainEngine> TrainerThread<T> {
 
     /// Publishes the policy in the form that the rollout engine takes.
     pub fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
-        let published = self.models.policy.publish(version, self.form)?;
-        Ok(PublishedPolicy { policy: self.policy, ..published })
+        let mut published = self.models.policy.publish(version, self.form)?;
+        published.policy = self.policy;
+        if let Some(probe) = &self.probe {
+            probe.add_to(&mut published, &mut self.models.policy)?;
+        }
+        Ok(published)
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {

@@ -18,6 +18,7 @@ mod survivors;
 pub mod synthetic;
 mod tensorboard;
 pub mod trace;
+mod tracker;
 
 pub use error::TelemetryError;
 pub use event::{
@@ -30,3 +31,4 @@ pub use rollout_writer::RolloutWriter;
 pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;
 pub use stream::{EventStream, Observer};
+pub use tracker::Tracker;

@@ -173,13 +173,21 @@ pub fn group(path: &Path, ticket: u64) -> Result<Vec<LoggedTrajectory>, Telemetr
 fn lines(
     path: &Path,
 ) -> Result<impl Iterator<Item = Result<LoggedTrajectory, TelemetryError>>, TelemetryError> {
+    let file = path.to_owned();
+    Ok(json_lines(path)?.enumerate().map(move |(number, line)| {
+        parse(&line?, number + 1).map_err(|source| TelemetryError::io("read", &file, source))
+    }))
+}
+
+/// Returns the lines of a file as JSON text, one trajectory each.
+pub fn json_lines(
+    path: &Path,
+) -> Result<impl Iterator<Item = Result<String, TelemetryError>>, TelemetryError> {
     let file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
     let decoder = zstd::Decoder::new(file).map_err(|source| TelemetryError::io("read", path, source))?;
     let path = path.to_owned();
-    Ok(BufReader::new(decoder).lines().enumerate().map(move |(number, line)| {
-        line.and_then(|line| parse(&line, number + 1))
-            .map_err(|source| TelemetryError::io("read", &path, source))
-    }))
+    let failed = move |source| TelemetryError::io("read", &path, source);
+    Ok(BufReader::new(decoder).lines().map(move |line| line.map_err(&failed)))
 }
 
 fn parse(line: &str, number: usize) -> std::io::Result<LoggedTrajectory> {

@@ -26,6 +26,12 @@ impl StepFiles {
         rollouts_file(&self.run, &self.stage, step)
     }
 
+    /// Returns the valid logs with their steps, in order.
+    pub fn logs(&self) -> Vec<(u64, PathBuf)> {
+        let steps = recorded_steps(&self.run, &self.stage).into_iter();
+        steps.filter(|&step| step <= self.last).map(|step| (step, self.path(step))).collect()
+    }
+
     /// True if the log of a step exists.
     pub fn has(&self, step: u64) -> bool {
         step <= self.last && self.path(step).is_file()

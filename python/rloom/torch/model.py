@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rloom._native import digest_order
@@ -119,6 +120,9 @@ class ScoringModel(nn.Module):
 
     def named_weights(self) -> dict[str, nn.Parameter]:
         """Returns the trained tensors by their names in Hugging Face folders, in the order of the digest."""
+        if isinstance(self, FSDPModule):
+            # A forward pass without a backward pass leaves the root's weights gathered.
+            self.reshard()
         named = {_file_name(name): parameter for name, parameter in self.named_parameters()}
         return {name: named[name] for name in digest_order(list(named))}
 
@@ -168,7 +172,9 @@ def open_model(
 def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
     precision = torch.promote_types(hidden.dtype, torch.float32)
     bias = None if head.bias is None else head.bias.to(precision)
-    return nn.functional.linear(hidden.to(precision), head.weight.to(precision), bias)[:, 0]
+    values = nn.functional.linear(hidden.to(precision), head.weight.to(precision), bias)
+    # No view: hooks on the outputs of a sharded model warn about views.
+    return values[:, 0].clone()
 
 
 @torch.no_grad()

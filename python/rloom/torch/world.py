@@ -121,6 +121,8 @@ class World:
             # Counts are global, so gradients are summed over ranks, not averaged.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
+            # A rank with an empty micro-batch uses no head, and experts are used by some ranks only.
+            sharded.set_reduce_scatter_unused_params(True, recurse=False)
 
     @torch.no_grad()
     def _fill(self, model: ScoringModel, whole: ScoringModel | None) -> None:

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The crates from the lowest to the highest: a crate depends only on those before it.
-const ORDER: [&str; 24] = [
+const ORDER: &[&str] = &[
     "core",
     "algo",
     "ops",
@@ -15,11 +15,13 @@ const ORDER: [&str; 24] = [
     "model",
     "text",
     "data",
+    "function",
     "env",
     "reward",
     "engine",
     "embedded",
     "wire",
+    "cluster",
     "remote",
     "sched",
     "sim",

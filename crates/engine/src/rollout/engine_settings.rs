@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use rloom_core::{SettingError, SettingProblem, ValueRange};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
@@ -70,74 +72,94 @@ impl RolloutEngineSettings {
     }
 }
 
-/// Settings of inference servers that generate rollouts.
+/// Settings of inference servers that generate rollouts: started by the run, or running already (`urls`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerSettings {
-    /// Addresses of servers that run already, such as `http://127.0.0.1:8000`. Empty: the run starts `replicas` servers and
-    /// ends them.
+    /// Number of servers to start. Not used with `urls`.
+    pub replicas: usize,
+    /// Addresses of servers that are running already, such as `http://10.0.0.5:8000`. Nothing is started or restarted then,
+    /// and the servers read weights from the run's folder.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Servers that the run starts.
-    pub replicas: usize,
-    /// Devices that one replica divides the model among.
-    pub tensor_parallel: usize,
-    /// Share of a device's memory that a replica may use; above 0 and at most 1.
+    /// Fraction of the device's memory for weights, keys and values of one server.
     pub memory: f64,
-    /// Further command-line arguments of a replica.
+    /// Number of devices that share one server's model.
+    pub tensor_parallel: usize,
+    /// Maximum number of requests that a server computes at a time; others wait.
+    pub max_requests: usize,
+    /// Number of times that each server may be restarted, or its weights loaded again after a failed update.
+    pub restarts: u32,
+    /// Time without any server that serves requests after which the run ends, in seconds.
+    pub replace_seconds: f64,
+    /// Mean difference of log-probabilities, in nats, by which a server may deviate from the trainer on the probe of an
+    /// update. Covers the noise of its number format, not wrong weights.
+    pub probe_tolerance: f64,
+    /// Further command-line arguments for each server that is started.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Python interpreter of an environment with the server.
-    pub python: String,
-    /// Maximum number of requests that a replica has at a time.
-    pub max_requests: usize,
+    /// Python interpreter of the environment that has the server; empty for the one that `rloom engines install` made.
+    pub python: PathBuf,
     /// Timeout of one completion, from its submission to the engine to its result, and of one response of the environment,
     /// in seconds.
     pub timeout_seconds: f64,
-    /// Number of times each replica may be started again after it died or kept weights that it should have replaced.
-    pub restarts: u32,
-    /// Time without any replica that answers after which the run ends, in seconds.
-    pub replace_seconds: f64,
 }
 
 impl Default for ServerSettings {
     fn default() -> Self {
         Self {
-            urls: Vec::new(),
             replicas: 1,
-            tensor_parallel: 1,
+            urls: Vec::new(),
             memory: 0.9,
-            args: Vec::new(),
-            python: "python3".to_owned(),
-            max_requests: 256,
-            timeout_seconds: 3600.0,
+            tensor_parallel: 1,
+            max_requests: 128,
             restarts: 3,
             replace_seconds: 600.0,
+            probe_tolerance: 0.05,
+            args: Vec::new(),
+            python: PathBuf::new(),
+            timeout_seconds: 3600.0,
         }
     }
 }
 
-/// Most replicas, devices or requests; larger numbers are typing errors.
-const MANY: f64 = 65_536.0;
-
 impl ServerSettings {
+    /// Number of servers.
+    pub fn servers(&self) -> usize {
+        if self.urls.is_empty() { self.replicas } else { self.urls.len() }
+    }
+
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
-        ValueRange::between(1.0, MANY).check("replicas", self.replicas as f64)?;
-        ValueRange::between(1.0, MANY).check("tensor_parallel", self.tensor_parallel as f64)?;
-        ValueRange::above(0.0, 1.0).check("memory", self.memory)?;
-        ValueRange::between(1.0, MANY).check("max_requests", self.max_requests as f64)?;
-        ValueRange::above(0.0, MAX_SECONDS).check("timeout_seconds", self.timeout_seconds)?;
-        ValueRange::above(0.0, MAX_SECONDS).check("replace_seconds", self.replace_seconds)?;
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
-        if let Some(url) = self.urls.iter().find(|url| !url.starts_with("http://")) {
-            return refuse("urls", url.clone(), "addresses of the form http://HOST:PORT");
+        for (key, value) in [
+            ("replicas", self.replicas),
+            ("tensor_parallel", self.tensor_parallel),
+            ("max_requests", self.max_requests),
+        ] {
+            if !(1..=65536).contains(&value) {
+                return refuse(key, value.to_string(), "from 1 to 65536");
+            }
         }
-        if self.python.trim().is_empty() {
-            return refuse("python", "empty".to_owned(), "the path or name of a Python interpreter");
+        ValueRange::above(0.0, 1.0).check("memory", self.memory)?;
+        if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {
+            return refuse("probe_tolerance", self.probe_tolerance.to_string(), "above 0");
         }
-        Ok(())
+        ValueRange::above(0.0, MAX_SECONDS).check("replace_seconds", self.replace_seconds)?;
+        ValueRange::above(0.0, MAX_SECONDS).check("timeout_seconds", self.timeout_seconds)?;
+        match self.urls.iter().find(|url| !is_address(url)) {
+            Some(url) => refuse("urls", url.clone(), "addresses of the form http://host:port"),
+            None => Ok(()),
+        }
     }
+}
+
+/// True for `http://host:port`.
+fn is_address(url: &str) -> bool {
+    let host_and_port =
+        url.strip_prefix("http://").and_then(|rest| rest.trim_end_matches('/').rsplit_once(':'));
+    host_and_port
+        .is_some_and(|(host, port)| !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok())
 }
 
 /// The keys of all engines, with their types. Deserialising this first reports misspelt keys and wrong types at the right
@@ -159,9 +181,10 @@ struct Keys {
     tensor_parallel: Option<usize>,
     memory: Option<f64>,
     args: Option<Vec<String>>,
-    python: Option<String>,
+    python: Option<PathBuf>,
     max_requests: Option<usize>,
     replace_seconds: Option<f64>,
+    probe_tolerance: Option<f64>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -250,7 +273,8 @@ mod tests {
             (r#""replicas": 0"#, "replicas"),
             (r#""memory": 1.5"#, "memory"),
             (r#""urls": ["127.0.0.1:8000"]"#, "urls"),
-            (r#""python": """#, "python"),
+            (r#""urls": ["http://host"]"#, "urls"),
+            (r#""probe_tolerance": 0"#, "probe_tolerance"),
             (r#""timeout_seconds": 0"#, "timeout_seconds"),
             (r#""replace_seconds": -1"#, "replace_seconds"),
         ] {
@@ -258,5 +282,9 @@ mod tests {
             let error = settings.validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{key}`:")), "{error}");
         }
+        let urls = vec!["http://a:1".to_owned(), "http://10.0.0.5:8000/".to_owned()];
+        let running = ServerSettings { urls, ..ServerSettings::default() };
+        running.validate().unwrap();
+        assert_eq!((running.servers(), ServerSettings::default().servers()), (2, 1));
     }
 }

@@ -265,6 +265,21 @@ impl Checkpoint {
         Ok(())
     }
 
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.file_of.keys().map(String::as_str)
+    }
+
+    /// Shape of a tensor.
+    pub(crate) fn shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
+        let file = self.file_with(name)?;
+        let info = file.metadata.info(name).ok_or_else(|| CheckpointError::MissingTensor {
+            path: file.path.clone(),
+            name: name.to_owned(),
+            more: 0,
+        })?;
+        Ok(&info.shape)
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         self.file_of.contains_key(name)
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rloom_engine::RolloutError;
+use rloom_engine::{RolloutError, ServerSettings};
 use rloom_text::Tokenizer;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -22,7 +22,6 @@ use tokio::time::Instant;
 pub use replica::Restart;
 
 use crate::server::Server;
-use crate::settings::ServerSettings;
 use replica::Supervisor;
 use state::{Phase, State, Target};
 

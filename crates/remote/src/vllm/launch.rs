@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rloom_engine::ServerSettings;
+
 use crate::pool::ModelLimits;
-use crate::settings::ServerSettings;
 
 /// The worker extension, a module without other files.
 const EXTENSION: &str = include_str!("../../../../python/rloom/vllm/extension.py");

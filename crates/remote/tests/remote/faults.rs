@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use rloom_core::{OnUpdate, StopReason};
+use rloom_engine::ServerSettings;
 use rloom_engine::{GenerateRequest, RolloutEngine, RolloutError, generate_all};
-use rloom_remote::{ReplicaPool, ServerSettings};
+use rloom_remote::ReplicaPool;
 
 use crate::stand_in::faults::Fault;
 use crate::stand_in::{Protocol, StandIn};

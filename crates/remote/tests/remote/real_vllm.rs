@@ -13,9 +13,9 @@ use rloom_core::{OnUpdate, PolicyId, PolicyVersion, StopReason};
 use rloom_engine::conformance::{ReferenceTrainer, RolloutSuite};
 use rloom_engine::{
     GenerateRequest, Generation, Probe, PublishedPolicy, PublishedWeights, RolloutEngine, SamplingSettings,
-    WeightFolder, generate_all,
+    ServerSettings, WeightFolder, generate_all,
 };
-use rloom_remote::{ModelLimits, ReplicaPool, Server, ServerCommand, ServerSettings, Slot};
+use rloom_remote::{ModelLimits, ReplicaPool, Server, ServerCommand, Slot};
 use serde_json::{Value, json};
 
 use crate::support::{request, run};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
 use rloom_engine::conformance::ReferenceTrainer;
-use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, SamplingSettings};
-use rloom_remote::{ModelLimits, PoolTimings, ReplicaPool, ServerSettings};
+use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, SamplingSettings, ServerSettings};
+use rloom_remote::{ModelLimits, PoolTimings, ReplicaPool};
 
 use crate::stand_in::model::{VOCABULARY, Weights, publish};
 use crate::stand_in::{CONTEXT, StandIn};

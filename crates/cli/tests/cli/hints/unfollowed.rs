@@ -126,6 +126,7 @@ pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("RunError::InitialModelNotKept", "needs a full disk; `crates/run/tests/run/full_disk.rs` provokes it"),
     ("StageError::Stalled", "needs a worker that hangs"),
     ("StoreError::JournalClosed", "needs a disk that fails"),
+    ("TelemetryError::Tracker", "needs a Python environment with a tracker; `python/tests/test_track.py` has one"),
     ("TextError::EmptyStopString", "the configuration is refused first"),
     ("TextError::RepeatedCharacter", "the configuration is refused first"),
     ("use a smaller shape, or only measure `kernels` and `decode`, which need less", "needs a machine with little memory"),

@@ -1,0 +1,22 @@
+//! `rloom track`: becomes the Python process that passes a run to an experiment tracker.
+
+use std::os::unix::process::CommandExt;
+
+use rloom_telemetry::{TelemetryError, Tracker};
+
+use super::train::find_run;
+use crate::arguments::Track;
+use crate::failure::Failure;
+
+pub(crate) fn run(arguments: &Track) -> Result<(), Failure> {
+    let directory = find_run(&arguments.run)?;
+    let tracker = Tracker::from(arguments.to);
+    let mut command = tracker.command(&arguments.python, &directory);
+    command.args(["--project", &arguments.project]);
+    if arguments.no_follow {
+        command.arg("--no-follow");
+    }
+    // Returns only if the interpreter could not be started.
+    let source = command.exec();
+    Err(Failure::failed(TelemetryError::Tracker { tracker, python: arguments.python.clone(), source }))
+}

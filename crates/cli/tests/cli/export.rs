@@ -1,0 +1,82 @@
+//! `rloom export` and `rloom track`: runs for other programs.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+
+use crate::support::{Sandbox, trained};
+
+/// Output of a successful export, line by line.
+fn exported(sandbox: &Sandbox, arguments: &[&str]) -> Vec<Value> {
+    let result = sandbox.run(&[&["export", "tiny"], arguments].concat());
+    assert_eq!((result.code, result.stderr.as_str()), (Some(0), ""), "{}", result.text());
+    result.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn an_export_has_the_files_of_the_run() {
+    let sandbox = trained();
+    let all = exported(&sandbox, &["events"]);
+    let file = std::fs::read_to_string(sandbox.path("runs/tiny/events.jsonl")).unwrap();
+    let lines: Vec<Value> = file.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (end, events) = all.split_last().unwrap();
+    assert_eq!(events, lines);
+    assert_eq!(*end, serde_json::json!({"state": "finished", "error": null, "notes": []}));
+
+    let chosen = exported(&sandbox, &["events", "--kind", "evaluation", "--kind", "step"]);
+    let wanted = |line: &&Value| line["event"] == "step" || line["event"] == "evaluation";
+    assert!(chosen.iter().take(chosen.len() - 1).eq(lines.iter().filter(wanted)));
+
+    let rollouts = exported(&sandbox, &["rollouts"]);
+    assert_eq!(rollouts.len(), 16, "4 steps of 4 completions");
+    assert!(rollouts.iter().all(|line| line["stage"] == "rl" && line["tokens"].is_array()));
+    assert!(rollouts.is_sorted_by_key(|line| line["step"].as_u64()));
+    let third = exported(&sandbox, &["rollouts", "--stage", "rl", "--step", "3"]);
+    assert_eq!(third, rollouts[8..12]);
+    assert!(exported(&sandbox, &["rollouts", "--stage", "warmup"]).is_empty());
+
+    let config = exported(&sandbox, &["config"]);
+    assert_eq!((config.len(), &config[0]["run"]["seed"]), (1, &Value::from(3)));
+    assert_eq!(config[0]["stage"][1]["name"], "rl");
+}
+
+#[test]
+fn torn_lines_are_noted_and_rollouts_of_repeated_steps_left_out() {
+    let sandbox = trained();
+    let path = sandbox.path("runs/tiny/events.jsonl");
+    let file = std::fs::read_to_string(&path).unwrap();
+    let again = r#"{"attempt":2,"time":1,"elapsed":1,"stage":"rl","step":1,"global_step":4,"event":"stage_started","outline":{"name":"rl","method":"grpo","steps":4},"from_step":1}"#;
+    std::fs::write(&path, format!("{file}{{torn\n{again}\n")).unwrap();
+    let steps = exported(&sandbox, &["events", "--kind", "step"]);
+    let (end, steps) = steps.split_last().unwrap();
+    assert_eq!(steps.iter().filter(|line| line["stage"] == "rl").count(), 1);
+    assert_eq!(end["notes"][0], "1 line of events.jsonl could not be read and are left out");
+    let rollouts = exported(&sandbox, &["rollouts"]);
+    assert!(rollouts.iter().all(|line| line["step"] == 1) && rollouts.len() == 4);
+}
+
+#[test]
+fn a_tracker_is_called_through_python() {
+    let sandbox = trained();
+    sandbox.write("python", "#!/bin/sh\necho \"$@\"\nexit 3\n");
+    let python = sandbox.path("python");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let python = python.to_str().unwrap();
+    let result = sandbox.run(&[
+        "track",
+        "tiny",
+        "--to",
+        "trackio",
+        "--project",
+        "sums",
+        "--python",
+        python,
+        "--no-follow",
+    ]);
+    assert_eq!(result.code, Some(3), "{}", result.text());
+    assert_eq!(result.stdout, "-m rloom.track runs/tiny --to trackio --project sums --no-follow\n");
+    let result = sandbox.run(&["track", "tiny", "--to", "tensorboard"]);
+    assert_eq!(result.code, Some(2), "{}", result.text());
+}

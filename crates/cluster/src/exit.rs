@@ -1,0 +1,80 @@
+//! Ends of processes.
+
+use std::fmt;
+
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+/// Lines of output that messages quote.
+const QUOTED: usize = 20;
+
+/// End of a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// Exit code; absent after a signal.
+    pub code: Option<i32>,
+    /// Number of the signal that ended it.
+    pub signal: Option<i32>,
+    /// It was killed while the system killed processes for lack of memory.
+    pub out_of_memory: bool,
+    /// It was asked to stop.
+    pub stopped: bool,
+    /// End of its standard output and standard error.
+    pub output: String,
+}
+
+impl Exit {
+    /// True for exit code 0.
+    pub fn is_success(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code, self.signal) {
+            (Some(code), _) => write!(formatter, "ended with exit code {code}")?,
+            (None, Some(number)) => match Signal::try_from(number) {
+                Ok(signal) => write!(formatter, "was ended by {signal}")?,
+                Err(_) => write!(formatter, "was ended by signal {number}")?,
+            },
+            (None, None) => write!(formatter, "ended; its exit code is unknown")?,
+        }
+        if self.out_of_memory {
+            write!(formatter, " while the system was out of memory")?;
+        }
+        quote(formatter, &self.output)
+    }
+}
+
+/// Appends the last lines of a process's output.
+pub(crate) fn quote(formatter: &mut fmt::Formatter<'_>, output: &str) -> fmt::Result {
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return Ok(());
+    }
+    write!(formatter, "; end of its output:")?;
+    for line in &lines[lines.len().saturating_sub(QUOTED)..] {
+        write!(formatter, "\n  | {line}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_code_signal_and_memory_and_quote_the_end() {
+        let exit = Exit { code: Some(3), output: "a\n\nb\n".to_owned(), ..Exit::default() };
+        assert_eq!(exit.to_string(), "ended with exit code 3; end of its output:\n  | a\n  | b");
+        let exit = Exit { signal: Some(9), out_of_memory: true, ..Exit::default() };
+        assert_eq!(exit.to_string(), "was ended by SIGKILL while the system was out of memory");
+        let many: Vec<String> = (0..50).map(|line| format!("line {line}")).collect();
+        let text = Exit { output: many.join("\n"), ..Exit::default() }.to_string();
+        assert!(
+            !text.contains("line 29\n") && text.contains("line 30\n") && text.ends_with("line 49"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! Processes of a run on its machines.
+//!
+//! ```text
+//! controller ── wire ──► node daemon ── socket pair ──► guard ──► program and its children (a process group)
+//! ```
+//!
+//! - The **controller** holds a [`Node`] for each machine and starts [`Process`]es there. [`Node::local`] launches the
+//!   daemon of its own machine; daemons that others start dial in to a listener ([`Node::accept`]).
+//! - The **daemon** ([`daemon::run`], `rloom node`) keeps the end of each program's output and reports exits. When the
+//!   controller is gone (end of the connection, or its lease), it ends everything it started.
+//! - A **guard** ([`guard::run`]) is a small process of this binary that starts one program in a group of its own. When
+//!   its socket closes, because the daemon closed it or died, the guard kills the group.
+//!
+//! On Linux the guard is the reaper of its descendants, so those that left the group are killed, too, and
+//! the program receives SIGKILL when its guard dies. Elsewhere the daemon kills the group of a guard that died.
+//!
+//! A Ctrl-C in a terminal reaches the controller alone: daemon, guards and programs have groups of their own.
+
+pub mod daemon;
+mod error;
+mod exit;
+pub mod guard;
+mod guarded;
+mod lines;
+mod local;
+mod message;
+mod node;
+mod process;
+mod spec;
+mod tail;
+
+pub use error::ClusterError;
+pub use exit::Exit;
+pub use local::LocalOptions;
+pub use node::Node;
+pub use process::Process;
+pub use spec::{ProcessSpec, Program};

@@ -1,0 +1,64 @@
+//! Messages between controller and daemon, and between daemon and guard.
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Exit;
+use crate::spec::ProcessSpec;
+
+/// Commands of the controller. The job of a frame is the number of the process, or of the request.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum NodeCommand {
+    /// Starts a process.
+    Start(ProcessSpec),
+    /// Asks a process to end, and kills its group after the grace period.
+    Stop { process: u64, grace_ms: u64 },
+    /// Sends a signal to the program alone.
+    Signal { process: u64, signal: i32 },
+    /// Requests the end of the output.
+    Output { process: u64 },
+    /// Requests a port that is free on the node.
+    FreePort,
+}
+
+/// Reports of the daemon; the job of a frame is that of the command.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum NodeEvent {
+    /// The program runs.
+    Started { pid: i32 },
+    /// The program could not be started.
+    NotStarted { reason: String },
+    /// The process and its group have ended.
+    Exited(Exit),
+    /// The end of the output.
+    Output { text: String },
+    /// A free port.
+    FreePort { port: u16 },
+    /// A request could not be fulfilled.
+    Refused { reason: String },
+}
+
+/// Commands of the daemon to a guard.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GuardCommand {
+    /// Starts the program; the first command.
+    Start(ProcessSpec),
+    /// Sends SIGTERM to the group, and SIGKILL after the grace period.
+    Stop { grace_ms: u64 },
+    /// Sends a signal to the program.
+    Signal { signal: i32 },
+}
+
+/// Reports of a guard.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GuardEvent {
+    /// The program runs; its process id is that of the group.
+    Started { pid: i32 },
+    /// The program could not be started.
+    NotStarted { reason: String },
+    /// The program has ended and the group was killed.
+    Exited(Exit),
+}

@@ -1,0 +1,298 @@
+//! A node as the controller sees it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rloom_wire::{Connection, Frame, FrameError, WireError};
+
+use crate::error::ClusterError;
+use crate::exit::Exit;
+use crate::local::{LocalDaemon, LocalOptions};
+use crate::message::{NodeCommand, NodeEvent};
+use crate::process::Process;
+use crate::spec::ProcessSpec;
+
+/// A machine with a daemon. Clones share it; everything on the node ends with the last clone and the last process.
+#[derive(Debug, Clone)]
+pub struct Node(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    /// The daemon, if this process started it.
+    daemon: Option<LocalDaemon>,
+}
+
+/// State that the receiving thread shares.
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests that wait for a reply.
+    waiting: BTreeSet<u64>,
+    replies: BTreeMap<u64, NodeEvent>,
+    /// Ends of the processes that have a handle; `None` while one runs.
+    processes: BTreeMap<u64, Option<Exit>>,
+    lost: Option<WireError>,
+}
+
+/// Numbers of processes and requests, unique in this process.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+impl Node {
+    /// Launches a daemon on this machine.
+    pub fn local(options: &LocalOptions) -> Result<Self, ClusterError> {
+        let (connection, daemon) = LocalDaemon::launch(options)?;
+        Self::with_daemon(connection, Some(daemon))
+    }
+
+    /// A node whose daemon others started; `connection` is that of a peer with the role `node`.
+    pub fn of(connection: Connection) -> Result<Self, ClusterError> {
+        Self::with_daemon(connection, None)
+    }
+
+    fn with_daemon(connection: Connection, daemon: Option<LocalDaemon>) -> Result<Self, ClusterError> {
+        let shared = Arc::new(Shared { connection, state: Mutex::default(), changed: Condvar::new() });
+        let receiving = Arc::clone(&shared);
+        // First, so that an error closes the connection.
+        let node = Self(Arc::new(Handle { shared, daemon }));
+        let receive = move || receiving.receive();
+        let spawned = std::thread::Builder::new().name("node".to_owned()).spawn(receive);
+        spawned.map_err(|source| ClusterError::Launch { source })?;
+        Ok(node)
+    }
+
+    /// Name for messages.
+    pub fn name(&self) -> String {
+        match self.0.daemon {
+            Some(_) => "this machine".to_owned(),
+            None => self.shared().connection.peer().to_string(),
+        }
+    }
+
+    /// Starts a process; returns once the program runs.
+    pub fn start(&self, spec: &ProcessSpec, deadline: Instant) -> Result<Process, ClusterError> {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        self.shared().state().processes.insert(number, None);
+        let operation = || format!("start {}", spec.name);
+        // Ends the process if its start is not confirmed.
+        let mut process = Process::new(self.clone(), number, spec.name.clone());
+        match self.request(number, &NodeCommand::Start(spec.clone()), operation, deadline)? {
+            NodeEvent::Started { pid } => {
+                process.started(pid);
+                Ok(process)
+            }
+            NodeEvent::NotStarted { reason } => {
+                Err(ClusterError::NotStarted { node: self.name(), process: spec.name.clone(), reason })
+            }
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// A port that is free on the loopback interface of the node, and that was not returned before.
+    pub fn free_port(&self, deadline: Instant) -> Result<u16, ClusterError> {
+        let operation = || "find a free port".to_owned();
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        match self.request(number, &NodeCommand::FreePort, operation, deadline)? {
+            NodeEvent::FreePort { port } => Ok(port),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// The end of a process's output so far.
+    pub(crate) fn output(&self, process: u64, name: &str, deadline: Instant) -> Result<String, ClusterError> {
+        if let Some(exit) = self.exit_of(process)? {
+            return Ok(exit.output);
+        }
+        let operation = || format!("read the output of {name}");
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        match self.request(number, &NodeCommand::Output { process }, operation, deadline)? {
+            NodeEvent::Output { text } => Ok(text),
+            // It ended meanwhile.
+            NodeEvent::Refused { .. } => self.wait_for(process, name, deadline).map(|exit| exit.output),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// Sends a command that has no reply.
+    pub(crate) fn send(&self, command: &NodeCommand, deadline: Instant) -> Result<(), ClusterError> {
+        self.send_numbered(0, command, deadline)
+    }
+
+    /// The end of a process; `None` while it runs.
+    pub(crate) fn exit_of(&self, process: u64) -> Result<Option<Exit>, ClusterError> {
+        let state = self.shared().state();
+        if let Some(Some(exit)) = state.processes.get(&process) {
+            return Ok(Some(exit.clone()));
+        }
+        match state.lost.clone() {
+            Some(lost) => {
+                drop(state);
+                Err(self.lost(lost))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the end of a process.
+    pub(crate) fn wait_for(&self, process: u64, name: &str, deadline: Instant) -> Result<Exit, ClusterError> {
+        loop {
+            if let Some(exit) = self.exit_of(process)? {
+                return Ok(exit);
+            }
+            let state = self.shared().state();
+            let is_running = state.lost.is_none() && matches!(state.processes.get(&process), Some(None));
+            if is_running && !self.shared().wait(state, deadline) {
+                let operation = format!("wait for the end of {name}");
+                return Err(ClusterError::Deadline { node: self.name(), operation });
+            }
+        }
+    }
+
+    /// Drops the end of a process that has no handle any more.
+    pub(crate) fn forget(&self, process: u64) {
+        self.shared().state().processes.remove(&process);
+    }
+
+    fn request(
+        &self,
+        number: u64,
+        command: &NodeCommand,
+        operation: impl Fn() -> String,
+        deadline: Instant,
+    ) -> Result<NodeEvent, ClusterError> {
+        self.shared().state().waiting.insert(number);
+        let replied = self.send_numbered(number, command, deadline).and_then(|()| {
+            let mut state = self.shared().state();
+            loop {
+                if let Some(reply) = state.replies.remove(&number) {
+                    return Ok(reply);
+                }
+                if let Some(lost) = state.lost.clone() {
+                    drop(state);
+                    return Err(self.lost(lost));
+                }
+                if !self.shared().wait(state, deadline) {
+                    return Err(ClusterError::Deadline { node: self.name(), operation: operation() });
+                }
+                state = self.shared().state();
+            }
+        });
+        let mut state = self.shared().state();
+        state.waiting.remove(&number);
+        state.replies.remove(&number);
+        replied
+    }
+
+    fn send_numbered(
+        &self,
+        number: u64,
+        command: &NodeCommand,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
+        let connection = &self.shared().connection;
+        let invalid = |source: FrameError| WireError::Frame { peer: self.name(), source };
+        let frame = Frame::of(0, number, command).map_err(invalid)?;
+        connection.send(&frame, deadline).map_err(|error| match error {
+            WireError::Deadline { .. } => ClusterError::Wire(error),
+            lost => self.lost(lost),
+        })
+    }
+
+    fn unexpected(&self, event: NodeEvent, operation: String) -> ClusterError {
+        let reason = match event {
+            NodeEvent::Refused { reason } => reason,
+            event => format!("unexpected reply {event:?}"),
+        };
+        ClusterError::Refused { node: self.name(), operation, reason }
+    }
+
+    /// The loss of the node, with the end of its daemon where that is known.
+    fn lost(&self, source: WireError) -> ClusterError {
+        let exit = self.0.daemon.as_ref().and_then(LocalDaemon::ended);
+        match exit {
+            Some(exit) => ClusterError::NodeEnded { node: self.name(), exit },
+            None => ClusterError::NodeLost { source },
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.0.shared
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // The daemon ends its processes, and itself.
+        self.shared.connection.close();
+        if let Some(daemon) = &mut self.daemon {
+            daemon.end();
+        }
+    }
+}
+
+impl Shared {
+    /// Receives reports until the connection ends.
+    fn receive(&self) {
+        loop {
+            match self.connection.receive(Instant::now() + Duration::from_mins(1)) {
+                Ok(frame) => match frame.parse() {
+                    Ok(event) => self.take(frame.job, event),
+                    Err(source) => {
+                        let peer = self.connection.peer().to_string();
+                        self.lose(WireError::Frame { peer, source });
+                        return;
+                    }
+                },
+                Err(WireError::Deadline { .. }) => {}
+                Err(error) => {
+                    self.lose(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&self, number: u64, event: NodeEvent) {
+        let mut state = self.state();
+        match event {
+            NodeEvent::Exited(exit) => {
+                if let Some(process) = state.processes.get_mut(&number) {
+                    *process = Some(exit);
+                }
+            }
+            reply if state.waiting.contains(&number) => {
+                state.replies.insert(number, reply);
+            }
+            _ => {}
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn lose(&self, error: WireError) {
+        self.state().lost = Some(error);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a change; false once the deadline has passed.
+    fn wait(&self, state: MutexGuard<'_, State>, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        drop(self.changed.wait_timeout(state, left));
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,53 @@
+//! Descriptions of programs to start.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+/// A program to start on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessSpec {
+    /// Name for messages, unique in a run, such as `rank 2`.
+    pub name: String,
+    /// Role, such as `rank` or `replica`.
+    pub role: String,
+    /// Path of the program, or a name that is found in `PATH`.
+    pub program: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Variables added to the daemon's environment, which the program inherits without `RLOOM_TOKEN`.
+    pub environment: BTreeMap<String, String>,
+    /// Working directory; the daemon's if absent.
+    pub directory: Option<PathBuf>,
+}
+
+/// The command line by which this binary starts itself as a daemon or a guard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// The binary.
+    pub path: PathBuf,
+    /// Arguments before the command.
+    pub arguments: Vec<String>,
+}
+
+impl Program {
+    /// The running binary.
+    pub fn current() -> Self {
+        // Still this binary after the file was replaced by a newer build.
+        let path = if cfg!(target_os = "linux") {
+            PathBuf::from("/proc/self/exe")
+        } else {
+            std::env::current_exe().unwrap_or_else(|_| PathBuf::from("rloom"))
+        };
+        Self { path, arguments: Vec::new() }
+    }
+
+    pub(crate) fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments).arg(name);
+        std::os::unix::process::CommandExt::arg0(&mut command, "rloom");
+        command
+    }
+}

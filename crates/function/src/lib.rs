@@ -1,0 +1,29 @@
+//! Functions in processes of their own: rewards and environments written in Python and other languages.
+//!
+//! A [`Pool`] runs worker processes that exchange JSON lines over stdin and stdout, or connects to a process that serves
+//! functions on a Unix socket. A process serves one call at a time. One that crashes, hangs or answers nonsense is killed
+//! with its process group, which fails its own call alone, and is restarted. [`Judge`] asks a pool or an HTTP server for
+//! verdicts on samples; a [`Session`] is an episode of an environment in one of the processes.
+
+mod backoff;
+mod error;
+mod guard;
+mod http;
+mod judge;
+mod lines;
+mod peer;
+mod pool;
+mod process;
+mod protocol;
+mod python;
+mod session;
+mod settings;
+mod stderr;
+
+pub use error::{FunctionError, Malformed};
+pub use http::HttpClient;
+pub use judge::{Judge, Sample, SampleVerdict, Verdicts};
+pub use peer::{CALLER_VARIABLE, Peer, Role};
+pub use pool::{Limits, Pool};
+pub use session::{Answer, Ask, Session};
+pub use settings::{CommandFunction, HttpFunction, PythonEnvironment, PythonFunction};

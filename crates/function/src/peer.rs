@@ -1,0 +1,61 @@
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Environment variable with the path of the Unix socket on which a caller serves its functions.
+pub const CALLER_VARIABLE: &str = "RLOOM_CALLER";
+
+/// Use of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Judges completions.
+    Reward {
+        /// One call judges all completions of a group.
+        group: bool,
+    },
+    /// Plays episodes.
+    Environment,
+}
+
+/// The other side of a pool's connections.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Name in messages.
+    pub(crate) name: String,
+    /// Name that the worker loads.
+    pub(crate) function: String,
+    pub(crate) role: Role,
+    pub(crate) transport: Transport,
+}
+
+/// The way to reach a worker.
+#[derive(Debug, Clone)]
+pub(crate) enum Transport {
+    /// A child process that reads requests from stdin and writes answers to stdout.
+    Process {
+        program: OsString,
+        arguments: Vec<OsString>,
+        /// Line that precedes the first request.
+        prelude: Option<String>,
+    },
+    /// A connection to a process that serves functions on a Unix socket.
+    Socket(PathBuf),
+}
+
+impl Peer {
+    /// A program that speaks the protocol over stdin and stdout; `command` is the program and its arguments.
+    pub fn command(command: &[String], role: Role) -> Self {
+        let (program, arguments) =
+            command.split_first().map_or((OsString::new(), Vec::new()), |(first, rest)| {
+                (first.into(), rest.iter().map(OsString::from).collect())
+            });
+        let name = format!("`{}`", command.join(" "));
+        let transport = Transport::Process { program, arguments, prelude: None };
+        Self { function: String::new(), name, role, transport }
+    }
+
+    /// A function that a process serves on a Unix socket.
+    pub fn socket(function: &str, socket: PathBuf, role: Role) -> Self {
+        let name = format!("the caller's function `{function}`");
+        Self { function: function.to_owned(), name, role, transport: Transport::Socket(socket) }
+    }
+}

@@ -1,0 +1,81 @@
+//! Messages of the protocol: one JSON object a line, answers in the order of the requests.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::error::excerpt;
+use crate::{Malformed, Role};
+
+/// Version of the protocol.
+const VERSION: u32 = 1;
+
+/// Line of a request: `{"id":7,"judge":{…}}`.
+pub(crate) fn request(id: u64, operation: &str, body: &Value) -> String {
+    format!("{{\"id\":{id},\"{operation}\":{body}}}\n")
+}
+
+/// Body of the first request.
+pub(crate) fn hello(function: &str, role: Role) -> Value {
+    match role {
+        Role::Reward { group } => {
+            json!({ "v": VERSION, "role": "reward", "function": function, "group": group })
+        }
+        Role::Environment => json!({ "v": VERSION, "role": "environment", "function": function }),
+    }
+}
+
+/// An answer; the fields depend on the request.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Reply {
+    /// Number of the request.
+    pub(crate) id: Option<u64>,
+    /// Answer to `hello`.
+    pub(crate) ready: Option<Ready>,
+    /// Answer to `judge`.
+    pub(crate) verdicts: Option<Vec<Value>>,
+    /// Numbers that the function reported.
+    #[serde(default)]
+    pub(crate) metrics: Map<String, Value>,
+    /// Answer to `begin` and `act` while the episode continues.
+    pub(crate) ask: Option<Value>,
+    /// Answer to `act` at the end of the episode.
+    pub(crate) done: Option<Value>,
+    /// Answer to `act`.
+    pub(crate) step_reward: Option<f64>,
+    /// Answer of any request that failed.
+    pub(crate) error: Option<ErrorBody>,
+}
+
+/// Properties of a loaded function.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Ready {
+    /// Version of the protocol.
+    pub(crate) v: u32,
+}
+
+impl Ready {
+    pub(crate) fn is_supported(&self) -> bool {
+        self.v == VERSION
+    }
+}
+
+/// A failure that a worker reports.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ErrorBody {
+    pub(crate) message: String,
+}
+
+/// Reads the answer to request `id`.
+pub(crate) fn read_reply(line: &[u8], id: u64) -> Result<Reply, Malformed> {
+    let reply = read_body(line)?;
+    let found = reply.id.unwrap_or_default();
+    if found == id { Ok(reply) } else { Err(Malformed::WrongRequest { expected: id, found }) }
+}
+
+/// Reads an answer without a number, as in the body of an HTTP response.
+pub(crate) fn read_body(text: &[u8]) -> Result<Reply, Malformed> {
+    serde_json::from_slice(text).map_err(|error| Malformed::NotAnAnswer {
+        reason: error.to_string(),
+        line: excerpt(&String::from_utf8_lossy(text)),
+    })
+}

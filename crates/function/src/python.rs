@@ -1,0 +1,39 @@
+//! The Python side, which the program carries with it: nothing has to be installed but Python.
+
+use serde_json::json;
+
+use crate::peer::Transport;
+use crate::{Peer, Role};
+
+/// Reads the modules from the first line of stdin and runs `worker`.
+const BOOTSTRAP: &str = include_str!("../../../python/rloom/functions/bootstrap.py");
+
+/// Modules of the package `rloom.functions`.
+const MODULES: [(&str, &str); 8] = [
+    ("__init__", include_str!("../../../python/rloom/functions/__init__.py")),
+    ("adapters", include_str!("../../../python/rloom/functions/adapters.py")),
+    ("environments", include_str!("../../../python/rloom/functions/environments.py")),
+    ("errors", include_str!("../../../python/rloom/functions/errors.py")),
+    ("loading", include_str!("../../../python/rloom/functions/loading.py")),
+    ("samples", include_str!("../../../python/rloom/functions/samples.py")),
+    ("serving", include_str!("../../../python/rloom/functions/serving.py")),
+    ("worker", include_str!("../../../python/rloom/functions/worker.py")),
+];
+
+impl Peer {
+    /// A function of a Python file, `file.py:name`.
+    pub fn python(function: &str, python: &str, role: Role) -> Self {
+        let modules: serde_json::Map<_, _> =
+            MODULES.iter().map(|(name, source)| ((*name).to_owned(), json!(source))).collect();
+        Self {
+            name: format!("the function {function}"),
+            function: function.to_owned(),
+            role,
+            transport: Transport::Process {
+                program: python.into(),
+                arguments: vec!["-c".into(), BOOTSTRAP.into()],
+                prelude: Some(json!(modules).to_string()),
+            },
+        }
+    }
+}

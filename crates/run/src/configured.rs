@@ -1,0 +1,172 @@
+//! The engines that a configuration names: in this process, or in others.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rloom_config::{Config, Stage};
+use rloom_core::{PolicyId, PolicyVersion};
+use rloom_embedded::EmbeddedTrainEngine;
+use rloom_engine::{
+    PublishedPolicy, PublishedWeights, RolloutEngineSettings, ServerSettings, TrainCapabilities,
+    WeightDigest, WeightFolder, digest_order,
+};
+use rloom_learn::Models;
+use rloom_model::{LoadError, StoredTensors};
+use rloom_ops::Ctx;
+use rloom_remote::{ModelLimits, ReplicaPool, Server};
+use rloom_stage::{PolicyWriter, StageError};
+use rloom_store::{StoreError, disk};
+
+use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart};
+use crate::rollout_choice::ConfiguredRollout;
+use crate::{Policy, RunError};
+
+/// Folder of a run with the weights that are being handed to other processes.
+const PUBLICATIONS: &str = "publications";
+
+/// Builds the engines that the configuration of a run names.
+#[derive(Debug)]
+pub(crate) struct ConfiguredEngines {
+    embedded: EmbeddedEngines,
+    policy: Policy,
+    publications: PathBuf,
+    /// Weights are handed over as folders, since some engine is in another process.
+    uses_folders: bool,
+}
+
+impl ConfiguredEngines {
+    /// The engines of the run in `directory`, of which those of this process compute in `ctx`. Removes weights that an
+    /// earlier attempt left behind.
+    pub(crate) fn new(
+        directory: &Path,
+        policy: &Policy,
+        config: &Config,
+        ctx: Ctx,
+    ) -> Result<Self, RunError> {
+        let publications = directory.join(PUBLICATIONS);
+        if publications.exists() {
+            std::fs::remove_dir_all(&publications)
+                .map_err(|error| StoreError::io("remove", &publications, error))?;
+        }
+        let is_outside = |settings: &RolloutEngineSettings| settings.embedded().is_none();
+        let samples_outside = |stage: &Stage| stage.rollout.as_ref().is_some_and(|r| is_outside(&r.engine));
+        let evaluates_outside = config.eval.as_ref().is_some_and(|eval| is_outside(&eval.rollout));
+        Ok(Self {
+            embedded: EmbeddedEngines::new(policy, config, ctx),
+            policy: policy.clone(),
+            publications,
+            uses_folders: evaluates_outside
+                || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
+        })
+    }
+
+    fn servers(&self, settings: &ServerSettings) -> Result<ReplicaPool, RunError> {
+        let Policy { context, vocabulary, .. } = self.policy;
+        let tokenizer = Some((*self.policy.tokenizer).clone());
+        let pool = ReplicaPool::new(ModelLimits { context, vocabulary }, settings, tokenizer)?;
+        for url in &settings.urls {
+            let server = Server::vllm(url)
+                .map_err(|error| RunError::ServerAddress { url: url.clone(), reason: error.to_string() })?;
+            pool.join(server);
+        }
+        Ok(pool)
+    }
+
+    /// A folder as the publication of a version.
+    fn open_folder(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+        Ok(PublishedPolicy {
+            policy: PolicyId::MAIN,
+            version,
+            digest: folder_digest(folder)?,
+            weights: PublishedWeights::Folder(Arc::new(WeightFolder::kept(folder))),
+            probe: None,
+        })
+    }
+}
+
+impl EngineFactory for ConfiguredEngines {
+    type Rollout = ConfiguredRollout;
+    type Train = EmbeddedTrainEngine;
+
+    fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
+        Ok(match settings {
+            RolloutEngineSettings::Embedded(_) => {
+                ConfiguredRollout::Embedded(self.embedded.rollout(settings)?)
+            }
+            RolloutEngineSettings::Vllm(servers) => ConfiguredRollout::Pool(self.servers(servers)?),
+            RolloutEngineSettings::Sglang(_) => {
+                return Err(RunError::NotEmbedded { engine: settings.name() });
+            }
+        })
+    }
+
+    fn models(
+        &self,
+        stage: &Stage,
+        threads: usize,
+        start: StageStart,
+    ) -> Result<Models<Self::Train>, RunError> {
+        let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
+        let policy = if self.uses_folders { policy.with_publications_in(&self.publications) } else { policy };
+        Ok(Models { policy, critic, prm })
+    }
+
+    fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+        if self.uses_folders {
+            self.open_folder(folder, version)
+        } else {
+            self.embedded.open(folder, version)
+        }
+    }
+
+    fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
+        self.embedded.open_start(start)
+    }
+
+    fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
+        self.embedded.train_capabilities(stage)
+    }
+
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        let samples_here = stage.rollout.as_ref().is_none_or(|rollout| rollout.engine.embedded().is_some());
+        samples_here && !stage.trains_outside()
+    }
+
+    fn writer(&self) -> Arc<dyn PolicyWriter> {
+        Arc::new(ConfiguredWriter { embedded: self.embedded.writer() })
+    }
+}
+
+/// Writes publications in memory and copies those in folders.
+#[derive(Debug)]
+struct ConfiguredWriter {
+    embedded: Arc<dyn PolicyWriter>,
+}
+
+impl PolicyWriter for ConfiguredWriter {
+    fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), StageError> {
+        let PublishedWeights::Folder(source) = &policy.weights else {
+            return self.embedded.write(policy, folder);
+        };
+        let failed = |error| StoreError::io("read", source.path(), error);
+        for entry in std::fs::read_dir(source.path()).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.is_file() {
+                disk::link_or_copy("checkpoint", &path, &folder.join(path.file_name().unwrap_or_default()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Digest of the weights in a folder: that of the engine which has written them.
+fn folder_digest(folder: &Path) -> Result<u64, RunError> {
+    let tensors = StoredTensors::open(folder).map_err(LoadError::from)?;
+    let mut names: Vec<&str> = tensors.names().collect();
+    names.sort_by(|a, b| digest_order(a).cmp(&digest_order(b)));
+    let mut digest = WeightDigest::default();
+    for name in names {
+        digest.update(&tensors.read(name).map_err(LoadError::from)?);
+    }
+    Ok(digest.value())
+}

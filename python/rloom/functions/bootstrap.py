@@ -1,0 +1,30 @@
+# Starts a worker in an interpreter that has nothing installed: `python -c` runs this text, and the first line of stdin
+# holds the modules of this package. It has to be readable by every Python that may be called `python3`.
+import json
+import os
+import sys
+import types
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    found = "%d.%d" % sys.version_info[:2]  # noqa: UP031
+    reason = "Python 3.10 or later is needed, but " + sys.executable + " is Python " + found
+    print(json.dumps({"id": 1, "error": {"kind": "refused", "message": reason}}))
+    sys.exit(0)
+
+# The protocol keeps its own copies of stdin and stdout, which child processes do not inherit. What functions print goes
+# to stderr, and what they read from stdin is empty.
+requests = os.fdopen(os.dup(0), "rb")
+answers = os.fdopen(os.dup(1), "wb")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(2, 1)
+
+package = types.ModuleType("rloom_functions")
+package.__path__ = []
+sys.modules["rloom_functions"] = package
+modules = json.loads(requests.readline())
+for name in ("errors", "samples", "loading", "adapters", "environments", "serving", "worker"):
+    module = types.ModuleType("rloom_functions." + name)
+    module.__package__ = "rloom_functions"
+    sys.modules[module.__name__] = module
+    exec(compile(modules[name], "<rloom.functions." + name + ">", "exec"), module.__dict__)
+sys.modules["rloom_functions.worker"].run(requests, answers)
