@@ -11,6 +11,7 @@ mod gang;
 mod http;
 mod pool;
 mod server;
+mod sglang;
 mod vllm;
 
 pub use error::ServerError;
@@ -21,3 +22,4 @@ pub use gang::{
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use server::Server;
+pub use vllm::{ServerCommand, Slot};

@@ -5,5 +5,7 @@
 mod conformance;
 mod faults;
 mod gang;
+mod fields;
+mod real_vllm;
 mod stand_in;
 mod support;
