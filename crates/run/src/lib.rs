@@ -8,6 +8,7 @@ mod auto_resume;
 mod data_record;
 mod error;
 mod evaluate;
+mod functions;
 mod initial;
 pub mod lineage;
 mod pin;
