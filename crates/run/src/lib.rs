@@ -9,6 +9,7 @@ mod configured;
 mod data_record;
 mod error;
 mod evaluate;
+mod functions;
 mod initial;
 pub mod lineage;
 mod pin;
