@@ -15,6 +15,7 @@ pub mod lineage;
 mod pin;
 mod policy;
 mod prompts;
+mod ranks;
 mod rebuild;
 mod recorded;
 mod replay;
@@ -23,6 +24,7 @@ mod rollout_choice;
 mod runtime;
 mod stage_setup;
 mod train;
+mod train_choice;
 
 pub use error::{NotRepeatable, RunError};
 pub use evaluate::evaluate;

@@ -4,8 +4,8 @@
 
 mod conformance;
 mod faults;
-mod gang;
 mod fields;
+mod gang;
 mod real_vllm;
 mod stand_in;
 mod support;
