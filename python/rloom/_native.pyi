@@ -8,6 +8,36 @@ class NativeError(Exception):
     """An error of RLoom's Rust code."""
 
 @final
+class Connection:
+    """One end of an authenticated connection; a thread sends its beats, whatever holds the interpreter's lock."""
+
+    @staticmethod
+    def connect(address: str, role: str, index: int, epoch: int, seconds: float) -> Connection:
+        """Connects to the controller and proves the token of `RLOOM_TOKEN`."""
+
+    def set_progress(self, phase: str, done: int, total: int) -> None:
+        """Sets the phase and the progress that the next beats report."""
+
+    def send(
+        self,
+        epoch: int,
+        job: int,
+        message: str,
+        tensors: list[tuple[str, str, list[int], bytes]],
+        seconds: float,
+    ) -> None:
+        """Sends a JSON message with tensors, each `(name, type, shape, bytes)`; types are those of safetensors."""
+
+    def receive(self, seconds: float) -> tuple[int, int, str, list[tuple[str, str, list[int], bytearray]]]:
+        """Receives `(epoch, job, message, tensors)`; waits for at most `seconds`."""
+
+    def check(self) -> None:
+        """Fails if the controller is gone."""
+
+    def close(self) -> None:
+        """Closes the connection, and ends a wait in another thread."""
+
+@final
 class LossStep:
     """The loss of one optimiser step: objective, counts and the inputs of every micro-batch."""
 

@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -71,6 +72,35 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Check this machine and this installation.
     Doctor,
+    /// Run the processes of a run on this machine. Started by `rloom train`.
+    #[command(hide = true)]
+    Node(Node),
+    /// Run one process of a node. Started by `rloom node`.
+    #[command(hide = true)]
+    Guard(Guard),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The token of the run is in the environment variable RLOOM_TOKEN. The daemon and everything it started end when the
+controller closes the connection or is silent for 10 seconds.")]
+pub(crate) struct Node {
+    /// Address of the controller.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) controller: String,
+    /// Number of this node.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) index: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Guard {
+    /// Process id of the guard, in the process that becomes the program.
+    #[arg(value_name = "GUARD", requires = "program")]
+    pub(crate) guard: Option<u32>,
+    /// The program and its arguments.
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

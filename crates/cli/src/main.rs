@@ -48,5 +48,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Algo { command } => commands::algo::run(&command, output),
         Command::Bench(arguments) => commands::bench::run(&arguments, output),
         Command::Doctor => commands::doctor::run(output),
+        Command::Node(arguments) => commands::node::run(arguments),
+        Command::Guard(arguments) => commands::node::guard(&arguments),
     }
 }

@@ -28,21 +28,27 @@ impl Exit {
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
+
+    /// Exit code or signal, as a message without the output.
+    pub fn reason(&self) -> String {
+        let mut reason = match (self.code, self.signal) {
+            (Some(code), _) => format!("ended with exit code {code}"),
+            (None, Some(number)) => match Signal::try_from(number) {
+                Ok(signal) => format!("was ended by {signal}"),
+                Err(_) => format!("was ended by signal {number}"),
+            },
+            (None, None) => "ended; its exit code is unknown".to_owned(),
+        };
+        if self.out_of_memory {
+            reason.push_str(" while the system was out of memory");
+        }
+        reason
+    }
 }
 
 impl fmt::Display for Exit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.code, self.signal) {
-            (Some(code), _) => write!(formatter, "ended with exit code {code}")?,
-            (None, Some(number)) => match Signal::try_from(number) {
-                Ok(signal) => write!(formatter, "was ended by {signal}")?,
-                Err(_) => write!(formatter, "was ended by signal {number}")?,
-            },
-            (None, None) => write!(formatter, "ended; its exit code is unknown")?,
-        }
-        if self.out_of_memory {
-            write!(formatter, " while the system was out of memory")?;
-        }
+        formatter.write_str(&self.reason())?;
         quote(formatter, &self.output)
     }
 }

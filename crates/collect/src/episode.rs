@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
-use rloom_reward::{CurrentComponent, Scorer};
+use rloom_reward::{CurrentComponent, Judged, Scorer};
 use rloom_store::journal::PartialEpisode;
-use rloom_text::Tokenizer;
+use rloom_text::{TextError, Tokenizer};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::CollectError;
 use crate::bounded::BoundedEngine;
-use crate::transcript::policy_text;
+use crate::transcript::{policy_text, prompt_text};
 use crate::waits::{WaitTarget, Waits};
 
 /// Counters of episodes, read by the progress display.
@@ -321,25 +321,112 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
 
     /// Judges a trajectory on a blocking thread, so that a slow reward delays nothing else.
     async fn judge(&self, task: &Task, trajectory: Trajectory) -> Result<ScoredEpisode, CollectError> {
-        let waiting = self.waits.start(trajectory.key, WaitTarget::RewardSlot);
+        let (judge, own) = (self.judge_of(task), trajectory.clone());
+        let (rewards, reward_time) = self
+            .judging(trajectory.key, move |current| {
+                let texts = judge.texts(&own)?;
+                Ok(judge.scorer.score(&judge.judged(&own, &texts), current)?)
+            })
+            .await?;
+        let rewards = match rewards {
+            Ok(rewards) => rewards,
+            Err(current) => {
+                self.settings.scorer.timed_out(&current, trajectory.key, self.settings.reward_timeout)?
+            }
+        };
+        Ok(ScoredEpisode { trajectory, rewards, reward_time })
+    }
+
+    /// Completes the rewards of a group: those of the components that judge whole groups. Returns the time it took.
+    pub(crate) async fn judge_group(
+        &self,
+        task: &Task,
+        group: &mut [(Trajectory, Rewards)],
+    ) -> Result<Duration, CollectError> {
+        let Some((first, _)) = group.first() else { return Ok(Duration::ZERO) };
+        let key = first.key;
+        let (judge, own) = (self.judge_of(task), group.to_vec());
+        let (judged, time) = self
+            .judging(key, move |current| {
+                let (trajectories, mut rewards): (Vec<Trajectory>, Vec<Rewards>) = own.into_iter().unzip();
+                let texts =
+                    trajectories.iter().map(|own| judge.texts(own)).collect::<Result<Vec<_>, TextError>>()?;
+                let both = trajectories.iter().zip(&texts);
+                let group: Vec<Judged<'_>> = both.map(|(own, texts)| judge.judged(own, texts)).collect();
+                judge.scorer.score_group(&group, &mut rewards, current)?;
+                Ok(rewards)
+            })
+            .await?;
+        let judged = match judged {
+            Ok(judged) => judged,
+            Err(current) => {
+                self.settings.scorer.timed_out(&current, key, self.settings.reward_timeout)?;
+                // Skipped: what was pending does not apply.
+                group.iter().map(|(_, rewards)| Rewards { pending: false, ..rewards.clone() }).collect()
+            }
+        };
+        for ((_, rewards), judged) in group.iter_mut().zip(judged) {
+            *rewards = judged;
+        }
+        Ok(time)
+    }
+
+    fn judge_of(&self, task: &Task) -> Judge {
+        let EpisodeSettings { scorer, tokenizer, .. } = &self.settings;
+        Judge { scorer: Arc::clone(scorer), tokenizer: Arc::clone(tokenizer), task: task.clone() }
+    }
+
+    /// Runs a judgement on a blocking thread. Returns its result, or the component that exceeded the timeout.
+    async fn judging<T: Send + 'static>(
+        &self,
+        key: SampleKey,
+        judgement: impl FnOnce(&CurrentComponent) -> Result<T, CollectError> + Send + 'static,
+    ) -> Result<(Result<T, Arc<CurrentComponent>>, Duration), CollectError> {
+        let waiting = self.waits.start(key, WaitTarget::RewardSlot);
         let _slot = self.reward_slots.acquire().await.map_err(|_| CollectError::Stopped)?;
         drop(waiting);
         let current = Arc::new(CurrentComponent::default());
-        let _waiting = self.waits.start(trajectory.key, WaitTarget::Reward(Arc::clone(&current)));
-        let EpisodeSettings { scorer, tokenizer, reward_timeout, .. } = &self.settings;
-        let (judge, tokenizer) = (Arc::clone(scorer), Arc::clone(tokenizer));
-        let (task, own, watch) = (task.clone(), trajectory.clone(), Arc::clone(&current));
+        let _waiting = self.waits.start(key, WaitTarget::Reward(Arc::clone(&current)));
+        let watch = Arc::clone(&current);
         let start = Instant::now();
-        let judging = tokio::task::spawn_blocking(move || {
-            let completion = policy_text(&tokenizer, &own)?;
-            judge.score(&task, &own, &completion, &watch).map_err(CollectError::from)
-        });
-        let rewards = match timeout(*reward_timeout, judging).await {
-            Ok(Ok(rewards)) => rewards?,
-            Ok(Err(panic)) => return Err(CollectError::RewardPanicked { message: panic.to_string() }),
-            Err(_) => scorer.timed_out(&current, trajectory.key, *reward_timeout)?,
-        };
-        Ok(ScoredEpisode { trajectory, rewards, reward_time: start.elapsed() })
+        let mut running = tokio::task::spawn_blocking(move || judgement(&watch));
+        let EpisodeSettings { scorer, reward_timeout, .. } = &self.settings;
+        loop {
+            match timeout(*reward_timeout, &mut running).await {
+                Ok(Ok(judged)) => return Ok((Ok(judged?), start.elapsed())),
+                Ok(Err(panic)) => return Err(CollectError::RewardPanicked { message: panic.to_string() }),
+                // It ends by itself: calls that wait for a free process do not count as slow.
+                Err(_) if scorer.waits_elsewhere(&current) => {}
+                Err(_) => return Ok((Err(current), start.elapsed())),
+            }
+        }
+    }
+}
+
+impl<E> Drop for EpisodeRunner<E> {
+    fn drop(&mut self) {
+        // Threads that still judge hold the scorer, too.
+        self.settings.scorer.close();
+    }
+}
+
+/// What a judgement needs on its thread.
+struct Judge {
+    scorer: Arc<Scorer>,
+    tokenizer: Arc<Tokenizer>,
+    task: Task,
+}
+
+impl Judge {
+    /// Prompt and text of a trajectory; the prompt is empty unless a component reads it.
+    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 2], TextError> {
+        let prompt =
+            if self.scorer.reads_prompt() { prompt_text(&self.tokenizer, trajectory) } else { String::new() };
+        Ok([prompt, policy_text(&self.tokenizer, trajectory)?])
+    }
+
+    fn judged<'a>(&'a self, trajectory: &'a Trajectory, [prompt, text]: &'a [String; 2]) -> Judged<'a> {
+        Judged { task: &self.task, trajectory, text, prompt }
     }
 }
 

@@ -125,13 +125,30 @@ impl<E: RolloutEngine> Evaluator<E> {
             };
             Box::pin(self.episodes.run_whole(request, &self.counters))
         });
-        let mut scored = join_all(episodes, usize::MAX).await.into_iter();
-        let greedy = scored.next().unwrap_or(Err(CollectError::Stopped))?;
-        let mut correct_samples = 0;
-        for sample in scored {
-            correct_samples += u64::from(sample?.rewards.solved == Some(true));
-        }
+        let scored: Vec<ScoredEpisode> =
+            join_all(episodes, usize::MAX).await.into_iter().collect::<Result<_, CollectError>>()?;
+        let mut scored = self.judged_together(&task, scored).await?.into_iter();
+        let greedy = scored.next().ok_or(CollectError::Stopped)?;
+        let correct_samples = scored.filter(|sample| sample.rewards.solved == Some(true)).count() as u64;
         Ok(TaskOutcome { task, greedy, correct_samples })
+    }
+
+    /// Completes the rewards of a task's episodes, which are judged as a group.
+    async fn judged_together(
+        &self,
+        task: &Task,
+        scored: Vec<ScoredEpisode>,
+    ) -> Result<Vec<ScoredEpisode>, CollectError> {
+        if !scored.iter().any(|episode| episode.rewards.pending) {
+            return Ok(scored);
+        }
+        let mut group: Vec<_> = scored
+            .into_iter()
+            .map(|ScoredEpisode { trajectory, rewards, .. }| (trajectory, rewards))
+            .collect();
+        let reward_time = self.episodes.judge_group(task, &mut group).await?;
+        let scored = |(trajectory, rewards)| ScoredEpisode { trajectory, rewards, reward_time };
+        Ok(group.into_iter().map(scored).collect())
     }
 
     fn sample(&self, outcome: &TaskOutcome) -> Sample {

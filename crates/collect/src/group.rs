@@ -27,6 +27,15 @@ pub enum GroupUpdate {
         /// Duration of its reward.
         reward_time: Duration,
     },
+    /// The components that judge whole groups have judged an episode, which replaces its earlier version.
+    Judged {
+        /// Index in the group.
+        sample: u32,
+        /// The episode with its complete rewards.
+        episode: Episode,
+        /// Duration of the judgement of the group, for its first episode.
+        reward_time: Duration,
+    },
     /// An episode was interrupted.
     Partial {
         /// Index in the group.
@@ -39,8 +48,8 @@ pub enum GroupUpdate {
 /// The part of a group that earlier attempts have generated.
 #[derive(Debug, Default)]
 pub struct GroupProgress {
-    /// Samples that are generated and scored.
-    pub done: Vec<u32>,
+    /// Episodes that are generated and scored, by sample. Their rewards may be pending.
+    pub done: BTreeMap<u32, Episode>,
     /// Interrupted samples.
     pub partials: BTreeMap<u32, PartialEpisode>,
 }
@@ -60,6 +69,16 @@ pub struct GroupSettings {
     pub sampling: SamplingSettings,
     /// Gives requests of older groups priority; otherwise requests are served in order of arrival.
     pub oldest_first: bool,
+}
+
+/// End of a sample's episode.
+enum SampleEnd {
+    /// Generated and scored.
+    Complete,
+    /// Generated; a part of its reward needs the whole group.
+    Pending(u32, Box<Episode>),
+    /// The run stops before it is complete.
+    Stopped,
 }
 
 /// Generates and scores the groups of a stage.
@@ -120,7 +139,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
     ) -> Result<bool, GroupFailure> {
         let GroupSettings { group_size, sampling, .. } = &self.settings;
         let greedy = SamplingSettings { temperature: 0.0, ..sampling.clone() };
-        let missing = (0..self.episodes_per_group()).filter(|sample| !progress.done.contains(sample));
+        let missing = (0..self.episodes_per_group()).filter(|sample| !progress.done.contains_key(sample));
         let pending: Vec<_> = missing
             .map(|sample| {
                 let sampling = if sample < *group_size { sampling } else { &greedy };
@@ -129,13 +148,52 @@ impl<E: RolloutEngine> GroupRunner<E> {
             })
             .collect();
         let mut complete = true;
-        for done in join_all(pending, usize::MAX).await {
-            complete &= done.map_err(|error| GroupFailure::new(task.index, &error))?;
+        for ended in join_all(pending, usize::MAX).await {
+            match ended.map_err(|error| GroupFailure::new(task.index, &error))? {
+                SampleEnd::Complete => {}
+                SampleEnd::Pending(sample, episode) => {
+                    progress.done.insert(sample, *episode);
+                }
+                SampleEnd::Stopped => complete = false,
+            }
+        }
+        if complete && progress.done.values().any(|episode| episode.rewards.pending) {
+            self.judge(task, progress.done, report)
+                .await
+                .map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         Ok(complete)
     }
 
-    /// Runs one sample of a group. Returns false if the run stops before it is complete.
+    /// Completes the rewards of a group whose episodes are all generated.
+    async fn judge(
+        &self,
+        task: &Task,
+        episodes: BTreeMap<u32, Episode>,
+        report: &(dyn Fn(GroupUpdate) + Sync),
+    ) -> Result<(), CollectError> {
+        let scored =
+            |episode: &Episode| episode.segments.first().map(|own| (own.clone(), episode.rewards.clone()));
+        let mut group: Vec<_> = episodes.values().filter_map(scored).collect();
+        let mut reward_time = self.episodes.judge_group(task, &mut group).await?;
+        for ((sample, episode), (_, rewards)) in episodes.into_iter().zip(group) {
+            let mut episode = Episode { rewards, ..episode };
+            self.add_overlong(&mut episode);
+            report(GroupUpdate::Judged { sample, episode, reward_time });
+            reward_time = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    fn add_overlong(&self, episode: &mut Episode) {
+        if let Some(overlong) = self.settings.overlong {
+            let tokens = episode.policy_tokens() as u64;
+            let penalty = overlong.penalty(tokens, self.settings.completion_limit);
+            add_overlong_penalty(&mut episode.rewards, penalty);
+        }
+    }
+
+    /// Runs one sample of a group.
     async fn sample(
         &self,
         key: SampleKey,
@@ -143,7 +201,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
         sampling: &SamplingSettings,
         from: Option<PartialEpisode>,
         report: &(dyn Fn(GroupUpdate) + Sync),
-    ) -> Result<bool, CollectError> {
+    ) -> Result<SampleEnd, CollectError> {
         let SampleKey { ticket, sample, .. } = key;
         let request = EpisodeRequest {
             task,
@@ -154,28 +212,27 @@ impl<E: RolloutEngine> GroupRunner<E> {
             sampling,
         };
         let on_interrupt = |partial| report(GroupUpdate::Partial { sample, partial });
-        let mut scored = match self.episodes.run(request, from, &on_interrupt, &self.counters).await? {
+        let scored = match self.episodes.run(request, from, &on_interrupt, &self.counters).await? {
             EpisodeOutcome::Scored(scored) => scored,
             EpisodeOutcome::Stopped(partial) => {
                 if !partial.turns.is_empty() {
                     on_interrupt(partial);
                 }
-                return Ok(false);
+                return Ok(SampleEnd::Stopped);
             }
         };
-        if let Some(overlong) = self.settings.overlong {
-            let tokens = scored.trajectory.policy_tokens() as u64;
-            add_overlong_penalty(
-                &mut scored.rewards,
-                overlong.penalty(tokens, self.settings.completion_limit),
-            );
-        }
-        let episode = Episode {
+        let mut episode = Episode {
             role: if sample < self.settings.group_size { Role::Train } else { Role::Baseline },
             segments: vec![scored.trajectory],
             rewards: scored.rewards,
         };
+        let end = if episode.rewards.pending {
+            SampleEnd::Pending(sample, Box::new(episode.clone()))
+        } else {
+            self.add_overlong(&mut episode);
+            SampleEnd::Complete
+        };
         report(GroupUpdate::Episode { sample, episode, reward_time: scored.reward_time });
-        Ok(true)
+        Ok(end)
     }
 }

@@ -128,7 +128,7 @@ mod tests {
             .iter()
             .map(|&value| {
                 let components = vec![RewardComponent { name: "exact".into(), weight: 2.0, value }];
-                let rewards = Rewards { components, solved: None, parsed: None };
+                let rewards = Rewards { components, ..Rewards::default() };
                 Episode { role: Role::Train, segments: vec![], rewards }
             })
             .collect();

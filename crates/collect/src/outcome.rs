@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn other_rewards_do_not_replace_a_verifier_that_does_not_apply() {
         let random = RewardComponent { name: "random".into(), weight: 0.5, value: Some(1.0) };
-        let mut rewards = Rewards { components: vec![random], solved: None, parsed: None };
+        let mut rewards = Rewards { components: vec![random], ..Rewards::default() };
         add_overlong_penalty(&mut rewards, -0.25);
         assert_eq!(rewards.total(), Some(0.25));
         let rule = |has_verifier, is_shaped| OutcomeRule { has_verifier, is_shaped };

@@ -32,6 +32,14 @@ pub struct Rewards {
     pub solved: Option<bool>,
     /// True if an answer could be read from the completion.
     pub parsed: Option<bool>,
+    /// True until the components that judge whole groups have judged the episode's.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pending: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Rewards {

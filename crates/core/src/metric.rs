@@ -58,6 +58,8 @@ metrics! {
     REWARD_PREFIX = prefix "reward/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
+    /// Mean of a number that a reward function reported since the last step. The name follows.
+    FUNCTION_PREFIX = prefix "function/", "";
     /// Fraction of groups whose rewards are all equal. They contribute no gradient.
     FRAC_REWARD_ZERO_STD = "frac_reward_zero_std", "fraction";
     /// Groups with a single comparable episode. They contribute no gradient.

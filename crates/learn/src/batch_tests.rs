@@ -140,7 +140,11 @@ fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Ep
         })
         .collect();
     let components = vec![RewardComponent { name: "exact".into(), weight: 1.0, value: Some(reward) }];
-    Episode { role, segments, rewards: Rewards { components, solved: Some(reward > 0.5), parsed: None } }
+    Episode {
+        role,
+        segments,
+        rewards: Rewards { components, solved: Some(reward > 0.5), ..Rewards::default() },
+    }
 }
 
 fn ended(tokens: &[u32], reward: f64) -> Episode {

@@ -2,6 +2,7 @@
 //!
 //! Arrays cross the border as little-endian f32 bytes. Python's buffer protocol is not in the stable ABI of Python 3.10.
 
+mod connection;
 mod digest;
 mod floats;
 mod loss;
@@ -23,6 +24,8 @@ fn exception(error: impl miette::Diagnostic) -> PyErr {
 mod _native {
     #[pymodule_export]
     use super::NativeError;
+    #[pymodule_export]
+    use super::connection::PyConnection;
     #[pymodule_export]
     use super::digest::{PyWeightDigest, digest_order};
     #[pymodule_export]

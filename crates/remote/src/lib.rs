@@ -1,15 +1,25 @@
-//! Engines in other processes: inference servers behind one [`RolloutEngine`](rloom_engine::RolloutEngine).
+//! Engines in other processes: inference servers behind one [`RolloutEngine`](rloom_engine::RolloutEngine), and PyTorch
+//! ranks behind one [`TrainEngine`](rloom_engine::TrainEngine).
 //!
 //! [`ReplicaPool`] routes requests, replaces weights and survives servers that fail; [`Server`] speaks the protocol of one
 //! server. The servers are not trusted: every answer has a deadline and a limit of its length, and is checked.
+//!
+//! [`Gang`] starts the ranks of a trainer, gives all of them the same job, and ends with the first that dies or hangs.
 
 mod error;
+mod gang;
 mod http;
 mod pool;
 mod server;
+mod sglang;
 mod vllm;
 
 pub use error::ServerError;
+pub use gang::{
+    Gang, GangError, GangSettings, LocalRanks, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher,
+    RankProcess,
+};
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use server::Server;
+pub use vllm::{ServerCommand, Slot};

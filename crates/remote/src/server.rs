@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::error::ServerError;
 use crate::http::{Answer, HttpClient, HttpError};
+use crate::sglang::SglangServer;
 use crate::vllm::VllmServer;
 
 /// Longest answer in bytes. A completion of 100,000 tokens takes about 10 MB.
@@ -130,6 +131,7 @@ pub struct Server(Kind);
 #[derive(Debug)]
 enum Kind {
     Vllm(VllmServer),
+    Sglang(SglangServer),
 }
 
 /// Calls the method of the kind's own client.
@@ -137,6 +139,7 @@ macro_rules! of_kind {
     ($self:ident, $server:ident => $call:expr) => {
         match &$self.0 {
             Kind::Vllm($server) => $call,
+            Kind::Sglang($server) => $call,
         }
     };
 }
@@ -145,6 +148,11 @@ impl Server {
     /// A vLLM server at `http://host:port`.
     pub fn vllm(url: &str) -> Result<Self, HttpError> {
         Ok(Self(Kind::Vllm(VllmServer::new(Connection::new(url)?))))
+    }
+
+    /// An SGLang server at `http://host:port`.
+    pub fn sglang(url: &str) -> Result<Self, HttpError> {
+        Ok(Self(Kind::Sglang(SglangServer::new(Connection::new(url)?))))
     }
 
     /// Address of the server.

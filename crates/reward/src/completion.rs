@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use rloom_core::{SampleKey, StopReason, Task};
@@ -13,6 +14,13 @@ pub struct Completion<'a> {
     pub text: &'a str,
     /// Number of policy tokens, including the stop token.
     pub tokens: usize,
+    /// The policy tokens.
+    pub token_ids: &'a [u32],
+    /// The prompt as the model receives it, special tokens included; empty unless a component reads it
+    /// ([`Reward::reads_prompt`]).
+    pub prompt: &'a str,
+    /// Number of training steps of the policy that sampled the first token.
+    pub version: u64,
     /// Step rewards of the turns; empty if the environment gives none.
     pub steps: &'a [f64],
     /// Reason for the end of generation.
@@ -58,6 +66,41 @@ impl Verdict {
 pub trait Reward: Debug + Send + Sync {
     /// Judges one completion.
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError>;
+
+    /// Judges all completions of a group, in order. Called instead of [`judge`](Self::judge) for components that judge
+    /// whole groups.
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+        completions.iter().map(|completion| self.judge(completion)).collect()
+    }
+
+    /// True if it compares the completions of a group: it judges them together, once all are generated.
+    fn judges_groups(&self) -> bool {
+        false
+    }
+
+    /// True if it reads [`Completion::prompt`].
+    fn reads_prompt(&self) -> bool {
+        false
+    }
+
+    /// Number of completions that it judges at a time without using a thread's time, such as by asking other processes.
+    /// It then enforces the timeout itself.
+    fn waiting_slots(&self) -> usize {
+        0
+    }
+
+    /// Checks that it can judge. Called before a run starts.
+    fn prepare(&self) -> Result<(), JudgeError> {
+        Ok(())
+    }
+
+    /// Numbers that it reported since the last call, averaged by name.
+    fn take_metrics(&self) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
+
+    /// Ends what it has started. Judgements under way and later ones fail.
+    fn close(&self) {}
 
     /// True if verdicts include the outcome.
     fn is_verifier(&self) -> bool {

@@ -2,6 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use rloom_core::{SampleKey, SettingError};
+use rloom_function::FunctionError;
 
 /// A failure of a component to judge a completion.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
@@ -28,6 +29,16 @@ pub enum JudgeError {
     #[error("the environment gave no step rewards")]
     #[diagnostic(help("use an environment with step rewards, such as `guess`"))]
     NoSteps,
+    /// A function that failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Function(Box<FunctionError>),
+}
+
+impl From<FunctionError> for JudgeError {
+    fn from(error: FunctionError) -> Self {
+        Self::Function(Box::new(error))
+    }
 }
 
 /// The form of a reference answer.
@@ -124,6 +135,15 @@ pub enum RewardError {
     OutcomeNotVerifier {
         /// Name of the component.
         name: String,
+    },
+    /// A component that cannot judge.
+    #[error("reward `{component}`: {source}")]
+    #[diagnostic(forward(source))]
+    Unusable {
+        /// Name of the component.
+        component: String,
+        /// The component's error.
+        source: JudgeError,
     },
     /// A component that failed.
     #[error("reward `{component}` failed on sample {sample}: {source}")]

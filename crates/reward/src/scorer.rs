@@ -1,11 +1,16 @@
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
-use crate::{Completion, OnError, Reward, RewardError, RewardSettings, Verdict};
+use rloom_function::FunctionError;
+
+use crate::{
+    Completion, ComponentSettings, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
+};
 
 /// Judges completions with named components and sums their values.
 #[derive(Debug)]
@@ -22,6 +27,33 @@ pub struct Scorer {
 #[derive(Debug, Default)]
 pub struct CurrentComponent(AtomicUsize);
 
+/// A trajectory to judge.
+#[derive(Debug, Clone, Copy)]
+pub struct Judged<'a> {
+    /// The task.
+    pub task: &'a Task,
+    /// The trajectory.
+    pub trajectory: &'a Trajectory,
+    /// Text of the policy tokens, without special tokens.
+    pub text: &'a str,
+    /// Text of the prompt, special tokens included; empty unless a component reads it ([`Scorer::reads_prompt`]).
+    pub prompt: &'a str,
+}
+
+/// Parts of a trajectory that components read.
+struct Parts {
+    steps: Vec<f64>,
+    tokens: Vec<u32>,
+}
+
+impl Parts {
+    fn of(judged: &Judged<'_>) -> Self {
+        let trajectory = judged.trajectory;
+        let tokens = trajectory.policy_ranges().flat_map(|range| trajectory.tokens[range].iter().copied());
+        Self { steps: trajectory.steps().map(|step| step.reward).collect(), tokens: tokens.collect() }
+    }
+}
+
 #[derive(Debug)]
 struct Component {
     name: String,
@@ -34,16 +66,15 @@ impl Scorer {
     /// A scorer for a stage of a run.
     pub fn new(settings: &RewardSettings, seed: u64, stage: u32) -> Result<Self, RewardError> {
         settings.validate()?;
-        let components = settings
-            .components
-            .iter()
-            .map(|c| Component {
-                name: c.name.clone(),
-                weight: c.weight,
-                reward: c.kind.reward(),
-                failures: AtomicU64::new(0),
-            })
-            .collect();
+        let component = |c: &ComponentSettings| {
+            let unusable = |error: FunctionError| RewardError::Unusable {
+                component: c.name.clone(),
+                source: error.into(),
+            };
+            let reward = c.kind.reward(settings.timeout()).map_err(unusable)?;
+            Ok(Component { name: c.name.clone(), weight: c.weight, reward, failures: AtomicU64::new(0) })
+        };
+        let components = settings.components.iter().map(component).collect::<Result<_, RewardError>>()?;
         Ok(Self { components, outcome: settings.outcome_index(), on_error: settings.on_error, seed, stage })
     }
 
@@ -55,26 +86,106 @@ impl Scorer {
         Self { components, outcome: None, on_error, seed: 0, stage: 0 }
     }
 
-    /// Judges a trajectory; `text` is the text of its policy tokens. `current` reports the running component meanwhile.
-    pub fn score(
+    /// Judges a trajectory with the components that judge completions one by one. With others, the rewards are pending.
+    /// `current` reports the running component meanwhile.
+    pub fn score(&self, judged: &Judged<'_>, current: &CurrentComponent) -> Result<Rewards, RewardError> {
+        let parts = Parts::of(judged);
+        self.judge(&self.completion(judged, &parts), current)
+    }
+
+    /// Judges the trajectories of a group with the components that judge whole groups, and completes their rewards.
+    /// Rewards that are complete are judged again: verdicts belong to one call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`judge`](Self::judge); a failure concerns the whole group.
+    pub fn score_group(
         &self,
-        task: &Task,
-        trajectory: &Trajectory,
-        text: &str,
+        group: &[Judged<'_>],
+        rewards: &mut [Rewards],
         current: &CurrentComponent,
-    ) -> Result<Rewards, RewardError> {
-        let steps: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
-        let completion = Completion {
+    ) -> Result<(), RewardError> {
+        let parts: Vec<Parts> = group.iter().map(Parts::of).collect();
+        let completions: Vec<Completion<'_>> =
+            group.iter().zip(&parts).map(|(judged, parts)| self.completion(judged, parts)).collect();
+        let together = |(_, component): &(usize, &Component)| component.reward.judges_groups();
+        for (index, component) in self.components.iter().enumerate().filter(together) {
+            current.0.store(index, Ordering::Relaxed);
+            let verdicts = match component.judge_group(&completions) {
+                Ok(verdicts) => verdicts,
+                Err(error) => {
+                    component.failures.fetch_add(group.len() as u64, Ordering::Relaxed);
+                    match self.on_error {
+                        OnError::Fatal => return Err(error),
+                        OnError::Skip => vec![Verdict::not_applicable(); group.len()],
+                    }
+                }
+            };
+            for (rewards, verdict) in rewards.iter_mut().zip(verdicts) {
+                if let Some(own) = rewards.components.get_mut(index) {
+                    own.value = verdict.value;
+                }
+                if self.outcome == Some(index) {
+                    (rewards.solved, rewards.parsed) = (verdict.solved, verdict.parsed);
+                }
+            }
+        }
+        for rewards in rewards {
+            rewards.pending = false;
+        }
+        Ok(())
+    }
+
+    /// True if a component judges whole groups.
+    pub fn judges_groups(&self) -> bool {
+        self.components.iter().any(|component| component.reward.judges_groups())
+    }
+
+    /// True if a component reads the prompt as text.
+    pub fn reads_prompt(&self) -> bool {
+        self.components.iter().any(|component| component.reward.reads_prompt())
+    }
+
+    /// Number of judgements that wait for other processes at a time.
+    pub fn waiting_slots(&self) -> usize {
+        self.components.iter().map(|component| component.reward.waiting_slots()).sum()
+    }
+
+    /// Checks that all components can judge.
+    pub fn prepare(&self) -> Result<(), RewardError> {
+        for Component { name, reward, .. } in &self.components {
+            reward.prepare().map_err(|source| RewardError::Unusable { component: name.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    /// Numbers that the components reported since the last call, averaged by name.
+    pub fn take_metrics(&self) -> BTreeMap<String, f64> {
+        self.components.iter().flat_map(|component| component.reward.take_metrics()).collect()
+    }
+
+    /// Ends the processes of the components. Judgements under way and later ones fail.
+    pub fn close(&self) {
+        for component in &self.components {
+            component.reward.close();
+        }
+    }
+
+    fn completion<'a>(&self, judged: &Judged<'a>, parts: &'a Parts) -> Completion<'a> {
+        let Judged { task, trajectory, text, prompt } = *judged;
+        Completion {
             task,
             text,
-            steps: &steps,
-            tokens: trajectory.policy_tokens(),
+            prompt,
+            steps: &parts.steps,
+            tokens: parts.tokens.len(),
+            token_ids: &parts.tokens,
+            version: trajectory.versions.first().map_or(0, |span| span.version.0),
             stop: trajectory.stop,
             key: trajectory.key,
             seed: self.seed,
             stage: self.stage,
-        };
-        self.judge(&completion, current)
+        }
     }
 
     /// The rewards of a completion whose judgement exceeded the timeout: none of the components applies.
@@ -114,7 +225,11 @@ impl Scorer {
         let mut rewards = Rewards::default();
         for (index, component) in self.components.iter().enumerate() {
             current.0.store(index, Ordering::Relaxed);
-            let verdict = match component.judge(completion) {
+            let judges_groups = component.reward.judges_groups();
+            rewards.pending |= judges_groups;
+            let judged =
+                if judges_groups { Ok(Verdict::not_applicable()) } else { component.judge(completion) };
+            let verdict = match judged {
                 Ok(verdict) => verdict,
                 Err(error) => {
                     component.failures.fetch_add(1, Ordering::Relaxed);
@@ -142,6 +257,11 @@ impl Scorer {
         self.component(current).map(|component| component.name.as_str())
     }
 
+    /// True if the component that is judging enforces the timeout itself.
+    pub fn waits_elsewhere(&self, current: &CurrentComponent) -> bool {
+        self.component(current).is_some_and(|component| component.reward.waiting_slots() > 0)
+    }
+
     fn component(&self, current: &CurrentComponent) -> Option<&Component> {
         self.components.get(current.0.load(Ordering::Relaxed))
     }
@@ -159,17 +279,43 @@ impl Scorer {
 
 impl Component {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
-        let (component, sample) = (self.name.clone(), completion.key);
+        let verdict = self.caught(completion.key, || self.reward.judge(completion))?;
+        self.checked(completion, verdict)
+    }
+
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, RewardError> {
+        let key = completions.first().map(|completion| completion.key).unwrap_or_default();
+        let verdicts = self.caught(key, || self.reward.judge_group(completions))?;
+        completions
+            .iter()
+            .zip(verdicts)
+            .map(|(completion, verdict)| self.checked(completion, verdict))
+            .collect()
+    }
+
+    fn caught<T>(
+        &self,
+        sample: SampleKey,
+        judge: impl FnOnce() -> Result<T, JudgeError>,
+    ) -> Result<T, RewardError> {
+        let component = self.name.clone();
         // Components are immutable, so a panic cannot leave an inconsistent state.
-        match catch_unwind(AssertUnwindSafe(|| self.reward.judge(completion))) {
+        match catch_unwind(AssertUnwindSafe(judge)) {
             Err(panic) => {
                 Err(RewardError::Panicked { component, sample, message: message(panic.as_ref()).to_owned() })
             }
             Ok(Err(source)) => Err(RewardError::Failed { component, sample, source }),
-            Ok(Ok(Verdict { value: Some(value), .. })) if !value.is_finite() => {
+            Ok(Ok(judged)) => Ok(judged),
+        }
+    }
+
+    fn checked(&self, completion: &Completion<'_>, verdict: Verdict) -> Result<Verdict, RewardError> {
+        match verdict.value {
+            Some(value) if !value.is_finite() => {
+                let (component, sample) = (self.name.clone(), completion.key);
                 Err(RewardError::NotFinite { component, sample, value })
             }
-            Ok(Ok(verdict)) => Ok(verdict),
+            _ => Ok(verdict),
         }
     }
 }
@@ -185,7 +331,6 @@ mod tests {
     use rloom_core::{PromptSource, SampleKey, StopReason, Ticket};
 
     use super::*;
-    use crate::JudgeError;
 
     #[derive(Debug)]
     struct Broken(f64);
@@ -216,6 +361,9 @@ mod tests {
             text: "1",
             steps: &[],
             tokens: 1,
+            token_ids: &[7],
+            prompt: "p",
+            version: 0,
             stop: StopReason::StopToken,
             key: SampleKey { ticket: Ticket(4), sample: 2, segment: 0 },
             seed: 0,

@@ -1,13 +1,17 @@
+use std::time::Duration;
+
 use rloom_core::ValueRange;
+use rloom_function::{CommandFunction, FunctionError, HttpFunction, PythonFunction};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::function::FunctionSettings;
 use crate::{
-    Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric, Random, Reward, RewardError,
-    Truncated,
+    ComponentError, Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric, Random,
+    Reward, RewardError, Truncated,
 };
 
 /// Reaction to the failure of a component.
@@ -82,6 +86,12 @@ pub enum Kind {
     Length(Length),
     /// A random value.
     Random(Random),
+    /// A Python function.
+    Python(PythonFunction),
+    /// A program.
+    Command(CommandFunction),
+    /// A server.
+    Http(HttpFunction),
 }
 
 impl Kind {
@@ -96,16 +106,41 @@ impl Kind {
             Self::Format(_) => "format",
             Self::Length(_) => "length",
             Self::Random(_) => "random",
+            Self::Python(_) => "python",
+            Self::Command(_) => "command",
+            Self::Http(_) => "http",
         }
     }
 
     /// True if it is a verifier.
     pub fn is_verifier(&self) -> bool {
-        self.as_reward().is_verifier()
+        self.form().is_ok_and(Reward::is_verifier) || self.solved_at().is_some()
     }
 
-    fn as_reward(&self) -> &dyn Reward {
-        match self {
+    /// True if it reads the reference answer of every task.
+    fn reads_answer(&self) -> bool {
+        self.form().is_ok_and(Reward::reads_answer)
+    }
+
+    fn solved_at(&self) -> Option<f64> {
+        self.form().err().and_then(FunctionSettings::solved_at)
+    }
+
+    fn validate(&self) -> Result<(), ComponentError> {
+        match self.form() {
+            Ok(reward) => reward.validate(),
+            Err(function) => {
+                if let Some(least) = function.solved_at() {
+                    ValueRange::between(f64::MIN, f64::MAX).check("solved_at", least)?;
+                }
+                Ok(function.validate()?)
+            }
+        }
+    }
+
+    /// The reward itself, or the settings of a function.
+    fn form(&self) -> Result<&dyn Reward, FunctionSettings<'_>> {
+        Ok(match self {
             Self::Exact(r) => r,
             Self::Numeric(r) => r,
             Self::Math(r) => r,
@@ -114,11 +149,15 @@ impl Kind {
             Self::Format(r) => r,
             Self::Length(r) => r,
             Self::Random(r) => r,
-        }
+            Self::Python(settings) => return Err(FunctionSettings::Python(settings)),
+            Self::Command(settings) => return Err(FunctionSettings::Command(settings)),
+            Self::Http(settings) => return Err(FunctionSettings::Http(settings)),
+        })
     }
 
-    pub(crate) fn reward(&self) -> Box<dyn Reward> {
-        match self.clone() {
+    /// Creates the reward. `timeout` limits one judgement of a function.
+    pub(crate) fn reward(&self, timeout: Duration) -> Result<Box<dyn Reward>, FunctionError> {
+        Ok(match self.clone() {
             Self::Exact(r) => Box::new(r),
             Self::Numeric(r) => Box::new(r),
             Self::Math(r) => Box::new(r),
@@ -127,7 +166,10 @@ impl Kind {
             Self::Format(r) => Box::new(r),
             Self::Length(r) => Box::new(r),
             Self::Random(r) => Box::new(r),
-        }
+            Self::Python(settings) => Box::new(FunctionSettings::Python(&settings).reward(timeout)?),
+            Self::Command(settings) => Box::new(FunctionSettings::Command(&settings).reward(timeout)?),
+            Self::Http(settings) => Box::new(FunctionSettings::Http(&settings).reward(timeout)?),
+        })
     }
 }
 
@@ -166,7 +208,6 @@ impl RewardSettings {
             }
             component
                 .kind
-                .as_reward()
                 .validate()
                 .map_err(|source| RewardError::Component { name: name.clone(), source })?;
         }
@@ -182,6 +223,27 @@ impl RewardSettings {
         }
     }
 
+    /// Timeout of one judgement.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.timeout_seconds)
+    }
+
+    /// Makes the paths of functions absolute, so that they do not depend on the working directory.
+    pub fn make_absolute(&mut self) {
+        for component in &mut self.components {
+            match &mut component.kind {
+                Kind::Python(settings) => settings.make_absolute(),
+                Kind::Command(settings) => settings.make_absolute(),
+                _ => {}
+            }
+        }
+    }
+
+    /// True if a component calls a function.
+    pub fn calls_functions(&self) -> bool {
+        self.components.iter().any(|component| component.kind.form().is_err())
+    }
+
     /// True if there is an outcome verifier.
     pub fn has_verifier(&self) -> bool {
         self.outcome_index().is_some()
@@ -189,7 +251,7 @@ impl RewardSettings {
 
     /// Name of the first component that reads reference answers.
     pub fn answer_reader(&self) -> Option<&str> {
-        self.components.iter().find(|c| c.kind.as_reward().reads_answer()).map(|c| c.name.as_str())
+        self.components.iter().find(|c| c.kind.reads_answer()).map(|c| c.name.as_str())
     }
 
     /// Weight of the environment's step rewards; `None` if no component uses them.
@@ -224,6 +286,15 @@ struct Keys {
     max_tokens: Option<usize>,
     fade: Option<usize>,
     probability: Option<f64>,
+    function: Option<String>,
+    command: Option<Vec<String>>,
+    url: Option<String>,
+    workers: Option<u32>,
+    python: Option<String>,
+    group: Option<bool>,
+    recycle_calls: Option<u64>,
+    memory_mib: Option<u64>,
+    solved_at: Option<f64>,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -237,6 +308,9 @@ enum KindName {
     Format,
     Length,
     Random,
+    Python,
+    Command,
+    Http,
 }
 
 impl<'de> Deserialize<'de> for ComponentSettings {
@@ -259,6 +333,9 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
         KindName::Format => Kind::Format(from_own_keys(given, "format")?),
         KindName::Length => Kind::Length(from_own_keys(given, "length")?),
         KindName::Random => Kind::Random(from_own_keys(given, "random")?),
+        KindName::Python => Kind::Python(from_own_keys(given, "python")?),
+        KindName::Command => Kind::Command(from_own_keys(given, "command")?),
+        KindName::Http => Kind::Http(from_own_keys(given, "http")?),
     };
     Ok(ComponentSettings {
         name: keys.name.clone().unwrap_or_else(|| kind.name().to_owned()),
@@ -284,6 +361,9 @@ impl Serialize for ComponentSettings {
             Kind::Format(r) => serde_json::to_value(r),
             Kind::Length(r) => serde_json::to_value(r),
             Kind::Random(r) => serde_json::to_value(r),
+            Kind::Python(r) => serde_json::to_value(r),
+            Kind::Command(r) => serde_json::to_value(r),
+            Kind::Http(r) => serde_json::to_value(r),
         };
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("kind", self.kind.name())?;
@@ -333,4 +413,7 @@ enum KindTable {
     Format(Format),
     Length(Length),
     Random(Random),
+    Python(PythonFunction),
+    Command(CommandFunction),
+    Http(HttpFunction),
 }

@@ -1,24 +1,28 @@
 //! The engines that a configuration names: in this process, or in others.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use rloom_algo::{Algorithm, Backbone};
+use rloom_cluster::{LocalOptions, Node};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{
-    PublishedPolicy, PublishedWeights, RolloutEngineSettings, ServerSettings, TrainCapabilities,
-    WeightDigest, WeightFolder, digest_order,
+    Backend, Form, PublishedPolicy, PublishedWeights, RolloutEngineSettings, ServerSettings, TorchSettings,
+    TrainCapabilities, WeightDigest, WeightFolder, digest_order,
 };
 use rloom_learn::Models;
-use rloom_model::{LoadError, StoredTensors};
+use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
-use rloom_remote::{ModelLimits, ReplicaPool, Server};
+use rloom_remote::{Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server};
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 
 use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart};
+use crate::ranks::NodeRanks;
 use crate::rollout_choice::ConfiguredRollout;
+use crate::train_choice::ConfiguredTrainer;
 use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
@@ -32,6 +36,9 @@ pub(crate) struct ConfiguredEngines {
     publications: PathBuf,
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
+    dtype: Dtype,
+    /// The daemon of this machine, once it is needed.
+    node: OnceLock<Node>,
 }
 
 impl ConfiguredEngines {
@@ -55,8 +62,85 @@ impl ConfiguredEngines {
             embedded: EmbeddedEngines::new(policy, config, ctx),
             policy: policy.clone(),
             publications,
+            dtype: config.dtype,
+            node: OnceLock::new(),
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
+        })
+    }
+
+    /// The daemon of this machine, which starts processes.
+    fn node(&self) -> Result<Node, RunError> {
+        if let Some(node) = self.node.get() {
+            return Ok(node.clone());
+        }
+        let node = Node::local(&LocalOptions::default())?;
+        Ok(self.node.get_or_init(|| node).clone())
+    }
+
+    /// A folder with the weights of a start.
+    fn start_folder(&self, start: &StageStart) -> Result<Arc<WeightFolder>, RunError> {
+        let published = match start {
+            StageStart::Initial => match self.policy.folder() {
+                Some(folder) => return Ok(Arc::new(WeightFolder::kept(folder))),
+                None => self.embedded.open_start(StageStart::Initial)?,
+            },
+            StageStart::Published(published) => published.clone(),
+        };
+        if let PublishedWeights::Folder(folder) = &published.weights {
+            return Ok(Arc::clone(folder));
+        }
+        let folder = self.publications.join("start");
+        disk::create_folder(PUBLICATIONS, &folder)?;
+        self.embedded.writer().write(&published, &folder)?;
+        Ok(Arc::new(WeightFolder::temporary(folder)))
+    }
+
+    /// The models of a stage on PyTorch ranks, each with ranks of its own.
+    fn gangs(
+        &self,
+        stage: &Stage,
+        torch: &TorchSettings,
+        threads: usize,
+        start: &StageStart,
+    ) -> Result<Models<ConfiguredTrainer>, RunError> {
+        let folder = self.start_folder(start)?;
+        let Algorithm { critic, prm, .. } = &stage.algorithm;
+        let backbone = critic.as_ref().map(|critic| critic.backbone);
+        let models = 1 + usize::from(backbone == Some(Backbone::Own)) + usize::from(prm.is_some());
+        let gang = |model: &'static str, heads, has_reference: bool| {
+            let settings = GangSettings {
+                heads,
+                reference: has_reference.then(|| folder.path().to_owned()),
+                optimizer: stage.optimizer.clone(),
+                ranks: torch.ranks,
+                shard: (torch.shard > 0).then_some(torch.shard),
+                dtype: match self.dtype {
+                    Dtype::F32 => RankDtype::F32,
+                    Dtype::Bf16 => RankDtype::Bf16,
+                },
+                activation_checkpointing: stage.trainer.activation_checkpointing,
+                offload: torch.offload,
+                deterministic: torch.deterministic,
+                threads: (threads / (torch.ranks * models)).max(1),
+                step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
+                ..GangSettings::new(folder.path(), self.publications.join(model))
+            };
+            let ranks = NodeRanks { node: self.node()?, python: PathBuf::from(&torch.python), model };
+            let gang = Gang::start(settings, Box::new(ranks), 1)?;
+            Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
+        };
+        let heads = if backbone == Some(Backbone::Shared) {
+            PolicyHeads::PolicyAndValue
+        } else {
+            PolicyHeads::Policy
+        };
+        Ok(Models {
+            policy: gang("policy", heads, stage.algorithm.needs_reference())?,
+            critic: (backbone == Some(Backbone::Own))
+                .then(|| gang("critic", PolicyHeads::Critic, false))
+                .transpose()?,
+            prm: prm.as_ref().map(|_| gang("prm", PolicyHeads::Policy, true)).transpose()?,
         })
     }
 
@@ -86,7 +170,7 @@ impl ConfiguredEngines {
 
 impl EngineFactory for ConfiguredEngines {
     type Rollout = ConfiguredRollout;
-    type Train = EmbeddedTrainEngine;
+    type Train = ConfiguredTrainer;
 
     fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         Ok(match settings {
@@ -106,9 +190,13 @@ impl EngineFactory for ConfiguredEngines {
         threads: usize,
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
+        if let Backend::Torch(torch) = &stage.trainer.backend {
+            return self.gangs(stage, torch, threads, &start);
+        }
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
         let policy = if self.uses_folders { policy.with_publications_in(&self.publications) } else { policy };
-        Ok(Models { policy, critic, prm })
+        let embedded = |engine| ConfiguredTrainer::Embedded(Box::new(engine));
+        Ok(Models { policy: embedded(policy), critic: critic.map(embedded), prm: prm.map(embedded) })
     }
 
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
@@ -120,11 +208,27 @@ impl EngineFactory for ConfiguredEngines {
     }
 
     fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
-        self.embedded.open_start(start)
+        match self.policy.folder().filter(|_| self.uses_folders && matches!(start, StageStart::Initial)) {
+            Some(folder) => self.open_folder(folder, PolicyVersion(0)),
+            None => self.embedded.open_start(start),
+        }
     }
 
     fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
-        self.embedded.train_capabilities(stage)
+        let embedded = self.embedded.train_capabilities(stage);
+        match &stage.trainer.backend {
+            Backend::Embedded(_) if !self.uses_folders => embedded,
+            Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
+            Backend::Torch(torch) => TrainCapabilities {
+                ranks: torch.ranks,
+                repeats_bits: torch.deterministic,
+                shares_prompts: false,
+                numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
+                forms: vec![Form::Folder],
+                candidates: false,
+                attachments: false,
+            },
+        }
     }
 
     fn is_sampler_exact(&self, stage: &Stage) -> bool {

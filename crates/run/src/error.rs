@@ -171,6 +171,14 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Algorithm(#[from] rloom_algo::AlgoError),
+    /// The daemon that starts processes.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Cluster(#[from] rloom_cluster::ClusterError),
+    /// PyTorch ranks could not be started.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Gang(#[from] rloom_remote::GangError),
     /// An address that is not that of a server.
     #[error("rollout.urls: {url} is not the address of a server: {reason}")]
     ServerAddress {

@@ -11,7 +11,7 @@ use rloom_hub::Hub;
 use rloom_ops::Ctx;
 
 use crate::stage_setup::RunInputs;
-use crate::{Policy, RunError, assembly, runtime};
+use crate::{Policy, RunError, assembly, functions, runtime};
 
 /// Interval of progress reports.
 const TICK: Duration = Duration::from_millis(100);
@@ -35,6 +35,7 @@ pub fn evaluate(
     let embedded = RolloutSettings { timeout_seconds, ..RolloutSettings::default() };
     let settings = eval.rollout.embedded().unwrap_or(&embedded);
     let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
+    functions::check_evaluation(eval)?;
     let rows = inputs.prompt_check().evaluation(eval)?;
     let evaluator = inputs.evaluator(eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
     runtime::block_on(async {

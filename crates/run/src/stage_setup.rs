@@ -101,18 +101,19 @@ impl RunInputs {
         rollout: &RolloutEngineSettings,
         stage: u32,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
+        let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         let mut settings = EpisodeSettings {
             environment,
             tokenizer: Arc::clone(&self.tokenizer),
-            scorer: Arc::new(Scorer::new(reward, self.seed, stage)?),
-            reward_slots: self.threads + EXTRA_REWARD_SLOTS,
+            reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
+            scorer,
             context: self.context,
             policy: self.policy,
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
             timeout: Duration::from_secs_f64(rollout.timeout_seconds()),
-            reward_timeout: Duration::from_secs_f64(reward.timeout_seconds),
+            reward_timeout: reward.timeout(),
         };
         if let Some(EpisodeHook(adjust)) = &self.episode_hook {
             adjust(&mut settings);

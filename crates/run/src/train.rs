@@ -31,7 +31,7 @@ use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
     RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
 };
-use crate::{Policy, RunError, StopFlag, context, runtime};
+use crate::{Policy, RunError, StopFlag, context, functions, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
     StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
@@ -100,11 +100,16 @@ fn create(config: &Config) -> Result<RunDirectory, RunError> {
     Ok(directory)
 }
 
-/// Makes the paths of data files and of a local model independent of the working directory.
+/// Makes the paths of data files, functions and a local model independent of the working directory.
 pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
     for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
         data.make_absolute()?;
+    }
+    let of_stages = config.stages.iter_mut().filter_map(|stage| stage.rollout.as_mut());
+    let rewards = of_stages.map(|rollout| &mut rollout.reward);
+    for reward in rewards.chain(config.eval.as_mut().map(|eval| &mut eval.reward)) {
+        reward.make_absolute();
     }
     if let Some(rollouts) = &mut config.run.rollouts
         && let Ok(path) = std::path::absolute(&*rollouts)
@@ -535,6 +540,7 @@ fn measure_prompts(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<KeptRows, RunError> {
+    functions::check(config, first)?;
     let started = Instant::now();
     let kept = inputs.prompt_check().run(config, first, &mut |progress| {
         match progress {

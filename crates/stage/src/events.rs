@@ -112,6 +112,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let record = Record::Episode { ticket, sample, episode: episode.clone() };
                 (record, GroupPart::Episode(episode), sample)
             }
+            GroupUpdate::Judged { sample, episode, reward_time } => {
+                self.clock.scored(0, reward_time);
+                let record = Record::Episode { ticket, sample, episode: episode.clone() };
+                (record, GroupPart::Episode(episode), sample)
+            }
             GroupUpdate::Partial { sample, partial } => {
                 let record = Record::PartialEpisode { ticket, sample, episode: partial.clone() };
                 (record, GroupPart::Partial(partial), sample)

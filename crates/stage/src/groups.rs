@@ -204,10 +204,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         let runner = Arc::clone(runner);
         let task = runner.task(ticket)?;
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
-        let progress = GroupProgress {
-            done: group.episodes.keys().copied().collect(),
-            partials: group.partials.clone(),
-        };
+        let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
         let sender = self.sender.clone();

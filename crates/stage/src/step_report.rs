@@ -44,6 +44,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 metrics.insert(format!("{}{name}", metric::REWARD_FAILURES_PREFIX), failures as f64);
             }
         }
+        if let Some(runner) = self.groups.source().rollouts() {
+            let reported = runner.episodes().scorer().take_metrics();
+            let named = |(name, value)| (format!("{}{name}", metric::FUNCTION_PREFIX), value);
+            metrics.extend(reported.into_iter().map(named));
+        }
         self.reporter.emit(Event::Step { metrics });
         if is_scored {
             self.report_samples(groups, report);

@@ -269,7 +269,7 @@ pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
             RewardComponent { name: "format".into(), weight: 0.5, value: Some(1.0) },
             RewardComponent { name: "judge".into(), weight: 0.25, value: None },
         ];
-        let rewards = Rewards { components, solved: Some(value > 0.5), parsed: Some(true) };
+        let rewards = Rewards { components, solved: Some(value > 0.5), parsed: Some(true), pending: false };
         Episode { role: Role::Train, segments: vec![trajectory(ticket, sample, version)], rewards }
     });
     Group { ticket: Ticket(ticket), task, episodes: episodes.collect() }

@@ -62,10 +62,7 @@ class Engine:
             choose_layout(self.reference, dtype)
         self.optimizer = Optimizer(self.model, settings.optimizer, world)
         self.has_gradient = False
-
-    def own(self, micro_batches: int) -> list[int]:
-        """Returns the numbers of this rank's micro-batches."""
-        return list(range(self.world.rank, micro_batches, self.world.size))
+        self.is_parked = False
 
     def score(
         self, batches: dict[int, Batch], total: int, *, reference: bool, progress: Progress
@@ -100,8 +97,7 @@ class Engine:
                     results.append(trained)
                 progress(done)
         except BaseException:
-            self.optimizer.zero()
-            self.has_gradient = False
+            self.clear()
             raise
         return results
 
@@ -123,11 +119,34 @@ class Engine:
                 digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.value
 
+    def clear(self) -> None:
+        """Drops the accumulated gradient."""
+        self.optimizer.zero()
+        self.has_gradient = False
+
+    def park(self) -> None:
+        """Moves weights, gradients and moments from the device to host memory until `resume`."""
+        if self.world.device.type == "cuda" and not self.settings.offload:
+            self._move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+            self.is_parked = True
+
+    def resume(self) -> None:
+        """Moves back what `park` moved."""
+        if self.is_parked:
+            self._move(self.world.device)
+            self.is_parked = False
+
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
+        for own in self.optimizer.adamw.state.values():
+            own.update({name: x.to(device) for name, x in own.items() if isinstance(x, Tensor)})
+
     def gradients(self) -> dict[str, Tensor]:
         """Returns the accumulated gradient by name; for tests."""
         named = self.model.named_weights()
         return {
-            name: torch.zeros(w.shape) if w.grad is None else whole_tensor(w.grad)
+            name: torch.zeros(w.shape) if w.grad is None else whole_tensor(w.grad).clone()
             for name, w in named.items()
         }
 

@@ -67,7 +67,7 @@ class NativeLoss:
         try:
             grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores[:3]))
         except (NativeError, ValueError) as error:
-            raise LossError(str(error), micro_batch=micro_batch) from error
+            raise LossError(str(error), micro_batch=micro_batch, scores=scores) from error
         if not math.isfinite(grad.terms.loss):
             raise NotFiniteError("loss", micro_batch)
         return _coefficients(grad)

@@ -8,6 +8,7 @@ pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod replay;

@@ -5,6 +5,7 @@ mod downloads;
 mod export;
 mod hints;
 mod messages;
+mod node;
 mod offline;
 mod plan;
 mod runs;

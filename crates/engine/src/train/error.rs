@@ -157,6 +157,10 @@ pub enum TrainError {
         /// Micro-batches of the step.
         expected: usize,
     },
+    /// A process of the engine died, hangs or is out of step. The engine has to be restored before it can continue.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Lost(EngineCause),
     /// An optimizer step without an accumulated gradient.
     #[error("an optimizer step was requested before any gradient was accumulated")]
     NothingAccumulated,

@@ -55,8 +55,8 @@ impl Default for PoolTimings {
     fn default() -> Self {
         Self {
             health: Duration::from_secs(10),
-            answer: Duration::from_mins(1),
-            control: Duration::from_mins(1),
+            answer: Duration::from_mins(2),
+            control: Duration::from_mins(2),
             load: Duration::from_mins(15),
             drain: Duration::from_secs(30),
             backoff: Duration::from_secs(1),

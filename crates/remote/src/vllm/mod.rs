@@ -3,6 +3,7 @@
 //! Generation is token in, token out (`/inference/v1/generate`); weights are loaded by the worker extension of
 //! `python/rloom/vllm/extension.py`, which every server has to run.
 
+mod launch;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,8 @@ use std::path::Path;
 
 use rloom_engine::PolicyLabel;
 use tokio::time::Instant;
+
+pub use launch::{ServerCommand, Slot};
 
 use crate::error::ServerError;
 use crate::server::{Call, Connection, Description, End, Pause, Reply};

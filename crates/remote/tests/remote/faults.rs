@@ -8,8 +8,8 @@ use rloom_engine::ServerSettings;
 use rloom_engine::{GenerateRequest, RolloutEngine, RolloutError, generate_all};
 use rloom_remote::ReplicaPool;
 
-use crate::stand_in::StandIn;
 use crate::stand_in::faults::Fault;
+use crate::stand_in::{Protocol, StandIn};
 use crate::support::{Trainer, check, pool_of, request, run, settings};
 
 const GENERATE: &str = "/inference/v1/generate";
@@ -238,7 +238,7 @@ fn a_server_that_dies_loses_nothing() {
     }
     until_named(&pool, 0, "cannot connect");
     // Somebody starts it again, with whatever weights it has.
-    let _again = StandIn::at(port);
+    let _again = StandIn::at(port, Protocol::Vllm);
     until_loaded(&pool, &trainer, 0, 1);
     complete(&pool, &trainer, 1, 1);
 }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
-use rloom_engine::ServerSettings;
 use rloom_engine::conformance::ReferenceTrainer;
-use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, SamplingSettings};
-use rloom_remote::{ModelLimits, PoolTimings, ReplicaPool, Server};
+use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, SamplingSettings, ServerSettings};
+use rloom_remote::{ModelLimits, PoolTimings, ReplicaPool};
 
 use crate::stand_in::model::{VOCABULARY, Weights, publish};
 use crate::stand_in::{CONTEXT, StandIn};
@@ -40,7 +39,7 @@ pub(crate) fn settings(replicas: usize) -> ServerSettings {
 pub(crate) fn pool_of(stand_ins: &[&StandIn], settings: &ServerSettings) -> ReplicaPool {
     let pool = ReplicaPool::with_timings(LIMITS, settings, None, timings()).unwrap();
     for stand_in in stand_ins {
-        pool.join(Server::vllm(&stand_in.url).unwrap());
+        pool.join(stand_in.server());
     }
     pool
 }
@@ -49,7 +48,7 @@ pub(crate) fn pool_of(stand_ins: &[&StandIn], settings: &ServerSettings) -> Repl
 pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime
-        .block_on(async { tokio::time::timeout(Duration::from_mins(5), future).await.expect("never ends") })
+        .block_on(async { tokio::time::timeout(Duration::from_mins(20), future).await.expect("never ends") })
 }
 
 /// The trainer whose weights stand-ins load.

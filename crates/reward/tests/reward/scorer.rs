@@ -7,8 +7,8 @@ use rloom_core::{
     Author, PromptSource, Rewards, SampleKey, Span, StepReward, StopReason, Task, Ticket, Trajectory,
 };
 use rloom_reward::{
-    Countdown, CurrentComponent, EnvironmentReward, Exact, Extract, Kind, Math, Numeric, Random, RewardError,
-    RewardSettings, Scorer, Truncated,
+    Countdown, CurrentComponent, EnvironmentReward, Exact, Extract, Judged, Kind, Math, Numeric, Random,
+    RewardError, RewardSettings, Scorer, Truncated,
 };
 
 fn settings(json: &str) -> Result<RewardSettings, String> {
@@ -47,10 +47,17 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
     }
 }
 
+fn episode<'a>(task: &'a Task, trajectory: &'a Trajectory, text: &'a str) -> Judged<'a> {
+    Judged { task, trajectory, text, prompt: "" }
+}
+
 fn score(kind: Kind, answer: &str, text: &str) -> Rewards {
     let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
     scorer
-        .score(&task(answer), &trajectory(5, StopReason::StopToken, 0), text, &CurrentComponent::default())
+        .score(
+            &episode(&task(answer), &trajectory(5, StopReason::StopToken, 0), text),
+            &CurrentComponent::default(),
+        )
         .unwrap()
 }
 
@@ -146,7 +153,8 @@ fn step_rewards_are_summed_and_success_in_the_last_turn_solves() {
         trajectory.spans.truncate(1);
         trajectory.spans.extend(steps);
         trajectory.validate().unwrap();
-        let rewards = scorer.score(&task(""), &trajectory, "1 2", &CurrentComponent::default()).unwrap();
+        let rewards =
+            scorer.score(&episode(&task(""), &trajectory, "1 2"), &CurrentComponent::default()).unwrap();
         (rewards.total(), rewards.solved, rewards.parsed)
     };
     assert_eq!(judged(&[0.0, -0.25, 1.0]), (Some(0.75), Some(true), None));
@@ -156,12 +164,15 @@ fn step_rewards_are_summed_and_success_in_the_last_turn_solves() {
     assert_eq!(judged(&[0.5, 0.75]), (Some(1.25), Some(false), None));
     // Missing step rewards are an error, unless there was no turn.
     let error = scorer
-        .score(&task(""), &trajectory(5, StopReason::StopToken, 0), "1", &CurrentComponent::default())
+        .score(
+            &episode(&task(""), &trajectory(5, StopReason::StopToken, 0), "1"),
+            &CurrentComponent::default(),
+        )
         .unwrap_err();
     assert!(error.to_string().ends_with("the environment gave no step rewards"), "{error}");
     assert!(error.help().is_some());
     let aborted = scorer
-        .score(&task(""), &trajectory(0, StopReason::Aborted, 0), "", &CurrentComponent::default())
+        .score(&episode(&task(""), &trajectory(0, StopReason::Aborted, 0), ""), &CurrentComponent::default())
         .unwrap();
     assert_eq!((aborted.total(), aborted.solved), (Some(0.0), Some(false)));
 }
@@ -172,9 +183,7 @@ fn unreadable_references_are_errors() {
         let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
         let error = scorer
             .score(
-                &task(answer),
-                &trajectory(5, StopReason::StopToken, 4),
-                "18",
+                &episode(&task(answer), &trajectory(5, StopReason::StopToken, 4), "18"),
                 &CurrentComponent::default(),
             )
             .unwrap_err();
@@ -205,9 +214,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
     assert_eq!(scorer.names().collect::<Vec<_>>(), ["format", "correct", "literal"]);
     let rewards = scorer
         .score(
-            &task("18"),
-            &trajectory(5, StopReason::StopToken, 0),
-            "<answer>18</answer>",
+            &episode(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>"),
             &CurrentComponent::default(),
         )
         .unwrap();
@@ -222,9 +229,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
     let rewards = Scorer::new(&named, 1, 0).unwrap();
     let rewards = rewards
         .score(
-            &task("18"),
-            &trajectory(5, StopReason::StopToken, 0),
-            "<answer>18</answer>",
+            &episode(&task("18"), &trajectory(5, StopReason::StopToken, 0), "<answer>18</answer>"),
             &CurrentComponent::default(),
         )
         .unwrap();
@@ -240,7 +245,10 @@ fn truncated_completions_can_be_made_to_fail() {
         let scorer = Scorer::new(&RewardSettings::single(kind), 1, 0).unwrap();
         for (stop, expected) in [(StopReason::Length, solved), (StopReason::StopToken, true)] {
             let rewards = scorer
-                .score(&task("18"), &trajectory(5, stop, 0), "#### 18", &CurrentComponent::default())
+                .score(
+                    &episode(&task("18"), &trajectory(5, stop, 0), "#### 18"),
+                    &CurrentComponent::default(),
+                )
                 .unwrap();
             assert_eq!((rewards.solved, rewards.parsed), (Some(expected), Some(true)));
             assert_eq!(rewards.total(), Some(f64::from(u8::from(expected))));
@@ -253,7 +261,10 @@ fn by_length(json: &str, lengths: &[usize]) -> Vec<f64> {
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
     let value = |&n: &usize| {
         scorer
-            .score(&task("1"), &trajectory(n, StopReason::Length, 0), "1", &CurrentComponent::default())
+            .score(
+                &episode(&task("1"), &trajectory(n, StopReason::Length, 0), "1"),
+                &CurrentComponent::default(),
+            )
             .unwrap()
             .total()
             .unwrap()
@@ -277,9 +288,7 @@ fn random_rewards_repeat_and_do_not_look_at_the_completion() {
         let value = |n: u32| {
             scorer
                 .score(
-                    &task("1"),
-                    &trajectory(2, StopReason::StopToken, n),
-                    text,
+                    &episode(&task("1"), &trajectory(2, StopReason::StopToken, n), text),
                     &CurrentComponent::default(),
                 )
                 .unwrap()

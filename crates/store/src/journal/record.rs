@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {
-    /// An episode is generated and scored.
+    /// An episode is generated and scored. Replaces an earlier record of the same sample, whose reward was pending.
     Episode {
         /// The group.
         ticket: Ticket,

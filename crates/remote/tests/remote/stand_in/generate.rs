@@ -19,10 +19,10 @@ pub(crate) struct Running {
 }
 
 /// Removes a request when it ends or its client is gone.
-struct Registered {
+pub(super) struct Registered {
     world: Arc<Mutex<World>>,
-    number: u64,
-    is_done: bool,
+    pub(super) number: u64,
+    pub(super) is_done: bool,
 }
 
 impl Drop for Registered {
@@ -34,15 +34,15 @@ impl Drop for Registered {
 }
 
 /// Settings of a request that the stand-in reads.
-struct Params {
-    temperature: f64,
-    top_k: usize,
-    top_p: f64,
-    min_p: f64,
-    max_tokens: usize,
-    min_tokens: usize,
-    seed: u64,
-    stop: Vec<u32>,
+pub(super) struct Params {
+    pub(super) temperature: f64,
+    pub(super) top_k: usize,
+    pub(super) top_p: f64,
+    pub(super) min_p: f64,
+    pub(super) max_tokens: usize,
+    pub(super) min_tokens: usize,
+    pub(super) seed: u64,
+    pub(super) stop: Vec<u32>,
 }
 
 impl Params {
@@ -112,13 +112,7 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
         .zip(&logprobs)
         .map(|(token, logprob)| json!({ "token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [] }))
         .collect();
-    let mut spans: Vec<Value> = Vec::new();
-    for (at, version) in versions.iter().enumerate() {
-        match spans.last_mut() {
-            Some(last) if last["version"] == version.as_str() => last["end"] = json!(at + 1),
-            _ => spans.push(json!({ "version": version, "start": at, "end": at + 1 })),
-        }
-    }
+    let spans = spans_of(&versions);
     let mut tokens = tokens;
     let (mut id, mut spans) = (json!(id), json!(spans));
     if !tokens.is_empty() {
@@ -171,7 +165,19 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
     )
 }
 
-fn register(world: &Arc<Mutex<World>>, id: String, prompt: &[u32]) -> Registered {
+/// Ranges of tokens with the same version.
+pub(super) fn spans_of(versions: &[String]) -> Vec<Value> {
+    let mut spans: Vec<Value> = Vec::new();
+    for (at, version) in versions.iter().enumerate() {
+        match spans.last_mut() {
+            Some(last) if last["version"] == version.as_str() => last["end"] = json!(at + 1),
+            _ => spans.push(json!({ "version": version, "start": at, "end": at + 1 })),
+        }
+    }
+    spans
+}
+
+pub(super) fn register(world: &Arc<Mutex<World>>, id: String, prompt: &[u32]) -> Registered {
     let mut state = world.lock().unwrap();
     let number = state.next;
     state.next += 1;
@@ -182,7 +188,7 @@ fn register(world: &Arc<Mutex<World>>, id: String, prompt: &[u32]) -> Registered
 }
 
 /// Tokens, log-probabilities, versions and the reason for the end.
-async fn decode(
+pub(super) async fn decode(
     world: &Mutex<World>,
     number: u64,
     prompt: &[u32],

@@ -1,17 +1,19 @@
-//! A stand-in for vLLM's server: the same endpoints, fields and states, a tiny model, and faults on demand.
+//! Stand-ins for the servers of vLLM and SGLang: the same endpoints, fields and states, a tiny model, and faults on demand.
 //!
-//! Requests may only have the fields of `tests/fields/vllm.json`, which `tests/fields/check.py` compares with the package.
+//! Requests may only have the fields of `tests/fields/*.json`, which `tests/fields/check.py` compares with the packages.
 
 pub(crate) mod faults;
 mod generate;
 pub(crate) mod http;
 pub(crate) mod model;
+mod sglang;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rloom_remote::Server;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -25,8 +27,23 @@ use model::{VOCABULARY, Weights};
 /// Longest sequence of the stand-in.
 pub(crate) const CONTEXT: usize = 512;
 
-/// Fields of requests and answers.
-const FIELDS: &str = include_str!("../../fields/vllm.json");
+/// Protocol of a stand-in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Vllm,
+    Sglang,
+}
+
+impl Protocol {
+    /// Fields of requests and answers.
+    fn fields(self) -> Value {
+        let text = match self {
+            Self::Vllm => include_str!("../../fields/vllm.json"),
+            Self::Sglang => include_str!("../../fields/sglang.json"),
+        };
+        serde_json::from_str(text).unwrap()
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Paused {
@@ -38,6 +55,7 @@ enum Paused {
 /// State of the server.
 #[derive(Debug)]
 pub(crate) struct World {
+    protocol: Protocol,
     weights: Weights,
     label: String,
     /// Weights and label that were received and not finished.
@@ -58,6 +76,15 @@ pub(crate) struct World {
     max_num_seqs: usize,
 }
 
+impl World {
+    fn resume(&mut self) {
+        self.paused = None;
+        for running in self.running.values_mut() {
+            running.is_admitted = true;
+        }
+    }
+}
+
 /// A server on a thread of its own. Dropping it closes all connections, as if the process were killed.
 pub(crate) struct StandIn {
     pub(crate) url: String,
@@ -68,12 +95,13 @@ pub(crate) struct StandIn {
 
 impl StandIn {
     pub(crate) fn start() -> Self {
-        Self::at(0)
+        Self::at(0, Protocol::Vllm)
     }
 
     /// A server at a port, 0 for any.
-    pub(crate) fn at(port: u16) -> Self {
+    pub(crate) fn at(port: u16, protocol: Protocol) -> Self {
         let world = Arc::new(Mutex::new(World {
+            protocol,
             weights: Weights([0, 0]),
             label: "default".to_owned(),
             update: None,
@@ -118,6 +146,15 @@ impl StandIn {
     /// Tokens per millisecond of each request.
     pub(crate) fn set_speed(&self, speed: usize) {
         self.lock().speed = speed;
+    }
+
+    /// A client of it.
+    pub(crate) fn server(&self) -> Server {
+        let protocol = self.lock().protocol;
+        match protocol {
+            Protocol::Vllm => Server::vllm(&self.url).unwrap(),
+            Protocol::Sglang => Server::sglang(&self.url).unwrap(),
+        }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -190,7 +227,8 @@ fn check_fields(fields: &Value, body: &Value, place: &str) {
 }
 
 async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
-    let fields: Value = serde_json::from_str(FIELDS).unwrap();
+    let protocol = world.lock().unwrap().protocol;
+    let fields = protocol.fields();
     let Request { method, path, query, body } = request;
     let Some(endpoint) = fields["endpoints"].get(format!("{method} {path}")) else {
         return (404, json!({ "detail": "Not Found" }));
@@ -198,6 +236,9 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
     check_fields(endpoint, &body, &path);
     check_fields(&fields["sampling_params"], &body["sampling_params"], "sampling_params");
     let ok = (200, json!({}));
+    if protocol == Protocol::Sglang {
+        return sglang::answer(world, &path, &body).await;
+    }
     match path.as_str() {
         "/health" => ok,
         "/collective_rpc" => {
@@ -219,15 +260,17 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
             update(&mut world.lock().unwrap(), &path, &body)
         }
         "/pause" => {
-            pause(world, &query).await;
+            let mode = match query.as_str() {
+                "mode=wait" => Paused::Wait,
+                "mode=abort" => Paused::Abort,
+                "mode=keep" => Paused::Keep,
+                other => panic!("unknown pause mode: {other}"),
+            };
+            pause(world, mode).await;
             ok
         }
         "/resume" => {
-            let mut world = world.lock().unwrap();
-            world.paused = None;
-            for running in world.running.values_mut() {
-                running.is_admitted = true;
-            }
+            world.lock().unwrap().resume();
             ok
         }
         "/inference/v1/abort_requests" => {
@@ -281,13 +324,7 @@ fn update(world: &mut World, path: &str, body: &Value) -> (u16, Value) {
     (200, json!({ "message": "done" }))
 }
 
-async fn pause(world: &Mutex<World>, query: &str) {
-    let mode = match query {
-        "mode=wait" => Paused::Wait,
-        "mode=abort" => Paused::Abort,
-        "mode=keep" => Paused::Keep,
-        other => panic!("unknown pause mode: {other}"),
-    };
+async fn pause(world: &Mutex<World>, mode: Paused) {
     {
         let mut world = world.lock().unwrap();
         world.paused = Some(mode);

@@ -1,0 +1,498 @@
+//! The training engine over a gang.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rloom_algo::{LossGrad, LossStep, LossTerms, Scope, TokenScores};
+use rloom_core::{PolicyVersion, SampleKey};
+use rloom_engine::{
+    Access, Feature, Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy,
+    PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError,
+    TrainProgress, TrainWork, WeightFolder, Which,
+};
+use rloom_wire::{Frame, Tensor};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::error::GangError;
+use super::exchange::{Job, RankFailure, unreadable};
+use super::launch::RankLauncher;
+use super::ranks::Ranks;
+use super::rows::{self, name};
+use super::settings::{GangSettings, PolicyHeads};
+
+/// Trains a model that transformers opens, on PyTorch ranks.
+pub struct Gang {
+    settings: GangSettings,
+    launcher: Box<dyn RankLauncher>,
+    ranks: Result<Ranks, GangError>,
+    epoch: u64,
+    job: u64,
+    opened: Opened,
+    observer: ProgressObserver,
+    digest: Option<u64>,
+    /// Samples of the accumulated gradient, for the error message if it is not finite.
+    accumulated: Vec<SampleKey>,
+}
+
+/// A rank's answer after it has opened the model.
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Opened {
+    numeric_path: String,
+    repeats_bits: bool,
+    layout: String,
+}
+
+#[derive(Deserialize)]
+struct Files {
+    files: Vec<(PathBuf, u64)>,
+}
+
+#[derive(Deserialize)]
+struct Counts {
+    tokens: u64,
+    skipped: u64,
+}
+
+impl std::fmt::Debug for Gang {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gang")
+            .field("ranks", &self.settings.ranks)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gang {
+    /// Starts the ranks of epoch `epoch` and opens the model.
+    pub fn start(
+        settings: GangSettings,
+        launcher: Box<dyn RankLauncher>,
+        epoch: u64,
+    ) -> Result<Self, GangError> {
+        let deadline = Instant::now() + settings.start_deadline;
+        let ranks = Ranks::start(launcher.as_ref(), settings.ranks, epoch, deadline)?;
+        let mut gang = Self {
+            settings,
+            launcher,
+            ranks: Ok(ranks),
+            epoch,
+            job: 0,
+            opened: Opened::default(),
+            observer: ProgressObserver::default(),
+            digest: None,
+            accumulated: Vec::new(),
+        };
+        gang.open()?;
+        Ok(gang)
+    }
+
+    /// Epoch of the ranks; a restart begins the next one.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Treatment of micro-batches that the ranks chose: `packed`, `masked` or `unpacked`.
+    pub fn layout(&self) -> &str {
+        &self.opened.layout
+    }
+
+    /// Accumulated gradient by tensor name, for comparisons with other engines.
+    pub fn gradients(&mut self) -> Result<Vec<(String, Vec<f32>)>, TrainError> {
+        let frames = self.ask(json!({ "job": "gradients" }))?;
+        let read = |tensor: &Tensor| Ok((tensor.name.clone(), tensor.elements()?));
+        let all: Result<Vec<_>, _> = frames.iter().flat_map(|frame| &frame.tensors).map(read).collect();
+        all.map_err(|error: rloom_wire::FrameError| lost(unreadable(0, &error)))
+    }
+
+    /// Opens a model again, or another one, on the same ranks; nothing of the old one remains.
+    pub fn reopen(&mut self, settings: GangSettings) -> Result<(), GangError> {
+        self.settings = GangSettings { ranks: self.settings.ranks, ..settings };
+        self.digest = None;
+        self.accumulated.clear();
+        self.observer = ProgressObserver::default();
+        self.open()
+    }
+
+    fn open(&mut self) -> Result<(), GangError> {
+        let message = json!({ "job": "open", "settings": self.settings.message() });
+        let deadline = self.settings.start_deadline;
+        let tensors = vec![Vec::new(); self.settings.ranks];
+        let frames = self.run(Job { message, tensors, deadline, progress: &mut |_| {} });
+        let frames = frames.map_err(|failure| self.ended(failure.error))?;
+        self.opened = content(&frames, 0)?;
+        Ok(())
+    }
+
+    fn run(&mut self, job: Job<'_>) -> Result<Vec<Frame>, RankFailure> {
+        self.job += 1;
+        match &mut self.ranks {
+            Ok(ranks) => ranks.run(self.job, job),
+            Err(error) => Err(error.clone().into()),
+        }
+    }
+
+    /// Ends the gang for `error`.
+    fn ended(&mut self, error: GangError) -> GangError {
+        self.ranks = Err(error.clone());
+        self.digest = None;
+        self.accumulated.clear();
+        error
+    }
+
+    /// Asks all ranks for a job without tensors.
+    fn ask(&mut self, message: Value) -> Result<Vec<Frame>, TrainError> {
+        let tensors = vec![Vec::new(); self.settings.ranks];
+        self.ask_with(message, tensors, &mut |_| {}, &[], None)
+    }
+
+    fn ask_with(
+        &mut self,
+        message: Value,
+        tensors: Vec<Vec<Tensor>>,
+        progress: &mut dyn FnMut(u64),
+        step: &[PackedBatch],
+        loss: Option<&LossStep<'_>>,
+    ) -> Result<Vec<Frame>, TrainError> {
+        let deadline = self.settings.step_deadline;
+        let failure = match self.run(Job { message, tensors, deadline, progress }) {
+            Ok(frames) => return Ok(frames),
+            Err(failure) => failure,
+        };
+        if failure.error.is_answer() {
+            return Err(self.refused(failure, step, loss));
+        }
+        Err(lost(self.ended(failure.error)))
+    }
+
+    /// The typed error of a job that all ranks gave up.
+    fn refused(&self, failure: RankFailure, step: &[PackedBatch], loss: Option<&LossStep<'_>>) -> TrainError {
+        let RankFailure { error, answer, frame } = failure;
+        let batch = answer.micro_batch.and_then(|index| step.get(index));
+        let keys = batch.map_or_else(|| self.accumulated.clone(), |batch| batch.keys.clone());
+        match answer.kind.as_str() {
+            "not_finite" => TrainError::NotFinite { what: quantity(&answer.what), keys },
+            "no_reference" => TrainError::NoReference,
+            "nothing_accumulated" => TrainError::NothingAccumulated,
+            "batch" => TrainError::Batch(Box::new(error)),
+            "loss" => {
+                let sequence = answer.not_inert.and_then(|sequence| batch?.keys.get(sequence));
+                if let Some(&key) = sequence {
+                    return TrainError::NotInert { key };
+                }
+                // The rank sends the scores that the loss refused: the same evaluation gives the typed error.
+                let scores = frame.and_then(|frame| {
+                    let field = |name| frame.tensor(name)?.elements();
+                    let read = || {
+                        Ok::<_, rloom_wire::FrameError>(TokenScores {
+                            logprob: field("logprob")?,
+                            entropy: field("entropy")?,
+                            value: field("value")?,
+                            ..TokenScores::default()
+                        })
+                    };
+                    read().ok()
+                });
+                let again = answer.micro_batch.zip(scores).zip(loss);
+                match again.map(|((index, scores), loss)| loss.evaluate(index, &scores)) {
+                    Some(Err(refusal)) => TrainError::Algo(refusal),
+                    _ => TrainError::Batch(Box::new(error)),
+                }
+            }
+            _ => TrainError::Checkpoint(Box::new(error)),
+        }
+    }
+
+    /// Tensors of each rank: the micro-batches `rank`, `rank + ranks`, ….
+    fn divided(&self, step: &[PackedBatch]) -> Vec<Vec<Tensor>> {
+        let ranks = self.settings.ranks;
+        let of_rank = |rank| {
+            let own = step.iter().enumerate().skip(rank).step_by(ranks);
+            own.flat_map(|(index, batch)| rows::of_batch(index, batch)).collect()
+        };
+        (0..ranks).map(of_rank).collect()
+    }
+
+    fn accumulate_all(
+        &mut self,
+        step: &[PackedBatch],
+        loss: &LossStep<'_>,
+    ) -> Result<LossReport, TrainError> {
+        check_features(step)?;
+        if step.iter().any(|batch| batch.candidates.is_some()) {
+            return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
+        }
+        let known = self.step_scoped(step, loss)?;
+        let mut tensors = self.divided(step);
+        let ranks = self.settings.ranks;
+        if let Some(grads) = &known {
+            for (index, grad) in grads.iter().enumerate() {
+                tensors[index % ranks].extend(rows::of_grad(index, grad));
+            }
+        } else {
+            let message = loss.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;
+            let tensor = Tensor::new("loss", &[message.len()], &message);
+            tensors.iter_mut().for_each(|own| own.push(tensor.clone()));
+        }
+        self.accumulated.extend(step.iter().flat_map(|batch| batch.keys.iter().copied()));
+        let total = step.len() as u64;
+        let observer = self.observer.clone();
+        observer.begin(TrainWork::Accumulate, step.len());
+        let mut progress = observed(&observer, TrainWork::Accumulate, total);
+        let message = json!({ "job": "accumulate", "total": total });
+        let frames = self.ask_with(message, tensors, &mut progress, step, Some(loss))?;
+        self.report(&frames, step.len(), known.as_deref())
+    }
+
+    /// For a loss of step scope, the coefficients of all micro-batches.
+    fn step_scoped(
+        &mut self,
+        step: &[PackedBatch],
+        loss: &LossStep<'_>,
+    ) -> Result<Option<Vec<LossGrad>>, TrainError> {
+        if loss.scope() != Scope::Step {
+            return Ok(None);
+        }
+        let scores = self.score(Which::Policy, step)?;
+        let grads = loss.evaluate_step(&scores)?;
+        if grads.len() != step.len() {
+            return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
+        }
+        match grads.iter().zip(step).find(|(grad, _)| !grad.terms.loss().is_finite()) {
+            Some((_, batch)) => Err(TrainError::NotFinite { what: Quantity::Loss, keys: batch.keys.clone() }),
+            None => Ok(Some(grads)),
+        }
+    }
+
+    /// Merges the answers in the order of the micro-batches.
+    fn report(
+        &mut self,
+        frames: &[Frame],
+        total: usize,
+        known: Option<&[LossGrad]>,
+    ) -> Result<LossReport, TrainError> {
+        let mut report = LossReport::default();
+        for index in 0..total {
+            let rank = index % self.settings.ranks;
+            let mut read = || -> Result<(), GangError> {
+                let answer: Value = content(frames, rank)?;
+                let counts = Counts::deserialize(&answer["trained"][index.to_string()]);
+                let counts = counts.map_err(|error| unreadable(rank, &error))?;
+                report.tokens += counts.tokens;
+                report.skipped += counts.skipped;
+                if let Some(grads) = known {
+                    report.terms.merge(&grads[index].terms);
+                    return Ok(());
+                }
+                let terms =
+                    frames[rank].tensor(&name(index, "terms")).map_err(|error| unreadable(rank, &error))?;
+                report
+                    .terms
+                    .merge(&LossTerms::from_bytes(&terms.data).map_err(|error| unreadable(rank, &error))?);
+                Ok(())
+            };
+            read().map_err(|error| lost(self.ended(error)))?;
+        }
+        Ok(report)
+    }
+
+    /// Runs a job that writes files, which rank 0 lists.
+    fn write(&mut self, job: &str, folder: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        let frames = self.ask(json!({ "job": job, "folder": folder }))?;
+        let files: Files = content(&frames, 0).map_err(|error| lost(self.ended(error)))?;
+        let mut progress = self.observer.begin(TrainWork::Write, files.files.len());
+        files.files.iter().for_each(|_| progress.advance());
+        Ok(files.files.into_iter().map(|(path, bytes)| SavedFile { path, bytes }).collect())
+    }
+
+    /// Writes the policy to a new folder, which appears under its name only when it is complete.
+    fn publish_folder(&mut self, version: PolicyVersion) -> Result<PublishedWeights, TrainError> {
+        let path =
+            self.settings.publications.join(format!("policy-{}-version-{}", self.settings.policy, version.0));
+        let partial = path.with_extension("partial");
+        for old in [&path, &partial] {
+            if old.exists() {
+                fs::remove_dir_all(old).map_err(|source| storage(old, source))?;
+            }
+        }
+        fs::create_dir_all(&partial).map_err(|source| storage(&partial, source))?;
+        self.write("publish", &partial)?;
+        fs::rename(&partial, &path).map_err(|source| storage(&path, source))?;
+        Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+    }
+}
+
+impl Drop for Gang {
+    fn drop(&mut self) {
+        if let Ok(ranks) = &mut self.ranks {
+            let message = json!({ "job": "shutdown" }).to_string();
+            for connection in &ranks.connections {
+                let frame = Frame::new(ranks.epoch, self.job + 1, message.clone());
+                // Dropping the ranks kills those that did not end by themselves.
+                let _ = connection.send(&frame, Instant::now() + std::time::Duration::from_secs(1));
+            }
+        }
+    }
+}
+
+impl TrainEngine for Gang {
+    fn observe(&mut self, observer: ProgressObserver) {
+        self.observer = observer;
+    }
+
+    fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        check_features(step)?;
+        if step.iter().any(|batch| batch.candidates.is_some()) {
+            return Err(TrainError::Unsupported { feature: Feature::Candidates });
+        }
+        if which == Which::Reference && self.settings.reference.is_none() {
+            return Err(TrainError::NoReference);
+        }
+        let total = step.len() as u64;
+        let observer = self.observer.clone();
+        observer.begin(TrainWork::Score(which), step.len());
+        let mut progress = observed(&observer, TrainWork::Score(which), total);
+        let tensors = self.divided(step);
+        let message = json!({ "job": "score", "which": which, "total": total });
+        let frames = self.ask_with(message, tensors, &mut progress, step, None)?;
+        let scores = |index| {
+            let rank = index % self.settings.ranks;
+            rows::scores(&frames[rank], index).map_err(|error| unreadable(rank, &error))
+        };
+        let scores = (0..step.len()).map(scores).collect::<Result<Vec<_>, GangError>>();
+        scores.map_err(|error| lost(self.ended(error)))
+    }
+
+    fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
+        let result = self.accumulate_all(step, loss);
+        if result.is_err() && !self.accumulated.is_empty() {
+            self.accumulated.clear();
+            if self.ranks.is_ok() {
+                self.ask(json!({ "job": "clear" }))?;
+            }
+        }
+        result
+    }
+
+    fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
+        if self.accumulated.is_empty() {
+            return Err(TrainError::NothingAccumulated);
+        }
+        self.digest = None;
+        let answer = self.ask(json!({ "job": "step", "learning_rate": step.learning_rate }));
+        self.accumulated.clear();
+        let frames = answer?;
+        let norm_of = |rank| {
+            let answer: Value = content(&frames, rank)?;
+            answer["grad_norm"].as_f64().ok_or_else(|| unreadable(rank, &"no norm of the gradient"))
+        };
+        let norms = (0..self.settings.ranks).map(norm_of).collect::<Result<Vec<f64>, GangError>>();
+        let norms = norms.map_err(|error| lost(self.ended(error)))?;
+        if norms.iter().any(|norm| norm.to_bits() != norms[0].to_bits()) {
+            let values = format!("{norms:?}");
+            let error = GangError::Disagreement { what: "norm of the gradient", values };
+            return Err(lost(self.ended(error)));
+        }
+        Ok(StepReport { grad_norm: norms[0] })
+    }
+
+    fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        if self.settings.heads == PolicyHeads::Critic {
+            return Err(TrainError::CriticPublished);
+        }
+        if form != Form::Folder {
+            return Err(TrainError::UnsupportedForm { form, supported: vec![Form::Folder] });
+        }
+        let digest = self.digest()?;
+        let weights = self.publish_folder(version)?;
+        Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
+    }
+
+    fn digest(&mut self) -> Result<u64, TrainError> {
+        if let Some(digest) = self.digest {
+            return Ok(digest);
+        }
+        let frames = self.ask(json!({ "job": "digest" }))?;
+        let answer: Value = content(&frames, 0).map_err(|error| lost(self.ended(error)))?;
+        let digest = answer["digest"].as_u64().unwrap_or_default();
+        self.digest = Some(digest);
+        Ok(digest)
+    }
+
+    fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        self.write("save", directory)
+    }
+
+    fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
+        if self.ranks.is_err() {
+            self.epoch += 1;
+            let deadline = Instant::now() + self.settings.start_deadline;
+            let ranks = Ranks::start(self.launcher.as_ref(), self.settings.ranks, self.epoch, deadline);
+            self.ranks = Ok(ranks.map_err(lost)?);
+            self.open().map_err(lost)?;
+        }
+        self.digest = None;
+        self.accumulated.clear();
+        self.ask(json!({ "job": "restore", "folder": directory })).map(drop)
+    }
+
+    fn capabilities(&self) -> TrainCapabilities {
+        TrainCapabilities {
+            ranks: self.settings.ranks,
+            repeats_bits: self.opened.repeats_bits,
+            shares_prompts: false,
+            numeric_path: self.opened.numeric_path.clone(),
+            forms: vec![Form::Folder],
+            candidates: false,
+            attachments: false,
+        }
+    }
+
+    fn park(&mut self) -> Result<(), TrainError> {
+        self.ask(json!({ "job": "park" })).map(drop)
+    }
+}
+
+/// Reports the completed micro-batches of a call, without those that `begin` has reported.
+fn observed(observer: &ProgressObserver, work: TrainWork, total: u64) -> impl FnMut(u64) {
+    let observer = observer.clone();
+    let mut last = 0;
+    move |done| {
+        if done > last && done <= total {
+            last = done;
+            observer.report(TrainProgress { work, done, total });
+        }
+    }
+}
+
+fn content<T: DeserializeOwned>(frames: &[Frame], rank: usize) -> Result<T, GangError> {
+    frames[rank].parse().map_err(|error| unreadable(rank, &error))
+}
+
+fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
+    if step.iter().all(|batch| batch.attachments.is_empty()) {
+        Ok(())
+    } else {
+        Err(TrainError::Unsupported { feature: Feature::Attachments })
+    }
+}
+
+fn quantity(name: &str) -> Quantity {
+    match name {
+        "loss" => Quantity::Loss,
+        "value" => Quantity::Value,
+        "gradient" => Quantity::Gradient,
+        _ => Quantity::LogProbability,
+    }
+}
+
+fn lost(error: GangError) -> TrainError {
+    TrainError::Lost(Box::new(error))
+}
+
+fn storage(path: &Path, source: std::io::Error) -> TrainError {
+    TrainError::Storage { access: Access::Write, path: path.to_owned(), source }
+}

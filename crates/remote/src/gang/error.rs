@@ -1,0 +1,97 @@
+use std::sync::Arc;
+
+use miette::Diagnostic;
+use rloom_wire::{FrameError, WireError};
+
+/// Failure of a gang. It has ended, unless [`is_answer`](Self::is_answer) is true.
+#[derive(Debug, Clone, thiserror::Error, Diagnostic)]
+#[non_exhaustive]
+pub enum GangError {
+    /// A rank could not be started.
+    #[error("could not start rank {rank}: {source}")]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// Error of the launcher.
+        source: Arc<std::io::Error>,
+    },
+    /// No port for the ranks' rendezvous.
+    #[error("could not reserve a port for the ranks' rendezvous: {source}")]
+    Port {
+        /// Error of the operating system.
+        source: Arc<std::io::Error>,
+    },
+    /// A rank ended.
+    #[error("rank {rank} ended ({status}) {during}{}", quoted(stderr))]
+    Died {
+        /// The rank.
+        rank: usize,
+        /// Exit status or signal.
+        status: String,
+        /// Phase of the rank in its last beat.
+        during: String,
+        /// End of its error output.
+        stderr: String,
+    },
+    /// No rank reported progress within the deadline.
+    #[error("no rank reported progress for {seconds} s; rank {rank} is {during}{}", quoted(stderr))]
+    Hangs {
+        /// First rank without an answer.
+        rank: usize,
+        /// The deadline.
+        seconds: u64,
+        /// Phase of the rank in its last beat.
+        during: String,
+        /// End of the error output of all ranks, with their stacks.
+        stderr: String,
+    },
+    /// A rank failed in a job.
+    #[error("rank {rank} failed in phase `{phase}`: {message}{}", quoted(traceback))]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Phase of the rank.
+        phase: String,
+        /// Kind of the error, as the rank names it.
+        kind: String,
+        /// Its message.
+        message: String,
+        /// Python's traceback.
+        traceback: String,
+    },
+    /// An answer that does not have the expected form.
+    #[error("rank {rank} gave an answer that cannot be read: {reason}")]
+    Answer {
+        /// The rank.
+        rank: usize,
+        /// Reason.
+        reason: String,
+    },
+    /// The ranks disagree on a number that has to be the same on all of them.
+    #[error("the ranks disagree on the {what}: {values}")]
+    Disagreement {
+        /// Name of the number.
+        what: &'static str,
+        /// Their values, by rank.
+        values: String,
+    },
+    /// A frame could not be built.
+    #[error(transparent)]
+    Frame(#[from] Arc<FrameError>),
+    /// The connection to a rank failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Wire(#[from] WireError),
+}
+
+impl GangError {
+    /// True if the ranks are still in step: all of them gave up the same job.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Self::Rank { kind, .. } if kind != "lost")
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let text = text.trim();
+    if text.is_empty() { String::new() } else { format!("\n{text}") }
+}

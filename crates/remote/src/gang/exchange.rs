@@ -1,0 +1,134 @@
+//! One job: the same question to all ranks, and their answers.
+
+use std::time::{Duration, Instant};
+
+use rloom_wire::{Frame, Tensor, WireError};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::GangError;
+use super::ranks::Ranks;
+
+/// Wait for the frame of one rank before the next one is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time for ranks that hang to write their stacks.
+const STACKS: Duration = Duration::from_secs(3);
+
+/// A job for all ranks.
+pub(crate) struct Job<'a> {
+    /// Name and arguments.
+    pub(crate) message: Value,
+    /// Tensors of each rank.
+    pub(crate) tensors: Vec<Vec<Tensor>>,
+    /// Longest time without progress.
+    pub(crate) deadline: Duration,
+    /// Called with the number of completed micro-batches.
+    pub(crate) progress: &'a mut dyn FnMut(u64),
+}
+
+/// Error of a rank, with the scores that a loss refused.
+pub(crate) struct RankFailure {
+    pub(crate) error: GangError,
+    pub(crate) answer: RankAnswer,
+    pub(crate) frame: Option<Frame>,
+}
+
+impl From<GangError> for RankFailure {
+    fn from(error: GangError) -> Self {
+        Self { error, answer: RankAnswer::default(), frame: None }
+    }
+}
+
+/// Details of a rank's error.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RankAnswer {
+    pub(crate) kind: String,
+    message: String,
+    phase: String,
+    traceback: String,
+    pub(crate) what: String,
+    pub(crate) micro_batch: Option<usize>,
+    pub(crate) not_inert: Option<usize>,
+}
+
+impl Ranks {
+    /// Runs job number `number`. All ranks answer, or the gang has to end.
+    pub(crate) fn run(&mut self, number: u64, job: Job<'_>) -> Result<Vec<Frame>, RankFailure> {
+        let Job { mut message, tensors, deadline, progress } = job;
+        message["deadline"] = json!(deadline.as_secs_f64());
+        for (rank, tensors) in tensors.into_iter().enumerate() {
+            let frame = Frame { epoch: self.epoch, job: number, message: message.to_string(), tensors };
+            self.connections[rank].discard_before(self.epoch, number);
+            let sent = self.connections[rank].send(&frame, Instant::now() + deadline);
+            sent.map_err(|error| self.lost(rank, error))?;
+        }
+        let mut answers: Vec<Option<Frame>> = self.connections.iter().map(|_| None).collect();
+        let mut heard = Instant::now();
+        while let Some(first) = answers.iter().position(Option::is_none) {
+            for rank in 0..answers.len() {
+                if answers[rank].is_some() {
+                    continue;
+                }
+                // Frames of other ranks wait in their queues meanwhile.
+                let wait = if rank == first { LOOK } else { Duration::ZERO };
+                let frame = match self.connections[rank].receive(Instant::now() + wait) {
+                    Ok(frame) => frame,
+                    Err(WireError::Deadline { .. }) => continue,
+                    Err(error) => return Err(self.lost(rank, error).into()),
+                };
+                heard = Instant::now();
+                let content: Value = frame.parse().map_err(|error| unreadable(rank, &error))?;
+                if let Some(done) = content.get("progress") {
+                    progress(done.as_u64().unwrap_or_default());
+                    continue;
+                }
+                answers[rank] = Some(frame);
+                if content["error"]["kind"] == "lost" {
+                    return Err(failure(rank, &content, answers[rank].take()));
+                }
+            }
+            if heard.elapsed() > deadline + STACKS {
+                let (during, stderr) = (self.during(first), self.stderr());
+                return Err(
+                    GangError::Hangs { rank: first, seconds: deadline.as_secs(), during, stderr }.into()
+                );
+            }
+        }
+        collected(answers.into_iter().flatten().collect())
+    }
+}
+
+/// The answers of all ranks, or the error of the first that says more than that another one failed.
+fn collected(frames: Vec<Frame>) -> Result<Vec<Frame>, RankFailure> {
+    let mut failed = Vec::new();
+    for (rank, frame) in frames.iter().enumerate() {
+        let content: Value = frame.parse().map_err(|error| unreadable(rank, &error))?;
+        if content.get("error").is_some() {
+            failed.push(failure(rank, &content, Some(frame.clone())));
+        }
+    }
+    let failures = failed.len();
+    let named = failed.iter().position(|failure| failure.answer.kind != "peer_failed").unwrap_or_default();
+    match failed.into_iter().nth(named) {
+        None => Ok(frames),
+        // A failure of some ranks alone leaves them out of step.
+        Some(mut failure) if failures < frames.len() => {
+            if let GangError::Rank { kind, .. } = &mut failure.error {
+                "lost".clone_into(kind);
+            }
+            Err(failure)
+        }
+        Some(failure) => Err(failure),
+    }
+}
+
+fn failure(rank: usize, content: &Value, frame: Option<Frame>) -> RankFailure {
+    let answer: RankAnswer = serde_json::from_value(content["error"].clone()).unwrap_or_default();
+    let RankAnswer { kind, message, phase, traceback, .. } = answer.clone();
+    RankFailure { error: GangError::Rank { rank, phase, kind, message, traceback }, answer, frame }
+}
+
+pub(crate) fn unreadable(rank: usize, error: &dyn std::fmt::Display) -> GangError {
+    GangError::Answer { rank, reason: error.to_string() }
+}

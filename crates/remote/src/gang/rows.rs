@@ -1,0 +1,88 @@
+//! Micro-batches as tensors: every sequence with its own prompt, since ranks share none.
+
+use rloom_algo::{LossGrad, TokenScores};
+use rloom_engine::PackedBatch;
+use rloom_wire::{Frame, FrameError, Tensor};
+
+/// Tensors of micro-batch `index`.
+pub(crate) fn of_batch(index: usize, batch: &PackedBatch) -> [Tensor; 4] {
+    let mut tokens: Vec<u32> = Vec::with_capacity(batch.sequence_tokens());
+    let mut lengths: Vec<i64> = Vec::with_capacity(batch.segments.len());
+    let mut rows: Vec<i64> = Vec::with_capacity(batch.rows.len());
+    let range = |segment: usize| batch.seq_starts[segment]..batch.seq_starts[segment + 1];
+    for (&segment, own_rows) in batch.segments.iter().zip(&batch.sequences) {
+        let first = tokens.len();
+        if let Some(parent) = batch.parents[segment] {
+            tokens.extend_from_slice(&batch.tokens[range(parent as usize)]);
+        }
+        let base = tokens.len();
+        tokens.extend_from_slice(&batch.tokens[range(segment)]);
+        let moved = |&row: &u32| (row as usize - batch.seq_starts[segment] + base) as i64;
+        rows.extend(batch.rows[own_rows.clone()].iter().map(moved));
+        lengths.push((tokens.len() - first) as i64);
+    }
+    [
+        Tensor::new(name(index, "tokens"), &[tokens.len()], &tokens),
+        Tensor::new(name(index, "lengths"), &[lengths.len()], &lengths),
+        Tensor::new(name(index, "rows"), &[rows.len()], &rows),
+        Tensor::new(name(index, "inv_temperature"), &[batch.inv_temperature.len()], &batch.inv_temperature),
+    ]
+}
+
+/// Tensors of the coefficients of micro-batch `index`.
+pub(crate) fn of_grad(index: usize, grad: &LossGrad) -> [Tensor; 3] {
+    [("d_logprob", &grad.d_logprob), ("d_entropy", &grad.d_entropy), ("d_value", &grad.d_value)]
+        .map(|(field, values)| Tensor::new(name(index, field), &[values.len()], values))
+}
+
+/// Scores of micro-batch `index` in a rank's answer.
+pub(crate) fn scores(frame: &Frame, index: usize) -> Result<TokenScores, FrameError> {
+    let field = |field| frame.tensor(&name(index, field))?.elements();
+    Ok(TokenScores {
+        logprob: field("logprob")?,
+        entropy: field("entropy")?,
+        value: field("value")?,
+        last_value: field("last_value")?,
+        ..TokenScores::default()
+    })
+}
+
+/// Name of a tensor of a micro-batch.
+pub(crate) fn name(index: usize, field: &str) -> String {
+    format!("{index}.{field}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rloom_core::{Author, SampleKey, Span, StopReason, Ticket, Trajectory};
+    use rloom_engine::{pack, pack_unshared};
+
+    fn trajectory(sample: u32, prompt: usize, policy: usize) -> Trajectory {
+        let n = prompt + policy;
+        Trajectory {
+            key: SampleKey { ticket: Ticket(1), sample, segment: 0 },
+            tokens: (0..n as u32)
+                .map(|i| if (i as usize) < prompt { i } else { 100 * (sample + 1) + i })
+                .collect(),
+            spans: vec![Span::new(Author::Prompt, 0..prompt), Span::new(Author::Policy, prompt..n)],
+            logprobs: vec![-1.0; policy],
+            versions: vec![],
+            stop: StopReason::Length,
+            attachments: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn shared_prompts_are_repeated() {
+        let all = [trajectory(0, 3, 2), trajectory(1, 3, 4), trajectory(2, 5, 1)];
+        let shared = pack(&all, 100).unwrap();
+        let alone = pack_unshared(&all, 100).unwrap();
+        assert!(shared[0].parents.iter().any(Option::is_some));
+        assert_eq!(of_batch(0, &shared[0]), of_batch(0, &alone[0]));
+        let [tokens, lengths, rows, _] = of_batch(0, &shared[0]);
+        assert_eq!(lengths.elements::<i64>().unwrap(), [5, 7, 6]);
+        assert_eq!(rows.elements::<i64>().unwrap(), [3, 4, 8, 9, 10, 11, 17]);
+        assert_eq!(tokens.elements::<u32>().unwrap()[5..9], [0, 1, 2, 203]);
+    }
+}

@@ -1,0 +1,128 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rloom_core::PolicyId;
+use rloom_engine::ActivationCheckpointing;
+use rloom_model::OptimizerSettings;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Heads of a gang's model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyHeads {
+    /// Next-token distribution.
+    Policy,
+    /// Next-token distribution and, from the same backbone, the value of the prefix; the value head starts at zero.
+    PolicyAndValue,
+    /// Value of the prefix only. A policy's folder gives a critic with a value head of zeros.
+    Critic,
+}
+
+/// Number format of matrix products; weights, gradients and moments are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankDtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 64-bit floats, weights and gradients included: a measure of rounding errors.
+    F64,
+}
+
+/// Device of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankDevice {
+    /// GPUs if PyTorch sees any.
+    Auto,
+    /// Processor cores.
+    Cpu,
+    /// GPUs.
+    Cuda,
+}
+
+/// Settings of a gang.
+#[derive(Debug, Clone)]
+pub struct GangSettings {
+    /// Model folder of the policy.
+    pub model: PathBuf,
+    /// Heads of the model.
+    pub heads: PolicyHeads,
+    /// Model folder of the reference policy, if the algorithm reads it.
+    pub reference: Option<PathBuf>,
+    /// Policy of the run that publications carry.
+    pub policy: PolicyId,
+    /// Settings of AdamW; the learning rate comes with each step.
+    pub optimizer: OptimizerSettings,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Ranks that a copy of the weights is divided among; `None` for all of them. Must divide `ranks`.
+    pub shard: Option<usize>,
+    /// Number format of matrix products.
+    pub dtype: RankDtype,
+    /// Activations that the backward pass recomputes.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Keeps weights and moments in host memory.
+    pub offload: bool,
+    /// Restricts PyTorch to deterministic algorithms.
+    pub deterministic: bool,
+    /// Device of the ranks.
+    pub device: RankDevice,
+    /// Compute threads of a rank; 0 leaves the choice to PyTorch.
+    pub threads: usize,
+    /// Longest time without progress. Ranks that exceed it write their stacks, and the gang is killed.
+    pub step_deadline: Duration,
+    /// Longest time until all ranks have opened the model.
+    pub start_deadline: Duration,
+    /// Parent of published folders.
+    pub publications: PathBuf,
+}
+
+impl GangSettings {
+    /// Settings of one f32 rank on the processor.
+    pub fn new(model: impl Into<PathBuf>, publications: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            heads: PolicyHeads::Policy,
+            reference: None,
+            policy: PolicyId::MAIN,
+            optimizer: OptimizerSettings::default(),
+            ranks: 1,
+            shard: None,
+            dtype: RankDtype::F32,
+            activation_checkpointing: ActivationCheckpointing::None,
+            offload: false,
+            deterministic: false,
+            device: RankDevice::Auto,
+            threads: 0,
+            step_deadline: Duration::from_mins(10),
+            start_deadline: Duration::from_mins(10),
+            publications: publications.into(),
+        }
+    }
+
+    /// The settings as a rank reads them.
+    pub(crate) fn message(&self) -> Value {
+        let o = &self.optimizer;
+        json!({
+            "model": self.model,
+            "heads": self.heads,
+            "reference": self.reference,
+            "optimizer": {
+                "betas": o.betas,
+                "eps": o.eps,
+                "weight_decay": o.weight_decay,
+                "max_grad_norm": o.max_grad_norm,
+            },
+            "shard": self.shard,
+            "dtype": self.dtype,
+            "activation_checkpointing": self.activation_checkpointing,
+            "offload": self.offload,
+            "deterministic": self.deterministic,
+            "device": self.device,
+            "threads": self.threads,
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! Command line of a vLLM server.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rloom_engine::ServerSettings;
+
+use crate::pool::ModelLimits;
+
+/// The worker extension, a module without other files.
+const EXTENSION: &str = include_str!("../../../../python/rloom/vllm/extension.py");
+/// Its name where it is written.
+const MODULE: &str = "rloom_vllm";
+
+/// A program to start, with its arguments and what is added to its environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Variables in addition to the inherited ones.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Devices of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Slot {
+    /// Indices of GPUs.
+    Gpus(Vec<u32>),
+    /// Processor cores, the first and the last one.
+    Cores(usize, usize),
+}
+
+impl Slot {
+    /// The variable that binds a server to the devices.
+    fn variable(&self) -> (&'static str, String) {
+        match self {
+            Self::Gpus(gpus) => {
+                let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
+                ("CUDA_VISIBLE_DEVICES", gpus.join(","))
+            }
+            // Without it, every server takes the same cores.
+            Self::Cores(first, last) => ("VLLM_CPU_OMP_THREADS_BIND", format!("{first}-{last}")),
+        }
+    }
+}
+
+impl ServerCommand {
+    /// A vLLM server of the model in a folder. `modules` is a folder for the worker extension, which is written there.
+    pub fn vllm(
+        settings: &ServerSettings,
+        limits: ModelLimits,
+        slot: &Slot,
+        model: &Path,
+        port: u16,
+        modules: &Path,
+    ) -> std::io::Result<Self> {
+        std::fs::create_dir_all(modules)?;
+        std::fs::write(modules.join(MODULE).with_extension("py"), EXTENSION)?;
+        let mut arguments: Vec<String> =
+            ["-m", "vllm.entrypoints.cli.main", "serve"].map(str::to_owned).into();
+        arguments.push(model.display().to_string());
+        let options = [
+            // Its control endpoints have no authentication.
+            ("--host", "127.0.0.1".to_owned()),
+            ("--port", port.to_string()),
+            ("--max-model-len", limits.context.to_string()),
+            // One more for the token by which the pool checks a server.
+            ("--max-num-seqs", (settings.max_requests + 1).to_string()),
+            ("--tensor-parallel-size", settings.tensor_parallel.to_string()),
+            ("--gpu-memory-utilization", settings.memory.to_string()),
+            // Sampling settings come with each request, not from the model's folder.
+            ("--generation-config", "vllm".to_owned()),
+            ("--logprobs-mode", "processed_logprobs".to_owned()),
+            ("--worker-extension-cls", format!("{MODULE}.Extension")),
+            ("--weight-transfer-config", "{\"backend\": \"rloom_file\"}".to_owned()),
+        ];
+        arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
+        arguments.push("--enable-scale-out".to_owned());
+        arguments.push("--disable-uvicorn-access-log".to_owned());
+        // Later options win.
+        arguments.extend(settings.args.iter().cloned());
+        let environment = [
+            // Updates, pauses and aborts are endpoints of the development mode.
+            ("VLLM_SERVER_DEV_MODE", "1".to_owned()),
+            ("VLLM_HOST_IP", "127.0.0.1".to_owned()),
+            ("VLLM_NO_USAGE_STATS", "1".to_owned()),
+            ("HF_HUB_OFFLINE", "1".to_owned()),
+            ("PYTHONPATH", python_path(modules)),
+            slot.variable(),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
+        Ok(Self { program: settings.python.clone(), arguments, environment })
+    }
+}
+
+/// The folder in front of the inherited module path.
+fn python_path(modules: &Path) -> String {
+    let own = modules.display().to_string();
+    match std::env::var("PYTHONPATH") {
+        Ok(inherited) if !inherited.is_empty() => format!("{own}:{inherited}"),
+        _ => own,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn native_arguments_come_last_and_the_extension_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = folder.path().join("modules");
+        let settings = ServerSettings {
+            python: PathBuf::from("/venv/bin/python"),
+            args: vec!["--dtype".to_owned(), "float32".to_owned()],
+            max_requests: 8,
+            ..ServerSettings::default()
+        };
+        let limits = ModelLimits { context: 512, vocabulary: 32 };
+        let slot = Slot::Gpus(vec![2, 3]);
+        let command =
+            ServerCommand::vllm(&settings, limits, &slot, Path::new("/model"), 4711, &modules).unwrap();
+        assert_eq!(command.program, settings.python);
+        assert_eq!(command.arguments[2..4], ["serve", "/model"]);
+        assert_eq!(command.arguments[command.arguments.len() - 2..], ["--dtype", "float32"]);
+        let value = |name: &str| {
+            let at = command.arguments.iter().position(|argument| argument == name).unwrap();
+            command.arguments[at + 1].as_str()
+        };
+        assert_eq!((value("--host"), value("--port")), ("127.0.0.1", "4711"));
+        assert_eq!((value("--max-model-len"), value("--max-num-seqs")), ("512", "9"));
+        let module = std::fs::read_to_string(modules.join("rloom_vllm.py")).unwrap();
+        assert!(module.contains("class Extension") && !module.contains("import rloom"));
+        assert_eq!(command.environment["CUDA_VISIBLE_DEVICES"], "2,3");
+        assert_eq!(Slot::Cores(4, 7).variable(), ("VLLM_CPU_OMP_THREADS_BIND", "4-7".to_owned()));
+        assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
+    }
+}

@@ -1,0 +1,74 @@
+"""Makes small models and scores tokens with transformers: one JSON object per line in and out."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY = 512
+opened = {}
+
+
+def make(folder: str, seed: int) -> None:
+    """Writes a random model with a byte tokenizer; large weights, so that the tokens differ from one another."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: at for at, text in enumerate(alphabet)}
+    vocabulary |= {f"<unused{at}>": at for at in range(len(alphabet), VOCABULARY - 2)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>").save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=VOCABULARY - 2,
+        pad_token_id=VOCABULARY - 1,
+    )
+    Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+
+
+def model_of(folder: str) -> torch.nn.Module:
+    if folder not in opened:
+        opened[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return opened[folder]
+
+
+def logits_of(tokens: list[int], parts: list[tuple[str, int]]) -> torch.Tensor:
+    """Logits of all positions; each part's model computes the positions up to its end, on the keys of those before."""
+    cache, start, rows = DynamicCache(), 0, []
+    for folder, end in parts:
+        if end > start:
+            rows.append(model_of(folder)(torch.tensor([tokens[start:end]]), past_key_values=cache, use_cache=True).logits[0])
+            start = end
+    return torch.cat(rows)
+
+
+@torch.inference_mode()
+def answer(request: dict) -> object:
+    if request["op"] == "make":
+        Path(request["folder"]).mkdir(parents=True)
+        return make(request["folder"], request["seed"])
+    tokens = request["tokens"]
+    if request["op"] == "greedy":
+        for _ in range(request["count"]):
+            tokens = [*tokens, int(logits_of(tokens, [(request["folder"], len(tokens))])[-1].argmax())]
+        return tokens[len(request["tokens"]) :]
+    logprobs = (logits_of(tokens, request["parts"])[:-1] / request["temperature"]).log_softmax(dim=-1)
+    return logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    print(json.dumps(answer(json.loads(line))), flush=True)

@@ -1,0 +1,33 @@
+//! Functions of a run, loaded once before its first step: one that cannot be used ends the run before it has cost anything.
+
+use rloom_config::{Config, EvalSettings};
+use rloom_reward::{RewardSettings, Scorer};
+
+use crate::RunError;
+
+/// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate.
+pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
+    let stages = &config.stages[first.min(config.stages.len())..];
+    let of_stages = stages.iter().filter_map(|stage| stage.rollout.as_ref()).map(|rollout| &rollout.reward);
+    let eval = config.eval.as_ref().filter(|_| stages.iter().any(|stage| stage.eval_every > 0));
+    let mut checked: Vec<&RewardSettings> = Vec::new();
+    for reward in of_stages.chain(eval.map(|eval| &eval.reward)) {
+        if !checked.contains(&reward) {
+            checked.push(reward);
+            check_reward(reward)?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads the functions of an evaluation outside of a run.
+pub(crate) fn check_evaluation(eval: &EvalSettings) -> Result<(), RunError> {
+    check_reward(&eval.reward)
+}
+
+fn check_reward(reward: &RewardSettings) -> Result<(), RunError> {
+    if reward.calls_functions() {
+        Scorer::new(reward, 0, 0)?.prepare()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Ranks of a trainer as processes of a node.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rloom_cluster::{Node, Process, ProcessSpec};
+use rloom_remote::{RankCommand, RankLauncher, RankProcess};
+
+/// Longest wait for an answer of the node.
+const NODE: Duration = Duration::from_secs(30);
+
+/// Starts ranks on a node.
+#[derive(Debug)]
+pub(crate) struct NodeRanks {
+    pub(crate) node: Node,
+    /// The Python interpreter.
+    pub(crate) python: PathBuf,
+    /// The model that the ranks train, for their names in messages.
+    pub(crate) model: &'static str,
+}
+
+impl RankLauncher for NodeRanks {
+    fn start(&self, command: &RankCommand) -> io::Result<Box<dyn RankProcess>> {
+        let spec = ProcessSpec {
+            name: format!("{} rank {}", self.model, command.rank),
+            role: "rank".to_owned(),
+            program: self.python.display().to_string(),
+            arguments: command.arguments.clone(),
+            environment: command.environment.iter().cloned().collect(),
+            directory: None,
+        };
+        let process = self.node.start(&spec, Instant::now() + NODE).map_err(io::Error::other)?;
+        Ok(Box::new(NodeRank(process)))
+    }
+}
+
+/// A rank on a node.
+struct NodeRank(Process);
+
+impl fmt::Debug for NodeRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())
+    }
+}
+
+impl RankProcess for NodeRank {
+    fn ended(&mut self) -> Option<String> {
+        match self.0.exited() {
+            Ok(exit) => exit.map(|exit| exit.reason()),
+            Err(lost) => Some(lost.to_string()),
+        }
+    }
+
+    fn kill(&mut self) {
+        // A node that does not answer kills its processes when it misses the run.
+        let _ = self.0.stop(Duration::ZERO, Instant::now() + NODE);
+    }
+
+    fn stderr(&self) -> String {
+        match self.0.exited() {
+            Ok(Some(exit)) => exit.output,
+            _ => self.0.output(Instant::now() + NODE).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+"""The protocol of a rank: one frame asks for a job; frames of progress and one with the result answer it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rloom.torch import files
+from rloom.torch.batch import Batch
+from rloom.torch.engine import DTYPES, Engine
+from rloom.torch.errors import NotFiniteError, RankError
+from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
+from rloom.torch.settings import Settings
+from rloom.torch.world import World
+
+if TYPE_CHECKING:
+    from rloom._native import Connection
+
+#: Longest wait for the next job. The controller's death ends the process at once by another way.
+IDLE_SECONDS = 1e8
+SEND_SECONDS = 600.0
+TYPES = {
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+Arrays = dict[str, torch.Tensor]
+Reply = tuple[dict[str, Any], Arrays]
+
+
+class Rank:
+    """Serves the jobs of a controller on one rank."""
+
+    def __init__(self, connection: Connection, rank: int, epoch: int) -> None:
+        self.connection = connection
+        self.rank = rank
+        self.epoch = epoch
+        self.job = 0
+        self.phase = "idle"
+        self.deadline = 0.0
+        self.world: World | None = None
+        self.opened: Engine | None = None
+
+    def serve(self) -> None:
+        """Answers jobs until `shutdown`. An error of a kind that leaves the ranks in step is an answer, too."""
+        while True:
+            self._enter("idle")
+            _, self.job, message, tensors = self.connection.receive(IDLE_SECONDS)
+            arrays = {name: _tensor(kind, shape, data) for name, kind, shape, data in tensors}
+            asked = json.loads(message)
+            if asked["job"] == "shutdown":
+                break
+            self._enter(asked["job"], asked.get("deadline", 0.0))
+            try:
+                reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
+            except RankError as error:
+                reply, results = {"error": self._described(error, error.kind)}, _scores_of(error)
+            except BaseException as error:
+                # The other ranks may wait for this one: the controller ends the gang.
+                self._send({"error": self._described(error, "lost")}, {})
+                raise
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+            self._send(reply, results)
+        if self.world is not None:
+            self.world.close()
+
+    def do_open(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Joins the other ranks and opens the model."""
+        settings = Settings.from_json(asked["settings"])
+        self.world = World.join(settings)
+        self.opened = Engine(settings, self.world)
+        device = self.world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        is_exact = device.type == "cpu" or settings.deterministic
+        path = f"torch-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
+        return {
+            "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
+            "repeats_bits": is_exact,
+            "layout": self.opened.layout,
+            "heads": settings.heads,
+            "vocabulary": self.opened.model.vocabulary,
+            "computes_in": str(DTYPES[settings.dtype]),
+        }, {}
+
+    def do_score(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
+        """Scores this rank's micro-batches."""
+        batches = _batches(arrays)
+        is_reference = asked["which"] == "reference"
+        scores = self._engine.score(
+            batches, asked["total"], reference=is_reference, progress=self._progress(asked["total"])
+        )
+        results = {
+            f"{i}.{name}": x
+            for i, own in zip(sorted(batches), scores, strict=True)
+            for name, x in own._asdict().items()
+        }
+        return {}, results
+
+    def do_accumulate(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
+        """Adds the gradient of this rank's micro-batches."""
+        batches = _batches(arrays)
+        loss: Loss
+        if "loss" in arrays:
+            loss = NativeLoss(arrays["loss"].numpy().tobytes())
+        else:
+            lists = ("d_logprob", "d_entropy", "d_value")
+            known = {i: Coefficients(*(arrays[f"{i}.{name}"] for name in lists)) for i in batches}
+            loss = KnownLoss(known, {i: batch.rows_by_sequence for i, batch in batches.items()})
+        trained = self._engine.accumulate(batches, asked["total"], loss, self._progress(asked["total"]))
+        reply = {str(t.micro_batch): {"tokens": t.tokens, "skipped": t.skipped} for t in trained}
+        terms = {f"{t.micro_batch}.terms": torch.frombuffer(bytearray(t.terms), dtype=torch.uint8) for t in trained if t.terms}
+        return {"trained": reply}, terms
+
+    def do_clear(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Drops the accumulated gradient."""
+        self._engine.clear()
+        return {}, {}
+
+    def do_step(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Takes an optimizer step."""
+        return {"grad_norm": self._engine.step(asked["learning_rate"])}, {}
+
+    def do_digest(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Computes the digest of the weights; the one of rank 0 counts."""
+        return {"digest": self._engine.digest()}, {}
+
+    def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Writes the weights as a model folder."""
+        return {"files": files.write_model(self._engine, Path(asked["folder"]))}, {}
+
+    def do_save(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Writes a checkpoint."""
+        return {"files": files.save(self._engine, Path(asked["folder"]))}, {}
+
+    def do_restore(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Continues from a checkpoint."""
+        files.restore(self._engine, Path(asked["folder"]))
+        return {}, {}
+
+    def do_park(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Frees device memory until the next job."""
+        self._engine.park()
+        return {}, {}
+
+    def do_gradients(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Returns the accumulated gradient, for tests."""
+        gradients = self._engine.gradients()
+        return {}, {name: g.float().cpu() for name, g in gradients.items()} if self.rank == 0 else {}
+
+    @property
+    def _engine(self) -> Engine:
+        if self.opened is None:
+            raise RankError("the model is not open")
+        self.opened.resume()
+        return self.opened
+
+    def _progress(self, total: int) -> Any:
+        ranks = self.world.size if self.world is not None else 1
+        self._send({"progress": 0}, {})
+
+        def report(done: int) -> None:
+            # Rank 0 is first to have a micro-batch in each round; all ranks finish a round together.
+            completed = min(done * ranks, total)
+            self._enter(self.phase, self.deadline, completed, total)
+            if self.rank == 0:
+                self._send({"progress": completed}, {})
+
+        return report
+
+    def _enter(self, phase: str, deadline: float = 0.0, done: int = 0, total: int = 0) -> None:
+        """Sets what beats report, and when a rank that hangs writes its stacks to stderr."""
+        self.phase, self.deadline = phase, deadline
+        self.connection.set_progress(phase, done, total)
+        if deadline > 0:
+            faulthandler.dump_traceback_later(deadline)
+
+    def _send(self, message: dict[str, Any], arrays: Arrays) -> None:
+        tensors = [(name, _type(x), list(x.shape), x.contiguous().numpy().tobytes()) for name, x in arrays.items()]
+        self.connection.send(self.epoch, self.job, json.dumps(message), tensors, SEND_SECONDS)
+
+    def _described(self, error: BaseException, kind: str) -> dict[str, Any]:
+        text = "".join(traceback.format_exception(error))
+        fields = {k: v for k, v in getattr(error, "fields", {}).items() if k != "scores"}
+        where = {"rank": self.rank, "phase": self.phase, "pid": os.getpid()}
+        return {"kind": kind, "message": str(error) or type(error).__name__, "traceback": text, **where, **fields}
+
+
+def _batches(arrays: Arrays) -> dict[int, Batch]:
+    numbers = sorted(int(name.split(".")[0]) for name in arrays if name.endswith(".tokens"))
+    return {
+        i: Batch(
+            arrays[f"{i}.tokens"].long(),
+            tuple(arrays[f"{i}.lengths"].tolist()),
+            arrays[f"{i}.rows"].long(),
+            arrays[f"{i}.inv_temperature"],
+        )
+        for i in numbers
+    }
+
+
+def _scores_of(error: RankError) -> Arrays:
+    """Scores that a loss refused, so that the controller can name the reason."""
+    scores = error.fields.get("scores")
+    return {} if scores is None or isinstance(error, NotFiniteError) else dict(scores._asdict())  # type: ignore[attr-defined]
+
+
+def _tensor(kind: str, shape: list[int], data: bytearray) -> torch.Tensor:
+    if not data:
+        return torch.empty(shape, dtype=TYPES[kind])
+    return torch.frombuffer(data, dtype=TYPES[kind]).view(shape)
+
+
+def _type(tensor: torch.Tensor) -> str:
+    return next(name for name, dtype in TYPES.items() if dtype == tensor.dtype)

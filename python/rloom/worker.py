@@ -1,0 +1,55 @@
+"""A rank of a training gang: `python -m rloom.worker ADDRESS RANK RANKS EPOCH`, started by the controller.
+
+The environment holds the run's token (`RLOOM_TOKEN`) and the rendezvous of PyTorch (`MASTER_ADDR`, `MASTER_PORT`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+
+from rloom._native import Connection, NativeError
+
+#: Seconds until the controller has to answer.
+CONNECT_SECONDS = 60.0
+#: Exit status of a rank whose controller is gone.
+ORPHANED = 70
+ARGUMENTS = 4
+
+
+def main(arguments: list[str]) -> int:
+    """Serves jobs until the controller ends the gang."""
+    if len(arguments) != ARGUMENTS:
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
+    address, (rank, ranks, epoch) = arguments[0], map(int, arguments[1:])
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    connection = Connection.connect(address, "rank", rank, epoch, CONNECT_SECONDS)
+    connection.set_progress("import", 0, 0)
+    threading.Thread(target=_end_with_the_controller, args=(connection,), daemon=True).start()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)), WORLD_SIZE=str(ranks))
+    from rloom.torch.rank import Rank  # noqa: PLC0415 (PyTorch takes seconds: the controller sees the phase meanwhile)
+
+    Rank(connection, rank, epoch).serve()
+    return 0
+
+
+def _end_with_the_controller(connection: Connection) -> None:
+    """Ends the process, whatever it waits for, once the controller is gone."""
+    while True:
+        try:
+            connection.check()
+        except NativeError as error:
+            sys.stderr.write(f"the controller is gone: {error}\n")
+            sys.stderr.flush()
+            os._exit(ORPHANED)
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
