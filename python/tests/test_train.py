@@ -33,6 +33,29 @@ def test_a_recipe_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert rloom.train("tiny.toml", run_name="mine", quiet=True).path == Path("runs/mine")
 
 
+def test_a_function_of_the_program_is_the_reward() -> None:
+    seen = []
+
+    def reward(completions: list[str], answer: list[str], **columns: object) -> list[float]:
+        seen.extend(completions)
+        return [len(completion) / 4 for completion in completions]
+
+    run = rloom.train("tiny.toml", reward=reward, overrides={"eval.every": 0}, quiet=True)
+    rollouts = list(run.rollouts())
+    assert len(rollouts) == 16
+    for rollout in rollouts:
+        assert list(rollout.components.values()) == [len(rollout.completion) / 4]
+    assert {rollout.completion for rollout in rollouts} <= set(seen)
+
+
+def test_a_reward_that_fails_ends_the_run_with_its_traceback() -> None:
+    def reward(completions: list[str]) -> list[float]:
+        raise LookupError("no such score")
+
+    with pytest.raises(rloom.RunFailedError, match="LookupError: no such score"):
+        rloom.train("tiny.toml", reward=reward, quiet=True)
+
+
 def test_a_run_is_resumed() -> None:
     first = rloom.train("tiny.toml", quiet=True)
     more = rloom.train(resume="tiny", overrides={"stage.rl.steps": 6}, quiet=True)
