@@ -6,6 +6,7 @@
 mod error;
 mod http;
 mod pool;
+mod process;
 mod server;
 mod sglang;
 mod vllm;
@@ -13,5 +14,6 @@ mod vllm;
 pub use error::ServerError;
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
+pub use process::ServerProcess;
 pub use server::Server;
 pub use vllm::{ServerCommand, Slot};

@@ -86,6 +86,7 @@ impl World {
 }
 
 /// A server on a thread of its own. Dropping it closes all connections, as if the process were killed.
+#[derive(Debug)]
 pub(crate) struct StandIn {
     pub(crate) url: String,
     pub(crate) world: Arc<Mutex<World>>,
