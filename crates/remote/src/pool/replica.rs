@@ -13,6 +13,9 @@ use super::state::{Phase, Target};
 use crate::error::ServerError;
 use crate::server::{Call, Description, Pause, Server};
 
+/// Longest pause between two attempts to bring up a replica.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+
 /// Starts the process of a replica.
 pub trait Restart: std::fmt::Debug + Send + Sync {
     /// Ends the process if it still runs, starts it and returns when it answers. The error quotes the end of its output.
@@ -84,7 +87,7 @@ impl Supervisor {
                 return self.gone();
             }
             sleep(backoff).await;
-            backoff = (backoff * 2).min(Duration::from_mins(1));
+            backoff = (backoff * 2).min(MAX_BACKOFF);
             self.shared.change(|state| {
                 if let Some(replica) = state.replicas.get_mut(&self.id) {
                     replica.restarts = failures;
