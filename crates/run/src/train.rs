@@ -110,6 +110,10 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     for reward in rewards.chain(config.eval.as_mut().map(|eval| &mut eval.reward)) {
         reward.make_absolute();
     }
+    let of_stages = config.stages.iter_mut().map(|stage| &mut stage.environment);
+    for environment in of_stages.chain(config.eval.as_mut().map(|eval| &mut eval.environment)) {
+        environment.make_absolute();
+    }
     if let ModelSource::Path(source) = &mut config.model
         && Path::new(source).is_dir()
         && let Ok(path) = std::path::absolute(&*source)
