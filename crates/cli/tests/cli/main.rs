@@ -2,6 +2,7 @@
 
 mod bench;
 mod downloads;
+mod functions;
 mod hints;
 mod messages;
 mod offline;
