@@ -167,6 +167,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// The environment could not be built.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Environment(#[from] rloom_env::EnvironmentUnusable),
     /// The algorithm does not fit the engines.
     #[error(transparent)]
     #[diagnostic(transparent)]
