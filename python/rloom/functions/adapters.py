@@ -46,10 +46,7 @@ class Reward:
 
     def judge(self, samples: Sequence[Sample]) -> Rewards:
         """Calls the function."""
-        rewards = self._adapter(samples)
-        if len(rewards) != len(samples):
-            raise ResultError(f"it returned {len(rewards)} rewards for {len(samples)} completions")
-        return rewards
+        return self._adapter(samples)
 
     def _choose(self) -> tuple[str, Adapter, bool]:
         """The form, its adapter, and True if it takes several completions at a time."""
