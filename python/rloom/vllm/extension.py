@@ -1,16 +1,16 @@
 """Worker extension of a vLLM server: weights from a folder, and log-probabilities of the full softmax.
 
-A server is started with `--worker-extension-cls` naming `Extension` and `--weight-transfer-config '{"backend": "rloom_file"}'`.
-The module needs nothing of RLoom, so that it also works as a single file in the environment of vLLM.
+A server is started with `--worker-extension-cls` naming `Extension`, and with
+`--weight-transfer-config '{"backend": "rloom_file"}'`. The module needs nothing of RLoom, so that it also
+works as a single file in the environment of vLLM.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
@@ -21,8 +21,16 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 from vllm.v1.sample.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
 
 BACKEND = "rloom_file"
 """Name of the weight-transfer backend."""
@@ -64,13 +72,26 @@ def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, opened.get_tensor(name)
 
 
+def refresh_heads(model: torch.nn.Module) -> None:
+    """Packs output heads again.
+
+    On CPUs, a head that shares the embedding's weights has a packed copy, which a reload of the embedding
+    leaves as it was.
+    """
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
 class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
     """Loads whole models from folders."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.loaded = ""
         self._received = ""
@@ -88,11 +109,14 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         names = self.model.load_weights(tensors(Path(update_info.path)))
         missing = sorted(self._expected - names) if names is not None else []
         if missing and self.model_config.quantization is None:
-            raise ValueError(f"{update_info.path} has no weights for {len(missing)} parameters: {missing[:3]}")
+            raise ValueError(
+                f"{update_info.path} has no weights for {len(missing)} parameters: {missing[:3]}"
+            )
         self._received = update_info.label
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        refresh_heads(self.model)
         self.loaded = self._received
 
     def shutdown(self) -> None:
@@ -100,7 +124,7 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
 
 
 def full_softmax(logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
-    """Log-probabilities at the temperature of each row, before any filter; row-wise temperature 1 for greedy decoding."""
+    """Log-probabilities at the temperature of each row, before any filter; 1 for greedy decoding."""
     scaled = logits.to(torch.float32)
     if temperature is not None:
         scaled = scaled / torch.where(temperature < GREEDY, 1.0, temperature).unsqueeze(1)
@@ -108,11 +132,13 @@ def full_softmax(logits: torch.Tensor, temperature: torch.Tensor | None) -> torc
 
 
 class FullSoftmaxSampler(Sampler):
-    """Reports log-probabilities of the full softmax; vLLM's own are those of the tokens that filters leave."""
+    """Reports log-probabilities of the full softmax; vLLM's own are of the tokens that filters leave."""
 
     rloom_full_softmax = True
 
-    def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, *args: object, **kwargs: object
+    ) -> SamplerOutput:
         self._full = None
         if sampling_metadata.max_num_logprobs is not None:
             # Before the sampler, which works in place.
@@ -120,7 +146,7 @@ class FullSoftmaxSampler(Sampler):
         return super().forward(logits, sampling_metadata, *args, **kwargs)
 
     def sample(
-        self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         sampled, processed = super().sample(logits, sampling_metadata, *args, **kwargs)
         return sampled, processed if processed is None or self._full is None else self._full

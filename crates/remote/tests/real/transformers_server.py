@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 512
 opened = {}
@@ -45,14 +45,9 @@ def model_of(folder: str) -> torch.nn.Module:
     return opened[folder]
 
 
-def logits_of(tokens: list[int], parts: list[tuple[str, int]]) -> torch.Tensor:
-    """Logits of all positions; each part's model computes the positions up to its end, on the keys of those before."""
-    cache, start, rows = DynamicCache(), 0, []
-    for folder, end in parts:
-        if end > start:
-            rows.append(model_of(folder)(torch.tensor([tokens[start:end]]), past_key_values=cache, use_cache=True).logits[0])
-            start = end
-    return torch.cat(rows)
+def logits_of(folder: str, tokens: list[int]) -> torch.Tensor:
+    """Logits of all positions."""
+    return model_of(folder)(torch.tensor([tokens])).logits[0]
 
 
 @torch.inference_mode()
@@ -63,9 +58,9 @@ def answer(request: dict) -> object:
     tokens = request["tokens"]
     if request["op"] == "greedy":
         for _ in range(request["count"]):
-            tokens = [*tokens, int(logits_of(tokens, [(request["folder"], len(tokens))])[-1].argmax())]
+            tokens = [*tokens, int(logits_of(request["folder"], tokens)[-1].argmax())]
         return tokens[len(request["tokens"]) :]
-    logprobs = (logits_of(tokens, request["parts"])[:-1] / request["temperature"]).log_softmax(dim=-1)
+    logprobs = (logits_of(request["folder"], tokens)[:-1] / request["temperature"]).log_softmax(dim=-1)
     return logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
 
 

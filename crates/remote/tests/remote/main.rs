@@ -1,6 +1,11 @@
 //! Tests of the pool over stand-ins of inference servers, and of gangs of PyTorch ranks.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::print_stdout,
+    clippy::exit,
+    reason = "measurements are printed, and one test is a program of its own"
+)]
 
 use std::ffi::OsString;
 

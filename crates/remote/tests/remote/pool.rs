@@ -23,7 +23,9 @@ fn prompts_of_a_group_go_to_one_replica_and_groups_are_spread() {
     run(async {
         pool.load(&trainer.main(1), OnUpdate::Finish).await.unwrap();
         until(|| pool.workers().iter().all(|worker| !worker.loaded.is_empty())).await;
-        stand_ins.iter().for_each(|stand_in| stand_in.lock().prompts.clear());
+        for stand_in in &stand_ins {
+            stand_in.lock().prompts.clear();
+        }
         let requests = (0..96).map(|sample| request(u64::from(sample / 8), sample, 30));
         generate_all(&pool, requests).await.unwrap();
     });
