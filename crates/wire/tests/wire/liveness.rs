@@ -89,6 +89,25 @@ fn frames_before_the_end_are_received() {
 }
 
 #[test]
+fn frames_on_their_way_survive_a_close() {
+    let slow = Options { queue_bytes: 1, beat: Duration::from_millis(5), ..Options::default() };
+    let patient = Options { lease: Duration::from_mins(2), ..Options::default() };
+    let (connecting, accepting) = pair(patient, slow);
+    let values = Tensor::new("x", &[3 << 20], &vec![1_u8; 3 << 20]);
+    let frame = Frame { tensors: vec![values], ..Frame::new(0, 0, "{}") };
+    for _ in 0..3 {
+        connecting.send(&frame, soon()).unwrap();
+    }
+    drop(connecting);
+    // Beats arrive at the closed end meanwhile.
+    std::thread::sleep(Duration::from_millis(300));
+    for _ in 0..3 {
+        assert_eq!(accepting.receive(soon()).unwrap(), frame);
+    }
+    assert!(matches!(accepting.receive(soon()), Err(WireError::Closed { .. })));
+}
+
+#[test]
 fn close_wakes_a_blocked_receive() {
     let (connecting, accepting) = pair(Options::default(), Options::default());
     let waiting = connecting.clone();
