@@ -169,3 +169,17 @@ fn free_port(ports: &mut BTreeSet<u16>) -> NodeEvent {
     }
     NodeEvent::Refused { reason: "all free ports were handed out before".to_owned() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_that_were_handed_out_are_not_handed_out_again() {
+        let mut all: BTreeSet<u16> = (0..=u16::MAX).collect();
+        assert!(matches!(free_port(&mut all), NodeEvent::Refused { .. }));
+        let mut none = BTreeSet::new();
+        let NodeEvent::FreePort { port } = free_port(&mut none) else { panic!("{none:?}") };
+        assert_eq!(none, BTreeSet::from([port]));
+    }
+}

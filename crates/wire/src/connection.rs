@@ -202,7 +202,8 @@ impl Connection {
         }
     }
 
-    /// Closes the connection: wakes `receive` in every thread; frames that were sent still reach the peer.
+    /// Closes the connection: wakes `receive` in every thread. While this process lives, frames that were sent still
+    /// reach a peer that reads them within the lease.
     pub fn close(&self) {
         self.shared().close();
     }
@@ -252,8 +253,6 @@ impl Shared {
         let mut inbox = self.inbox();
         while inbox.failure.is_none() && inbox.bytes >= self.options.queue_bytes {
             inbox = self.wait(inbox, Duration::from_mins(1));
-            // Time without reading is not silence of the peer.
-            inbox.heard = Instant::now();
         }
         inbox.failure.is_none()
     }

@@ -3,15 +3,11 @@
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::connection::Shared;
 use crate::error::{FrameError, WireError};
 use crate::frame::{self, Kind, ReadEnd};
-
-/// Time after `close` in which incoming bytes are still taken. A socket that is closed with unread bytes resets the
-/// connection, and the peer may lose the last frames sent to it.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// Reads frames until the connection ends.
 pub(crate) fn run(shared: &Shared) {
@@ -53,12 +49,13 @@ fn failure(shared: &Shared, end: ReadEnd, lease_is_over: bool) -> WireError {
     }
 }
 
-/// Takes incoming bytes for a while after `close`.
+/// Takes incoming bytes for as long as a lease after `close`. A socket that is closed with unread bytes resets the
+/// connection, and the peer may lose the last frames sent to it.
 fn linger(shared: &Shared) {
     if !matches!(shared.inbox().failure, Some(WireError::ClosedHere { .. })) {
         return;
     }
-    let end = Instant::now() + LINGER;
+    let end = Instant::now() + shared.options.lease;
     let mut buffer = vec![0; 64 << 10];
     while Instant::now() < end {
         match (&shared.stream).read(&mut buffer) {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rloom_wire::{Frame, Identity, Options, Token, WireError, connect};
+use rloom_wire::{BUILD, Frame, Identity, Options, Token, WireError, connect};
 
 use crate::{TOKEN, dial, listener, pair, soon, token};
 
@@ -14,6 +14,8 @@ fn both_ends_know_each_other() {
     assert_eq!(connecting.peer().identity, Identity::new("controller", 0, 0));
     assert_eq!(accepting.peer().identity, Identity::new("rank", 2, 0));
     assert!(accepting.peer().to_string().starts_with("rank 2 at 127.0.0.1:"));
+    let (version, sources) = BUILD.split_once('+').unwrap();
+    assert_eq!((version, sources.len()), (env!("CARGO_PKG_VERSION"), 16));
 }
 
 #[test]
