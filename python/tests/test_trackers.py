@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rloom import _binary, load_run
-from rloom.track.trackers import TRACKERS
+from rloom.track.trackers import TRACKERS, Mlflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def test_mlflow_in_a_folder(run_folder: Path, tmp_path: Path, monkeypatch: pytes
     run = load_run(run_folder)
     for kind in (run.steps, run.evaluations):
         for name in {name for step in kind for name in step.metrics}:
-            stored = name.replace("@", "_")
+            stored = Mlflow.name(name)
             history = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, stored)]
             assert sorted(history) == [(s.global_step, s.metrics[name]) for s in kind if name in s.metrics]
     samples = client.list_artifacts(found.info.run_id, "samples")
