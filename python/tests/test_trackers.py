@@ -111,7 +111,9 @@ def test_mlflow_in_a_folder(run_folder: Path, tmp_path: Path, monkeypatch: pytes
         for name in {name for step in kind for name in step.metrics}:
             stored = Mlflow.name(name)
             history = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, stored)]
-            assert sorted(history) == [(s.global_step, s.metrics[name]) for s in kind if name in s.metrics]
+            # Weights that end one stage and begin the next are evaluated twice, and passed on once.
+            wanted = {s.global_step: s.metrics[name] for s in reversed(kind) if name in s.metrics}
+            assert sorted(history) == sorted(wanted.items())
     samples = client.list_artifacts(found.info.run_id, "samples")
     assert samples
     text = Path(client.download_artifacts(found.info.run_id, samples[-1].path, str(tmp_path))).read_text()
