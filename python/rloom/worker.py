@@ -1,6 +1,6 @@
 """A rank of a training gang: `python -m rloom.worker ADDRESS RANK RANKS EPOCH`, started by the controller.
 
-The environment holds the run's token (`RLOOM_TOKEN`) and the rendezvous of PyTorch (`MASTER_ADDR`, `MASTER_PORT`).
+The environment holds the run's token (`RLOOM_TOKEN`) and PyTorch's rendezvous (`MASTER_ADDR`, `MASTER_PORT`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def main(arguments: list[str]) -> int:
     connection = Connection.connect(address, "rank", rank, epoch, CONNECT_SECONDS)
     connection.set_progress("import", 0, 0)
     threading.Thread(target=_end_with_the_controller, args=(connection,), daemon=True).start()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)), WORLD_SIZE=str(ranks))
-    from rloom.torch.rank import Rank  # noqa: PLC0415 (PyTorch takes seconds: the controller sees the phase meanwhile)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)), WORLD_SIZE=str(ranks)
+    )
+    from rloom.torch.rank import Rank  # PyTorch takes seconds: after the beats
 
     Rank(connection, rank, epoch).serve()
     return 0

@@ -21,6 +21,11 @@ impl Dialogue {
         Self { tokenizer: tokenizer.clone(), messages }
     }
 
+    /// True if the prompt is text.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.messages.is_none()
+    }
+
     /// Text of a turn, without special tokens.
     pub(crate) fn read(&self, turn: &Turn) -> Result<String, TextError> {
         self.tokenizer.decode(&turn.tokens, true)
@@ -33,19 +38,28 @@ impl Dialogue {
         written: &str,
         observation: &str,
     ) -> Result<Vec<u32>, TextError> {
-        let Some(messages) = &mut self.messages else {
+        if self.is_plain() {
             return self.tokenizer.encode(observation, false);
-        };
+        }
+        self.observe_messages(turn, written, vec![ChatMessage::new("user", observation)])
+    }
+
+    /// Tokens of an observation that consists of messages. A plain prompt becomes no conversation.
+    pub(crate) fn observe_messages(
+        &mut self,
+        turn: &Turn,
+        written: &str,
+        new: Vec<ChatMessage>,
+    ) -> Result<Vec<u32>, TextError> {
+        let messages = self.messages.get_or_insert_default();
         messages.push(ChatMessage::new("assistant", written));
-        let new = ChatMessage::new("user", observation);
         let end = match (turn.stop, turn.tokens.last()) {
             (StopReason::StopToken, Some(&token)) => self.tokenizer.decode(&[token], false)?,
             _ => String::new(),
         };
         let template = self.tokenizer.require_chat_template()?;
-        let text =
-            template.next_turn(messages, std::slice::from_ref(&new), &end, &RenderOptions::default())?;
-        messages.push(new);
+        let text = template.next_turn(messages, &new, &end, &RenderOptions::default())?;
+        messages.extend(new);
         self.tokenizer.encode(&text, false)
     }
 }

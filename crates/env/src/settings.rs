@@ -1,13 +1,15 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use rloom_core::SettingError;
+use rloom_function::{FunctionError, PythonEnvironment};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::{Environment, Guess, GuessSettings, SingleTurn};
+use crate::{Environment, Guess, GuessSettings, PythonPlays, SingleTurn};
 
 /// Settings of an environment. In a configuration they are a flat table with `kind` and the keys of that kind.
 ///
@@ -17,13 +19,15 @@ use crate::{Environment, Guess, GuessSettings, SingleTurn};
 /// assert_eq!(settings.max_turns(), 6);
 /// assert_eq!(serde_json::from_str::<EnvironmentSettings>("{}").unwrap(), EnvironmentSettings::SingleTurn);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum EnvironmentSettings {
     /// One completion per prompt.
     #[default]
     SingleTurn,
     /// The number-guessing game.
     Guess(GuessSettings),
+    /// A Python class or generator function.
+    Python(PythonEnvironment),
 }
 
 impl EnvironmentSettings {
@@ -32,6 +36,7 @@ impl EnvironmentSettings {
         match self {
             Self::SingleTurn => "single_turn",
             Self::Guess(_) => "guess",
+            Self::Python(_) => "python",
         }
     }
 
@@ -40,6 +45,7 @@ impl EnvironmentSettings {
         match self {
             Self::SingleTurn => Ok(()),
             Self::Guess(settings) => settings.validate(),
+            Self::Python(settings) => settings.validate(),
         }
     }
 
@@ -48,39 +54,59 @@ impl EnvironmentSettings {
         match self {
             Self::SingleTurn => 1,
             Self::Guess(settings) => settings.max_turns as usize,
+            Self::Python(settings) => settings.max_turns as usize,
         }
     }
 
-    /// True if the environment gives step rewards and state keys.
+    /// True if the environment gives step rewards.
     pub fn has_steps(&self) -> bool {
         match self {
             Self::SingleTurn => false,
             Self::Guess(_) => true,
+            Self::Python(settings) => settings.rewards_turns,
         }
     }
 
     /// True if the environment reads the reference answers of tasks.
     pub fn reads_answer(&self) -> bool {
         match self {
-            Self::SingleTurn => false,
+            Self::SingleTurn | Self::Python(_) => false,
             Self::Guess(_) => true,
         }
     }
 
     /// All characters of the observations, for the alphabet of a character tokenizer.
-    pub fn alphabet(&self) -> &'static str {
+    pub fn alphabet(&self) -> &str {
         match self {
             Self::SingleTurn => "",
             Self::Guess(_) => GuessSettings::ALPHABET,
+            Self::Python(settings) => &settings.alphabet,
         }
     }
 
-    /// Creates the environment.
-    pub fn environment(&self) -> Arc<dyn Environment> {
+    /// Makes the path of a Python file absolute, so that it does not depend on the working directory.
+    pub fn make_absolute(&mut self) {
+        if let Self::Python(settings) = self {
+            settings.make_absolute();
+        }
+    }
+
+    /// Loads the Python function, if it is one.
+    pub fn check(&self) -> Result<(), EnvironmentUnusable> {
         match self {
+            Self::SingleTurn | Self::Guess(_) => Ok(()),
+            // The time that a worker has to start does not depend on the timeout of its answers.
+            Self::Python(settings) => Ok(settings.pool(Duration::ZERO)?.check()?),
+        }
+    }
+
+    /// Creates the environment; `timeout` limits each answer of a Python function.
+    pub fn environment(&self, timeout: Duration) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
+        Ok(match self {
             Self::SingleTurn => Arc::new(SingleTurn),
             Self::Guess(settings) => Arc::new(Guess::new(*settings)),
-        }
+            Self::Python(settings) => Arc::new(PythonPlays::new(settings, timeout)?),
+        })
     }
 }
 
@@ -91,7 +117,20 @@ impl EnvironmentSettings {
 struct Keys {
     kind: Option<KindName>,
     max_turns: Option<u32>,
+    function: Option<String>,
+    workers: Option<u32>,
+    python: Option<String>,
+    rewards_turns: Option<bool>,
+    alphabet: Option<String>,
+    recycle_calls: Option<u64>,
+    memory_mib: Option<u64>,
 }
+
+/// An environment that cannot be created.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("`environment`: {0}")]
+#[diagnostic(forward(0))]
+pub struct EnvironmentUnusable(#[from] FunctionError);
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -99,6 +138,7 @@ enum KindName {
     #[default]
     SingleTurn,
     Guess,
+    Python,
 }
 
 /// The keys of [`EnvironmentSettings::SingleTurn`].
@@ -122,6 +162,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<EnvironmentSettings, E> {
             from_own_keys::<NoKeys, E>(given, "single_turn").map(|NoKeys {}| EnvironmentSettings::SingleTurn)
         }
         KindName::Guess => from_own_keys(given, "guess").map(EnvironmentSettings::Guess),
+        KindName::Python => from_own_keys(given, "python").map(EnvironmentSettings::Python),
     }
 }
 
@@ -136,6 +177,7 @@ impl Serialize for EnvironmentSettings {
         let own = match self {
             Self::SingleTurn => Ok(Value::Null),
             Self::Guess(settings) => serde_json::to_value(settings),
+            Self::Python(settings) => serde_json::to_value(settings),
         };
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("kind", self.name())?;
@@ -168,4 +210,6 @@ enum KindTable {
     SingleTurn,
     /// The number-guessing game.
     Guess(GuessSettings),
+    /// A Python class or generator function.
+    Python(PythonEnvironment),
 }

@@ -55,7 +55,21 @@ struct AskBody {
 impl Session {
     /// Starts an episode.
     pub async fn begin(pool: &Pool, episode: String, task: Value) -> Result<(Self, Ask), FunctionError> {
-        let shared = Arc::clone(pool.shared());
+        Self::begin_on(Arc::clone(pool.shared()), episode, task).await
+    }
+
+    /// Starts the same episode again, in another process if this one has ended.
+    pub async fn again(&self, task: Value) -> Result<Self, FunctionError> {
+        let (session, _) =
+            Self::begin_on(Arc::clone(&self.shared), format!("{}'", self.episode), task).await?;
+        Ok(session)
+    }
+
+    async fn begin_on(
+        shared: Arc<Shared>,
+        episode: String,
+        task: Value,
+    ) -> Result<(Self, Ask), FunctionError> {
         let (sender, receiver) = oneshot::channel();
         let body = json!({ "episode": episode, "task": task });
         shared.begin(body, {

@@ -10,6 +10,7 @@ mod error;
 mod gang;
 mod http;
 mod pool;
+mod process;
 mod server;
 mod sglang;
 mod vllm;
@@ -21,5 +22,6 @@ pub use gang::{
 };
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
+pub use process::ServerProcess;
 pub use server::Server;
 pub use vllm::{ServerCommand, Slot};

@@ -40,6 +40,11 @@ pub(crate) struct Call<'a> {
     pub(crate) label: PolicyLabel,
 }
 
+/// Name of weights in the caches of a server. vLLM refuses slashes in it.
+pub(crate) fn cache_salt(label: PolicyLabel) -> String {
+    label.to_string().replace('/', "-")
+}
+
 /// Reason for the end of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {

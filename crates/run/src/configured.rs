@@ -1,8 +1,9 @@
 //! The engines that a configuration names: in this process, or in others.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Backbone};
 use rloom_cluster::{LocalOptions, Node};
@@ -15,7 +16,10 @@ use rloom_engine::{
 use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
-use rloom_remote::{Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server};
+use rloom_remote::{
+    Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server, ServerCommand,
+    ServerProcess, Slot,
+};
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 
@@ -27,6 +31,8 @@ use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
 const PUBLICATIONS: &str = "publications";
+/// Longest time until a server that is started answers.
+const STARTING: Duration = Duration::from_mins(15);
 
 /// Builds the engines that the configuration of a run names.
 #[derive(Debug)]
@@ -144,16 +150,48 @@ impl ConfiguredEngines {
         })
     }
 
-    fn servers(&self, settings: &ServerSettings) -> Result<ReplicaPool, RunError> {
+    /// A pool over servers of one kind, which run already or are started.
+    fn servers(
+        &self,
+        settings: &ServerSettings,
+        connect: fn(&str) -> Result<Server, HttpError>,
+        starts: bool,
+    ) -> Result<ConfiguredRollout, RunError> {
         let Policy { context, vocabulary, .. } = self.policy;
+        let limits = ModelLimits { context, vocabulary };
         let tokenizer = Some((*self.policy.tokenizer).clone());
-        let pool = ReplicaPool::new(ModelLimits { context, vocabulary }, settings, tokenizer)?;
+        let pool = ReplicaPool::new(limits, settings, tokenizer)?;
+        let address = |url: &str, error: &HttpError| RunError::ServerAddress {
+            url: url.to_owned(),
+            reason: error.to_string(),
+        };
         for url in &settings.urls {
-            let server = Server::vllm(url)
-                .map_err(|error| RunError::ServerAddress { url: url.clone(), reason: error.to_string() })?;
-            pool.join(server);
+            pool.join(connect(url).map_err(|error| address(url, &error))?);
         }
-        Ok(pool)
+        if !settings.urls.is_empty() {
+            return Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: None });
+        }
+        if !starts {
+            return Err(RunError::ServersNotStarted);
+        }
+        if settings.python.as_os_str().is_empty() {
+            return Err(RunError::NoServerPython);
+        }
+        let (node, model) = (self.node()?, self.start_folder(&StageStart::Initial)?);
+        let modules = self.publications.join("modules");
+        for replica in 0..settings.replicas {
+            let port = node.free_port(Instant::now() + STARTING)?;
+            let url = format!("http://127.0.0.1:{port}");
+            let slot = slot_of(replica, settings);
+            let command = ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
+                .map_err(|source| StoreError::io("write", &modules, source))?;
+            let name = format!("replica {replica}");
+            let process = ServerProcess::new(node.clone(), name, command, &url, STARTING)
+                .map_err(|error| address(&url, &error))?;
+            let server = connect(&url).map_err(|error| address(&url, &error))?;
+            pool.join_managed(server, Arc::new(process));
+        }
+        Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: Some(model) })
     }
 
     /// A folder as the publication of a version.
@@ -177,10 +215,8 @@ impl EngineFactory for ConfiguredEngines {
             RolloutEngineSettings::Embedded(_) => {
                 ConfiguredRollout::Embedded(self.embedded.rollout(settings)?)
             }
-            RolloutEngineSettings::Vllm(servers) => ConfiguredRollout::Pool(self.servers(servers)?),
-            RolloutEngineSettings::Sglang(_) => {
-                return Err(RunError::NotEmbedded { engine: settings.name() });
-            }
+            RolloutEngineSettings::Vllm(servers) => self.servers(servers, Server::vllm, true)?,
+            RolloutEngineSettings::Sglang(servers) => self.servers(servers, Server::sglang, false)?,
         })
     }
 
@@ -261,6 +297,17 @@ impl PolicyWriter for ConfiguredWriter {
         }
         Ok(())
     }
+}
+
+/// Devices of a replica: GPUs if the machine has any, otherwise its share of the cores.
+fn slot_of(replica: usize, settings: &ServerSettings) -> Slot {
+    if Path::new("/dev/nvidia0").exists() {
+        let first = (replica * settings.tensor_parallel) as u32;
+        return Slot::Gpus((first..first + settings.tensor_parallel as u32).collect());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let share = |replica: usize| (replica * cores / settings.replicas).min(cores - 1);
+    Slot::Cores(share(replica), share(replica + 1).saturating_sub(1).max(share(replica)))
 }
 
 /// Digest of the weights in a folder: that of the engine which has written them.

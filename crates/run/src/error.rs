@@ -167,6 +167,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// The environment could not be built.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Environment(#[from] rloom_env::EnvironmentUnusable),
     /// The algorithm does not fit the engines.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -179,6 +183,12 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Gang(#[from] rloom_remote::GangError),
+    /// Servers that this program cannot start.
+    #[error("rollout.urls is empty: SGLang servers have to be running already")]
+    ServersNotStarted,
+    /// Servers without an interpreter to start them with.
+    #[error("rollout.python is empty: name the Python interpreter of an environment with vLLM")]
+    NoServerPython,
     /// An address that is not that of a server.
     #[error("rollout.urls: {url} is not the address of a server: {reason}")]
     ServerAddress {

@@ -1,6 +1,7 @@
 //! Functions of a run, loaded once before its first step: one that cannot be used ends the run before it has cost anything.
 
 use rloom_config::{Config, EvalSettings};
+use rloom_env::EnvironmentSettings;
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
@@ -17,12 +18,21 @@ pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
             check_reward(reward)?;
         }
     }
+    let mut checked: Vec<&EnvironmentSettings> = Vec::new();
+    let of_stages = stages.iter().map(|stage| &stage.environment);
+    for environment in of_stages.chain(eval.map(|eval| &eval.environment)) {
+        if !checked.contains(&environment) {
+            checked.push(environment);
+            environment.check()?;
+        }
+    }
     Ok(())
 }
 
 /// Loads the functions of an evaluation outside of a run.
 pub(crate) fn check_evaluation(eval: &EvalSettings) -> Result<(), RunError> {
-    check_reward(&eval.reward)
+    check_reward(&eval.reward)?;
+    Ok(eval.environment.check()?)
 }
 
 fn check_reward(reward: &RewardSettings) -> Result<(), RunError> {

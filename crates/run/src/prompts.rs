@@ -108,7 +108,7 @@ impl<'c> DataUse<'c> {
             split: if rollout.is_some() { Split::Train } else { Split::Demonstration },
             limit: u64::MAX,
             room,
-            answer_reader: answer_reader(rollout.map(|rollout| &rollout.reward), stage.environment),
+            answer_reader: answer_reader(rollout.map(|rollout| &rollout.reward), &stage.environment),
         }
     }
 
@@ -119,7 +119,7 @@ impl<'c> DataUse<'c> {
             split: Split::Eval,
             limit: eval.tasks,
             room: PromptRoom::Completion { context, max_new_tokens: eval.sampling.max_new_tokens },
-            answer_reader: answer_reader(Some(&eval.reward), eval.environment),
+            answer_reader: answer_reader(Some(&eval.reward), &eval.environment),
         }
     }
 
@@ -132,7 +132,7 @@ impl<'c> DataUse<'c> {
     }
 }
 
-fn answer_reader(reward: Option<&RewardSettings>, environment: EnvironmentSettings) -> Option<String> {
+fn answer_reader(reward: Option<&RewardSettings>, environment: &EnvironmentSettings) -> Option<String> {
     let component = reward.and_then(RewardSettings::answer_reader);
     let environment = environment.reads_answer().then(|| format!("the environment `{}`", environment.name()));
     component.map(|name| format!("the reward `{name}`")).or(environment)

@@ -1,13 +1,14 @@
 //! The rollout engine of a stage, chosen when the run starts.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::OnUpdate;
 use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, PublishedPolicy, RolloutCapabilities, RolloutEngine,
-    RolloutError, RolloutStatistics, WorkerStatus,
+    RolloutError, RolloutStatistics, WeightFolder, WorkerStatus,
 };
 use rloom_remote::ReplicaPool;
 
@@ -17,7 +18,11 @@ pub(crate) enum ConfiguredRollout {
     /// The engine of this process.
     Embedded(EmbeddedRolloutEngine),
     /// Inference servers.
-    Pool(ReplicaPool),
+    Pool {
+        pool: Box<ReplicaPool>,
+        /// The model that the servers of the run start with.
+        _model: Option<Arc<WeightFolder>>,
+    },
 }
 
 /// A future of one of the engines.
@@ -31,7 +36,7 @@ macro_rules! delegate {
     ($engine:expr, $method:ident($($argument:expr),*)) => {{
         let called = match $engine {
             ConfiguredRollout::Embedded(engine) => Either::Embedded(engine.$method($($argument),*)),
-            ConfiguredRollout::Pool(engine) => Either::Pool(engine.$method($($argument),*)),
+            ConfiguredRollout::Pool { pool, .. } => Either::Pool(pool.$method($($argument),*)),
         };
         async move {
             match called {
@@ -73,21 +78,21 @@ impl RolloutEngine for ConfiguredRollout {
     fn capabilities(&self) -> RolloutCapabilities {
         match self {
             Self::Embedded(engine) => engine.capabilities(),
-            Self::Pool(engine) => engine.capabilities(),
+            Self::Pool { pool, .. } => pool.capabilities(),
         }
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {
         match self {
             Self::Embedded(engine) => engine.workers(),
-            Self::Pool(engine) => engine.workers(),
+            Self::Pool { pool, .. } => pool.workers(),
         }
     }
 
     fn statistics(&self) -> RolloutStatistics {
         match self {
             Self::Embedded(engine) => engine.statistics(),
-            Self::Pool(engine) => engine.statistics(),
+            Self::Pool { pool, .. } => pool.statistics(),
         }
     }
 }

@@ -142,19 +142,21 @@ impl RunInputs {
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
             let cursor = cursor(&dataset)?;
+            let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
             let source = GroupSource::Demonstrations(DemonstrationSource {
                 dataset,
                 cursor: cursor.clone(),
                 tokenizer: Arc::clone(&self.tokenizer),
-                environment: stage.environment.environment(),
+                environment: stage.environment.environment(timeout)?,
                 context: self.context,
-                timeout: Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds()),
+                timeout,
             });
             return Ok((source, cursor));
         };
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
-        let environment = stage.environment.environment();
+        let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
+        let environment = stage.environment.environment(timeout)?;
         let episodes = self.episodes(engine, environment, &rollout.reward, &rollout.engine, index)?;
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
@@ -176,7 +178,8 @@ impl RunInputs {
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, self.seed, &self.hub)?;
-        let environment = eval.environment.environment();
+        let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
+        let environment = eval.environment.environment(timeout)?;
         let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))

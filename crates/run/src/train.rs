@@ -111,6 +111,10 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     for reward in rewards.chain(config.eval.as_mut().map(|eval| &mut eval.reward)) {
         reward.make_absolute();
     }
+    let of_stages = config.stages.iter_mut().map(|stage| &mut stage.environment);
+    for environment in of_stages.chain(config.eval.as_mut().map(|eval| &mut eval.environment)) {
+        environment.make_absolute();
+    }
     if let Some(rollouts) = &mut config.run.rollouts
         && let Ok(path) = std::path::absolute(&*rollouts)
     {

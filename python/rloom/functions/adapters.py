@@ -15,11 +15,11 @@ Rewards = list[float | None]
 Adapter = Callable[[Sequence[Sample]], Rewards]
 
 FORMS = """the supported forms are
-  def score(completion, answer, …)                                     one completion; other parameters are columns
-  def score(prompts, completions, **columns)                           TRL
+  def score(completion, answer, …)  one completion; other parameters are columns
+  def score(prompts, completions, **columns)  TRL
   def compute_score(data_source, solution_str, ground_truth, extra_info)  verl
-  def reward_func(queries, prompts, labels, **kwargs)                  OpenRLHF
-  def custom_rm(args, sample)                                          slime; (args, samples) with `group = true`"""
+  def reward_func(queries, prompts, labels, **kwargs)  OpenRLHF
+  def custom_rm(args, sample)  slime; (args, samples) with `group = true`"""
 
 
 class Reward:
@@ -87,6 +87,7 @@ class Reward:
         ]
         columns = {name: [s.row.get(name) for s in samples] for s in samples for name in s.row}
         arguments = {
+            "answer": [s.answer for s in samples],
             **columns,
             **self._signature.others(("answer",), lambda name: [s.column(name) for s in samples]),
             "prompts": [s.prompt for s in samples],
@@ -153,7 +154,8 @@ class Reward:
             "stop": sample.stop,
             "row": sample.row,
         }
-        columns = {name: value for name, value in sample.row.items() if name not in context}
+        columns = {"answer": sample.answer, **sample.row}
+        columns = {name: value for name, value in columns.items() if name not in context}
         named = self._signature.others((*context, *columns), sample.column)
         return number(self._call(**columns, **named, **context))
 
@@ -192,7 +194,7 @@ class Signature:
         return all(name in self._named for name in names)
 
     def others(self, known: Sequence[str], column: Callable[[str], Any]) -> dict[str, Any]:
-        """Arguments for the parameters that only the row can give: those named `answer`, `solution` and so on."""
+        """Arguments for parameters that mean the reference answer: `answer`, `solution` and so on."""
         found = {}
         for name in self._named:
             if name not in known or name == "answer":
@@ -203,7 +205,7 @@ class Signature:
         return found
 
     def select(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that the function takes. Parameters without an argument and a default are an error."""
+        """The arguments that the function takes. A parameter without argument and default is an error."""
         missing = [
             name
             for name, p in self._named.items()
@@ -222,7 +224,7 @@ class Signature:
 
 
 class TrainerState:
-    """The part of TRL's `trainer_state` that a run has: the steps that the sampling policy was trained for."""
+    """The part of TRL's `trainer_state` that a run has: the steps of training of the sampling policy."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.global_step = min((s.version for s in samples), default=0)

@@ -1,5 +1,5 @@
-# Starts a worker in an interpreter that has nothing installed: `python -c` runs this text, and the first line of stdin
-# holds the modules of this package. It has to be readable by every Python that may be called `python3`.
+# Starts a worker in an interpreter that has nothing installed: `python -c` runs this text, and the first line
+# of stdin holds the modules of this package. Every Python that may be called `python3` has to read it.
 import json
 import os
 import sys
@@ -11,8 +11,8 @@ if sys.version_info < (3, 10):  # noqa: UP036
     print(json.dumps({"id": 1, "error": {"kind": "refused", "message": reason}}))
     sys.exit(0)
 
-# The protocol keeps its own copies of stdin and stdout, which child processes do not inherit. What functions print goes
-# to stderr, and what they read from stdin is empty.
+# The protocol keeps its own copies of stdin and stdout, which child processes do not inherit. What functions
+# print goes to stderr, and what they read from stdin is empty.
 requests = os.fdopen(os.dup(0), "rb")
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

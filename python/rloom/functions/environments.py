@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .adapters import Signature
 from .errors import RefusedError, ResultError
 from .samples import Sample, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
 
 FORMS = """the supported forms are
   class Env: def reset(self, task) -> messages; def step(self, reply) -> (messages, reward, done)
@@ -102,8 +104,11 @@ def ask(observation: Any) -> dict[str, Any]:
 
 
 class GeneratorEpisode:
-    """An episode of a generator function. It yields observations, or pairs of an observation and the reward of the turn
-    before, and returns the reward of the last turn."""
+    """An episode of a generator function.
+
+    It yields observations, or pairs of an observation and the reward of the turn before, and returns the
+    reward of the last turn.
+    """
 
     def __init__(self, generator: Generator[Any, str, Any]) -> None:
         self._generator = generator

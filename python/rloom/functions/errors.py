@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import traceback
+from pathlib import Path
 
 
 class RefusedError(Exception):
@@ -29,5 +29,5 @@ def describe(error: BaseException) -> str:
 
 def is_own(filename: str) -> bool:
     """True for the code of this package and of the import system."""
-    folder = os.path.dirname(globals().get("__file__", "<rloom.functions>/"))
+    folder = str(Path(globals().get("__file__", "<rloom.functions>/errors")).parent)
     return filename.startswith((folder, "<rloom.functions", "<frozen importlib", "<string>"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from .errors import RefusedError
@@ -13,12 +13,13 @@ from .errors import RefusedError
 def load(name: str) -> Any:
     """Loads `file.py:name`. The folder of the file is searched for imports."""
     path, _, attribute = name.rpartition(":")
-    if not os.path.isfile(path):
+    file = Path(path).absolute()
+    if not file.is_file():
         raise RefusedError(f"the file {path} does not exist")
-    folder, file = os.path.split(os.path.abspath(path))
+    folder = str(file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module_name = file.removesuffix(".py")
+    module_name = file.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise RefusedError(f"{path} is not a Python file")

@@ -1,1 +1,1 @@
-"""PyTorch training ranks: scoring, back-propagation and optimizer steps for models that transformers opens."""
+"""PyTorch training ranks: scores, gradients and optimizer steps of models that transformers opens."""

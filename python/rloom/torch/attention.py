@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import AttentionInterface
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Name of the implementation in a model's configuration.
 PACKED = "rloom_packed"
@@ -32,7 +34,7 @@ def packed_attention(
     sequence_lengths: Sequence[int] = (),
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Computes causal attention for each sequence alone; `query` is `[1, H, T, E]`, the result `[1, T, H, E]`."""
+    """Computes causal attention within each sequence, from `[1, H, T, E]` to `[1, T, H, E]`."""
     named = [name for name in UNSUPPORTED if options.get(name) is not None]
     if named or attention_mask is not None or dropout or not getattr(module, "is_causal", True):
         raise AttentionNotSupportedError(f"{type(module).__name__}: {', '.join(named) or 'mask or dropout'}")
@@ -82,7 +84,7 @@ def _varlen(
     out = varlen_attn(
         q, k, v, ends, ends, longest, longest, scale=scaling, window_size=bounds, enable_gqa=gqa
     )
-    return cast(Tensor, out)[None]
+    return cast("Tensor", out)[None]
 
 
 AttentionInterface.register(PACKED, packed_attention)

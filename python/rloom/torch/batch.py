@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rloom.torch.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Batch:
     def rows_by_sequence(self) -> list[range]:
         """Scored tokens of each sequence, as ranges of `rows`."""
         bounds = torch.searchsorted(self.rows, torch.tensor(self.starts)).tolist()
-        return [range(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [range(start, end) for start, end in pairwise(bounds)]
 
     def only(self, sequences: Sequence[int]) -> Batch:
         """Returns a batch of some sequences, in ascending order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,12 +20,14 @@ from rloom.torch.errors import (
     PeerFailedError,
     RankError,
 )
-from rloom.torch.loss import Coefficients, Loss
 from rloom.torch.model import Scores, ScoringModel
 from rloom.torch.optimizer import Optimizer
 from rloom.torch.probe import choose_layout
-from rloom.torch.settings import Settings
 from rloom.torch.world import World, whole_tensor
+
+if TYPE_CHECKING:
+    from rloom.torch.loss import Coefficients, Loss
+    from rloom.torch.settings import Settings
 
 #: Number format of the computation, by setting.
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
@@ -46,8 +49,8 @@ class Trained:
 class Engine:
     """Trains one model; every rank makes the same calls, each with its own micro-batches.
 
-    Micro-batch `i` of a step belongs to rank `i mod ranks`. A rank without one in a round computes an empty one, so
-    that collective operations match.
+    Micro-batch `i` of a step belongs to rank `i mod ranks`. A rank without one in a round computes an empty
+    one: collective operations need all ranks.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -84,7 +87,7 @@ class Engine:
     def accumulate(
         self, batches: dict[int, Batch], total: int, loss: Loss, progress: Progress
     ) -> list[Trained]:
-        """Adds the gradient of this rank's micro-batches. An error clears the gradient of all calls since a step."""
+        """Adds the gradient of this rank's micro-batches; an error drops that of all calls since a step."""
         try:
             plan = self._plan(batches, total, loss)
             self.has_gradient = self.has_gradient or total > 0
@@ -158,7 +161,7 @@ class Engine:
             yield (micro_batch, batches[micro_batch]) if micro_batch < total else (None, Batch.dummy())
 
     def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[_Parts]:
-        """Divides each micro-batch into sequences to train and to score only, and agrees on the passes of each round."""
+        """Divides each micro-batch into sequences to train and to score; agrees on each round's passes."""
         plan = []
         for micro_batch, batch in self._rounds(batches, total):
             inert = list(loss.inert(micro_batch))[: len(batch.lengths)] if micro_batch is not None else [True]

@@ -1,11 +1,11 @@
-"""Model folders and checkpoints: weights by Hugging Face names, moments by PyTorch's distributed checkpoint."""
+"""Model folders by Hugging Face names, and moments as a distributed checkpoint of PyTorch."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,10 +15,14 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import GenerationConfig
 
-from rloom.torch.engine import Engine
 from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
 from rloom.torch.model import open_model
 from rloom.torch.world import whole_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rloom.torch.engine import Engine
 
 VALUE_HEAD = "trainer/value_head.safetensors"
 MOMENTS = "trainer/optimizer"

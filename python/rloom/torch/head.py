@@ -1,4 +1,4 @@
-"""Log-probability and entropy of scored tokens, in chunks of rows: logits of all rows never exist at once."""
+"""Log-probability and entropy of scored tokens in chunks of rows: logits of all rows never exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, inv_temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the log-probability of each row's target and the entropy of its distribution, both at its temperature.
+    """Returns the log-probability of each row's target and the entropy of the row, at its temperature.
 
     `hidden` is `[S, D]`, `weight` `[V, D]`. The backward pass computes the logits of a chunk again.
     """
@@ -27,11 +27,11 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
 
 
 class _Scores(torch.autograd.Function):
-    """With `z = logits / temperature` and `p = softmax(z)`: `logprob(j) = z_j − lse`, `H = lse − Σ p·z`."""
+    """With `z = logits / temperature` and `p = softmax(z)`: `logprob(j) = z_j - lse`, `H = lse - Σ p·z`."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # noqa: ANN401
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -51,7 +51,7 @@ class _Scores(torch.autograd.Function):
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         hidden, weight, bias, targets, inv_temperature, entropy = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=_precision(hidden), device=weight.device)
@@ -60,7 +60,7 @@ class _Scores(torch.autograd.Function):
         for start in range(0, rows, size):
             own = slice(start, min(start + size, rows))
             logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
-            # By logit i: d_logprob · ([i = target] − p_i) − d_entropy · p_i · (ln p_i + H).
+            # By logit i: d_logprob · ([i = target] - p_i) - d_entropy · p_i · (ln p_i + H).
             factor = logprobs + entropy[own, None]
             factor.mul_(d_entropy[own, None]).add_(d_logprob[own, None])
             d_logits = factor.mul_(logprobs.exp_()).neg_()

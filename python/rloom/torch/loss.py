@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from rloom._native import LossGrad, LossStep, NativeError
 from rloom.torch.errors import LossError, NotFiniteError
-from rloom.torch.model import Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rloom.torch.model import Scores
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class KnownLoss:
         own = self.by_micro_batch[micro_batch]
         return [own.is_zero(torch.tensor(rows, dtype=torch.long)) for rows in self.lengths[micro_batch]]
 
-    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:  # noqa: ARG002
+    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         return self.by_micro_batch[micro_batch]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,12 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClas
 
 from rloom._native import digest_order
 from rloom.torch.attention import PACKED, AttentionNotSupportedError
-from rloom.torch.batch import Batch
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
-from rloom.torch.settings import Heads
 
-#: Treatment of a micro-batch: packed with own attention, packed with the mask of transformers, or one sequence at a time.
+if TYPE_CHECKING:
+    from rloom.torch.batch import Batch
+    from rloom.torch.settings import Heads
+
+#: Treatment of a micro-batch: packed with own attention or the mask of transformers, or sequence by sequence.
 Layout = Literal["packed", "masked", "unpacked"]
 
 
@@ -38,7 +40,7 @@ class Scores(NamedTuple):
 
 
 class ScoringModel(nn.Module):
-    """Scores tokens. Heads are computed in `forward`, so that the root's hooks gather their sharded weights."""
+    """Scores tokens. `forward` computes the heads: the root's hooks gather their sharded weights."""
 
     def __init__(self, hf: PreTrainedModel, heads: Heads) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class ScoringModel(nn.Module):
             with torch.no_grad():
                 last_values = _values(value, hidden[ends])
         if not len(rows):
-            # Keeps a batch without scored tokens in the graph, for the collective operations of the backward pass.
+            # Keeps a batch without scored tokens in the graph: the backward pass is collective.
             logprob = hidden.float().sum()[None] * 0
         return Scores(logprob, entropy, values, last_values)
 
@@ -163,7 +165,7 @@ def open_model(
             _zero(hf.score)
         missing -= {"score.weight", "score.bias"}
     if missing:
-        raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {sorted(missing)[0]}")
+        raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {min(missing)}")
     model = ScoringModel(hf, heads)
     # Dropout would make scores depend on the call; no algorithm here uses it.
     return model.eval()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rloom.torch.errors import NotFiniteError
-from rloom.torch.model import ScoringModel
-from rloom.torch.settings import OptimizerSettings
 from rloom.torch.world import World, local_part
+
+if TYPE_CHECKING:
+    from rloom.torch.model import ScoringModel
+    from rloom.torch.settings import OptimizerSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

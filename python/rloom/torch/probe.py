@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from rloom.torch.batch import Batch
 from rloom.torch.errors import ModelError
-from rloom.torch.model import Layout, Scores, ScoringModel
+
+if TYPE_CHECKING:
+    from rloom.torch.model import Layout, Scores, ScoringModel
 
 #: Largest difference of two log-probabilities that counts as rounding, by number format of the computation.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.15}
@@ -31,8 +35,8 @@ def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
             )
             if off > tolerance:
                 raise ModelError(
-                    f"{type(model.hf).__name__}: log-probabilities differ from those of the model's own head by "
-                    f"{off:.2g}: it changes logits after the language head, such as by a soft cap or a scale"
+                    f"{type(model.hf).__name__}: scores differ from those of its own head by {off:.2g}; "
+                    "the model changes logits after the language head, such as by a soft cap or a scale"
                 )
         for layout in ("packed", "masked"):
             if _agrees(model, layout, whole, single, tolerance):

@@ -13,7 +13,7 @@ import torch
 
 from rloom.torch import files
 from rloom.torch.batch import Batch
-from rloom.torch.engine import DTYPES, Engine
+from rloom.torch.engine import DTYPES, Engine, Progress
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.settings import Settings
@@ -52,7 +52,7 @@ class Rank:
         self.opened: Engine | None = None
 
     def serve(self) -> None:
-        """Answers jobs until `shutdown`. An error of a kind that leaves the ranks in step is an answer, too."""
+        """Answers jobs until `shutdown`. An error that leaves the ranks in step is an answer, too."""
         while True:
             self._enter("idle")
             _, self.job, message, tensors = self.connection.receive(IDLE_SECONDS)
@@ -114,12 +114,18 @@ class Rank:
         if "loss" in arrays:
             loss = NativeLoss(arrays["loss"].numpy().tobytes())
         else:
-            lists = ("d_logprob", "d_entropy", "d_value")
-            known = {i: Coefficients(*(arrays[f"{i}.{name}"] for name in lists)) for i in batches}
+            known = {
+                i: Coefficients(arrays[f"{i}.d_logprob"], arrays[f"{i}.d_entropy"], arrays[f"{i}.d_value"])
+                for i in batches
+            }
             loss = KnownLoss(known, {i: batch.rows_by_sequence for i, batch in batches.items()})
         trained = self._engine.accumulate(batches, asked["total"], loss, self._progress(asked["total"]))
         reply = {str(t.micro_batch): {"tokens": t.tokens, "skipped": t.skipped} for t in trained}
-        terms = {f"{t.micro_batch}.terms": torch.frombuffer(bytearray(t.terms), dtype=torch.uint8) for t in trained if t.terms}
+        terms = {
+            f"{t.micro_batch}.terms": torch.frombuffer(bytearray(t.terms), dtype=torch.uint8)
+            for t in trained
+            if t.terms
+        }
         return {"trained": reply}, terms
 
     def do_clear(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
@@ -165,7 +171,7 @@ class Rank:
         self.opened.resume()
         return self.opened
 
-    def _progress(self, total: int) -> Any:
+    def _progress(self, total: int) -> Progress:
         ranks = self.world.size if self.world is not None else 1
         self._send({"progress": 0}, {})
 
@@ -186,14 +192,22 @@ class Rank:
             faulthandler.dump_traceback_later(deadline)
 
     def _send(self, message: dict[str, Any], arrays: Arrays) -> None:
-        tensors = [(name, _type(x), list(x.shape), x.contiguous().numpy().tobytes()) for name, x in arrays.items()]
+        tensors = [
+            (name, _type(x), list(x.shape), x.contiguous().numpy().tobytes()) for name, x in arrays.items()
+        ]
         self.connection.send(self.epoch, self.job, json.dumps(message), tensors, SEND_SECONDS)
 
     def _described(self, error: BaseException, kind: str) -> dict[str, Any]:
         text = "".join(traceback.format_exception(error))
         fields = {k: v for k, v in getattr(error, "fields", {}).items() if k != "scores"}
         where = {"rank": self.rank, "phase": self.phase, "pid": os.getpid()}
-        return {"kind": kind, "message": str(error) or type(error).__name__, "traceback": text, **where, **fields}
+        return {
+            "kind": kind,
+            "message": str(error) or type(error).__name__,
+            "traceback": text,
+            **where,
+            **fields,
+        }
 
 
 def _batches(arrays: Arrays) -> dict[int, Batch]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rloom.torch.errors import RankError
 from rloom.torch.model import ScoringModel, open_model
-from rloom.torch.settings import Heads, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rloom.torch.settings import Heads, Settings
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,6 @@ class World:
         if not is_divided:
             return World(rank, size, device, None)
         if not dist.is_initialized():
-            if size == 1:
-                os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-                os.environ.setdefault("MASTER_PORT", "0")
             dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", rank=rank, world_size=size)
         shard = settings.shard or size
         if size % shard:
@@ -81,7 +81,7 @@ class World:
         return bool(self.largest(torch.tensor([int(failed)])).item())
 
     def sum_over_shards(self, number: float) -> float:
-        """Returns the sum over the ranks that hold parts of one copy, in their order: the same bits on each."""
+        """Returns the sum over the ranks that hold parts of one copy, with the same bits on each."""
         if self.size == 1 or self.mesh is None:
             return number
         group = self.mesh["shard"].get_group() if "shard" in (self.mesh.mesh_dim_names or ()) else None
@@ -117,7 +117,7 @@ class World:
         policy = CPUOffloadPolicy() if offload and self.device.type != "cpu" else OffloadPolicy()
         for module in [*model.layers(), model]:
             fully_shard(module, mesh=self.mesh, mp_policy=mixed, offload_policy=policy)
-            sharded = cast(FSDPModule, module)
+            sharded = cast("FSDPModule", module)
             # Counts are global, so gradients are summed over ranks, not averaged.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
@@ -186,7 +186,7 @@ def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a forward pass whose activations are computed again in the backward pass."""
 
-    def recomputed(*args: object, **kwargs: Any) -> object:
+    def recomputed(*args: object, **kwargs: Any) -> object:  # noqa: ANN401
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)

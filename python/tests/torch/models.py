@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from rloom.torch.batch import Batch
+from rloom.torch.loss import Coefficients
+from rloom.torch.model import Scores
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -13,12 +15,12 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
 )
 
-from rloom.torch.batch import Batch
-from rloom.torch.loss import Coefficients
-from rloom.torch.model import Scores
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHAPES = ("qwen2", "llama", "mistral")
 VOCABULARY = 512
@@ -44,13 +46,15 @@ def make(family: str, folder: Path, seed: int = 0) -> Path:
         "mistral": MistralConfig(**shape, sliding_window=6),
     }
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(configs[family])
+    model = AutoModelForCausalLM.from_config(configs[family])  # type: ignore[no-untyped-call]
     # Biases and norms are initialised to constants; other values show whether they arrive.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    model.generation_config = GenerationConfig(eos_token_id=5, temperature=0.7, do_sample=True)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=5, temperature=0.7, do_sample=True
+    )
     model.save_pretrained(folder)
     return folder
 
@@ -66,6 +70,19 @@ def batch(*shapes: tuple[int, int], seed: int = 1) -> Batch:
     tokens = torch.randint(0, VOCABULARY, (sum(lengths),), generator=numbers)
     temperature = torch.rand(len(rows), generator=numbers) + 0.5
     return Batch(tokens, lengths, torch.tensor(rows), temperature)
+
+
+def opened(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Opens a folder by transformers."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    )
+    return model
+
+
+def back_propagate(loss: Tensor) -> None:
+    """Calls `backward`, which has no types."""
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 class Weighted:
@@ -92,13 +109,13 @@ class Weighted:
     def value_of(self, micro_batch: int, scores: Scores) -> Tensor:
         """Returns the loss itself, for plain back-propagation."""
         by_logprob, by_entropy, by_value = self.weights[micro_batch].to(scores.logprob.dtype)
-        total = (by_logprob * scores.logprob).sum() + (by_entropy * scores.entropy).sum()
+        total: Tensor = (by_logprob * scores.logprob).sum() + (by_entropy * scores.entropy).sum()
         if len(scores.value):
             total = total + (by_value * (scores.value - 0.3) ** 2).sum()
         return total
 
 
-def plain_scores(model: Any, value_head: torch.nn.Linear | None, whole: Batch) -> Scores:
+def plain_scores(model: PreTrainedModel, value_head: torch.nn.Linear | None, whole: Batch) -> Scores:
     """Scores by the textbook: each sequence alone, all logits, plain attention."""
     logprob, entropy, value, last = [], [], [], []
     for i in range(len(whole.lengths)):
@@ -114,7 +131,10 @@ def plain_scores(model: Any, value_head: torch.nn.Linear | None, whole: Batch) -
             last.append(value_head(hidden[-1:])[:, 0])
     empty = torch.empty(0)
     return Scores(
-        torch.cat(logprob), torch.cat(entropy), torch.cat(value) if value else empty, torch.cat(last) if last else empty
+        torch.cat(logprob),
+        torch.cat(entropy),
+        torch.cat(value) if value else empty,
+        torch.cat(last) if last else empty,
     )
 
 
@@ -122,3 +142,11 @@ def relative(a: Tensor, b: Tensor) -> float:
     """Returns the relative L2 distance of two tensors."""
     a, b = a.detach().double(), b.detach().double()
     return float((a - b).norm() / b.norm().clamp(min=1e-30))
+
+
+class OfValues(Weighted):
+    """The part of the loss that a critic learns from."""
+
+    def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
+        none = torch.empty(0)
+        return Coefficients(none, none, super().evaluate(micro_batch, scores).d_value)

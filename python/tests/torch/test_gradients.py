@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from models import Weighted, batch, plain_scores, relative
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
+from models import OfValues, Weighted, back_propagate, batch, opened, plain_scores, relative
 from rloom.torch import head
 from rloom.torch.engine import Engine
 from rloom.torch.settings import Settings
 from rloom.torch.world import World
+from transformers import AutoModelForTokenClassification
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 BATCHES = [batch((3, 9), (1, 14), (6, 2)), batch((2, 7), seed=3), batch((1, 1), (4, 11), seed=4)]
 
 
-def engine(folder: Path, **settings: Any) -> Engine:
+def engine(folder: Path, **settings: Any) -> Engine:  # noqa: ANN401
     given = Settings(str(folder), **settings)
     return Engine(given, World.join(given))
 
@@ -42,13 +41,15 @@ def accumulate(own: Engine, batches: list[Batch], loss: Weighted) -> None:
     own.accumulate(dict(enumerate(batches)), len(batches), loss, silent)
 
 
-def plain_gradient(folder: Path, loss: Weighted, *, value: bool, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+def plain_gradient(
+    folder: Path, loss: Weighted, *, value: bool, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    model = opened(folder, dtype)
     score = torch.nn.Linear(model.config.hidden_size, 1, dtype=dtype) if value else None
     if score is not None:
         fill_value_head(score)
     for i, own in enumerate(loss.batches):
-        loss.value_of(i, plain_scores(model, score, own)).backward()
+        back_propagate(loss.value_of(i, plain_scores(model, score, own)))
     named = {name: p.grad for name, p in model.named_parameters()}
     if score is not None:
         named |= {f"score.{name}": p.grad for name, p in score.named_parameters()}
@@ -57,7 +58,7 @@ def plain_gradient(folder: Path, loss: Weighted, *, value: bool, dtype: torch.dt
 
 @pytest.mark.parametrize("value", [False, True])
 @pytest.mark.parametrize("layout", ["packed", "masked", "unpacked"])
-def test_gradients_are_those_of_plain_pytorch(folder: Path, layout: Layout, value: bool) -> None:  # noqa: FBT001
+def test_gradients_are_those_of_plain_pytorch(folder: Path, layout: Layout, value: bool) -> None:
     own = engine(folder, heads="policy_and_value" if value else "policy")
     assert own.layout == "packed"
     own.model.set_layout(layout)
@@ -76,7 +77,7 @@ def test_scores_are_those_of_plain_pytorch(folder: Path) -> None:
     own = engine(folder, heads="policy_and_value")
     assert own.model.score is not None
     fill_value_head(own.model.score)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    model = opened(folder)
     score = torch.nn.Linear(64, 1, dtype=torch.float64)
     fill_value_head(score)
     scores = own.score(dict(enumerate(BATCHES)), 3, reference=False, progress=silent)
@@ -102,7 +103,7 @@ def test_logits_of_all_rows_never_exist(qwen: Path, monkeypatch: pytest.MonkeyPa
     rows: list[int] = []
     compute = head._logprobs
 
-    def observed(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def observed(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         rows.append(len(hidden))
         return compute(hidden, *rest)
 
@@ -137,7 +138,8 @@ def test_a_critic_is_a_token_classifier(qwen: Path) -> None:
     critic = engine(qwen, heads="critic")
     scores = critic.score(dict(enumerate(BATCHES)), 3, reference=False, progress=silent)
     assert all(not len(s.logprob) and bool((s.value == 0).all()) for s in scores)
-    fill_value_head(critic.model.hf.score)
+    hf: Any = critic.model.hf
+    fill_value_head(hf.score)
     model = AutoModelForTokenClassification.from_pretrained(qwen, num_labels=1, dtype=torch.float64).eval()
     fill_value_head(model.score)
     loss = Weighted(BATCHES)
@@ -146,14 +148,8 @@ def test_a_critic_is_a_token_classifier(qwen: Path) -> None:
             own = whole.only([sequence])
             values = model(input_ids=own.tokens[None]).logits[0, own.rows - 1, 0]
             weights = loss.weights[i][2][whole.scored_of([sequence])]
-            (weights * (values - 0.3) ** 2).sum().backward()
+            back_propagate((weights * (values - 0.3) ** 2).sum())
     expected = {name: p.grad for name, p in model.named_parameters()}
-
-    class OfValues(Weighted):
-        def evaluate(self, micro_batch: int, scores: Any) -> Any:
-            coefficients = super().evaluate(micro_batch, scores)
-            none = torch.empty(0)
-            return type(coefficients)(none, none, coefficients.d_value)
 
     accumulate(critic, BATCHES, OfValues(BATCHES))
     gradients = critic.gradients()

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from models import Weighted, batch, make, plain_scores, relative
-from safetensors.torch import load_file
-from test_gradients import BATCHES, accumulate, engine, silent
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
+from models import OfValues, Weighted, back_propagate, batch, make, opened, plain_scores, relative
 from rloom.torch import files
 from rloom.torch.errors import (
     CheckpointError,
@@ -21,6 +17,9 @@ from rloom.torch.errors import (
     NothingAccumulatedError,
 )
 from rloom.torch.settings import OptimizerSettings
+from safetensors.torch import load_file
+from test_gradients import BATCHES, accumulate, engine, silent
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,13 +43,13 @@ def train(own: Engine, steps: range) -> None:
 def test_steps_are_those_of_adamw_with_clipping(qwen: Path) -> None:
     """Matrices and the embedding decay, norms and biases do not; the norm is taken before clipping."""
     own = engine(qwen, optimizer=SETTINGS)
-    model = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float64).eval()
+    model = opened(qwen)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
     for step in range(3):
         loss = Weighted(BATCHES)
         for i, whole in enumerate(BATCHES):
-            loss.value_of(i, plain_scores(model, None, whole)).backward()
+            back_propagate(loss.value_of(i, plain_scores(model, None, whole)))
         accumulate(own, BATCHES, loss)
         norm = own.step(1e-2)
         named = dict(model.named_parameters())
@@ -150,12 +149,6 @@ def test_a_restored_engine_continues_with_the_same_bits(qwen: Path, tmp_path: Pa
 
 
 def train_values(own: Engine, steps: range) -> None:
-    class OfValues(Weighted):
-        def evaluate(self, micro_batch: int, scores: object) -> object:
-            coefficients = super().evaluate(micro_batch, scores)
-            none = torch.empty(0)
-            return type(coefficients)(none, none, coefficients.d_value)
-
     for _ in steps:
         accumulate(own, BATCHES, OfValues(BATCHES))
         own.step(1e-2)

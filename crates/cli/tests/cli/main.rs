@@ -3,6 +3,7 @@
 mod bench;
 mod downloads;
 mod export;
+mod functions;
 mod hints;
 mod messages;
 mod node;

@@ -42,7 +42,7 @@ pub(super) fn check(
             .at_if_set(environment.origin("kind"), "ends after one turn")
             .hint(set_guess(environment, data)),
         ),
-        (EnvironmentSettings::SingleTurn, _) => {}
+        (EnvironmentSettings::SingleTurn | EnvironmentSettings::Python(_), _) => {}
     }
     if let Some(reward) = reward
         && !environment.value.has_steps()

@@ -72,7 +72,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         samples: keys.value.samples,
         sampling: eval.sampling.value.clone(),
         data: eval.data.value.clone(),
-        environment: eval.environment.value,
+        environment: eval.environment.value.clone(),
         reward: eval.reward.value.clone(),
         rollout: eval.rollout.value.clone(),
     }

@@ -63,7 +63,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         optimizer: stage.optimizer.value.clone(),
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
-        environment: stage.environment.value,
+        environment: stage.environment.value.clone(),
         rollout,
     })
 }

@@ -6,6 +6,7 @@ mod attempts;
 mod conforming;
 mod demonstrations;
 mod guess;
+mod python;
 mod settings;
 mod support;
 mod unrendered;

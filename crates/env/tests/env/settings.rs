@@ -1,5 +1,7 @@
 //! Settings of environments, as in a configuration.
 
+use std::time::Duration;
+
 use rloom_env::{EnvironmentSettings, GuessSettings};
 
 fn read(json: &str) -> Result<EnvironmentSettings, String> {
@@ -8,12 +10,14 @@ fn read(json: &str) -> Result<EnvironmentSettings, String> {
 
 #[test]
 fn settings_round_trip() {
+    let python = read(r#"{"kind": "python", "function": "env.py:Env", "max_turns": 3}"#).unwrap();
+    assert_eq!((python.max_turns(), python.has_steps()), (3, true));
     for settings in
-        [EnvironmentSettings::SingleTurn, EnvironmentSettings::Guess(GuessSettings { max_turns: 7 })]
+        [EnvironmentSettings::SingleTurn, EnvironmentSettings::Guess(GuessSettings { max_turns: 7 }), python]
     {
         let json = serde_json::to_string(&settings).unwrap();
-        assert_eq!(read(&json), Ok(settings), "{json}");
-        assert_eq!(settings.environment().name(), settings.name());
+        assert_eq!(read(&json), Ok(settings.clone()), "{json}");
+        assert_eq!(settings.environment(Duration::MAX).unwrap().name(), settings.name());
         settings.validate().unwrap();
     }
     assert_eq!(read("{}"), Ok(EnvironmentSettings::default()));
@@ -23,9 +27,12 @@ fn settings_round_trip() {
 #[test]
 fn keys_of_another_kind_are_refused() {
     for (json, expected) in [
-        (r#"{"kind": "ges"}"#, "unknown variant `ges`, expected `single_turn` or `guess`"),
+        (r#"{"kind": "ges"}"#, "unknown variant `ges`, expected one of `single_turn`, `guess`, `python`"),
         (r#"{"max_turns": 3}"#, "unknown field `max_turns`, there are no fields (keys of the `single_turn`"),
-        (r#"{"kind": "guess", "turns": 3}"#, "unknown field `turns`, expected `kind` or `max_turns`"),
+        (
+            r#"{"kind": "guess", "turns": 3}"#,
+            "unknown field `turns`, expected one of `kind`, `max_turns`, `function`",
+        ),
     ] {
         let error = read(json).unwrap_err();
         assert!(error.starts_with(expected), "{json}: {error}");

@@ -127,7 +127,7 @@ impl Gang {
         Ok(())
     }
 
-    fn run(&mut self, job: Job<'_>) -> Result<Vec<Frame>, RankFailure> {
+    fn run(&mut self, job: Job<'_>) -> Result<Vec<Frame>, Box<RankFailure>> {
         self.job += 1;
         match &mut self.ranks {
             Ok(ranks) => ranks.run(self.job, job),
@@ -169,8 +169,13 @@ impl Gang {
     }
 
     /// The typed error of a job that all ranks gave up.
-    fn refused(&self, failure: RankFailure, step: &[PackedBatch], loss: Option<&LossStep<'_>>) -> TrainError {
-        let RankFailure { error, answer, frame } = failure;
+    fn refused(
+        &self,
+        failure: Box<RankFailure>,
+        step: &[PackedBatch],
+        loss: Option<&LossStep<'_>>,
+    ) -> TrainError {
+        let RankFailure { error, answer, frame } = *failure;
         let batch = answer.micro_batch.and_then(|index| step.get(index));
         let keys = batch.map_or_else(|| self.accumulated.clone(), |batch| batch.keys.clone());
         match answer.kind.as_str() {
@@ -235,7 +240,9 @@ impl Gang {
         } else {
             let message = loss.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;
             let tensor = Tensor::new("loss", &[message.len()], &message);
-            tensors.iter_mut().for_each(|own| own.push(tensor.clone()));
+            for own in &mut tensors {
+                own.push(tensor.clone());
+            }
         }
         self.accumulated.extend(step.iter().flat_map(|batch| batch.keys.iter().copied()));
         let total = step.len() as u64;

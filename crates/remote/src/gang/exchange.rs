@@ -33,9 +33,9 @@ pub(crate) struct RankFailure {
     pub(crate) frame: Option<Frame>,
 }
 
-impl From<GangError> for RankFailure {
+impl From<GangError> for Box<RankFailure> {
     fn from(error: GangError) -> Self {
-        Self { error, answer: RankAnswer::default(), frame: None }
+        Self::new(RankFailure { error, answer: RankAnswer::default(), frame: None })
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct RankAnswer {
 
 impl Ranks {
     /// Runs job number `number`. All ranks answer, or the gang has to end.
-    pub(crate) fn run(&mut self, number: u64, job: Job<'_>) -> Result<Vec<Frame>, RankFailure> {
+    pub(crate) fn run(&mut self, number: u64, job: Job<'_>) -> Result<Vec<Frame>, Box<RankFailure>> {
         let Job { mut message, tensors, deadline, progress } = job;
         message["deadline"] = json!(deadline.as_secs_f64());
         for (rank, tensors) in tensors.into_iter().enumerate() {
@@ -66,10 +66,7 @@ impl Ranks {
         let mut answers: Vec<Option<Frame>> = self.connections.iter().map(|_| None).collect();
         let mut heard = Instant::now();
         while let Some(first) = answers.iter().position(Option::is_none) {
-            for rank in 0..answers.len() {
-                if answers[rank].is_some() {
-                    continue;
-                }
+            for (rank, answer) in answers.iter_mut().enumerate().filter(|(_, answer)| answer.is_none()) {
                 // Frames of other ranks wait in their queues meanwhile.
                 let wait = if rank == first { LOOK } else { Duration::ZERO };
                 let frame = match self.connections[rank].receive(Instant::now() + wait) {
@@ -83,10 +80,10 @@ impl Ranks {
                     progress(done.as_u64().unwrap_or_default());
                     continue;
                 }
-                answers[rank] = Some(frame);
                 if content["error"]["kind"] == "lost" {
-                    return Err(failure(rank, &content, answers[rank].take()));
+                    return Err(failure(rank, &content, None));
                 }
+                *answer = Some(frame);
             }
             if heard.elapsed() > deadline + STACKS {
                 let (during, stderr) = (self.during(first), self.stderr());
@@ -100,7 +97,7 @@ impl Ranks {
 }
 
 /// The answers of all ranks, or the error of the first that says more than that another one failed.
-fn collected(frames: Vec<Frame>) -> Result<Vec<Frame>, RankFailure> {
+fn collected(frames: Vec<Frame>) -> Result<Vec<Frame>, Box<RankFailure>> {
     let mut failed = Vec::new();
     for (rank, frame) in frames.iter().enumerate() {
         let content: Value = frame.parse().map_err(|error| unreadable(rank, &error))?;
@@ -123,10 +120,11 @@ fn collected(frames: Vec<Frame>) -> Result<Vec<Frame>, RankFailure> {
     }
 }
 
-fn failure(rank: usize, content: &Value, frame: Option<Frame>) -> RankFailure {
+fn failure(rank: usize, content: &Value, frame: Option<Frame>) -> Box<RankFailure> {
     let answer: RankAnswer = serde_json::from_value(content["error"].clone()).unwrap_or_default();
     let RankAnswer { kind, message, phase, traceback, .. } = answer.clone();
-    RankFailure { error: GangError::Rank { rank, phase, kind, message, traceback }, answer, frame }
+    let error = GangError::Rank { rank, phase, kind, message, traceback };
+    Box::new(RankFailure { error, answer, frame })
 }
 
 pub(crate) fn unreadable(rank: usize, error: &dyn std::fmt::Display) -> GangError {

@@ -104,11 +104,10 @@ impl Ranks {
 
     /// End of the error output of all ranks.
     pub(crate) fn stderr(&self) -> String {
-        let of_rank = |(rank, process): (usize, &Box<dyn RankProcess>)| match process.stderr() {
-            text if text.is_empty() => String::new(),
-            text => format!("rank {rank}:\n{text}\n"),
-        };
-        self.processes.iter().enumerate().map(of_rank).collect()
+        let outputs = self.processes.iter().map(|process| process.stderr()).enumerate();
+        let texts =
+            outputs.filter(|(_, text)| !text.is_empty()).map(|(rank, text)| format!("rank {rank}:\n{text}"));
+        texts.collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -1,5 +1,6 @@
 //! The task of a replica: connects it, gives it weights, checks it, and starts over after failures.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +13,13 @@ use super::state::{Phase, Target};
 use crate::error::ServerError;
 use crate::server::{Call, Description, Pause, Server};
 
-/// Restarts the process of a replica.
+/// Longest pause between two attempts to bring up a replica.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+
+/// Starts the process of a replica.
 pub trait Restart: std::fmt::Debug + Send + Sync {
-    /// Ends the process if it still runs, starts it again and returns when it is ready to be connected to. The error is the
-    /// end of its log.
-    fn restart(&self) -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
+    /// Ends the process if it still runs, starts it and returns when it answers. The error quotes the end of its output.
+    fn restart(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
 }
 
 /// The task of one replica.
@@ -52,49 +55,68 @@ impl Supervisor {
     pub(super) async fn run(self) {
         let mut failures = 0;
         let mut backoff = self.shared.timings.backoff;
+        let mut is_started = self.restart.is_none();
         loop {
             if self.is_over() {
                 return self.gone();
             }
-            match self.bring_up().await {
+            match self.start(is_started).await {
                 Ok(()) => {
-                    backoff = self.shared.timings.backoff;
+                    (backoff, is_started) = (self.shared.timings.backoff, true);
                     if !self.serve().await {
                         return self.gone();
                     }
                     // Whatever ended the service counts: a replica that fails again and again is given up.
                     failures += 1;
                 }
-                Err(Failure::Unreachable(message)) => {
+                Err(failure) => {
+                    let (message, counts) = match failure {
+                        Failure::Unreachable(message) => (message, self.restart.is_some()),
+                        Failure::Failed(message) => (message, true),
+                        Failure::Unsuitable(message) => {
+                            self.note(message);
+                            return self.gone();
+                        }
+                    };
                     self.note(message);
-                    failures += u32::from(self.restart.is_some());
-                }
-                Err(Failure::Failed(message)) => {
-                    self.note(message);
-                    failures += 1;
-                }
-                Err(Failure::Unsuitable(message)) => {
-                    self.note(message);
-                    return self.gone();
+                    failures += u32::from(counts);
+                    is_started = self.restart.is_none();
                 }
             }
             if failures > self.shared.restarts {
                 return self.gone();
             }
             sleep(backoff).await;
-            backoff = (backoff * 2).min(Duration::from_mins(1));
+            backoff = (backoff * 2).min(MAX_BACKOFF);
             self.shared.change(|state| {
                 if let Some(replica) = state.replicas.get_mut(&self.id) {
                     replica.restarts = failures;
                 }
             });
-            if let Some(restart) = &self.restart
-                && self.server.ping(self.control()).await.is_err()
-                && let Err(message) = restart.restart().await
-            {
-                self.note(message);
-            }
         }
+    }
+
+    /// Starts the process if it can be, and gives the replica the current weights.
+    async fn start(&self, is_started: bool) -> Result<(), Failure> {
+        if !is_started && let Some(restart) = &self.restart {
+            self.set_phase(Phase::Launching);
+            let started = restart.restart().await;
+            self.set_phase(Phase::Starting);
+            started.map_err(Failure::Failed)?;
+        }
+        self.bring_up().await
+    }
+
+    /// Changes the phase of a replica that does not serve.
+    fn set_phase(&self, phase: Phase) {
+        self.shared.change(|state| {
+            if let Some(replica) = state.replicas.get_mut(&self.id)
+                && !matches!(replica.phase, Phase::Leaving | Phase::Gone)
+            {
+                replica.set_phase(phase);
+            }
+            state.note_availability();
+        });
     }
 
     fn is_over(&self) -> bool {
@@ -199,7 +221,7 @@ impl Supervisor {
             let replica = state.replicas.get(&self.id)?;
             match replica.phase {
                 Phase::Leaving => Some(Next::Leave),
-                Phase::Starting => Some(Next::StartOver),
+                Phase::Launching | Phase::Starting => Some(Next::StartOver),
                 Phase::Gone => Some(Next::End),
                 Phase::Suspect => Some(Next::Check),
                 Phase::Ready | Phase::Updating if replica.generation != state.generation => {

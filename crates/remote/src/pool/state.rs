@@ -21,6 +21,8 @@ const STRIKES: u32 = 3;
 /// Condition of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// Its process is being started, which has a deadline of its own.
+    Launching,
     /// Being connected, or loaded whole after a failure.
     Starting,
     /// Serves requests, if it has the current weights.
@@ -132,7 +134,7 @@ pub(super) struct State {
     labels: VecDeque<PolicyLabel>,
     next_request: u64,
     next_replica: u32,
-    /// Time since which no replica serves requests.
+    /// Time since which no replica serves requests, or is being launched.
     pub(super) without_since: Option<Instant>,
     /// Error of all requests, once the pool has ended.
     pub(super) end: Option<RolloutError>,
@@ -339,8 +341,8 @@ impl State {
 
     /// Updates the time since which no replica serves requests.
     pub(super) fn note_availability(&mut self) {
-        let is_served = self.replicas.values().any(|replica| replica.phase.is_live());
-        if is_served {
+        let is_expected = |phase: Phase| phase.is_live() || phase == Phase::Launching;
+        if self.replicas.values().any(|replica| is_expected(replica.phase)) {
             self.without_since = None;
         } else if self.without_since.is_none() {
             self.without_since = Some(Instant::now());
@@ -361,7 +363,7 @@ impl State {
     pub(super) fn status(&self, id: u32) -> Option<WorkerStatus> {
         let replica = self.replicas.get(&id)?;
         let activity = match replica.phase {
-            Phase::Starting => WorkerActivity::Restart,
+            Phase::Launching | Phase::Starting => WorkerActivity::Restart,
             Phase::Updating => WorkerActivity::LoadWeights,
             Phase::Gone => WorkerActivity::Ended,
             Phase::Ready | Phase::Suspect | Phase::Leaving if replica.running.is_empty() => {

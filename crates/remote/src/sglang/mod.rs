@@ -11,7 +11,7 @@ use rloom_engine::PolicyLabel;
 use tokio::time::Instant;
 
 use crate::error::ServerError;
-use crate::server::{Call, Connection, Description, End, Pause, Reply};
+use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
 use wire::{
     AbortBody, ContinueBody, GenerateAnswer, GenerateBody, ModelInfo, PauseBody, SamplingParams, ServerInfo,
     UpdateAnswer, UpdateBody,
@@ -81,7 +81,7 @@ impl SglangServer {
             },
             return_logprob: true,
             logprob_start_len: -1,
-            cache_salt: call.label.to_string(),
+            cache_salt: cache_salt(call.label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         reply_of(answer, call.id).map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
@@ -113,7 +113,7 @@ impl SglangServer {
             },
             return_logprob: true,
             logprob_start_len: 0,
-            cache_salt: label.to_string(),
+            cache_salt: cache_salt(label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         let rows = &answer.meta_info.input_token_logprobs;

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub use launch::{ServerCommand, Slot};
 
 use crate::error::ServerError;
-use crate::server::{Call, Connection, Description, End, Pause, Reply};
+use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
 use wire::{
     AbortBody, Choice, FinishBody, GenerateAnswer, GenerateBody, InitBody, RpcAnswer, RpcBody,
     SamplingParams, UpdateBody, UpdateInfo, WeightInfo, WorkerDescription,
@@ -99,7 +99,7 @@ impl VllmServer {
                 logprobs: 0,
                 prompt_logprobs: None,
             },
-            cache_salt: call.label.to_string(),
+            cache_salt: cache_salt(call.label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         let reply = only_choice(answer, call.id).and_then(|(choice, _)| reply_of(choice));
@@ -131,7 +131,7 @@ impl VllmServer {
                 logprobs: 0,
                 prompt_logprobs: Some(0),
             },
-            cache_salt: label.to_string(),
+            cache_salt: cache_salt(label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         let scores = only_choice(answer, id).and_then(|(_, answer)| prompt_scores(&answer, tokens));

@@ -263,6 +263,7 @@ fn vllm_agrees_with_transformers() {
         python: PathBuf::from(&python),
         replicas: 2,
         max_requests: 16,
+        replace_seconds: 3600.0,
         memory: 0.12,
         args: ["--dtype", "float32", "--enforce-eager"].map(str::to_owned).into(),
         ..ServerSettings::default()
@@ -274,14 +275,17 @@ fn vllm_agrees_with_transformers() {
         pool.join(Server::vllm(&server.url).unwrap());
     }
     let first = trainer.publish(PolicyId::MAIN, PolicyVersion(1));
-    let loading = pool.load(&first, OnUpdate::Finish);
     run(async {
-        while pool.workers().iter().any(|worker| worker.loaded.is_empty()) {
+        let mut loading = std::pin::pin!(pool.load(&first, OnUpdate::Finish));
+        let mut is_loaded = false;
+        while !is_loaded || pool.workers().iter().any(|worker| worker.loaded.is_empty()) {
             let has_ended = |server: &mut Vllm| server.child.try_wait().unwrap().is_some();
             assert!(!servers.iter_mut().any(has_ended), "a server ended");
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::select! {
+                result = &mut loading, if !is_loaded => is_loaded = result.map(|()| true).unwrap(),
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+            }
         }
-        loading.await.unwrap();
     });
     greedy_tokens_are_those_of_transformers(&pool, &trainer);
     logprobs_are_those_of_the_full_softmax(&pool, &trainer);

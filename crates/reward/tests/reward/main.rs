@@ -1,6 +1,7 @@
 //! Rewards on given completions.
 
 mod answers;
+mod functions;
 mod robustness;
 mod scorer;
 mod word_problems;

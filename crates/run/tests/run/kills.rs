@@ -46,7 +46,7 @@ struct Kind {
     on_other_engines: bool,
 }
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -83,7 +83,26 @@ const KINDS: [Kind; 5] = [
         is_reproducible: false,
         on_other_engines: true,
     },
+    Kind {
+        name: "groups judged by a program",
+        schedule: &[GROUPS_JUDGED],
+        max_staleness: 0,
+        is_reproducible: true,
+        on_other_engines: false,
+    },
 ];
+
+/// A shell script that gives the completions of a group the rewards 0, 1, 0, 1; it fails for other numbers of completions.
+const GROUPS_JUDGED: &str = r#"reward.components=[{kind='exact'},{kind='command',group=true,workers=2,command=['sh','-c','''
+while read -r line; do
+  id=${line#*:}; id=${id%%,*}
+  case "$line" in
+    *\"hello\"*) echo "{\"id\":$id,\"ready\":{\"v\":1}}";;
+    *) n=$(echo "$line" | grep -o "\"completion\":" | wc -l)
+       case $n in 1) v=0;; 4) v=0,1,0,1;; *) v=;; esac
+       echo "{\"id\":$id,\"verdicts\":[$v]}";;
+  esac
+done''']}]"#;
 
 /// Several checkpoints and evaluations, batches between them that only the journal has, and rewards that give every group
 /// contrast.
@@ -439,6 +458,11 @@ fn kill(kind: usize) {
         undisturbed.operations.len(),
         undisturbed.time.as_secs_f64()
     );
+}
+
+#[test]
+fn runs_with_judged_groups_end_in_the_same_bytes() {
+    kill(5);
 }
 
 #[test]

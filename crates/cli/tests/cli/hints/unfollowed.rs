@@ -27,6 +27,16 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/data/tests/data/hostile.rs",
         "a_line_without_an_end_is_not_read_into_memory",
     ),
+    (
+        "FunctionError::Connect",
+        "crates/function/tests/function/sockets.rs",
+        "callers_serve_their_functions_on_a_socket",
+    ),
+    (
+        "FunctionError::Start",
+        "crates/function/tests/function/commands.rs",
+        "programs_that_do_not_start_or_refuse_are_errors",
+    ),
     ("HubError::Card", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Checksum", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Commit", "crates/hub/tests/hub/hints.rs", "of_transfers"),

@@ -86,6 +86,7 @@ impl World {
 }
 
 /// A server on a thread of its own. Dropping it closes all connections, as if the process were killed.
+#[derive(Debug)]
 pub(crate) struct StandIn {
     pub(crate) url: String,
     pub(crate) world: Arc<Mutex<World>>,
@@ -235,6 +236,9 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
     };
     check_fields(endpoint, &body, &path);
     check_fields(&fields["sampling_params"], &body["sampling_params"], "sampling_params");
+    if body["cache_salt"].as_str().is_some_and(|salt| salt.is_empty() || salt.contains(['/', '@', '\\'])) {
+        return (400, json!({ "error": { "message": "bad cache_salt", "code": 400 } }));
+    }
     let ok = (200, json!({}));
     if protocol == Protocol::Sglang {
         return sglang::answer(world, &path, &body).await;

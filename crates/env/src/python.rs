@@ -1,0 +1,161 @@
+//! Environments written in Python, in processes of their own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rloom_core::{PromptSource, Task};
+use rloom_function::{Answer, FunctionError, Pool, PythonEnvironment, Session};
+use rloom_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::dialogue::Dialogue;
+use crate::{
+    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
+};
+
+const NAME: &str = "python";
+
+/// A Python class or generator function that plays episodes.
+///
+/// An episode lives in one process. If that process ends, the episode is played again in another one up to its present
+/// turn: environments are deterministic. A second end in the same turn is an error.
+#[derive(Debug)]
+pub struct PythonPlays {
+    pool: Pool,
+    max_turns: u32,
+    rewards_turns: bool,
+    episodes: AtomicU64,
+}
+
+/// An observation of messages in an episode whose prompt is text.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("its prompt is text, but it answered a turn with messages")]
+struct MessagesAfterText;
+
+impl PythonPlays {
+    /// Creates the environment; `timeout` limits each of its answers.
+    pub fn new(settings: &PythonEnvironment, timeout: Duration) -> Result<Self, FunctionError> {
+        let PythonEnvironment { max_turns, rewards_turns, .. } = *settings;
+        Ok(Self { pool: settings.pool(timeout)?, max_turns, rewards_turns, episodes: AtomicU64::new(0) })
+    }
+
+    async fn begin(&self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
+        let name = format!("{}:{}", task.index, self.episodes.fetch_add(1, Ordering::Relaxed));
+        let body = body(task);
+        let (session, ask) = Session::begin(&self.pool, name, body.clone())
+            .await
+            .map_err(|source| failed(task.index, source))?;
+        let prompt = render_prompt(tokenizer, &ask.messages)
+            .map_err(|source| EnvError::Text { task: task.index, source })?;
+        let interaction = Play {
+            task: task.index,
+            body,
+            session,
+            dialogue: Dialogue::new(&ask.messages, tokenizer),
+            turns: Vec::new(),
+            max_turns: self.max_turns as usize,
+            rewards_turns: self.rewards_turns,
+        };
+        Ok(Start { prompt, attachments: Vec::new(), state: ask.state, interaction: Box::new(interaction) })
+    }
+}
+
+/// The task as the worker receives it.
+fn body(task: &Task) -> Value {
+    let prompt = match &task.prompt {
+        PromptSource::Text(text) => json!(text),
+        PromptSource::Messages(messages) => json!(messages),
+    };
+    json!({
+        "task": task.index,
+        "prompt": prompt,
+        "answer": task.answer,
+        "domain": task.domain,
+        "row": *task.extra,
+    })
+}
+
+fn failed(task: u64, source: impl miette::Diagnostic + Send + Sync + 'static) -> EnvError {
+    EnvError::Failed { name: NAME.to_owned(), task, source: Box::new(source) }
+}
+
+impl Environment for PythonPlays {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start<'a>(
+        &'a self,
+        task: &'a Task,
+        tokenizer: &'a Tokenizer,
+    ) -> BoxFuture<'a, Result<Start, EnvError>> {
+        Box::pin(self.begin(task, tokenizer))
+    }
+}
+
+/// A turn as the worker receives it.
+#[derive(Debug)]
+struct Told {
+    text: String,
+    stop: &'static str,
+    is_truncated: bool,
+}
+
+#[derive(Debug)]
+struct Play {
+    task: u64,
+    body: Value,
+    session: Session,
+    dialogue: Dialogue,
+    turns: Vec<Told>,
+    max_turns: usize,
+    rewards_turns: bool,
+}
+
+impl Interaction for Play {
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
+        Box::pin(self.respond(turn))
+    }
+}
+
+impl Play {
+    async fn respond(&mut self, turn: &Turn) -> Result<Response, EnvError> {
+        let task = self.task;
+        let text = self.dialogue.read(turn).map_err(|source| EnvError::Text { task, source })?;
+        let stop = turn.stop;
+        self.turns.push(Told { text, stop: stop.name(), is_truncated: stop.is_truncated() });
+        let mut answer = self.tell(self.turns.len() - 1).await;
+        if matches!(&answer, Err(FunctionError::Ended { .. } | FunctionError::EpisodeLost { .. })) {
+            answer = self.play_again().await;
+        }
+        let Answer { ask, reward } = answer.map_err(|source| failed(task, source))?;
+        let reward = self.rewards_turns.then(|| reward.unwrap_or(0.0));
+        let Some(ask) = ask.filter(|_| self.turns.len() < self.max_turns) else {
+            return Ok(Response { next: Next::Done, reward });
+        };
+        let written = self.turns.last().map_or("", |told| told.text.as_str());
+        let tokens = match ask.messages {
+            PromptSource::Text(text) => self.dialogue.observe(turn, written, &text),
+            PromptSource::Messages(_) if self.dialogue.is_plain() => {
+                return Err(failed(task, MessagesAfterText));
+            }
+            PromptSource::Messages(messages) => self.dialogue.observe_messages(turn, written, messages),
+        };
+        let tokens = tokens.map_err(|source| EnvError::Text { task, source })?;
+        Ok(Response { next: Next::Observation(Observation { tokens, state: ask.state }), reward })
+    }
+
+    async fn tell(&self, turn: usize) -> Result<Answer, FunctionError> {
+        let Told { text, stop, is_truncated } = &self.turns[turn];
+        self.session.act(text, stop, *is_truncated).await
+    }
+
+    /// Plays the episode in another process up to its last turn.
+    async fn play_again(&mut self) -> Result<Answer, FunctionError> {
+        self.session = self.session.again(self.body.clone()).await?;
+        for turn in 0..self.turns.len() - 1 {
+            self.tell(turn).await?;
+        }
+        self.tell(self.turns.len() - 1).await
+    }
+}

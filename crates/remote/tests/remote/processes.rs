@@ -1,0 +1,159 @@
+//! Servers whose processes the pool starts.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rloom_cluster::{LocalOptions, Node, Program};
+use rloom_core::OnUpdate;
+use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
+use rloom_remote::{ReplicaPool, Restart, Server, ServerCommand, ServerProcess};
+
+use crate::stand_in::{Protocol, StandIn};
+use crate::support::{LIMITS, Trainer, check, request, run, settings, timings};
+
+/// A stand-in in this process, started as if it were another one.
+#[derive(Debug)]
+struct Started {
+    port: u16,
+    running: Mutex<Option<StandIn>>,
+    starts: AtomicU32,
+    /// Starts that fail.
+    fails: std::ops::Range<u32>,
+}
+
+impl Started {
+    fn new(fails: std::ops::Range<u32>) -> Arc<Self> {
+        let port = StandIn::start().port();
+        Arc::new(Self { port, running: Mutex::default(), starts: AtomicU32::new(0), fails })
+    }
+
+    fn server(&self) -> Server {
+        Server::vllm(&format!("http://127.0.0.1:{}", self.port)).unwrap()
+    }
+}
+
+impl Restart for Started {
+    fn restart(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        Box::pin(async move {
+            let start = self.starts.fetch_add(1, Ordering::Relaxed);
+            drop(self.running.lock().unwrap().take());
+            if self.fails.contains(&start) {
+                return Err(
+                    "replica 0 ended with exit code 1; end of its output:\n  | out of memory".to_owned()
+                );
+            }
+            *self.running.lock().unwrap() = Some(StandIn::at(self.port, Protocol::Vllm));
+            Ok(())
+        })
+    }
+}
+
+fn pool(restarts: u32) -> ReplicaPool {
+    let settings = ServerSettings { restarts, ..settings(1) };
+    ReplicaPool::with_timings(LIMITS, &settings, None, timings()).unwrap()
+}
+
+#[test]
+fn a_process_that_dies_is_started_again() {
+    let (pool, trainer) = (pool(10), Trainer::new());
+    let started = Started::new(1..3);
+    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>);
+    run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
+    assert_eq!(started.starts.load(Ordering::Relaxed), 1);
+    // It dies, and the next two starts fail.
+    drop(started.running.lock().unwrap().take());
+    let requests: Vec<_> = (0..8).map(|sample| request(0, sample, 20)).collect();
+    let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
+    requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
+    assert!(started.starts.load(Ordering::Relaxed) >= 4);
+}
+
+#[test]
+fn a_process_that_fails_to_start_is_given_up() {
+    let (pool, trainer) = (pool(2), Trainer::new());
+    let started = Started::new(0..u32::MAX);
+    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>);
+    let error = run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap_err();
+    assert!(error.to_string().contains("exit code 1; end of its output:\n  | out of memory"), "{error}");
+    assert_eq!(started.starts.load(Ordering::Relaxed), 3);
+}
+
+fn node() -> Node {
+    let Program { path, arguments } = crate::this();
+    let script = format!("RLOOM_TEST_CONTROLLER=$2 exec {} {} node", path.display(), arguments.join(" "));
+    let program = Program { path: "sh".into(), arguments: vec!["-c".to_owned(), script] };
+    Node::local(&LocalOptions { program, ..LocalOptions::default() }).unwrap()
+}
+
+fn command(port: u16, mode: &str) -> ServerCommand {
+    ServerCommand {
+        program: std::env::current_exe().unwrap(),
+        arguments: [crate::this().arguments, vec!["processes::server".to_owned()]].concat(),
+        environment: [("RLOOM_TEST_PORT", port.to_string()), ("RLOOM_TEST_MODE", mode.to_owned())]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+    }
+}
+
+#[test]
+fn a_daemon_starts_servers_and_ends_them() {
+    let (node, trainer) = (node(), Trainer::new());
+    let pool = pool(5);
+    let mut urls = Vec::new();
+    for replica in 0..2 {
+        let port = node.free_port(Instant::now() + Duration::from_mins(1)).unwrap();
+        let url = format!("http://127.0.0.1:{port}");
+        let process = ServerProcess::new(
+            node.clone(),
+            format!("replica {replica}"),
+            command(port, "serve"),
+            &url,
+            Duration::from_mins(2),
+        );
+        pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process.unwrap()));
+        urls.push(format!("127.0.0.1:{port}"));
+    }
+    run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
+    let requests: Vec<_> = (0..8).map(|sample| request(0, sample, 20)).collect();
+    let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
+    requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
+    drop((pool, node));
+    let deadline = Instant::now() + Duration::from_mins(1);
+    for url in urls {
+        while std::net::TcpStream::connect(&url).is_ok() {
+            assert!(Instant::now() < deadline, "{url} outlives the pool");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn the_end_of_the_output_is_quoted() {
+    let node = node();
+    let process = ServerProcess::new(
+        node.clone(),
+        "replica 0".to_owned(),
+        command(1, "fail"),
+        "http://127.0.0.1:1",
+        Duration::from_mins(2),
+    );
+    let pool = pool(1);
+    pool.join_managed(Server::vllm("http://127.0.0.1:1").unwrap(), Arc::new(process.unwrap()));
+    let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
+    assert!(error.to_string().contains("a server that cannot start"), "{error}");
+}
+
+#[test]
+#[ignore = "started by other tests"]
+fn server() {
+    if std::env::var("RLOOM_TEST_MODE").unwrap() == "fail" {
+        eprintln!("a server that cannot start");
+        std::process::exit(1);
+    }
+    let port = std::env::var("RLOOM_TEST_PORT").unwrap().parse().unwrap();
+    let _running = StandIn::at(port, Protocol::Vllm);
+    std::thread::sleep(Duration::from_hours(1));
+}
