@@ -50,8 +50,9 @@ def train(
 
     `reward` and `environment` take the place of those of the recipe and are called in this process;
     `functions` are those that the recipe itself names as `caller:NAME`. Evaluations count a task as solved
-    from the reward `solved_at` on. `overrides` are settings of the recipe by dotted key. The first Ctrl-C finishes the current step and saves, the second stops at once; both
-    raise KeyboardInterrupt when the run has ended.
+    from the reward `solved_at` on. `overrides` are settings of the recipe by dotted key. The first Ctrl-C
+    finishes the current step and saves, the second stops at once; both raise KeyboardInterrupt when the run
+    has ended.
     """
     if bool(recipes) == (resume is not None):
         raise ValueError("pass the files of a recipe, or `resume`")

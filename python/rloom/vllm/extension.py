@@ -88,7 +88,9 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         names = self.model.load_weights(tensors(Path(update_info.path)))
         missing = sorted(self._expected - names) if names is not None else []
         if missing and self.model_config.quantization is None:
-            raise ValueError(f"{update_info.path} has no weights for {len(missing)} parameters: {missing[:3]}")
+            raise ValueError(
+                f"{update_info.path} has no weights for {len(missing)} parameters: {missing[:3]}"
+            )
         self._received = update_info.label
 
     def finish_weight_update(self) -> None:
