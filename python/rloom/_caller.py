@@ -56,13 +56,9 @@ class Caller:
 
     def _serve(self, connection: socket.socket) -> None:
         # A run that ends closes its connections in the middle of anything.
-        with contextlib.suppress(OSError, ValueError):
+        with connection, contextlib.suppress(OSError, ValueError):
             serve(connection.makefile("rb"), connection.makefile("wb"), self._function)
         self._connections.discard(connection)
-        # The files above keep the connection open beyond a close.
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
 
     def _function(self, hello: dict[str, Any]) -> Any:
         name = str(hello["function"])

@@ -40,6 +40,7 @@ def train(
     reward: Callable[..., Any] | None = None,
     environment: Callable[..., Any] | None = None,
     functions: Mapping[str, Callable[..., Any]] | None = None,
+    solved_at: float = 1.0,
     overrides: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -48,9 +49,10 @@ def train(
     """Trains a recipe, or resumes a run, in a child process, and returns the run when it has ended.
 
     `reward` and `environment` take the place of those of the recipe and are called in this process;
-    `functions` are those that the recipe itself names as `caller:NAME`. `overrides` are settings of the
-    recipe by dotted key. The first Ctrl-C finishes the current step and saves, the second stops at once; both
-    raise KeyboardInterrupt when the run has ended.
+    `functions` are those that the recipe itself names as `caller:NAME`. Evaluations count a task as solved
+    from the reward `solved_at` on. `overrides` are settings of the recipe by dotted key. The first Ctrl-C
+    finishes the current step and saves, the second stops at once; both raise KeyboardInterrupt when the run
+    has ended.
     """
     if bool(recipes) == (resume is not None):
         raise ValueError("pass the files of a recipe, or `resume`")
@@ -59,7 +61,7 @@ def train(
     for name, function in (("reward", reward), ("environment", environment)):
         if function is not None:
             served[name] = function
-            settings.update(_of_caller(name))
+            settings.update(_of_caller(name, solved_at))
     sets = [f"--set={key}={toml(value)}" for key, value in settings.items()]
     with contextlib.ExitStack() as stack:
         environ = _binary.environment()
@@ -81,13 +83,15 @@ def _serve(functions: Mapping[str, Callable[..., Any]], stack: contextlib.ExitSt
     return str(caller.path)
 
 
-def _of_caller(name: str) -> dict[str, Any]:
+def _of_caller(name: str, solved_at: float) -> dict[str, Any]:
     """Settings that replace the recipe's reward or environment by a function of this process.
 
     One worker calls it, so that it need not be safe to call from several threads.
     """
     function = {"kind": "python", "function": f"caller:{name}", "workers": 1}
-    return {"reward.components": [function]} if name == "reward" else {"environment": function}
+    if name == "environment":
+        return {"environment": function}
+    return {"reward.components": [{**function, "solved_at": solved_at}]}
 
 
 def toml(value: Any) -> str:

@@ -13,7 +13,7 @@ import pytest
 from rloom import _binary, load_run
 from rloom.track import following
 from rloom.track.following import Following, TrackingError
-from rloom.track.trackers import TRACKERS, flat
+from rloom.track.trackers import TRACKERS, Mlflow, flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -244,6 +244,11 @@ def test_a_missing_interpreter_is_named(run_folder: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: could not start the tracker mlflow with /no/python: ")
     assert "has the packages `rloom` and `mlflow`" in done.stderr
+
+
+def test_names_that_mlflow_accepts() -> None:
+    names = ["reward", "reward/exact", "eval/pass@1"]
+    assert [Mlflow.name(name) for name in names] == ["reward", "reward.exact", "eval.pass_1"]
 
 
 def test_settings_have_dotted_names() -> None:

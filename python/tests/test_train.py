@@ -40,11 +40,12 @@ def test_a_function_of_the_program_is_the_reward() -> None:
         seen.extend(completions)
         return [len(completion) / 4 for completion in completions]
 
-    run = rloom.train("tiny.toml", reward=reward, overrides={"eval.every": 0}, quiet=True)
+    run = rloom.train("tiny.toml", reward=reward, solved_at=0.5, quiet=True)
     rollouts = list(run.rollouts())
     assert len(rollouts) == 16
     for rollout in rollouts:
         assert list(rollout.components.values()) == [len(rollout.completion) / 4]
+        assert rollout.solved == (len(rollout.completion) >= 2)
     assert {rollout.completion for rollout in rollouts} <= set(seen)
 
 

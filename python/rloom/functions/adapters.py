@@ -154,7 +154,7 @@ class Reward:
         columns = {"answer": sample.answer, **sample.row}
         columns = {name: value for name, value in columns.items() if name not in context}
         named = self._signature.others((*context, *columns), sample.column)
-        return number(self._call(**columns, **named, **context))
+        return number(self._call(**{**columns, **named, **context}))
 
 
 async def _awaited(result: Any) -> Any:

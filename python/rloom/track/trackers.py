@@ -77,8 +77,6 @@ class Mlflow:
 
     BATCH = 100
     LONGEST_PARAMETER = 500
-    FORBIDDEN = r"[^\w\-. :/]"
-    """Characters that no name of a metric may have, such as that of `pass@1`."""
 
     def __init__(self, run: Path, key: str, project: str, config: dict[str, Any], *, is_new: bool) -> None:
         from mlflow import entities
@@ -101,13 +99,17 @@ class Mlflow:
         for start in range(0, len(parameters), self.BATCH):
             self._client.log_batch(self._id, params=parameters[start : start + self.BATCH])
 
+    @staticmethod
+    def name(metric: str) -> str:
+        """MLflow's name: it forbids characters, and stores in folders have no `reward` beside `reward/exact`."""
+        return re.sub(r"[^\w\-. :]", "_", metric.replace("/", "."))
+
     def last_step(self) -> int | None:
         return int(self._client.get_run(self._id).data.metrics.get("global_step", 0))
 
     def log(self, step: int, metrics: dict[str, float], time: float) -> None:
         stamp = int(time * 1000)
-        names = ((re.sub(self.FORBIDDEN, "_", name), value) for name, value in metrics.items())
-        of_step = [self._metric(name, value, stamp, step) for name, value in names]
+        of_step = [self._metric(self.name(name), value, stamp, step) for name, value in metrics.items()]
         # The step comes last: a process that is killed between two batches repeats the step.
         of_step.append(self._metric("global_step", step, stamp, step))
         for start in range(0, len(of_step), self.BATCH):
