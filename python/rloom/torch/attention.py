@@ -42,27 +42,25 @@ def packed_attention(
         raise AttentionNotSupportedError(f"{type(module).__name__} does not pass the sequences' lengths on")
     if query.is_cuda and query.dtype != torch.float32:
         return _varlen(query, key, value, scaling, sliding_window, sequence_lengths), None
-    outputs, start = [], 0
-    for length in sequence_lengths:
-        own = slice(start, start + length)
-        mask = None
+    outputs = []
+    # One split for all: the gradient of a slice is as large as the whole.
+    lengths = list(sequence_lengths)
+    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
+        length, mask = q.shape[2], None
         if sliding_window is not None and length > sliding_window:
-            distance = torch.arange(length, device=query.device)[:, None] - torch.arange(
-                length, device=query.device
-            )
+            places = torch.arange(length, device=q.device)
+            distance = places[:, None] - places
             mask = (distance >= 0) & (distance < sliding_window)
-        outputs.append(
-            scaled_dot_product_attention(
-                query[:, :, own],
-                key[:, :, own],
-                value[:, :, own],
-                attn_mask=mask,
-                is_causal=mask is None and length > 1,
-                scale=scaling,
-                enable_gqa=key.shape[1] != query.shape[1],
-            ).transpose(1, 2)
+        own = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None and length > 1,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
         )
-        start += length
+        outputs.append(own.transpose(1, 2))
     return torch.cat(outputs, dim=1), None
 
 

@@ -88,7 +88,10 @@ class Optimizer:
 
 
 def _sum_squares(gradient: Tensor) -> float:
-    """Sum in f64, without a copy of the tensor."""
+    """Sum of squares; in f64, which is slower, where it is beyond the range of the gradient's own format."""
     if not gradient.numel():
         return 0.0
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+    norm = float(torch.linalg.vector_norm(gradient))
+    if not math.isfinite(norm):
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return norm**2
