@@ -45,7 +45,7 @@ def packed_attention(
     outputs = []
     # One split for all: the gradient of a slice is as large as the whole.
     lengths = list(sequence_lengths)
-    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
+    for q, k, v in zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True):
         length, mask = q.shape[2], None
         if sliding_window is not None and length > sliding_window:
             places = torch.arange(length, device=q.device)
