@@ -21,7 +21,9 @@ impl WeightProbe {
     pub fn new(vocabulary: usize, context: usize) -> Self {
         // Spread over the vocabulary; 0x9E37_79B1 is close to 2³² / φ.
         let token = |i: u32| (u64::from(i.wrapping_mul(0x9E37_79B1)) * vocabulary as u64 >> 32) as u32;
-        Self { tokens: (1..=TOKENS.min(context) as u32).map(token).collect() }
+        // Servers score a prompt only if it leaves room for one more token.
+        let count = TOKENS.min(context.saturating_sub(1)) as u32;
+        Self { tokens: (1..=count).map(token).collect() }
     }
 
     /// Adds the log-probabilities of the trainer's weights to their publication.
@@ -66,7 +68,7 @@ mod tests {
         assert_eq!((probe.tokens.len(), distinct.len()), (TOKENS, TOKENS));
         assert!(probe.tokens.iter().all(|&token| token < 1000));
         let short = WeightProbe::new(5, 8);
-        assert!(short.tokens.len() == 8 && short.tokens.iter().all(|&token| token < 5));
+        assert!(short.tokens.len() == 7 && short.tokens.iter().all(|&token| token < 5));
         short.trajectory().validate().unwrap();
     }
 }
