@@ -98,7 +98,6 @@ impl PyConnection {
     }
 
     /// Receives `(epoch, job, message, tensors)`; waits for at most `seconds`.
-    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn receive<'py>(
         &self,
         py: Python<'py>,

@@ -5,7 +5,6 @@
 
 pub mod assembly;
 mod auto_resume;
-mod configured;
 mod data_record;
 mod error;
 mod evaluate;
@@ -15,16 +14,13 @@ pub mod lineage;
 mod pin;
 mod policy;
 mod prompts;
-mod ranks;
 mod rebuild;
 mod recorded;
 mod replay;
 mod resume;
-mod rollout_choice;
 mod runtime;
 mod stage_setup;
 mod train;
-mod train_choice;
 
 pub use error::{NotRepeatable, RunError};
 pub use evaluate::evaluate;

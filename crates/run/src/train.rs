@@ -20,9 +20,8 @@ use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
 
-use crate::assembly::{EngineFactory, StageStart, is_exact};
+use crate::assembly::{ConfiguredEngines, EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
-use crate::configured::ConfiguredEngines;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};

@@ -20,7 +20,7 @@ impl WeightProbe {
     /// A sequence for a model with this vocabulary and context.
     pub fn new(vocabulary: usize, context: usize) -> Self {
         // Spread over the vocabulary; 0x9E37_79B1 is close to 2³² / φ.
-        let token = |i: u32| (u64::from(i.wrapping_mul(0x9E37_79B1)) * vocabulary as u64 >> 32) as u32;
+        let token = |i: u32| ((u64::from(i.wrapping_mul(0x9E37_79B1)) * vocabulary as u64) >> 32) as u32;
         // Servers score a prompt only if it leaves room for one more token.
         let count = TOKENS.min(context.saturating_sub(1)) as u32;
         Self { tokens: (1..=count).map(token).collect() }
@@ -32,7 +32,7 @@ impl WeightProbe {
         published: &mut PublishedPolicy,
         trainer: &mut T,
     ) -> Result<(), TrainError> {
-        let batches = pack_unshared([&self.trajectory()].into_iter(), self.tokens.len())?;
+        let batches = pack_unshared([&self.trajectory()], self.tokens.len())?;
         let scores = trainer.score(Which::Policy, &batches)?;
         let logprobs = scores.into_iter().flat_map(|scores| scores.logprob).collect();
         published.probe = Some(Arc::new(Probe { tokens: self.tokens.clone(), logprobs }));

@@ -1,5 +1,10 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
+mod configured;
+mod ranks;
+mod rollout;
+mod train;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +27,7 @@ use rloom_ops::Ctx;
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
+pub(crate) use self::configured::ConfiguredEngines;
 use crate::{Policy, RunError};
 
 /// Weights that a stage starts from.

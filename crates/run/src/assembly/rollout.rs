@@ -16,7 +16,7 @@ use rloom_remote::ReplicaPool;
 #[derive(Debug)]
 pub(crate) enum ConfiguredRollout {
     /// The engine of this process.
-    Embedded(EmbeddedRolloutEngine),
+    Embedded(Box<EmbeddedRolloutEngine>),
     /// Inference servers.
     Pool {
         pool: Box<ReplicaPool>,

@@ -23,10 +23,10 @@ use rloom_remote::{
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 
-use crate::assembly::{EmbeddedEngines, EngineFactory, StageStart};
-use crate::ranks::NodeRanks;
-use crate::rollout_choice::ConfiguredRollout;
-use crate::train_choice::ConfiguredTrainer;
+use super::ranks::NodeRanks;
+use super::rollout::ConfiguredRollout;
+use super::train::ConfiguredTrainer;
+use super::{EmbeddedEngines, EngineFactory, StageStart};
 use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
@@ -195,7 +195,7 @@ impl ConfiguredEngines {
     }
 
     /// A folder as the publication of a version.
-    fn open_folder(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+    fn open_folder(folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
         Ok(PublishedPolicy {
             policy: PolicyId::MAIN,
             version,
@@ -206,6 +206,13 @@ impl ConfiguredEngines {
     }
 }
 
+impl Drop for ConfiguredEngines {
+    fn drop(&mut self) {
+        // What is left costs space, and the next attempt removes it.
+        let _ = std::fs::remove_dir_all(&self.publications);
+    }
+}
+
 impl EngineFactory for ConfiguredEngines {
     type Rollout = ConfiguredRollout;
     type Train = ConfiguredTrainer;
@@ -213,7 +220,7 @@ impl EngineFactory for ConfiguredEngines {
     fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
         Ok(match settings {
             RolloutEngineSettings::Embedded(_) => {
-                ConfiguredRollout::Embedded(self.embedded.rollout(settings)?)
+                ConfiguredRollout::Embedded(Box::new(self.embedded.rollout(settings)?))
             }
             RolloutEngineSettings::Vllm(servers) => self.servers(servers, Server::vllm, true)?,
             RolloutEngineSettings::Sglang(servers) => self.servers(servers, Server::sglang, false)?,
@@ -237,7 +244,7 @@ impl EngineFactory for ConfiguredEngines {
 
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
         if self.uses_folders {
-            self.open_folder(folder, version)
+            Self::open_folder(folder, version)
         } else {
             self.embedded.open(folder, version)
         }
@@ -245,7 +252,7 @@ impl EngineFactory for ConfiguredEngines {
 
     fn open_start(&self, start: StageStart) -> Result<PublishedPolicy, RunError> {
         match self.policy.folder().filter(|_| self.uses_folders && matches!(start, StageStart::Initial)) {
-            Some(folder) => self.open_folder(folder, PolicyVersion(0)),
+            Some(folder) => Self::open_folder(folder, PolicyVersion(0)),
             None => self.embedded.open_start(start),
         }
     }
