@@ -5,7 +5,7 @@
 //! ```
 //!
 //! - The **controller** holds a [`Node`] for each machine and starts [`Process`]es there. [`Node::local`] launches the
-//!   daemon of its own machine; daemons that others start dial in to a listener ([`Node::accept`]).
+//!   daemon of its own machine; daemons that others start dial in to a listener ([`Node::of`]).
 //! - The **daemon** ([`daemon::run`], `rloom node`) keeps the end of each program's output and reports exits. When the
 //!   controller is gone (end of the connection, or its lease), it ends everything it started.
 //! - A **guard** ([`guard::run`]) is a small process of this binary that starts one program in a group of its own. When
