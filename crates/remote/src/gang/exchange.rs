@@ -81,7 +81,8 @@ impl Ranks {
                     continue;
                 }
                 if content["error"]["kind"] == "lost" {
-                    return Err(failure(rank, &content, None));
+                    let failure = failure(rank, &content, None);
+                    return Err(self.dead_peer(rank).map_or(failure, Into::into));
                 }
                 *answer = Some(frame);
             }

@@ -83,6 +83,21 @@ impl Ranks {
         Ok(())
     }
 
+    /// The end of another rank's process, if that is why a collective of `rank` has failed.
+    pub(crate) fn dead_peer(&mut self, rank: usize) -> Option<GangError> {
+        let until = Instant::now() + END;
+        while Instant::now() < until {
+            for peer in (0..self.processes.len()).filter(|&peer| peer != rank) {
+                if let Some(status) = self.processes[peer].ended() {
+                    let stderr = self.processes[peer].stderr();
+                    return Some(GangError::Died { rank: peer, status, during: self.during(peer), stderr });
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
     /// The reason for the end of a rank's connection: the end of its process, if it follows.
     pub(crate) fn lost(&mut self, rank: usize, error: WireError) -> GangError {
         let until = Instant::now() + END;
