@@ -140,7 +140,7 @@ def test_a_run_ends_with_the_program_that_started_it() -> None:
     process.wait(timeout=300)
     until = time.monotonic() + 300
     while rloom.load_run("tiny").state == "running":
-        assert time.monotonic() < until, "the run goes on without the program"
+        assert time.monotonic() < until, "the run continues without the program"
         time.sleep(0.1)
     assert rloom.load_run("tiny").state == "interrupted", "it has saved its last step"
 

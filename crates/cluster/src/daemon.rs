@@ -155,7 +155,7 @@ impl Processes {
     }
 }
 
-/// A port that nobody listens on, and that was not handed out before.
+/// A port that no process listens on, and that was not handed out before.
 fn free_port(ports: &mut BTreeSet<u16>) -> NodeEvent {
     for _ in 0..ATTEMPTS {
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());

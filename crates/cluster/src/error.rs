@@ -67,7 +67,7 @@ pub enum ClusterError {
         /// The operation and its object.
         operation: String,
     },
-    /// The daemon could not do what it was asked for.
+    /// The daemon could not carry out a command.
     #[error("{node}: could not {operation}: {reason}")]
     Refused {
         /// The node.

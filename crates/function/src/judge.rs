@@ -105,7 +105,7 @@ impl Judge {
         }
     }
 
-    /// Ends the processes of the function: calls under way and later ones fail.
+    /// Ends the processes of the function: calls in flight and later ones fail.
     pub fn close(&self) {
         match &self.0 {
             Backend::Pool(pool) => pool.close(),

@@ -133,7 +133,7 @@ impl Pool {
         self.call(CHECK, Value::Null).map(drop)
     }
 
-    /// Ends all processes: calls under way and later ones fail.
+    /// Ends all processes: calls in flight and later ones fail.
     pub fn close(&self) {
         let mut state = self.shared.lock();
         state.is_closing = true;

@@ -192,7 +192,7 @@ impl Process {
         }
     }
 
-    /// True if the worker wrote something that no request asked for, or has ended.
+    /// True if the worker wrote something that is no answer to a request, or has ended.
     pub(crate) fn is_out_of_step(&self) -> bool {
         !matches!(self.output.try_recv(), Err(TryRecvError::Empty))
     }

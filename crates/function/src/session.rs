@@ -75,7 +75,7 @@ impl Session {
         shared.begin(body, {
             let shared = Arc::clone(&shared);
             move |begun| {
-                // If nobody waits any more, the session is dropped, which ends the episode.
+                // If no caller waits any more, the session is dropped, which ends the episode.
                 let session = |(lane, epoch, reply)| (Self { shared, lane, epoch, episode }, reply);
                 drop(sender.send(begun.map(session)));
             }

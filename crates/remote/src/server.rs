@@ -65,7 +65,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Checks the reply to a call against what was asked for. A server that breaks these rules computes something else.
+    /// Checks the reply to a call against its request. A server that breaks these rules computes something else.
     pub(crate) fn check(&self, call: &Call<'_>, vocabulary: usize) -> Result<(), String> {
         let count = self.tokens.len();
         if self.logprobs.len() != count {

@@ -99,7 +99,7 @@ pub trait Reward: Debug + Send + Sync {
         BTreeMap::new()
     }
 
-    /// Ends what it has started. Judgements under way and later ones fail.
+    /// Ends what it has started. Judgements in progress and later ones fail.
     fn close(&self) {}
 
     /// True if verdicts include the outcome.

@@ -164,7 +164,7 @@ impl Scorer {
         self.components.iter().flat_map(|component| component.reward.take_metrics()).collect()
     }
 
-    /// Ends the processes of the components. Judgements under way and later ones fail.
+    /// Ends the processes of the components. Judgements in progress and later ones fail.
     pub fn close(&self) {
         for component in &self.components {
             component.reward.close();

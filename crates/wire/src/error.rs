@@ -105,8 +105,8 @@ pub enum WireError {
         /// Largest number of simultaneous handshakes.
         limit: usize,
     },
-    /// Nobody connected in time.
-    #[error("nobody connected to {address} in time{}", refusals(refused))]
+    /// No peer connected in time.
+    #[error("no peer connected to {address} in time{}", refusals(refused))]
     NobodyConnected {
         /// The listening address.
         address: SocketAddr,
@@ -237,7 +237,7 @@ pub enum FrameError {
         name: String,
         /// Its type.
         found: Dtype,
-        /// The type that was asked for.
+        /// The requested type.
         expected: Dtype,
     },
     /// The message cannot be written or read as JSON of the expected form.

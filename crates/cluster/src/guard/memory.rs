@@ -1,4 +1,4 @@
-//! Deaths for lack of memory: a SIGKILL that nobody of this program sent, while the system killed processes for memory.
+//! Deaths for lack of memory: a SIGKILL that this program did not send, while the system killed processes for memory.
 
 use crate::exit::Exit;
 

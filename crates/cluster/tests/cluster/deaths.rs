@@ -48,7 +48,7 @@ fn nothing_survives_the_controller() {
     controller.kill().unwrap();
     controller.wait().unwrap();
     wait_until_gone(&mark);
-    // The daemon as well. Its zombie may wait for whoever is its parent now.
+    // The daemon as well. Its zombie may wait for its new parent.
     let deadline = soon();
     loop {
         let state = Command::new("ps").args(["-o", "stat=", "-p", &daemon]).output().unwrap().stdout;

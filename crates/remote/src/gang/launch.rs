@@ -1,4 +1,4 @@
-//! Start of ranks: the interface to whoever owns the processes, and child processes of this one.
+//! Start of ranks: the interface to the owner of the processes, and child processes of this one.
 
 use std::collections::VecDeque;
 use std::fmt;

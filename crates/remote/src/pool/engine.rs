@@ -95,7 +95,7 @@ impl ReplicaPool {
         let (reply, answer) = oneshot::channel();
         self.handle.spawn(async move {
             if let Some(result) = job.run().await {
-                // Nobody may wait for it any more.
+                // The caller may have dropped it.
                 drop(reply.send(result));
                 shared.change(|state| state.remove_request(id));
             }

@@ -37,7 +37,7 @@ pub struct ModelLimits {
 /// Durations of the pool's own work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolTimings {
-    /// Time without an answer of a replica after which it is asked for one token.
+    /// Time without an answer of a replica after which it has to generate one token.
     pub health: Duration,
     /// Timeout of that token.
     pub answer: Duration,

@@ -44,7 +44,7 @@ enum Outcome {
     Lost,
     /// The caller aborts, and the server does not answer.
     Aborted,
-    /// Nobody waits for the answer.
+    /// The caller has dropped the request.
     Cancelled,
 }
 
@@ -55,7 +55,7 @@ enum News {
     Aborted,
 }
 
-/// End of a request: `Err(None)` if nobody waits for the answer.
+/// End of a request: `Err(None)` if the caller has dropped the request.
 type Answer = Result<Generation, Option<RolloutError>>;
 
 impl Job {

@@ -90,7 +90,7 @@ pub(super) struct ContinueBody {}
 pub(super) struct UpdateBody<'a> {
     pub(super) model_path: &'a str,
     pub(super) weight_version: String,
-    /// Fails beside requests that are paused; salts keep old keys and values from being reused.
+    /// Fails while requests are paused; salts keep old keys and values from being reused.
     pub(super) flush_cache: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Gradients and weights of gangs beside those of the embedded engine.
+//! Gradients and weights of gangs compared with those of the embedded engine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
