@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -28,6 +29,7 @@ pub struct Listener {
     address: SocketAddr,
     door: Arc<Door>,
     accepted: Mutex<Receiver<Result<Connection, WireError>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// State that the threads of a listener share.
@@ -66,8 +68,8 @@ impl Listener {
         let shared = Arc::clone(&door);
         let accept = move || listen(&listener, &shared, &sender);
         let spawned = std::thread::Builder::new().name("wire listener".to_owned()).spawn(accept);
-        spawned.map_err(|source| WireError::Thread { source: Arc::new(source) })?;
-        Ok(Self { address: bound, door, accepted: Mutex::new(accepted) })
+        let thread = spawned.map_err(|source| WireError::Thread { source: Arc::new(source) })?;
+        Ok(Self { address: bound, door, accepted: Mutex::new(accepted), thread: Some(thread) })
     }
 
     /// The address with its actual port.
@@ -109,7 +111,11 @@ impl Drop for Listener {
                 SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
             });
         }
-        let _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
+        let woken = TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok();
+        // Once joined, the port is closed: a late peer is told that nobody listens.
+        if let Some(thread) = self.thread.take().filter(|_| woken) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -171,5 +177,22 @@ impl Door {
             refused.remove(0);
         }
         refused.push(error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Here and not in `tests/`: a process that another test starts holds the port until its `exec`.
+    #[test]
+    fn a_dropped_listener_is_closed() {
+        for _ in 0..100 {
+            let (token, identity) = (Token::random().unwrap(), Identity::new("controller", 0, 0));
+            let listener = Listener::bind("127.0.0.1:0", token, identity, Options::default()).unwrap();
+            let address = listener.address();
+            drop(listener);
+            TcpListener::bind(address).unwrap();
+        }
     }
 }

@@ -93,7 +93,8 @@ fn frames_on_their_way_survive_a_close() {
     let slow = Options { queue_bytes: 1, beat: Duration::from_millis(5), ..Options::default() };
     let patient = Options { lease: Duration::from_mins(2), ..Options::default() };
     let (connecting, accepting) = pair(patient, slow);
-    let values = Tensor::new("x", &[3 << 20], &vec![1_u8; 3 << 20]);
+    // Two frames fit into the buffers of the system, and not into the receiving one alone.
+    let values = Tensor::new("x", &[256 << 10], &vec![1_u8; 256 << 10]);
     let frame = Frame { tensors: vec![values], ..Frame::new(0, 0, "{}") };
     for _ in 0..3 {
         connecting.send(&frame, soon()).unwrap();
