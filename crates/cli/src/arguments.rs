@@ -346,10 +346,10 @@ pub(crate) struct Track {
     #[arg(long, value_enum, value_name = "TRACKER")]
     pub(crate) to: TrackerName,
     /// Project of the tracker; of MLflow, the experiment.
-    #[arg(long, value_name = "NAME", default_value = "rloom")]
+    #[arg(long, value_name = "NAME", default_value = rloom_telemetry::DEFAULT_PROJECT)]
     pub(crate) project: String,
     /// Python interpreter of an environment with the packages.
-    #[arg(long, value_name = "PATH", default_value = "python3")]
+    #[arg(long, value_name = "PATH", default_value = rloom_telemetry::DEFAULT_PYTHON)]
     pub(crate) python: String,
     /// Pass on what there is of a running run and end, instead of following it to its end.
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! Ends of processes.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,9 @@ pub struct Exit {
     pub stopped: bool,
     /// End of its standard output and standard error.
     pub output: String,
+    /// File with all of them.
+    #[serde(default)]
+    pub log: Option<PathBuf>,
 }
 
 impl Exit {
@@ -49,17 +53,21 @@ impl Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.reason())?;
-        quote(formatter, &self.output)
+        quote(formatter, &self.output, self.log.as_deref())
     }
 }
 
-/// Appends the last lines of a process's output.
-pub(crate) fn quote(formatter: &mut fmt::Formatter<'_>, output: &str) -> fmt::Result {
+/// Appends the last lines of a process's output, and the file with all of it.
+fn quote(formatter: &mut fmt::Formatter<'_>, output: &str, log: Option<&Path>) -> fmt::Result {
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
         return Ok(());
     }
-    write!(formatter, "; end of its output:")?;
+    write!(formatter, "; end of its output")?;
+    if let Some(log) = log {
+        write!(formatter, ", all of which is in {}", log.display())?;
+    }
+    write!(formatter, ":")?;
     for line in &lines[lines.len().saturating_sub(QUOTED)..] {
         write!(formatter, "\n  | {line}")?;
     }
@@ -74,6 +82,10 @@ mod tests {
     fn messages_name_code_signal_and_memory_and_quote_the_end() {
         let exit = Exit { code: Some(3), output: "a\n\nb\n".to_owned(), ..Exit::default() };
         assert_eq!(exit.to_string(), "ended with exit code 3; end of its output:\n  | a\n  | b");
+        let exit = Exit { log: Some("logs/rank.log".into()), ..exit };
+        let expected =
+            "ended with exit code 3; end of its output, all of which is in logs/rank.log:\n  | a\n  | b";
+        assert_eq!(exit.to_string(), expected);
         let exit = Exit { signal: Some(9), out_of_memory: true, ..Exit::default() };
         assert_eq!(exit.to_string(), "was ended by SIGKILL while the system was out of memory");
         let many: Vec<String> = (0..50).map(|line| format!("line {line}")).collect();

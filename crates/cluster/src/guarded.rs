@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use rloom_wire::TOKEN_VARIABLE;
 use crate::exit::Exit;
 use crate::guard;
 use crate::lines::{self, Line, Lines};
+use crate::log_file::LogFile;
 use crate::message::{GuardCommand, GuardEvent, NodeEvent};
 use crate::spec::{ProcessSpec, Program};
 use crate::tail::Tail;
@@ -41,9 +43,10 @@ impl Guarded {
         let mut child = command.env_remove(TOKEN_VARIABLE).process_group(0).spawn()?;
         // Closes this process's copy of the guard's end of the socket pair.
         drop(command);
+        let log = spec.log.clone();
         let watch = || {
             let pipe = child.stderr.take().ok_or(io::ErrorKind::BrokenPipe)?;
-            let output = Tail::follow(pipe)?;
+            let output = Tail::follow(pipe, log.as_deref().map(LogFile::append))?;
             lines::write(&socket, &GuardCommand::Start(spec))?;
             Ok::<_, io::Error>((output, Lines::new(socket.try_clone()?)))
         };
@@ -56,7 +59,7 @@ impl Guarded {
             }
         };
         let followed = output.clone();
-        let follow = move || follow(child, events, &followed, report);
+        let follow = move || follow(child, events, &followed, log, report);
         std::thread::Builder::new().name("guarded".to_owned()).spawn(follow)?;
         Ok(Self { socket, output })
     }
@@ -83,7 +86,13 @@ impl Drop for Guarded {
 }
 
 /// Reports the events of a guard until its end.
-fn follow(mut guard: Child, mut events: Lines, output: &Tail, report: impl Fn(NodeEvent)) {
+fn follow(
+    mut guard: Child,
+    mut events: Lines,
+    output: &Tail,
+    log: Option<PathBuf>,
+    report: impl Fn(NodeEvent),
+) {
     let mut group = None;
     let last = loop {
         match events.next(None) {
@@ -99,7 +108,7 @@ fn follow(mut guard: Child, mut events: Lines, output: &Tail, report: impl Fn(No
     };
     let _ = guard.wait();
     report(match last {
-        NodeEvent::Exited(exit) => NodeEvent::Exited(Exit { output: output.last_text(REST), ..exit }),
+        NodeEvent::Exited(exit) => NodeEvent::Exited(Exit { output: output.last_text(REST), log, ..exit }),
         last => last,
     });
 }

@@ -23,6 +23,7 @@ pub mod guard;
 mod guarded;
 mod lines;
 mod local;
+mod log_file;
 mod message;
 mod node;
 mod process;

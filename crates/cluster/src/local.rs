@@ -57,7 +57,7 @@ impl LocalDaemon {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let launched = |source| ClusterError::Launch { source };
         let mut child = command.spawn().map_err(launched)?;
-        let output = match child.stderr.take().map(Tail::follow) {
+        let output = match child.stderr.take().map(|pipe| Tail::follow(pipe, None)) {
             Some(Ok(output)) => output,
             failed => {
                 let _ = child.kill().and_then(|()| child.wait());

@@ -21,6 +21,9 @@ pub struct ProcessSpec {
     pub environment: BTreeMap<String, String>,
     /// Working directory; the daemon's if absent.
     pub directory: Option<PathBuf>,
+    /// File that its output is appended to, as far as it can be written. Beyond 64 MiB it is renamed to end in `.1`.
+    #[serde(default)]
+    pub log: Option<PathBuf>,
 }
 
 /// The command line by which this binary starts itself as a daemon or a guard.

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::log_file::LogFile;
+
 /// Bytes kept.
 const KEPT: usize = 16 << 10;
 
@@ -19,8 +21,11 @@ struct State {
 }
 
 impl Tail {
-    /// Reads a pipe until its end, as fast as it is filled.
-    pub(crate) fn follow(mut pipe: impl Read + Send + 'static) -> std::io::Result<Self> {
+    /// Reads a pipe until its end, as fast as it is filled, and copies it to `log`.
+    pub(crate) fn follow(
+        mut pipe: impl Read + Send + 'static,
+        mut log: Option<LogFile>,
+    ) -> std::io::Result<Self> {
         let tail = Self(Arc::default());
         let follower = tail.clone();
         let follow = move || {
@@ -28,7 +33,12 @@ impl Tail {
             loop {
                 match pipe.read(&mut buffer) {
                     Ok(0) => break,
-                    Ok(count) => follower.push(&buffer[..count]),
+                    Ok(count) => {
+                        follower.push(&buffer[..count]);
+                        if let Some(log) = &mut log {
+                            log.write(&buffer[..count]);
+                        }
+                    }
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                     Err(_) => break,
                 }
@@ -105,7 +115,7 @@ mod tests {
     #[test]
     fn a_flood_is_kept_to_its_end() {
         let flood: Vec<u8> = (0..200_000).flat_map(|line| format!("line {line}\n").into_bytes()).collect();
-        let tail = Tail::follow(std::io::Cursor::new(flood)).unwrap();
+        let tail = Tail::follow(std::io::Cursor::new(flood), None).unwrap();
         let text = tail.last_text(Duration::from_mins(2));
         assert!(text.ends_with("line 199999\n"), "{}", &text[text.len() - 40..]);
         assert_eq!(text.len(), KEPT);

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 27] = [
+const WITHOUT_INFLUENCE: [&str; 28] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -18,6 +18,7 @@ const WITHOUT_INFLUENCE: [&str; 27] = [
     "run.keep_every",
     "run.keep_rollouts",
     "run.resume",
+    "run.tracking",
     "trainer.threads",
     // Steps that were skipped are skipped again.
     "trainer.max_skipped_steps",

@@ -9,6 +9,7 @@ use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_sched::ScheduleSettings;
+use rloom_telemetry::Tracking;
 use rloom_text::CharacterSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,11 @@ pub struct RunSettings {
     /// With `"auto"`, the same command continues the run if it exists, as job schedulers need that start it again. Settings
     /// may change as with `--resume`. By default `rloom train` starts another run, with a number after its name.
     pub resume: Resume,
+    /// Experiment trackers that the run is passed to while it trains: their names (`"wandb"`, `"mlflow"`, `"trackio"`), or
+    /// tables such as `{ kind = "wandb", project = "sums", python = ".venv/bin/python" }`. The interpreter needs the
+    /// packages `rloom` and that of the tracker. A tracker that fails is a warning.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tracking: Vec<Tracking>,
 }
 
 /// Behaviour if the run exists.
@@ -90,6 +96,7 @@ impl Default for RunSettings {
             keep_rollouts: KeepRollouts::All,
             rollouts: None,
             resume: Resume::Never,
+            tracking: Vec::new(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A server whose process a node daemon starts.
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,13 +32,15 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// A server that `command` starts, which then answers at `url`. `name` is that of the replica in messages.
+    /// A server that `command` starts, which then answers at `url`. `name` is that of the replica in messages; its output
+    /// is appended to the file `log`.
     pub fn new(
         node: Node,
         name: String,
         command: ServerCommand,
         url: &str,
         startup: Duration,
+        log: Option<PathBuf>,
     ) -> Result<Self, HttpError> {
         let spec = ProcessSpec {
             name,
@@ -46,6 +49,7 @@ impl ServerProcess {
             arguments: command.arguments,
             environment: command.environment,
             directory: None,
+            log,
         };
         // Servers of all kinds answer at this path of vLLM with some status.
         let server = Server::vllm(url)?;

@@ -178,6 +178,7 @@ pub(crate) fn run<F: EngineFactory>(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
+    events.track(&config.run.tracking, directory.path());
     Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 

@@ -19,6 +19,7 @@ pub mod synthetic;
 mod tensorboard;
 pub mod trace;
 mod tracker;
+mod tracking;
 
 pub use error::TelemetryError;
 pub use event::{
@@ -32,3 +33,4 @@ pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;
 pub use stream::{EventStream, Observer};
 pub use tracker::Tracker;
+pub use tracking::{DEFAULT_PROJECT, DEFAULT_PYTHON, Tracking};

@@ -14,6 +14,7 @@ use crate::event::{Event, EventLine};
 use crate::event_file::last_attempt;
 use crate::leftovers;
 use crate::tensorboard::TensorBoardWriter;
+use crate::tracking::{TrackerProcess, Tracking};
 
 /// Receives the events of a run as they occur.
 pub trait Observer {
@@ -36,6 +37,7 @@ pub struct EventStream<'a> {
     file: Option<File>,
     tensorboard: Option<TensorBoardWriter>,
     observer: &'a mut dyn Observer,
+    trackers: Vec<TrackerProcess>,
     start: Instant,
     attempt: u32,
     stage: String,
@@ -73,6 +75,7 @@ impl<'a> EventStream<'a> {
             file,
             tensorboard: TensorBoardWriter::create(tensorboard, unix_seconds(), attempt).ok(),
             observer,
+            trackers: Vec::new(),
             start: Instant::now(),
             attempt,
             stage: String::new(),
@@ -109,8 +112,31 @@ impl<'a> EventStream<'a> {
         self.lost_lines
     }
 
+    /// Starts processes that pass the run in `directory` to trackers. One that cannot be started, or fails later, is a warning.
+    pub fn track(&mut self, trackers: &[Tracking], directory: &Path) {
+        for tracking in trackers {
+            match tracking.start(directory) {
+                Ok(process) => self.trackers.push(process),
+                Err(error) => self.warn(error.to_string()),
+            }
+        }
+    }
+
     /// Records an event and passes it to the observer.
     pub fn emit(&mut self, event: Event) {
+        let mut failures = Vec::new();
+        self.trackers.retain_mut(|tracker| {
+            let ended = tracker.ended();
+            failures.extend(ended.filter(|status| !status.success()).map(|status| tracker.failure(status)));
+            ended.is_none()
+        });
+        for message in failures {
+            self.record(Event::Warning { message });
+        }
+        self.record(event);
+    }
+
+    fn record(&mut self, event: Event) {
         let line = EventLine {
             attempt: self.attempt,
             time: unix_seconds(),
@@ -160,6 +186,7 @@ fn ends_inside_a_line(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tracker;
     use crate::event::Phase;
     use crate::event_file::read_events;
 
@@ -173,6 +200,63 @@ mod tests {
 
     fn step(value: f64) -> Event {
         Event::Step { metrics: [("reward".to_owned(), value)].into() }
+    }
+
+    /// A program in the place of an interpreter that prints its arguments and fails.
+    fn failing(folder: &Path) -> String {
+        use std::os::unix::fs::PermissionsExt;
+        let path = folder.join("python");
+        std::fs::write(&path, "#!/bin/sh\necho \"$@\"\necho failed >&2\necho\nexit 3\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn warnings(recorder: &Recorder) -> Vec<&str> {
+        let lines = recorder.0.iter();
+        lines
+            .filter_map(|line| match &line.event {
+                Event::Warning { message } => Some(message.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_tracker_that_fails_is_one_warning() {
+        let directory = tempfile::tempdir().unwrap();
+        let python = failing(directory.path());
+        let path = directory.path().join("events.jsonl");
+        let mut recorder = Recorder::default();
+        let mut stream = EventStream::open(&path, directory.path(), &mut recorder);
+        let tracking = Tracking { python, ..Tracking::new(Tracker::Mlflow) };
+        stream.track(&[tracking], directory.path());
+        while !stream.trackers.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            stream.emit(step(0.5));
+        }
+        stream.emit(step(0.5));
+        drop(stream);
+        let log = directory.path().join("tracking/mlflow.log");
+        let message = format!(
+            "mlflow no longer receives this run (exit status: 3): failed. Its messages are in {}; `rloom track` continues",
+            log.display()
+        );
+        assert_eq!(warnings(&recorder), [message.as_str()]);
+        let arguments = format!("-m rloom.track {} --to mlflow --project rloom", directory.path().display());
+        assert_eq!(std::fs::read_to_string(log).unwrap(), format!("{arguments}\nfailed\n\n"));
+    }
+
+    #[test]
+    fn a_missing_interpreter_is_a_warning() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut recorder = Recorder::default();
+        let mut stream =
+            EventStream::open(&directory.path().join("e.jsonl"), directory.path(), &mut recorder);
+        let python = "no-such-python".to_owned();
+        stream.track(&[Tracking { python, ..Tracking::new(Tracker::Wandb) }], directory.path());
+        drop(stream);
+        let [warning] = warnings(&recorder)[..] else { panic!("not one warning") };
+        assert!(warning.starts_with("could not start the tracker wandb with no-such-python: "), "{warning}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 
-use rloom_telemetry::{TelemetryError, Tracker};
+use rloom_telemetry::{TelemetryError, Tracking};
 
 use super::train::find_run;
 use crate::arguments::Track;
@@ -10,13 +10,13 @@ use crate::failure::Failure;
 
 pub(crate) fn run(arguments: &Track) -> Result<(), Failure> {
     let directory = find_run(&arguments.run)?;
-    let tracker = Tracker::from(arguments.to);
-    let mut command = tracker.command(&arguments.python, &directory);
-    command.args(["--project", &arguments.project]);
+    let (kind, python, project) = (arguments.to.into(), arguments.python.clone(), arguments.project.clone());
+    let tracking = Tracking { kind, python, project };
+    let mut command = tracking.command(&directory);
     if arguments.no_follow {
         command.arg("--no-follow");
     }
     // Returns only if the interpreter could not be started.
     let source = command.exec();
-    Err(Failure::failed(TelemetryError::Tracker { tracker, python: arguments.python.clone(), source }))
+    Err(Failure::failed(TelemetryError::Tracker { tracker: kind, python: tracking.python, source }))
 }

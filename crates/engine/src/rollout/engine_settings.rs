@@ -82,8 +82,10 @@ pub struct ServerSettings {
     /// and the servers read weights from the run's folder.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Fraction of the device's memory for weights, keys and values of one server.
-    pub memory: f64,
+    /// Fraction of the device's memory for weights, keys and values of one server. Default: 0.9 of a GPU; on processors
+    /// 0.4 of the machine's memory, divided among the servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<f64>,
     /// Number of devices that share one server's model.
     pub tensor_parallel: usize,
     /// Maximum number of requests that a server computes at a time; others wait.
@@ -110,7 +112,7 @@ impl Default for ServerSettings {
         Self {
             replicas: 1,
             urls: Vec::new(),
-            memory: 0.9,
+            memory: None,
             tensor_parallel: 1,
             max_requests: 128,
             restarts: 3,
@@ -129,6 +131,11 @@ impl ServerSettings {
         if self.urls.is_empty() { self.replicas } else { self.urls.len() }
     }
 
+    /// Fraction of the device's memory for one server, which has GPUs or shares the machine's memory with the trainer.
+    pub fn memory_fraction(&self, has_gpus: bool) -> f64 {
+        self.memory.unwrap_or(if has_gpus { 0.9 } else { 0.4 / self.replicas.max(1) as f64 })
+    }
+
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
@@ -141,7 +148,9 @@ impl ServerSettings {
                 return refuse(key, value.to_string(), "from 1 to 65536");
             }
         }
-        ValueRange::above(0.0, 1.0).check("memory", self.memory)?;
+        if let Some(memory) = self.memory {
+            ValueRange::above(0.0, 1.0).check("memory", memory)?;
+        }
         if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {
             return refuse("probe_tolerance", self.probe_tolerance.to_string(), "above 0");
         }
@@ -252,7 +261,7 @@ mod tests {
     fn a_table_selects_its_engine() {
         assert_eq!(parse("{}").unwrap(), RolloutEngineSettings::default());
         let vllm = parse(r#"{ "engine": "vllm", "replicas": 2, "memory": 0.5 }"#).unwrap();
-        let expected = ServerSettings { replicas: 2, memory: 0.5, ..ServerSettings::default() };
+        let expected = ServerSettings { replicas: 2, memory: Some(0.5), ..ServerSettings::default() };
         assert_eq!((vllm.clone(), vllm.name()), (RolloutEngineSettings::Vllm(expected), "vllm"));
         assert_eq!(parse(&serde_json::to_string(&vllm).unwrap()).unwrap(), vllm);
         let sglang = parse(r#"{ "engine": "sglang", "timeout_seconds": 5 }"#).unwrap();

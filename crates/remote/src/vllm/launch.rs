@@ -69,7 +69,7 @@ impl ServerCommand {
             // One more for the token by which the pool checks a server.
             ("--max-num-seqs", (settings.max_requests + 1).to_string()),
             ("--tensor-parallel-size", settings.tensor_parallel.to_string()),
-            ("--gpu-memory-utilization", settings.memory.to_string()),
+            ("--gpu-memory-utilization", settings.memory_fraction(matches!(slot, Slot::Gpus(_))).to_string()),
             // Sampling settings come with each request, not from the model's folder.
             ("--generation-config", "vllm".to_owned()),
             ("--logprobs-mode", "processed_logprobs".to_owned()),
@@ -134,6 +134,12 @@ mod tests {
         let module = std::fs::read_to_string(modules.join("rloom_vllm.py")).unwrap();
         assert!(module.contains("class Extension") && !module.contains("import rloom"));
         assert_eq!(command.environment["CUDA_VISIBLE_DEVICES"], "2,3");
+        assert_eq!(value("--gpu-memory-utilization"), "0.9");
+        let cores = Slot::Cores(0, 1);
+        let two = ServerSettings { replicas: 2, ..settings };
+        let shared = ServerCommand::vllm(&two, limits, &cores, Path::new("/model"), 4711, &modules).unwrap();
+        let at = shared.arguments.iter().position(|argument| argument == "--gpu-memory-utilization").unwrap();
+        assert_eq!(shared.arguments[at + 1], "0.2");
         assert_eq!(Slot::Cores(4, 7).variable(), ("VLLM_CPU_OMP_THREADS_BIND", "4-7".to_owned()));
         assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
     }

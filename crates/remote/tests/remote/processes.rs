@@ -112,6 +112,7 @@ fn a_daemon_starts_servers_and_ends_them() {
             command(port, "serve"),
             &url,
             Duration::from_mins(2),
+            None,
         );
         pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process.unwrap()));
         urls.push(format!("127.0.0.1:{port}"));
@@ -131,7 +132,9 @@ fn a_daemon_starts_servers_and_ends_them() {
 }
 
 #[test]
-fn the_end_of_the_output_is_quoted() {
+fn the_end_of_the_output_is_quoted_and_all_of_it_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("logs/replica-0.log");
     let node = node();
     let process = ServerProcess::new(
         node.clone(),
@@ -139,11 +142,15 @@ fn the_end_of_the_output_is_quoted() {
         command(1, "fail"),
         "http://127.0.0.1:1",
         Duration::from_mins(2),
+        Some(log.clone()),
     );
     let pool = pool(1);
     pool.join_managed(Server::vllm("http://127.0.0.1:1").unwrap(), Arc::new(process.unwrap()));
     let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
-    assert!(error.to_string().contains("a server that cannot start"), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("a server that cannot start"), "{error}");
+    assert!(error.contains(&format!("all of which is in {}", log.display())), "{error}");
+    assert!(std::fs::read_to_string(log).unwrap().contains("a server that cannot start"));
 }
 
 #[test]

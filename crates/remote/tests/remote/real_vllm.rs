@@ -260,7 +260,7 @@ fn vllm_agrees_with_transformers() {
         replicas: 2,
         max_requests: 16,
         replace_seconds: 3600.0,
-        memory: 0.12,
+        memory: Some(0.12),
         args: ["--dtype", "float32", "--enforce-eager"].map(str::to_owned).into(),
         ..ServerSettings::default()
     };

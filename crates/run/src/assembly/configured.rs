@@ -31,6 +31,8 @@ use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
 const PUBLICATIONS: &str = "publications";
+/// Folder of a run with the output of the processes that it starts.
+const LOGS: &str = "logs";
 /// Longest time until a server that is started answers.
 const STARTING: Duration = Duration::from_mins(15);
 
@@ -40,6 +42,7 @@ pub(crate) struct ConfiguredEngines {
     embedded: EmbeddedEngines,
     policy: Policy,
     publications: PathBuf,
+    logs: PathBuf,
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
     dtype: Dtype,
@@ -68,6 +71,7 @@ impl ConfiguredEngines {
             embedded: EmbeddedEngines::new(policy, config, ctx),
             policy: policy.clone(),
             publications,
+            logs: directory.join(LOGS),
             dtype: config.dtype,
             node: OnceLock::new(),
             uses_folders: evaluates_outside
@@ -132,7 +136,8 @@ impl ConfiguredEngines {
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
                 ..GangSettings::new(folder.path(), self.publications.join(model))
             };
-            let ranks = NodeRanks { node: self.node()?, python: PathBuf::from(&torch.python), model };
+            let python = PathBuf::from(&torch.python);
+            let ranks = NodeRanks { node: self.node()?, python, model, logs: self.logs.clone() };
             let gang = Gang::start(settings, Box::new(ranks), 1)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
         };
@@ -186,7 +191,8 @@ impl ConfiguredEngines {
             let command = ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
                 .map_err(|source| StoreError::io("write", &modules, source))?;
             let name = format!("replica {replica}");
-            let process = ServerProcess::new(node.clone(), name, command, &url, STARTING)
+            let log = Some(self.logs.join(format!("replica-{replica}.log")));
+            let process = ServerProcess::new(node.clone(), name, command, &url, STARTING, log)
                 .map_err(|error| address(&url, &error))?;
             let server = connect(&url).map_err(|error| address(&url, &error))?;
             pool.join_managed(server, Arc::new(process));

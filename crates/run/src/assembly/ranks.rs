@@ -19,17 +19,21 @@ pub(crate) struct NodeRanks {
     pub(crate) python: PathBuf,
     /// The model that the ranks train, for their names in messages.
     pub(crate) model: &'static str,
+    /// Folder for files with the output of each rank.
+    pub(crate) logs: PathBuf,
 }
 
 impl RankLauncher for NodeRanks {
     fn start(&self, command: &RankCommand) -> io::Result<Box<dyn RankProcess>> {
+        let (model, rank) = (self.model, command.rank);
         let spec = ProcessSpec {
-            name: format!("{} rank {}", self.model, command.rank),
+            name: format!("{model} rank {rank}"),
             role: "rank".to_owned(),
             program: self.python.display().to_string(),
             arguments: command.arguments.clone(),
             environment: command.environment.iter().cloned().collect(),
             directory: None,
+            log: Some(self.logs.join(format!("{model}-rank-{rank}.log"))),
         };
         let process = self.node.start(&spec, Instant::now() + NODE).map_err(io::Error::other)?;
         Ok(Box::new(NodeRank(process)))

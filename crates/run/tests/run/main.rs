@@ -18,3 +18,4 @@ mod replay;
 mod rows_of_runs;
 mod sampler;
 mod staleness;
+mod tracking;
