@@ -91,6 +91,7 @@ fn write_file(
 ) -> Result<(), TelemetryError> {
     let io = |source| TelemetryError::io("write", path, source);
     let mut out = zstd::Encoder::new(File::create(path).map_err(io)?, 3).map_err(io)?;
+    let mut buffer = Vec::new();
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate() {
             for trajectory in &episode.segments {
@@ -107,8 +108,11 @@ fn write_file(
                     advantage: advantages.get(g).and_then(|a| a.get(e)).copied(),
                     trajectory,
                 };
-                serde_json::to_writer(&mut out, &line).map_err(|e| io(std::io::Error::other(e)))?;
-                out.write_all(b"\n").map_err(io)?;
+                // A line at a time: each write to the encoder costs as much as some hundred bytes.
+                buffer.clear();
+                serde_json::to_writer(&mut buffer, &line).map_err(|e| io(std::io::Error::other(e)))?;
+                buffer.push(b'\n');
+                out.write_all(&buffer).map_err(io)?;
             }
         }
     }
