@@ -164,7 +164,9 @@ impl TrainEngine for Trainer {
         let grads = loss.evaluate_step(&self.score(Which::Policy, step)?)?;
         LOSS.fetch_add(thread_nanoseconds() - before, Ordering::Relaxed);
         let mut terms = LossTerms::default();
-        grads.iter().for_each(|grad| terms.merge(&grad.terms));
+        for grad in &grads {
+            terms.merge(&grad.terms);
+        }
         let tokens = step.iter().map(|batch| batch.tokens.len() as u64).sum();
         Ok(LossReport { terms, tokens, ..LossReport::default() })
     }
