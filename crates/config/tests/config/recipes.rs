@@ -38,6 +38,26 @@ fn recipes_are_valid_and_round_trip() {
 }
 
 #[test]
+fn second_files_move_recipes_to_other_engines() {
+    for recipe in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
+        for engines in ["torch-vllm.toml", "one-gpu.toml", "eight-gpus.toml"] {
+            let config = Config::load(&[recipe_path(recipe), recipe_path(engines)], &[] as &[&str]);
+            // A model has a path or is new; `torch-vllm.toml` changes a new one.
+            if (recipe, engines) == ("gsm8k.toml", "torch-vllm.toml") {
+                assert!(config.unwrap_err().to_string().contains("[model.new]"));
+                continue;
+            }
+            let config = config.unwrap_or_else(|errors| panic!("{recipe} {engines}: {errors}"));
+            assert_round_trip(&config);
+            let last = config.stages.last().unwrap_or_else(|| panic!("no stage"));
+            assert!(matches!(last.trainer.backend, Backend::Torch(_)), "{recipe} {engines}");
+            let rollout = last.rollout.as_ref().map(|rollout| &rollout.engine);
+            assert!(matches!(rollout, Some(RolloutEngineSettings::Vllm(_))), "{recipe} {engines}");
+        }
+    }
+}
+
+#[test]
 fn every_method_round_trips() {
     let settings = [
         "{}",
