@@ -17,6 +17,7 @@ mod conformance;
 mod faults;
 mod fields;
 mod gang;
+mod measures;
 mod pool;
 mod processes;
 mod real_vllm;
