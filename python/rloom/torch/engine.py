@@ -256,8 +256,9 @@ def _backward(
     batch: Batch, sequences: Sequence[int], coefficients: Coefficients | None, scores: Scores
 ) -> None:
     """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
-    if coefficients is not None and sequences:
-        coefficients.of(batch.scored_of(sequences), scores).backward()  # type: ignore[no-untyped-call]
+    rows = batch.scored_of(sequences)
+    if coefficients is not None and len(rows):
+        coefficients.of(rows, scores).backward()  # type: ignore[no-untyped-call]
     else:
         scores.logprob.sum().mul(0).backward()  # type: ignore[no-untyped-call]
 

@@ -82,7 +82,7 @@ class ScoringModel(nn.Module):
                 last_values = _values(value, hidden[ends])
         if not len(rows):
             # Keeps a batch without scored tokens in the graph: the backward pass is collective.
-            logprob = hidden.float().sum()[None] * 0
+            logprob = (hidden.float().sum() * 0).expand(0).clone()
         return Scores(logprob, entropy, values, last_values)
 
     def _hidden(self, batch: Batch, device: torch.device) -> Tensor:
@@ -120,11 +120,14 @@ class ScoringModel(nn.Module):
         names = set(self.hf._no_split_modules or [])
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
+    def release(self) -> None:
+        """Drops gathered weights; a forward pass without a backward pass leaves the root's, which then go stale."""
+        if isinstance(self, FSDPModule):
+            self.reshard()
+
     def named_weights(self) -> dict[str, nn.Parameter]:
         """Returns the trained tensors by their names in Hugging Face folders, in the order of the digest."""
-        if isinstance(self, FSDPModule):
-            # A forward pass without a backward pass leaves the root's weights gathered.
-            self.reshard()
+        self.release()
         named = {_file_name(name): parameter for name, parameter in self.named_parameters()}
         return {name: named[name] for name in digest_order(list(named))}
 
