@@ -23,7 +23,7 @@ from rloom.torch.errors import (
 from rloom.torch.model import Scores, ScoringModel
 from rloom.torch.optimizer import Optimizer
 from rloom.torch.probe import choose_layout
-from rloom.torch.world import World, whole_tensor
+from rloom.torch.world import World
 
 if TYPE_CHECKING:
     from rloom.torch.loss import Coefficients, Loss
@@ -117,7 +117,7 @@ class Engine:
         """Returns the digest of the weights, equal on every engine of the same model."""
         digest = WeightDigest()
         for weight in self.model.named_weights().values():
-            values = whole_tensor(weight)
+            values = self.world.whole(weight)
             if self.world.rank == 0:
                 digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.value
@@ -149,7 +149,7 @@ class Engine:
         """Returns the accumulated gradient by name; for tests."""
         named = self.model.named_weights()
         return {
-            name: torch.zeros(w.shape) if w.grad is None else whole_tensor(w.grad).clone()
+            name: torch.zeros(w.shape) if w.grad is None else self.world.whole(w.grad).clone()
             for name, w in named.items()
         }
 

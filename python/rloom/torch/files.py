@@ -17,7 +17,6 @@ from transformers import GenerationConfig
 
 from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
 from rloom.torch.model import open_model
-from rloom.torch.world import whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,7 @@ def write_model(engine: Engine, folder: Path) -> list[tuple[str, int]]:
     """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it."""
     weights = {}
     for name, weight in engine.model.named_weights().items():
-        whole = whole_tensor(weight)
+        whole = engine.world.whole(weight)
         if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
             weights[name] = whole.to("cpu", copy=True)
     with _agreement(engine, f"write {folder}"):
@@ -56,7 +55,7 @@ def save(engine: Engine, folder: Path) -> list[tuple[str, int]]:
             shutil.rmtree(trainer, ignore_errors=True)
             (folder / MOMENTS).mkdir(parents=True)
     if engine.model.score is not None:
-        head = {name: whole_tensor(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
+        head = {name: engine.world.whole(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
         with _agreement(engine, f"write {VALUE_HEAD}"):
             if engine.world.rank == 0:
                 save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})

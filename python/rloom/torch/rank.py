@@ -5,7 +5,9 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import threading
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,15 @@ from rloom.torch.settings import Settings
 from rloom.torch.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rloom._native import Connection
 
 #: Longest wait for the next job. The controller's death ends the process at once by another way.
 IDLE_SECONDS = 1e8
 SEND_SECONDS = 600.0
+#: Interval of the reports of jobs that do not count micro-batches.
+WATCH_SECONDS = 1.0
 TYPES = {
     "U8": torch.uint8,
     "I32": torch.int32,
@@ -62,7 +68,8 @@ class Rank:
                 break
             self._enter(asked["job"], asked.get("deadline", 0.0))
             try:
-                reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
+                with self._watched():
+                    reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
             except RankError as error:
                 reply, results = {"error": self._described(error, error.kind)}, _scores_of(error)
             except BaseException as error:
@@ -184,6 +191,29 @@ class Rank:
 
         return report
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Reports progress while tensors move or bytes go to or from disks, which calls of libraries do not tell."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            last = None
+            while not is_over.wait(WATCH_SECONDS):
+                advanced = self.world.advanced if self.world is not None else 0
+                now = (advanced, _transferred())
+                if last is not None and now != last:
+                    self._enter(self.phase, self.deadline, advanced)
+                    self._send({"progress": 0}, {})
+                last = now
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
     def _enter(self, phase: str, deadline: float = 0.0, done: int = 0, total: int = 0) -> None:
         """Sets what beats report, and when a rank that hangs writes its stacks to stderr."""
         self.phase, self.deadline = phase, deadline
@@ -208,6 +238,16 @@ class Rank:
             **where,
             **fields,
         }
+
+
+def _transferred(counters: Path = Path("/proc/self/io")) -> int:
+    """Bytes that this process has read from disks and written to them, on systems that count them."""
+    try:
+        lines = counters.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    # `wchar` would count beats, which a rank that hangs sends, too.
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes:", "write_bytes:")))
 
 
 def _batches(arrays: Arrays) -> dict[int, Batch]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rloom.torch.settings import Heads, Settings
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """This process among the ranks."""
 
@@ -39,6 +39,8 @@ class World:
     device: torch.device
     #: Mesh that weights are divided over; `None` for one rank with whole weights.
     mesh: DeviceMesh | None
+    #: Number of tensors moved and of forward passes, which shows that a job of unknown length makes progress.
+    advanced: int = 0
 
     @staticmethod
     def join(settings: Settings) -> World:
@@ -91,6 +93,14 @@ class World:
 
     def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         """Opens a model on this rank: whole, or its shard."""
+        model = self._opened(folder, heads, settings, is_trained=is_trained)
+        model.register_forward_hook(lambda *_: self._advance())
+        return model
+
+    def _advance(self) -> None:
+        self.advanced += 1
+
+    def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
         if self.mesh is None:
             model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
@@ -142,6 +152,7 @@ class World:
     @torch.no_grad()
     def keep_part(self, own: Tensor, full: Tensor) -> None:
         """Copies this rank's part of a whole tensor to `own`."""
+        self._advance()
         if not isinstance(own, DTensor):
             own.copy_(full)
             return
@@ -152,16 +163,16 @@ class World:
         if own.to_local().numel():
             own.to_local().copy_(full[part])
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor with all of its parts; every rank has to call it."""
+        self._advance()
+        full = tensor.detach()
+        return full.full_tensor() if isinstance(full, DTensor) else full
+
     def close(self) -> None:
         """Leaves the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor with all of its parts; every rank has to call it."""
-    full = tensor.detach()
-    return full.full_tensor() if isinstance(full, DTensor) else full
 
 
 def local_part(tensor: Tensor) -> Tensor:

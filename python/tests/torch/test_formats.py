@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gangs import alone
 from models import Weighted, relative
 from rloom.torch import files
-from rloom.torch.world import local_part, whole_tensor
+from rloom.torch.world import local_part
 from safetensors.torch import load_file
 from test_gradients import BATCHES, accumulate, engine, silent
 from test_steps import SETTINGS, train
@@ -33,7 +33,7 @@ def one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def weights(own: Engine) -> dict[str, torch.Tensor]:
-    return {name: whole_tensor(w).clone() for name, w in own.model.named_weights().items()}
+    return {name: own.world.whole(w).clone() for name, w in own.model.named_weights().items()}
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -10,7 +10,6 @@ import torch
 from gangs import gang
 from models import Weighted, batch
 from rloom.torch.batch import Batch
-from rloom.torch.world import whole_tensor
 from test_gradients import engine, silent
 from test_steps import SETTINGS
 
@@ -47,7 +46,7 @@ def trained(folder: Path, layout: str, **settings: Any) -> dict[str, Any]:
         skipped = tuple(i for i in inert if all(i < len(b.lengths) for b in batches))
         own.accumulate(mine, len(batches), Weighted(batches, inert=skipped), silent)
         norms.append(own.step(1e-2))
-    weights = {name: whole_tensor(w).float().numpy() for name, w in own.model.named_weights().items()}
+    weights = {name: own.world.whole(w).float().numpy() for name, w in own.model.named_weights().items()}
     return {"norms": norms, "weights": weights}
 
 
