@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import GenerationConfig
 
-from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
+from rloom.torch.errors import CheckpointError
 from rloom.torch.model import open_model
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def restore(engine: Engine, folder: Path) -> None:
         full = torch.empty(weight.shape, dtype=weight.dtype) if given is None else given[name].detach()
         world.broadcast_into(weight.detach(), full.contiguous())
     engine.optimizer.zero()
-    engine.has_gradient = False
     _restore_moments(engine, folder)
 
 
@@ -141,15 +140,8 @@ def _listed(folder: Path, *paths: Iterator[Path]) -> list[tuple[str, int]]:
 @contextmanager
 def _agreement(engine: Engine, access: str) -> Iterator[None]:
     """Raises on every rank what any of them raises."""
-    failure = None
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, RankError) as error:
-        failure = error
-    is_failed = engine.world.fails_anywhere(failure is not None)
-    if isinstance(failure, RankError):
-        raise failure
-    if failure is not None:
-        raise CheckpointError(f"could not {access}: {failure}") from failure
-    if is_failed:
-        raise PeerFailedError(f"another rank could not {access}")
+    with engine.world.agreement():
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+            raise CheckpointError(f"could not {access}: {error}") from error

@@ -15,7 +15,7 @@ import torch
 
 from rloom.torch import files
 from rloom.torch.batch import Batch
-from rloom.torch.engine import DTYPES, Engine, Progress
+from rloom.torch.engine import Engine, Progress
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.settings import Settings
@@ -95,9 +95,6 @@ class Rank:
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
             "repeats_bits": is_exact,
             "layout": self.opened.layout,
-            "heads": settings.heads,
-            "vocabulary": self.opened.model.vocabulary,
-            "computes_in": str(DTYPES[settings.dtype]),
         }, {}
 
     def do_score(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
@@ -137,7 +134,7 @@ class Rank:
 
     def do_clear(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Drops the accumulated gradient."""
-        self._engine.clear()
+        self._engine.optimizer.zero()
         return {}, {}
 
     def do_step(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -21,11 +22,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from rloom.torch.errors import RankError
+from rloom.torch.errors import PeerFailedError, RankError
 from rloom.torch.model import ScoringModel, open_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rloom.torch.settings import Heads, Settings
 
@@ -64,12 +65,8 @@ class World:
         shard = settings.shard or size
         if size % shard:
             raise RankError(f"shard = {shard} does not divide {size} ranks")
-        if shard == size:
-            mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-        else:
-            mesh = init_device_mesh(
-                device.type, (size // shard, shard), mesh_dim_names=("replicate", "shard")
-            )
+        shape = {"shard": size} if shard == size else {"replicate": size // shard, "shard": shard}
+        mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         return World(rank, size, device, mesh)
 
     def largest(self, numbers: Tensor) -> Tensor:
@@ -78,15 +75,25 @@ class World:
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         return numbers
 
-    def fails_anywhere(self, failed: bool) -> bool:
-        """Returns true on every rank if `failed` is true on any."""
-        return bool(self.largest(torch.tensor([int(failed)])).item())
+    @contextmanager
+    def agreement(self) -> Iterator[None]:
+        """Raises on every rank what any of them raises, so that none waits for one that gave up."""
+        failure = None
+        try:
+            yield
+        except RankError as error:
+            failure = error
+        is_failed = self.largest(torch.tensor([failure is not None], dtype=torch.long)).item()
+        if failure is not None:
+            raise failure
+        if is_failed:
+            raise PeerFailedError("another rank failed")
 
     def sum_over_shards(self, number: float) -> float:
         """Returns the sum over the ranks that hold parts of one copy, with the same bits on each."""
         if self.size == 1 or self.mesh is None:
             return number
-        group = self.mesh["shard"].get_group() if "shard" in (self.mesh.mesh_dim_names or ()) else None
+        group = self.mesh["shard"].get_group()
         parts = [0.0] * dist.get_world_size(group)
         dist.all_gather_object(parts, number, group=group)
         return sum(parts)
@@ -94,6 +101,7 @@ class World:
     def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         """Opens a model on this rank: whole, or its shard."""
         model = self._opened(folder, heads, settings, is_trained=is_trained)
+        model.device = self.device
         model.register_forward_hook(lambda *_: self._advance())
         return model
 
@@ -181,17 +189,11 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
-    if settings.activation_checkpointing == "none":
-        return
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    for layer in model.layers():
-        if settings.activation_checkpointing == "attention":
-            for name, child in layer.named_children():
-                if "attn" in name or "attention" in name:
-                    setattr(layer, name, checkpoint_wrapper(child, preserve_rng_state=False))
-        else:
-            layer.forward = _recomputed(layer.forward)
+    part = settings.activation_checkpointing
+    for layer in model.layers() if part != "none" else ():
+        for name, child in layer.named_children() if part == "attention" else [("", layer)]:
+            if "attn" in name or "attention" in name or child is layer:
+                child.forward = _recomputed(child.forward)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

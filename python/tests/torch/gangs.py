@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -33,17 +35,20 @@ def gang(ranks: int, function: Callable[..., Any], *arguments: object) -> list[A
             processes[-1].start()
             other.close()
             ends.append(end)
-        results = []
-        for rank, end in enumerate(ends):
-            if not end.poll(MINUTES):
-                raise TimeoutError(f"rank {rank} did not answer")
-            result, error = end.recv()
-            if error:
-                raise AssertionError(f"rank {rank}: {error}")
-            results.append(result)
+        results: dict[int, Any] = {}
+        while len(results) < ranks:
+            ready = wait([end for rank, end in enumerate(ends) if rank not in results], MINUTES)
+            assert ready, f"of {ranks} ranks only {sorted(results)} answered"
+            for end in ready:
+                rank = ends.index(end)  # type: ignore[arg-type]
+                results[rank], error = ends[rank].recv()
+                if error:
+                    for process in processes:
+                        process.kill()
+                    raise AssertionError(f"rank {rank}: {error}")
         for process in processes:
             process.join(MINUTES)
-    return results
+    return [results[rank] for rank in range(ranks)]
 
 
 def _rank(
@@ -60,8 +65,6 @@ def _rank(
 
 def join(rank: int, ranks: int, store: str) -> None:
     """Makes this process a rank."""
-    import os
-
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
 
