@@ -39,8 +39,7 @@ def gang(ranks: int, function: Callable[..., Any], *arguments: object) -> list[A
         while len(results) < ranks:
             ready = wait([end for rank, end in enumerate(ends) if rank not in results], MINUTES)
             assert ready, f"of {ranks} ranks only {sorted(results)} answered"
-            for end in ready:
-                rank = ends.index(end)  # type: ignore[arg-type]
+            for rank in [rank for rank, end in enumerate(ends) if end in ready]:
                 results[rank], error = ends[rank].recv()
                 if error:
                     for process in processes:

@@ -42,7 +42,11 @@ def make(family: str, folder: Path, seed: int = 0, window: int | None = None) ->
         "bos_token_id": None,
         "eos_token_id": 5,
     }
-    sliding = {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 2}
+    sliding: dict[str, Any] = {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": 2,
+    }
     configs: dict[str, Callable[[], PreTrainedConfig]] = {
         "qwen2": lambda: Qwen2Config(**shape, **sliding, tie_word_embeddings=True),
         "llama": lambda: LlamaConfig(**shape, tie_word_embeddings=False),

@@ -49,13 +49,13 @@ def test_flash_attention_is_asked_for_the_same_window(monkeypatch: pytest.Monkey
         assert given["max_q"] == given["max_k"] == max(lengths)
         parts, ends = [], given["cu_seq_q"].tolist()
         for start, end in zip(ends, ends[1:], strict=False):
-            own = (given[name][start:end].transpose(0, 1) for name in ("query", "key", "value"))
+            own = [given[name][start:end].transpose(0, 1) for name in ("query", "key", "value")]
             places = torch.arange(end - start)
             back = places[:, None] - places
             left, right = given["window_size"]
             mask = (back >= -right) & ((back <= left) | (left == -1))
             out = scaled_dot_product_attention(
-                *own, attn_mask=mask, scale=given["scale"], enable_gqa=given["enable_gqa"]
+                own[0], own[1], own[2], mask, scale=given["scale"], enable_gqa=given["enable_gqa"]
             )
             parts.append(out.transpose(0, 1))
         return torch.cat(parts)
