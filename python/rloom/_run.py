@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rloom import _binary
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pandas as pd
+
+R = TypeVar("R")
 
 KINDS = ["stage_started", "step", "sample", "evaluation", "evaluation_sample", "checkpoint", "warning"]
 
@@ -131,7 +133,11 @@ class Run:
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """Values of a metric with their global steps; evaluations have the prefix `eval/`."""
-        return [(s.global_step, s.metrics[metric]) for s in self._all() if metric in s.metrics]
+        return [
+            (s.global_step, s.metrics[metric])
+            for s in [*self.steps, *self.evaluations]
+            if metric in s.metrics
+        ]
 
     def rollouts(self, stage: str | None = None, steps: Iterable[int] | None = None) -> Iterator[Rollout]:
         """Trained trajectories in training order, of one stage or all, of some steps or all."""
@@ -151,11 +157,8 @@ class Run:
 
     def sample_frame(self) -> pd.DataFrame:
         """Samples of the steps as a pandas frame. Needs pandas."""
-        rows = [{name: getattr(sample, name) for name in Sample.__slots__} for sample in self.samples]
-        return _pandas().DataFrame(rows, columns=list(Sample.__slots__))
-
-    def _all(self) -> list[Step]:
-        return [*self.steps, *self.evaluations]
+        rows = [asdict(sample) for sample in self.samples]
+        return _pandas().DataFrame(rows, columns=[field.name for field in fields(Sample)])
 
 
 def folder(run: str | os.PathLike[str]) -> Path:
@@ -184,50 +187,24 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         path=directory,
         state=end["state"],
         error=end["error"],
-        steps=[Step(**_step(line)) for line in events["step"]],
-        evaluations=[
-            Evaluation(**_step(line), tasks=line["tasks"], best=line["best"]) for line in events["evaluation"]
-        ],
-        samples=[_sample(line) for line in events["sample"]],
-        evaluation_samples=[_sample(line) for line in events["evaluation_sample"]],
+        steps=[_record(Step, line) for line in events["step"]],
+        evaluations=[_record(Evaluation, line) for line in events["evaluation"]],
+        samples=[_record(Sample, line) for line in events["sample"]],
+        evaluation_samples=[_record(Sample, line) for line in events["evaluation_sample"]],
         checkpoints=[folder for folder in dict.fromkeys(folders) if folder.is_dir()],
         warnings=[line["message"] for line in events["warning"]],
         notes=end["notes"],
     )
 
 
-def _step(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: line[name] for name in Step.__slots__}
-
-
-def _sample(line: dict[str, Any]) -> Sample:
-    return Sample(**{name: line[name] for name in Sample.__slots__})
+def _record(kind: type[R], line: dict[str, Any]) -> R:
+    return kind(**{field.name: line[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _rollout(line: dict[str, Any]) -> Rollout:
     rewards = line["rewards"]
-    same = (
-        "stage",
-        "step",
-        "version",
-        "task",
-        "prompt",
-        "completion",
-        "answer",
-        "role",
-        "advantage",
-        "tokens",
-    )
-    return Rollout(
-        **{name: line[name] for name in same},
-        **line["key"],
-        components={component["name"]: component["value"] for component in rewards["components"]},
-        solved=rewards["solved"],
-        spans=line["spans"],
-        logprobs=line["logprobs"],
-        versions=line["versions"],
-        stop=line["stop"],
-    )
+    components = {component["name"]: component["value"] for component in rewards["components"]}
+    return _record(Rollout, {**line, **line["key"], "components": components, "solved": rewards["solved"]})
 
 
 def _pandas() -> Any:

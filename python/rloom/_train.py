@@ -66,7 +66,8 @@ def train(
     with contextlib.ExitStack() as stack:
         environ = _binary.environment()
         if served:
-            environ["RLOOM_CALLER"] = _serve(served, stack)
+            caller = stack.enter_context(contextlib.closing(Caller(served)))
+            environ["RLOOM_CALLER"] = str(caller.path)
         if resume is None:
             files = [os.fspath(recipe) for recipe in recipes]
             directory = _new_folder([*files, *sets], run_name, environ)
@@ -75,12 +76,6 @@ def train(
             directory = folder(resume)
             arguments = [f"--resume={directory}", *sets]
         return _ended(["train", *arguments], directory, environ, quiet=quiet)
-
-
-def _serve(functions: Mapping[str, Callable[..., Any]], stack: contextlib.ExitStack) -> str:
-    caller = Caller(functions)
-    stack.callback(caller.close)
-    return str(caller.path)
 
 
 def _of_caller(name: str, solved_at: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import rloom
@@ -47,6 +48,43 @@ def test_a_function_of_the_program_is_the_reward() -> None:
         assert list(rollout.components.values()) == [len(rollout.completion) / 4]
         assert rollout.solved == (len(rollout.completion) >= 2)
     assert {rollout.completion for rollout in rollouts} <= set(seen)
+
+
+def test_a_class_of_the_program_is_the_environment() -> None:
+    class Env:
+        """At most two turns, each with the length of its reply as the reward."""
+
+        episodes: ClassVar[list[tuple[str, list[str]]]] = []
+
+        def reset(self, task: dict[str, str]) -> str:
+            self.replies: list[str] = []
+            self.episodes.append((task["prompt"], self.replies))
+            return task["prompt"]
+
+        def step(self, reply: str) -> tuple[str, float, bool]:
+            self.replies.append(reply)
+            return "1", len(reply), len(self.replies) == 2
+
+    run = rloom.train(
+        "tiny.toml",
+        environment=Env,
+        overrides={
+            "stage.rl.steps": 2,
+            "reward.components": [{"kind": "environment"}],
+            "sampling.max_new_tokens": 12,
+        },
+        quiet=True,
+    )
+    assert (run.state, [step.stage for step in run.steps].count("rl")) == ("finished", 2)
+    rollouts = list(run.rollouts())
+    assert len(rollouts) == 8
+    played = {(prompt, float(sum(map(len, replies)))) for prompt, replies in Env.episodes}
+    turns = []
+    for rollout in rollouts:
+        (reward,) = rollout.components.values()
+        assert (rollout.prompt, reward) in played
+        turns.append([span["author"] for span in rollout.spans].count("policy"))
+    assert set(turns) == {1, 2}, "a reply that reaches the limit of tokens ends its episode"
 
 
 def test_a_reward_that_fails_ends_the_run_with_its_traceback() -> None:

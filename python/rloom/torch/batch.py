@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-from rloom.torch.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,19 +29,8 @@ class Batch:
     positions: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        count = self.tokens.numel()
-        if sum(self.lengths) != count or any(length < 1 for length in self.lengths):
-            raise BatchError(f"the sequences have {sum(self.lengths)} tokens, and the batch has {count}")
-        if self.rows.shape != self.inv_temperature.shape:
-            raise BatchError(f"{len(self.inv_temperature)} temperatures for {len(self.rows)} scored tokens")
-        positions = (
-            torch.cat([torch.arange(length) for length in self.lengths]) if self.lengths else torch.empty(0)
-        )
-        object.__setattr__(self, "positions", positions.long())
-        rows = self.rows
-        is_inside = bool(((rows >= 0) & (rows < count)).all())
-        if len(rows) and not (is_inside and bool((self.positions[rows] > 0).all())):
-            raise BatchError("a scored token has no predecessor in its sequence")
+        positions = torch.cat([torch.arange(length) for length in self.lengths])
+        object.__setattr__(self, "positions", positions)
 
     @staticmethod
     def dummy() -> Batch:
@@ -54,10 +41,7 @@ class Batch:
     @property
     def starts(self) -> list[int]:
         """First token of each sequence, and the number of tokens at the end."""
-        starts = [0]
-        for length in self.lengths:
-            starts.append(starts[-1] + length)
-        return starts
+        return list(accumulate(self.lengths, initial=0))
 
     @property
     def rows_by_sequence(self) -> list[range]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,11 @@ from torch import Tensor
 
 from rloom._native import WeightDigest
 from rloom.torch.batch import Batch
-from rloom.torch.errors import (
-    LossError,
-    NoReferenceError,
-    NotFiniteError,
-    NothingAccumulatedError,
-    PeerFailedError,
-    RankError,
-)
+from rloom.torch.errors import LossError, NotFiniteError, RankError
 from rloom.torch.model import Scores, ScoringModel
 from rloom.torch.optimizer import Optimizer
 from rloom.torch.probe import choose_layout
-from rloom.torch.world import World, whole_tensor
+from rloom.torch.world import World
 
 if TYPE_CHECKING:
     from rloom.torch.loss import Coefficients, Loss
@@ -64,7 +56,6 @@ class Engine:
             self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
             choose_layout(self.reference, dtype)
         self.optimizer = Optimizer(self.model, settings.optimizer, world)
-        self.has_gradient = False
         self.is_parked = False
 
     def score(
@@ -73,10 +64,10 @@ class Engine:
         """Scores this rank's micro-batches without a gradient."""
         model = self.reference if reference else self.model
         if model is None:
-            raise NoReferenceError("no reference policy is loaded")
+            raise RankError("no reference policy is loaded")
         results = []
         for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
-            with torch.no_grad(), self._agreement():
+            with torch.no_grad(), self.world.agreement():
                 scores = self._score(model, batch)
                 _check_finite(scores, micro_batch)
             if micro_batch is not None:
@@ -90,7 +81,6 @@ class Engine:
         """Adds the gradient of this rank's micro-batches; an error drops that of all calls since a step."""
         try:
             plan = self._plan(batches, total, loss)
-            self.has_gradient = self.has_gradient or total > 0
             results = []
             for done, ((micro_batch, batch), parts) in enumerate(
                 zip(self._rounds(batches, total), plan, strict=True), start=1
@@ -100,32 +90,22 @@ class Engine:
                     results.append(trained)
                 progress(done)
         except BaseException:
-            self.clear()
+            self.optimizer.zero()
             raise
         return results
 
     def step(self, learning_rate: float) -> float:
         """Takes an optimizer step and returns the norm of the gradient before clipping."""
-        if not self.has_gradient:
-            raise NothingAccumulatedError(
-                "an optimizer step was requested before any gradient was accumulated"
-            )
-        self.has_gradient = False
         return self.optimizer.step(learning_rate)
 
     def digest(self) -> int:
         """Returns the digest of the weights, equal on every engine of the same model."""
         digest = WeightDigest()
         for weight in self.model.named_weights().values():
-            values = whole_tensor(weight)
+            values = self.world.whole(weight)
             if self.world.rank == 0:
                 digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.value
-
-    def clear(self) -> None:
-        """Drops the accumulated gradient."""
-        self.optimizer.zero()
-        self.has_gradient = False
 
     def park(self) -> None:
         """Moves weights, gradients and moments from the device to host memory until `resume`."""
@@ -149,7 +129,7 @@ class Engine:
         """Returns the accumulated gradient by name; for tests."""
         named = self.model.named_weights()
         return {
-            name: torch.zeros(w.shape) if w.grad is None else whole_tensor(w.grad).clone()
+            name: torch.zeros(w.shape) if w.grad is None else self.world.whole(w.grad).clone()
             for name, w in named.items()
         }
 
@@ -193,7 +173,7 @@ class Engine:
             else:
                 with_graph = self.model(trained)
         coefficients = None
-        with self._agreement():
+        with self.world.agreement():
             if micro_batch is not None:
                 merged = _merged(batch, parts, only_scored, with_graph)
                 _check_finite(merged, micro_batch)
@@ -227,20 +207,6 @@ class Engine:
             each += [scores] if has else []
         return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
 
-    @contextmanager
-    def _agreement(self) -> Iterator[None]:
-        """Raises on every rank what any of them raises, so that none waits for one that gave up."""
-        failure = None
-        try:
-            yield
-        except RankError as error:
-            failure = error
-        is_failed = self.world.fails_anywhere(failure is not None)
-        if failure is not None:
-            raise failure
-        if is_failed:
-            raise PeerFailedError("another rank failed")
-
 
 @dataclass
 class _Parts:
@@ -256,8 +222,9 @@ def _backward(
     batch: Batch, sequences: Sequence[int], coefficients: Coefficients | None, scores: Scores
 ) -> None:
     """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
-    if coefficients is not None and sequences:
-        coefficients.of(batch.scored_of(sequences), scores).backward()  # type: ignore[no-untyped-call]
+    rows = batch.scored_of(sequences)
+    if coefficients is not None and len(rows):
+        coefficients.of(rows, scores).backward()  # type: ignore[no-untyped-call]
     else:
         scores.logprob.sum().mul(0).backward()  # type: ignore[no-untyped-call]
 

@@ -46,18 +46,6 @@ class NotFiniteError(RankError):
         super().__init__(f"the {what} is not finite", what=what, micro_batch=micro_batch)
 
 
-class NoReferenceError(RankError):
-    """Reference scores from an engine without a reference."""
-
-    kind = "no_reference"
-
-
-class NothingAccumulatedError(RankError):
-    """An optimizer step without a gradient."""
-
-    kind = "nothing_accumulated"
-
-
 class PeerFailedError(RankError):
     """Another rank failed in the same job and reports why."""
 

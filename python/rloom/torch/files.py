@@ -15,9 +15,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import GenerationConfig
 
-from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
+from rloom.torch.errors import CheckpointError
 from rloom.torch.model import open_model
-from rloom.torch.world import whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,7 @@ def write_model(engine: Engine, folder: Path) -> list[tuple[str, int]]:
     """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it."""
     weights = {}
     for name, weight in engine.model.named_weights().items():
-        whole = whole_tensor(weight)
+        whole = engine.world.whole(weight)
         if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
             weights[name] = whole.to("cpu", copy=True)
     with _agreement(engine, f"write {folder}"):
@@ -56,7 +55,7 @@ def save(engine: Engine, folder: Path) -> list[tuple[str, int]]:
             shutil.rmtree(trainer, ignore_errors=True)
             (folder / MOMENTS).mkdir(parents=True)
     if engine.model.score is not None:
-        head = {name: whole_tensor(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
+        head = {name: engine.world.whole(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
         with _agreement(engine, f"write {VALUE_HEAD}"):
             if engine.world.rank == 0:
                 save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})
@@ -90,7 +89,6 @@ def restore(engine: Engine, folder: Path) -> None:
         full = torch.empty(weight.shape, dtype=weight.dtype) if given is None else given[name].detach()
         world.broadcast_into(weight.detach(), full.contiguous())
     engine.optimizer.zero()
-    engine.has_gradient = False
     _restore_moments(engine, folder)
 
 
@@ -142,15 +140,8 @@ def _listed(folder: Path, *paths: Iterator[Path]) -> list[tuple[str, int]]:
 @contextmanager
 def _agreement(engine: Engine, access: str) -> Iterator[None]:
     """Raises on every rank what any of them raises."""
-    failure = None
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, RankError) as error:
-        failure = error
-    is_failed = engine.world.fails_anywhere(failure is not None)
-    if isinstance(failure, RankError):
-        raise failure
-    if failure is not None:
-        raise CheckpointError(f"could not {access}: {failure}") from failure
-    if is_failed:
-        raise PeerFailedError(f"another rank could not {access}")
+    with engine.world.agreement():
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+            raise CheckpointError(f"could not {access}: {error}") from error

@@ -47,6 +47,8 @@ class ScoringModel(nn.Module):
         self.hf = hf
         self.heads = heads
         self.layout: Layout = "packed"
+        #: Device of the computation; weights that are offloaded are in host memory.
+        self.device = hf.device
         # A value head of zeros: all initial values are exactly 0.
         self.score: nn.Linear | None = None
         if heads == "policy_and_value":
@@ -62,10 +64,11 @@ class ScoringModel(nn.Module):
 
     def forward(self, batch: Batch, own_head: bool = False) -> Scores | Tensor:
         """Scores a micro-batch, or returns `[T, V]` logits of the model's own head."""
-        device = next(self.parameters()).device
         if own_head:
-            return self.hf(**self._inputs(batch, _compute_device(device))).logits[0]  # type: ignore[no-any-return]
-        hidden = self._hidden(batch, _compute_device(device))
+            return self.hf(**self._inputs(batch)).logits[0]  # type: ignore[no-any-return]
+        backbone: Any = self.hf.base_model
+        # After the final norm, `[T, D]`.
+        hidden = backbone(**self._inputs(batch)).last_hidden_state[0]
         rows = batch.rows.to(hidden.device)
         predicting = hidden[rows - 1]
         logprob = entropy = values = last_values = hidden.new_empty(0, dtype=torch.float32)
@@ -82,23 +85,17 @@ class ScoringModel(nn.Module):
                 last_values = _values(value, hidden[ends])
         if not len(rows):
             # Keeps a batch without scored tokens in the graph: the backward pass is collective.
-            logprob = hidden.float().sum()[None] * 0
+            logprob = (hidden.float().sum() * 0).expand(0).clone()
         return Scores(logprob, entropy, values, last_values)
 
-    def _hidden(self, batch: Batch, device: torch.device) -> Tensor:
-        """Returns the hidden states after the final norm, `[T, D]`."""
-        backbone: Any = self.hf.base_model
-        outputs = backbone(**self._inputs(batch, device))
-        return outputs.last_hidden_state[0]  # type: ignore[no-any-return]
-
-    def _inputs(self, batch: Batch, device: torch.device) -> dict[str, object]:
+    def _inputs(self, batch: Batch) -> dict[str, object]:
         if batch.tokens.numel() and int(batch.tokens.max()) >= self.vocabulary:
             raise BatchError(
                 f"token id {int(batch.tokens.max())} is outside of the vocabulary of {self.vocabulary}"
             )
         inputs: dict[str, object] = {
-            "input_ids": batch.tokens.to(device)[None],
-            "position_ids": batch.positions.to(device)[None],
+            "input_ids": batch.tokens.to(self.device)[None],
+            "position_ids": batch.positions.to(self.device)[None],
             "use_cache": False,
         }
         if self.layout == "packed":
@@ -120,18 +117,16 @@ class ScoringModel(nn.Module):
         names = set(self.hf._no_split_modules or [])
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
+    def release(self) -> None:
+        """Drops gathered weights; a forward pass without a backward pass leaves the root's, which then go stale."""
+        if isinstance(self, FSDPModule):
+            self.reshard()
+
     def named_weights(self) -> dict[str, nn.Parameter]:
         """Returns the trained tensors by their names in Hugging Face folders, in the order of the digest."""
-        if isinstance(self, FSDPModule):
-            # A forward pass without a backward pass leaves the root's weights gathered.
-            self.reshard()
-        named = {_file_name(name): parameter for name, parameter in self.named_parameters()}
+        self.release()
+        named = {name.removeprefix("hf."): parameter for name, parameter in self.named_parameters()}
         return {name: named[name] for name in digest_order(list(named))}
-
-
-def _file_name(name: str) -> str:
-    """Name without the parts that wrappers of this package add."""
-    return name.removeprefix("hf.").replace("_checkpoint_wrapped_module.", "")
 
 
 def open_model(
@@ -183,11 +178,3 @@ def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
 def _zero(head: nn.Linear) -> None:
     for parameter in head.parameters():
         parameter.zero_()
-
-
-def _compute_device(device: torch.device) -> torch.device:
-    """Weights that are offloaded to the host are computed with on the accelerator."""
-    if device.type == "cpu" and torch.cuda.is_available() and torch.distributed.is_initialized():
-        is_gpu_gang = "nccl" in torch.distributed.get_backend()
-        return torch.device("cuda", torch.cuda.current_device()) if is_gpu_gang else device
-    return device

@@ -22,6 +22,7 @@ class Optimizer:
     """Updates the weights of a model; moments are as large as the weights."""
 
     def __init__(self, model: ScoringModel, settings: OptimizerSettings, world: World) -> None:
+        self.model = model
         self.weights = model.named_weights()
         self.settings = settings
         self.world = world
@@ -50,6 +51,7 @@ class Optimizer:
             self.zero()
 
     def _step(self, learning_rate: float) -> float:
+        self.model.release()
         gradients = []
         for weight in self.weights.values():
             # A tensor without a gradient still decays and moves on by its moments.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import threading
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +15,22 @@ import torch
 
 from rloom.torch import files
 from rloom.torch.batch import Batch
-from rloom.torch.engine import DTYPES, Engine, Progress
+from rloom.torch.engine import Engine, Progress
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.settings import Settings
 from rloom.torch.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rloom._native import Connection
 
 #: Longest wait for the next job. The controller's death ends the process at once by another way.
 IDLE_SECONDS = 1e8
 SEND_SECONDS = 600.0
+#: Interval of the reports of jobs that do not count micro-batches.
+WATCH_SECONDS = 1.0
 TYPES = {
     "U8": torch.uint8,
     "I32": torch.int32,
@@ -62,7 +68,8 @@ class Rank:
                 break
             self._enter(asked["job"], asked.get("deadline", 0.0))
             try:
-                reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
+                with self._watched():
+                    reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
             except RankError as error:
                 reply, results = {"error": self._described(error, error.kind)}, _scores_of(error)
             except BaseException as error:
@@ -88,9 +95,6 @@ class Rank:
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
             "repeats_bits": is_exact,
             "layout": self.opened.layout,
-            "heads": settings.heads,
-            "vocabulary": self.opened.model.vocabulary,
-            "computes_in": str(DTYPES[settings.dtype]),
         }, {}
 
     def do_score(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
@@ -130,7 +134,7 @@ class Rank:
 
     def do_clear(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Drops the accumulated gradient."""
-        self._engine.clear()
+        self._engine.optimizer.zero()
         return {}, {}
 
     def do_step(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
@@ -184,6 +188,29 @@ class Rank:
 
         return report
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Reports progress while tensors move or bytes go to or from disks, which calls of libraries do not tell."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            last = None
+            while not is_over.wait(WATCH_SECONDS):
+                advanced = self.world.advanced if self.world is not None else 0
+                now = (advanced, _transferred())
+                if last is not None and now != last:
+                    self._enter(self.phase, self.deadline, advanced)
+                    self._send({"progress": 0}, {})
+                last = now
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
     def _enter(self, phase: str, deadline: float = 0.0, done: int = 0, total: int = 0) -> None:
         """Sets what beats report, and when a rank that hangs writes its stacks to stderr."""
         self.phase, self.deadline = phase, deadline
@@ -208,6 +235,16 @@ class Rank:
             **where,
             **fields,
         }
+
+
+def _transferred(counters: Path = Path("/proc/self/io")) -> int:
+    """Bytes that this process has read from disks and written to them, on systems that count them."""
+    try:
+        lines = counters.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    # `wchar` would count beats, which a rank that hangs sends, too.
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes:", "write_bytes:")))
 
 
 def _batches(arrays: Arrays) -> dict[int, Batch]:

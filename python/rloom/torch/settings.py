@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from rloom.torch.errors import RankError
 
 Heads = Literal["policy", "policy_and_value", "critic"]
 
@@ -45,10 +43,5 @@ class Settings:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Settings:
-        """Reads a message; unknown keys are an error."""
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise RankError(f"unknown settings of a rank: {', '.join(unknown)}")
-        optimizer = OptimizerSettings(**given.get("optimizer", {}))
-        return cls(**{**given, "optimizer": optimizer})
+        """Reads a message."""
+        return cls(**{**given, "optimizer": OptimizerSettings(**given["optimizer"])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -21,16 +22,16 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from rloom.torch.errors import RankError
+from rloom.torch.errors import PeerFailedError, RankError
 from rloom.torch.model import ScoringModel, open_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rloom.torch.settings import Heads, Settings
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """This process among the ranks."""
 
@@ -39,6 +40,8 @@ class World:
     device: torch.device
     #: Mesh that weights are divided over; `None` for one rank with whole weights.
     mesh: DeviceMesh | None
+    #: Number of tensors moved and of forward passes, which shows that a job of unknown length makes progress.
+    advanced: int = 0
 
     @staticmethod
     def join(settings: Settings) -> World:
@@ -62,12 +65,8 @@ class World:
         shard = settings.shard or size
         if size % shard:
             raise RankError(f"shard = {shard} does not divide {size} ranks")
-        if shard == size:
-            mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-        else:
-            mesh = init_device_mesh(
-                device.type, (size // shard, shard), mesh_dim_names=("replicate", "shard")
-            )
+        shape = {"shard": size} if shard == size else {"replicate": size // shard, "shard": shard}
+        mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         return World(rank, size, device, mesh)
 
     def largest(self, numbers: Tensor) -> Tensor:
@@ -76,21 +75,40 @@ class World:
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         return numbers
 
-    def fails_anywhere(self, failed: bool) -> bool:
-        """Returns true on every rank if `failed` is true on any."""
-        return bool(self.largest(torch.tensor([int(failed)])).item())
+    @contextmanager
+    def agreement(self) -> Iterator[None]:
+        """Raises on every rank what any of them raises, so that none waits for one that gave up."""
+        failure = None
+        try:
+            yield
+        except RankError as error:
+            failure = error
+        is_failed = self.largest(torch.tensor([failure is not None], dtype=torch.long)).item()
+        if failure is not None:
+            raise failure
+        if is_failed:
+            raise PeerFailedError("another rank failed")
 
     def sum_over_shards(self, number: float) -> float:
         """Returns the sum over the ranks that hold parts of one copy, with the same bits on each."""
         if self.size == 1 or self.mesh is None:
             return number
-        group = self.mesh["shard"].get_group() if "shard" in (self.mesh.mesh_dim_names or ()) else None
+        group = self.mesh["shard"].get_group()
         parts = [0.0] * dist.get_world_size(group)
         dist.all_gather_object(parts, number, group=group)
         return sum(parts)
 
     def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         """Opens a model on this rank: whole, or its shard."""
+        model = self._opened(folder, heads, settings, is_trained=is_trained)
+        model.device = self.device
+        model.register_forward_hook(lambda *_: self._advance())
+        return model
+
+    def _advance(self) -> None:
+        self.advanced += 1
+
+    def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
         if self.mesh is None:
             model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
@@ -142,6 +160,7 @@ class World:
     @torch.no_grad()
     def keep_part(self, own: Tensor, full: Tensor) -> None:
         """Copies this rank's part of a whole tensor to `own`."""
+        self._advance()
         if not isinstance(own, DTensor):
             own.copy_(full)
             return
@@ -152,16 +171,16 @@ class World:
         if own.to_local().numel():
             own.to_local().copy_(full[part])
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor with all of its parts; every rank has to call it."""
+        self._advance()
+        full = tensor.detach()
+        return full.full_tensor() if isinstance(full, DTensor) else full
+
     def close(self) -> None:
         """Leaves the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor with all of its parts; every rank has to call it."""
-    full = tensor.detach()
-    return full.full_tensor() if isinstance(full, DTensor) else full
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -170,17 +189,11 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
-    if settings.activation_checkpointing == "none":
-        return
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    for layer in model.layers():
-        if settings.activation_checkpointing == "attention":
-            for name, child in layer.named_children():
-                if "attn" in name or "attention" in name:
-                    setattr(layer, name, checkpoint_wrapper(child, preserve_rng_state=False))
-        else:
-            layer.forward = _recomputed(layer.forward)
+    part = settings.activation_checkpointing
+    for layer in model.layers() if part != "none" else ():
+        for name, child in layer.named_children() if part == "attention" else [("", layer)]:
+            if "attn" in name or "attention" in name or child is layer:
+                child.forward = _recomputed(child.forward)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from rloom.torch.model import Scores
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GenerationConfig,
     LlamaConfig,
     MistralConfig,
@@ -20,14 +21,15 @@ from transformers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SHAPES = ("qwen2", "llama", "mistral")
 VOCABULARY = 512
 
 
-def make(family: str, folder: Path, seed: int = 0) -> Path:
-    """Writes a model with random weights."""
+def make(family: str, folder: Path, seed: int = 0, window: int | None = None) -> Path:
+    """Writes a model with random weights; `window` limits the attention of some layers."""
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -40,13 +42,24 @@ def make(family: str, folder: Path, seed: int = 0) -> Path:
         "bos_token_id": None,
         "eos_token_id": 5,
     }
-    configs: dict[str, PreTrainedConfig] = {
-        "qwen2": Qwen2Config(**shape, tie_word_embeddings=True),
-        "llama": LlamaConfig(**shape, tie_word_embeddings=False),
-        "mistral": MistralConfig(**shape, sliding_window=6),
+    sliding: dict[str, Any] = {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": 2,
+    }
+    configs: dict[str, Callable[[], PreTrainedConfig]] = {
+        "qwen2": lambda: Qwen2Config(**shape, **sliding, tie_word_embeddings=True),
+        "llama": lambda: LlamaConfig(**shape, tie_word_embeddings=False),
+        "mistral": lambda: MistralConfig(**shape, sliding_window=window or 6),
+        "gemma3_text": lambda: Gemma3TextConfig(
+            **shape,
+            head_dim=16,
+            sliding_window=window,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
     }
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(configs[family])  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(configs[family]())  # type: ignore[no-untyped-call]
     # Biases and norms are initialised to constants; other values show whether they arrive.
     with torch.no_grad():
         for parameter in model.parameters():

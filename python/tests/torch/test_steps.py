@@ -9,13 +9,7 @@ import pytest
 import torch
 from models import OfValues, Weighted, back_propagate, batch, make, opened, plain_scores, relative
 from rloom.torch import files
-from rloom.torch.errors import (
-    CheckpointError,
-    ModelError,
-    NoReferenceError,
-    NotFiniteError,
-    NothingAccumulatedError,
-)
+from rloom.torch.errors import CheckpointError, ModelError, NotFiniteError, RankError
 from rloom.torch.settings import OptimizerSettings
 from safetensors.torch import load_file
 from test_gradients import BATCHES, accumulate, engine, silent
@@ -91,8 +85,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(qwen: Path) -> None:
     with pytest.raises(NotFiniteError, match="gradient"):
         own.step(1e-2)
     assert own.digest() == before
-    with pytest.raises(NothingAccumulatedError):
-        own.step(1e-2)
     fresh = engine(qwen)
     for each in (own, fresh):
         train(each, range(1))
@@ -111,8 +103,6 @@ def test_an_error_drops_the_gradient_of_earlier_calls(qwen: Path) -> None:
     with torch.no_grad():
         norm.copy_(kept)
     assert all(not g.any() for g in own.gradients().values())
-    with pytest.raises(NothingAccumulatedError):
-        own.step(1e-2)
 
 
 def test_the_reference_stays(qwen: Path, tmp_path: Path) -> None:
@@ -124,7 +114,7 @@ def test_the_reference_stays(qwen: Path, tmp_path: Path) -> None:
     train(own, range(2))
     after = own.score(given, 3, reference=True, progress=silent)
     assert torch.equal(before[0].logprob, after[0].logprob)
-    with pytest.raises(NoReferenceError):
+    with pytest.raises(RankError, match="no reference"):
         engine(qwen).score(given, 3, reference=True, progress=silent)
 
 
