@@ -1,18 +1,22 @@
 //! Settings of an algorithm in a recipe: `[stage.algorithm]`.
 
 pub(crate) mod choices;
+pub(crate) mod function;
 pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod layer;
 mod renamed;
+mod text;
 
 pub use choices::{
     Backbone, CorrectionLevel, Keep, Level, Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction,
     WeightLevel,
 };
+pub use function::AlgorithmFunction;
 pub use keys::{KeyInfo, KeyType, Value};
 pub use kind::{Kind, KindSettings};
 pub use renamed::RENAMED_KEYS;
+pub use text::Text;
 
 use serde::{Deserialize, Serialize};
 
