@@ -167,6 +167,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// A Python function of an algorithm cannot be used.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Method(#[from] rloom_learn::MethodError),
     /// The environment could not be built.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -2,6 +2,7 @@
 
 use rloom_config::{Config, EvalSettings};
 use rloom_env::EnvironmentSettings;
+use rloom_learn::{MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
@@ -25,6 +26,10 @@ pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
             checked.push(environment);
             environment.check()?;
         }
+    }
+    for stage in stages {
+        let functions = MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?;
+        functions.check(&stage.algorithm)?;
     }
     Ok(())
 }
