@@ -212,19 +212,16 @@ impl BatchTrainer {
         if self.algorithm.kl_control.is_some() {
             report.metrics.insert(metric::REWARD_KL_PENALTY_COEFF.into(), spec.kl_coef);
         }
-        let called;
-        let given = if let Some(given) = position.given_advantages {
-            Some(given)
-        } else {
-            called = self.functions.advantages(position.version, groups).map_err(function_failed)?;
-            called.as_ref()
+        report.given_advantages = match position.given_advantages {
+            Some(given) => Some(given.clone()),
+            None => self.functions.advantages(position.version, groups).map_err(function_failed)?,
         };
         let advantages = advantages::batch_advantages(
             &spec,
             &report.state.rewards,
             groups,
             known,
-            given,
+            report.given_advantages.as_ref(),
             self.step_reward_weight,
         )?;
         report.advantages =

@@ -171,11 +171,12 @@ impl<T: TrainEngine> RetrainedStage<T> {
     ) -> Result<PublishedPolicy, RunError> {
         let (before, total) = (self.optimizer_steps, optimizer_steps(versions.stage));
         let rate = |step: u64| versions.stage.optimizer.learning_rate_at(before + step, total);
+        let given = versions.recorded.advantages(batch)?;
         let position = BatchPosition {
             version: PolicyVersion(batch),
             state: self.algorithm,
             skipped_steps: self.skipped_steps,
-            given_advantages: versions.recorded.advantages(batch),
+            given_advantages: given.as_ref(),
             learning_rate: &rate,
         };
         let report = self.training.train(&mut self.models, groups, &position, &mut |_, _| {})?;

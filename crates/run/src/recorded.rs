@@ -182,9 +182,12 @@ impl RecordedStage {
         Ok(rollout_log::read(&self.files.path(batch + 1)).map(Some)?)
     }
 
-    /// Advantages of a batch from a Python function, if the journal has them.
-    pub(crate) fn advantages(&self, batch: u64) -> Option<&GivenAdvantages> {
-        self.advantages.get(&batch)
+    /// Advantages of a batch from a Python function, from the journal or from the rollouts of its step.
+    pub(crate) fn advantages(&self, batch: u64) -> Result<Option<GivenAdvantages>, RunError> {
+        if self.cuts.contains_key(&batch) || !self.files.has(batch + 1) {
+            return Ok(self.advantages.get(&batch).cloned());
+        }
+        Ok(rollout_log::given_advantages(&self.files.path(batch + 1))?)
     }
 
     /// Digest of the weights after a batch, if the journal has it.

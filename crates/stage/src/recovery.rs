@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use rloom_algo::FilterReason;
 use rloom_core::{Episode, Group, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_learn::GivenAdvantages;
@@ -98,7 +99,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };
-                return self.admit_complete(group).map(|event| Some(event.into()));
+                let reason = self.verdict(&group);
+                return self.admit_complete(group, reason).map(|event| Some(event.into()));
             }
             Record::Filtered { ticket } => {
                 let Some(runner) = self.groups.source().rollouts() else { return Ok(None) };
@@ -106,7 +108,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };
-                return self.admit_complete(group).map(|event| Some(event.into()));
+                // The decision of a function is not repeated.
+                let by_function = self.context.training.functions.filters_groups();
+                let reason = self.verdict(&group).or(by_function.then_some(FilterReason::Function));
+                return self.admit_complete(group, reason).map(|event| Some(event.into()));
             }
             Record::Failed { ticket, reason } => {
                 let failure = self.groups.failure(ticket, reason);

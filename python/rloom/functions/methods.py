@@ -53,7 +53,7 @@ class Method:
         if len(found) != len(lengths):
             raise ResultError(f"it returned {len(found)} advantages for {len(lengths)} completions")
         advantages = []
-        for place, (item, length) in enumerate(zip(found, lengths)):
+        for place, (item, length) in enumerate(zip(found, lengths, strict=True)):
             values = [item] if item is None or not hasattr(item, "__len__") else list(item)
             if len(values) not in (1, length):
                 raise ResultError(
@@ -74,11 +74,9 @@ class Method:
         lengths = numbers["lengths"]
         for name in ARRAYS:
             numbers[name] = self._array(decoded(numbers[name]))
-        masked = numbers.pop("masked") or [False] * len(lengths)
-        spread = [value for row, length in zip(masked, lengths) for value in [0.0 if row else 1.0] * length]
-        numbers["mask"] = self._array(array.array("d", spread))
-        spread = [row for row, length in zip(numbers.pop("divisors"), lengths) for row in [row] * length]
-        numbers["divisor"] = self._array(array.array("d", spread))
+        trained = [0.0 if masked else 1.0 for masked in numbers.pop("masked")]
+        numbers["mask"] = self._array(spread(trained, lengths))
+        numbers["divisor"] = self._array(spread(numbers.pop("divisors"), lengths))
         result = self._call(numbers)
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise ResultError("it must return (loss, d_logprob) or (loss, d_logprob, d_entropy)")
@@ -86,9 +84,15 @@ class Method:
         tokens = sum(lengths)
         coefficients = {
             name: encoded(flat(values, f"{tokens} coefficients"), name, tokens)
-            for name, values in zip(names, result[1:])
+            for name, values in zip(names, result[1:], strict=True)
         }
         return {"loss": {"value": finite(result[0], "loss"), **coefficients}}
+
+
+def spread(numbers: list[float], lengths: list[int]) -> array.array[float]:
+    """The number of each sequence for each of its tokens."""
+    of_tokens = ([number] * length for number, length in zip(numbers, lengths, strict=True))
+    return array.array("d", itertools.chain.from_iterable(of_tokens))
 
 
 def list_of(values: array.array[float]) -> Any:
@@ -99,10 +103,10 @@ def list_of(values: array.array[float]) -> Any:
 def array_type() -> Callable[[array.array[float]], Any]:
     """Converts numbers to an array of numpy, or to a list where numpy is not installed."""
     try:
-        import numpy
+        import numpy as np
     except ImportError:
         return list_of
-    return lambda values: numpy.array(values, dtype=float)
+    return lambda values: np.array(values, dtype=float)
 
 
 def flat(values: Any, expected: str) -> list[Any]:

@@ -58,6 +58,14 @@ impl Algorithm {
         Some(AlgorithmFunction { function: function?, python, timeout_seconds })
     }
 
+    /// Names of all functions.
+    pub fn functions(&self) -> impl Iterator<Item = Text> {
+        [self.advantage_function(), self.loss_function(), self.filters.function]
+            .into_iter()
+            .flatten()
+            .map(|given| given.function)
+    }
+
     /// Changes the names of all functions, such as relative paths to absolute ones.
     pub fn rename_functions(&mut self, rename: impl Fn(&str) -> String) {
         let renamed = |function: Text| Text::new(&rename(function.as_str()));
@@ -66,6 +74,9 @@ impl Algorithm {
         }
         if let Surrogate::Python(python) = &mut self.loss.surrogate {
             python.function = python.function.map(renamed);
+        }
+        if let Some(filter) = &mut self.filters.function {
+            filter.function = renamed(filter.function);
         }
         self.settings.rename_functions(rename);
     }
@@ -76,6 +87,9 @@ impl crate::AlgorithmSettings {
     pub fn rename_functions(&mut self, rename: impl Fn(&str) -> String) {
         rename_function(&mut self.advantage, &rename);
         rename_function(&mut self.loss, &rename);
+        if let Some(function) = self.filter.as_mut().and_then(|filter| filter.function.as_mut()) {
+            *function = Text::new(&rename(function.as_str()));
+        }
     }
 }
 

@@ -151,6 +151,13 @@ overrides! {
     FilterSettings {
         /// Replaces groups whose outcomes are all equal.
         dynamic_sampling: bool,
+        /// Replaces groups that a Python function does not keep: `file.py:name`, or `caller:name` for one given to
+        /// `rloom.train` in Python.
+        function: Text,
+        /// The interpreter of the function.
+        python: Text,
+        /// Longest time for a call of the function in seconds.
+        timeout_seconds: f64,
         /// Batches' worth of groups that may be drawn for one batch before the run stops; with stale samples, for each
         /// of the batches that are sampled at once.
         max_draws: u32,

@@ -173,3 +173,21 @@ fn given_advantages_fit_their_episode_and_are_finite() {
     );
     assert_eq!(error(&[f64::NAN]), "advantage is NaN in group 0, episode 0");
 }
+
+#[test]
+fn a_function_may_filter_groups() {
+    let mut algorithm = resolve(r#"{"filter":{"function":"a.py:keep","timeout_seconds":2}}"#).unwrap();
+    assert!(algorithm.filters.replaces_groups());
+    assert_eq!(algorithm.filters.max_draws, 10);
+    // Only the function decides: outcomes that are equal or missing replace nothing.
+    assert_eq!(algorithm.filters.verdict(&[Some(1.0), Some(1.0)], &[None, None]), None);
+    assert_eq!(algorithm.filters.verdict(&[None, None], &[None, None]), None);
+    algorithm.rename_functions(|name| format!("/x/{name}"));
+    let function = algorithm.filters.function.unwrap();
+    assert_eq!((function.function.as_str(), function.timeout_seconds), ("/x/a.py:keep", 2.0));
+    assert_eq!(Algorithm::resolve(Method::Grpo, &algorithm.to_settings(), 0).unwrap(), algorithm);
+    assert_eq!(resolve(r#"{"filter":{"function":"a.py"}}"#).unwrap_err().keys(), ["filter.function"]);
+    let unread = resolve(r#"{"filter":{"python":"python3.12"}}"#).unwrap_err();
+    assert_eq!(unread.keys(), ["filter.python"]);
+    assert!(unread.to_string().contains("filter.function is not set"), "{unread}");
+}

@@ -30,7 +30,8 @@ struct Case {
 impl Case {
     /// Log-probabilities are multiples of 1/256; `ratios` are the differences from the old ones in the same unit.
     fn new(ratios: [f32; TOKENS], advantage: [f32; TOKENS], has_reference: bool) -> Self {
-        let logprob: Vec<f32> = [-64.0, -200.0, -512.0, -32.0, -700.0, -2048.0, -128.0].map(|lp| lp * STEP).into();
+        let logprob: Vec<f32> =
+            [-64.0, -200.0, -512.0, -32.0, -700.0, -2048.0, -128.0].map(|lp| lp * STEP).into();
         let less = |by: &dyn Fn(usize) -> f32| -> Vec<f32> {
             logprob.iter().enumerate().map(|(t, lp)| lp - by(t) * STEP).collect()
         };

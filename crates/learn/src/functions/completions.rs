@@ -30,6 +30,17 @@ impl MethodFunctions {
         let mut of_episode = of_episode;
         Ok(Some(groups.iter().map(|group| group.episodes.iter().map(&mut of_episode).collect()).collect()))
     }
+
+    /// True if a function decides which groups are trained on.
+    pub fn filters_groups(&self) -> bool {
+        self.filter.is_some()
+    }
+
+    /// True if a group that `version` has sampled is to be trained on.
+    pub fn keeps(&self, version: PolicyVersion, group: &Group) -> Result<bool, FunctionError> {
+        let Some(function) = &self.filter else { return Ok(true) };
+        function.keeps(&completions(version, std::slice::from_ref(group)))
+    }
 }
 
 fn is_trained(episode: &Episode) -> bool {

@@ -18,6 +18,7 @@ pub use error::{LossDifference, MethodError};
 #[derive(Debug, Clone, Default)]
 pub struct MethodFunctions {
     advantage: Option<Arc<MethodFunction>>,
+    filter: Option<Arc<MethodFunction>>,
     loss: Option<Arc<MethodFunction>>,
 }
 
@@ -26,14 +27,15 @@ impl MethodFunctions {
     pub fn of(algorithm: &Algorithm) -> Result<Self, FunctionError> {
         Ok(Self {
             advantage: function(algorithm.advantage_function(), Role::Advantage)?,
+            filter: function(algorithm.filters.function, Role::Filter)?,
             loss: function(algorithm.loss_function(), Role::Loss)?,
         })
     }
 
     /// Loads the functions, and compares the derivatives of the loss with finite differences.
     pub fn check(&self, algorithm: &Algorithm) -> Result<(), MethodError> {
-        if let Some(advantage) = &self.advantage {
-            advantage.check()?;
+        for function in [&self.advantage, &self.filter].into_iter().flatten() {
+            function.check()?;
         }
         if let Some(loss) = &self.loss {
             check::check_loss(loss, &algorithm.loss)?;

@@ -93,8 +93,10 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         outcome: OutcomeRule { has_verifier: false, is_shaped: false },
         step_reward_weight: 0.0,
     };
-    let scorer =
-        |policy| Scorer { trainer: trainer.clone(), models: Models { policy: engine(policy), critic: None, prm: None } };
+    let scorer = |policy| Scorer {
+        trainer: trainer.clone(),
+        models: Models { policy: engine(policy), critic: None, prm: None },
+    };
 
     // The first batch was sampled by the reference.
     let mut first = scorer(Arc::clone(&start));
