@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import base64
 import io
 import json
 import math
@@ -12,6 +14,7 @@ from rloom.functions.adapters import Reward
 from rloom.functions.environments import Episodes
 from rloom.functions.errors import RefusedError, ResultError, describe
 from rloom.functions.loading import load
+from rloom.functions.methods import ARRAYS, Method
 from rloom.functions.samples import Sample
 from rloom.functions.serving import serve
 
@@ -287,3 +290,39 @@ def test_files_are_loaded_with_their_folder(tmp_path: Path) -> None:
     with pytest.raises(RefusedError) as caught:
         load(f"{file}:broken")
     assert "SyntaxError" in describe(caught.value)
+
+
+def array_of(*values: float) -> str:
+    return base64.b64encode(array.array("f", values).tobytes()).decode()
+
+
+def test_a_loss_gets_arrays_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+
+    def loss(logprob: Any, old: Any, advantage: Any, mask: Any, divisor: Any) -> Any:
+        assert logprob.dtype == np.float64
+        terms = mask * np.exp(logprob - old) * advantage / divisor
+        return -terms.sum(), -terms
+
+    numbers = dict.fromkeys(ARRAYS, array_of(-1.0, -2.0, -3.0)) | {
+        "advantage": array_of(1.0, 1.0, 8.0),
+        "lengths": [2, 1],
+        "divisors": [4.0, 2.0],
+        "masked": [False, True],
+    }
+    answer = Method(loss, "loss").compute(numbers)["loss"]
+    assert answer["value"] == -0.5
+    assert np.frombuffer(base64.b64decode(answer["d_logprob"])).tolist() == [-0.25, -0.25, 0.0]
+
+
+def test_advantages_and_decisions_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    numbers = {"rewards": [1.0, 3.0], "lengths": [2, 1]}
+    whole = Method(lambda rewards: np.array(rewards) - np.mean(rewards), "advantage")
+    assert whole.compute(dict(numbers)) == {"advantages": [[-1.0], [1.0]]}
+    by_token = Method(lambda lengths: np.arange(sum(lengths)), "advantage")
+    assert by_token.compute(dict(numbers)) == {"advantages": [[0.0, 1.0], [2.0]]}
+    keep = Method(lambda rewards: np.std(rewards) > 0, "filter")
+    assert keep.compute(dict(numbers)) == {"keep": True}
+    with pytest.raises(ResultError, match="returned 2.0 instead of True or False"):
+        Method(lambda rewards: np.mean(rewards), "filter").compute(dict(numbers))

@@ -57,7 +57,7 @@ impl Aggregation {
     }
 
     /// Divisor of a token's term in a sequence of `length` policy tokens.
-    pub(crate) fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
+    pub fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
         let sequences = counts.sequences as f64;
         match self {
             Self::TokenMean => Ok(counts.tokens as f64),

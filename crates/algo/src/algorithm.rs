@@ -39,7 +39,7 @@ pub struct Algorithm {
 impl Algorithm {
     /// True if a reference model must be loaded.
     pub fn needs_reference(&self) -> bool {
-        self.loss.kl.is_some() || self.needs_reference_for_advantages()
+        self.loss.reads_reference() || self.needs_reference_for_advantages()
     }
 
     /// True if the advantages use the reference's log-probabilities, so that it scores first.

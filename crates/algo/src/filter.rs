@@ -4,15 +4,17 @@ use rloom_core::Role;
 
 use crate::advantage::{kept, no_spread};
 use crate::settings::choices::choices;
-use crate::{GroupRewards, Keep};
+use crate::{AlgorithmFunction, GroupRewards, Keep};
 
 /// Filters of groups and masks of episodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Filters {
     /// Replaces groups whose outcomes are all equal (DAPO, arXiv 2503.14476).
     pub dynamic_sampling: bool,
     /// Replaces groups of which no episode is kept (`raft_pp`).
     pub keep: Option<Keep>,
+    /// Replaces groups that this Python function does not keep.
+    pub function: Option<AlgorithmFunction>,
     /// Batches' worth of groups that may be drawn for one batch; 0 if no filter replaces groups.
     pub max_draws: u32,
     /// Excludes truncated episodes from training.
@@ -34,6 +36,8 @@ choices! {
         EqualOutcomes = "equal_outcomes",
         /// None of its episodes is kept.
         NoneKept = "none_kept",
+        /// A Python function does not keep it.
+        Function = "function",
     }
 }
 
@@ -54,7 +58,7 @@ choices! {
 impl Filters {
     /// True if a group can be replaced by another before training.
     pub fn replaces_groups(&self) -> bool {
-        self.dynamic_sampling || self.keep.is_some()
+        self.dynamic_sampling || self.keep.is_some() || self.function.is_some()
     }
 
     /// True if an episode can be left out of training.
@@ -65,13 +69,13 @@ impl Filters {
             || self.max_tokens.is_some()
     }
 
-    /// The reason to replace a group; `None` if it is to be trained on.
+    /// The reason to replace a group; `None` if it is to be trained on, as far as no Python function decides.
     ///
     /// Dynamic sampling compares the `outcomes` of the training episodes, which precede any shaping, up to the
     /// resolution of `f32`; a length penalty would create differences unrelated to the task. The episodes to keep
     /// follow from their `rewards`, as in the advantage. Both are `None` for episodes to which they do not apply.
     pub fn verdict(&self, outcomes: &[Option<f64>], rewards: &[Option<f64>]) -> Option<FilterReason> {
-        if !self.replaces_groups() {
+        if !self.dynamic_sampling && self.keep.is_none() {
             return None;
         }
         let present = outcomes.iter().flatten().copied();

@@ -88,6 +88,7 @@ mod tests {
                 advantage: &advantage,
                 picked: &[],
                 outcome: 0.0,
+                given: &[],
             };
             let mut terms = [TokenTerm::default(); 6];
             surrogate.kernel().row(&row, &mut terms);

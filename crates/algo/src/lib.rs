@@ -61,9 +61,9 @@ pub use learned::{CriticSpec, PrmSpec};
 pub use loss::kinds as losses;
 pub use loss::kinds::*;
 pub use loss::{
-    Correction, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings, LossTerms,
-    Mismatch, PolicyLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation, policy_loss,
-    step_loss, value_loss,
+    Correction, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings,
+    LossTerms, Mismatch, PolicyLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation,
+    policy_loss, step_loss, value_loss,
 };
 pub use message::MessageError;
 pub use methods::Method;
@@ -73,9 +73,9 @@ pub use reference::KeyReference;
 pub use refusal::{Refusal, UnreadReason};
 pub use sampler::Sampler;
 pub use settings::{
-    AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, EntropyControlSettings,
-    FilterSettings, Keep, KeyInfo, KeyType, Kind, KindSettings, KlSettings, Level, OverlongSettings,
-    PrmSettings, Proximal, RENAMED_KEYS, RatioTo, RejectLevel, StatisticFrom, Value, WeightAction,
-    WeightLevel,
+    AlgorithmFunction, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
+    EntropyControlSettings, FilterSettings, Keep, KeyInfo, KeyType, Kind, KindSettings, KlSettings, Level,
+    OverlongSettings, PrmSettings, Proximal, RENAMED_KEYS, RatioTo, RejectLevel, StatisticFrom, Text, Value,
+    WeightAction, WeightLevel,
 };
 pub use show::MethodInfo;

@@ -6,8 +6,8 @@ use rloom_core::{RandomKey, RandomStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AlgoError, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, Scope, TokenScores, ValueLoss,
-    policy_loss, step_loss, value_loss,
+    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, Scope, TokenScores,
+    ValueLoss, policy_loss, step_loss, value_loss,
 };
 
 /// Inputs of a loss for one micro-batch, without the scores. The owned form of [`LossBatch`].
@@ -36,6 +36,9 @@ pub struct LossInputs {
     pub old_value: Option<Vec<f32>>,
     /// Outcome of each row, from 0 to 1.
     pub outcome: Option<Vec<f32>>,
+    /// Value and coefficients of a surrogate that is computed elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub given: Option<GivenLoss>,
     /// Log-probabilities that are compared with the sampler's for the mismatch metrics.
     pub mismatch: Mismatch,
 }
@@ -56,6 +59,7 @@ impl LossInputs {
             returns: self.returns.as_deref(),
             old_value: self.old_value.as_deref(),
             outcome: self.outcome.as_deref(),
+            given: self.given.as_ref(),
             mismatch: self.mismatch,
         }
     }

@@ -4,7 +4,7 @@ use crate::settings::layer::Layer;
 use crate::{
     Aggregation, Algorithm, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
     EntropyControlSettings, FilterSettings, Kind, KindSettings, KlEstimator, KlPlacement, KlSettings, Method,
-    OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, Value, WeightAction,
+    OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, Text, Value, WeightAction,
 };
 
 /// A key of `[stage.algorithm]` that a method reads.
@@ -125,6 +125,9 @@ fn sample() -> AlgorithmSettings {
         }),
         filter: Some(FilterSettings {
             dynamic_sampling: Some(true),
+            function: Some(Text::new("method.py:keep")),
+            python: Some(Text::new("python3.12")),
+            timeout_seconds: Some(5.0),
             max_draws: Some(5),
             mask_truncated: Some(true),
             mask_zero_variance: Some(true),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{AdvantageKind, KlEstimator, LossKind};
+use crate::{AdvantageKind, KlEstimator, LossKind, Text};
 
 /// An invalid value or combination of settings.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -14,6 +14,12 @@ pub enum Refusal {
         value: f64,
         /// The allowed range, as in "is not …".
         must: &'static str,
+    },
+    /// A Python function without a valid name.
+    #[error("{given:?} is not `file.py:name` or `caller:name`")]
+    NoFunction {
+        /// The given name; empty if there is none.
+        given: Text,
     },
     /// A count of 0.
     #[error("0 is too few")]

@@ -133,7 +133,7 @@ pub(crate) struct Train {
     /// checkpoints, timeouts and threads.
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
-    /// Resume although data files have changed since the run started.
+    /// Resume although data files or files of Python functions have changed since the run started.
     #[arg(long, requires = "resume")]
     pub(crate) accept_changed_data: bool,
     /// Train on the recorded rollouts of another run, without a sampler: its name under `runs`, or its folder.

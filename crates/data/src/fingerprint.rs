@@ -14,7 +14,7 @@ use crate::{DataError, DataPath, DataSettings, Source};
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;
 
-/// Length and content hash of a data file.
+/// Length and content hash of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileFingerprint {

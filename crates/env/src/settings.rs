@@ -91,6 +91,14 @@ impl EnvironmentSettings {
         }
     }
 
+    /// The Python function, if it is one: `file.py:name` or `caller:name`.
+    pub fn python_function(&self) -> Option<&str> {
+        match self {
+            Self::SingleTurn | Self::Guess(_) => None,
+            Self::Python(settings) => Some(&settings.function),
+        }
+    }
+
     /// Loads the Python function, if it is one.
     pub fn check(&self) -> Result<(), EnvironmentUnusable> {
         match self {

@@ -150,6 +150,14 @@ pub enum Malformed {
         /// Number of verdicts.
         found: usize,
     },
+    /// A number of coefficients that differs from the number of tokens.
+    #[error("returned {found} coefficients for {expected} tokens")]
+    Coefficients {
+        /// Number of tokens.
+        expected: usize,
+        /// Number of coefficients.
+        found: usize,
+    },
     /// A verdict that is not a number.
     #[error("returned {value} as a reward, which is not a finite number or null")]
     Value {

@@ -1,9 +1,10 @@
-//! Functions in processes of their own: rewards and environments written in Python and other languages.
+//! Functions in processes of their own: rewards, environments and parts of algorithms written in Python and other languages.
 //!
 //! A [`Pool`] runs worker processes that exchange JSON lines over stdin and stdout, or connects to a process that serves
 //! functions on a Unix socket. A process serves one call at a time. One that crashes, hangs or answers nonsense is killed
 //! with its process group, which fails its own call alone, and is restarted. [`Judge`] asks a pool or an HTTP server for
-//! verdicts on samples; a [`Session`] is an episode of an environment in one of the processes.
+//! verdicts on samples; a [`Session`] is an episode of an environment in one of the processes; a [`MethodFunction`] is
+//! part of an algorithm.
 
 mod backoff;
 mod error;
@@ -11,6 +12,7 @@ mod guard;
 mod http;
 mod judge;
 mod lines;
+mod method;
 mod peer;
 mod pool;
 mod process;
@@ -23,6 +25,7 @@ mod stderr;
 pub use error::{FunctionError, Malformed};
 pub use http::HttpClient;
 pub use judge::{Judge, Sample, SampleVerdict, Verdicts};
+pub use method::{Completions, LossAnswer, LossCall, MethodFunction, absolute_function, function_file};
 pub use peer::{CALLER_VARIABLE, Peer, Role};
 pub use pool::{Limits, Pool};
 pub use session::{Answer, Ask, Session};

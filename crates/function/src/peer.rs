@@ -14,6 +14,12 @@ pub enum Role {
     },
     /// Plays episodes.
     Environment,
+    /// Computes the advantages of a batch.
+    Advantage,
+    /// Decides if a group is trained on.
+    Filter,
+    /// Computes the loss of a micro-batch and its derivatives.
+    Loss,
 }
 
 /// The other side of a pool's connections.

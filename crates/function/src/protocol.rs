@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::excerpt;
+use crate::method::LossBody;
 use crate::{Malformed, Role};
 
 /// Version of the protocol.
@@ -16,11 +17,15 @@ pub(crate) fn request(id: u64, operation: &str, body: &Value) -> String {
 
 /// Body of the first request.
 pub(crate) fn hello(function: &str, role: Role) -> Value {
+    let other = |role| json!({ "v": VERSION, "role": role, "function": function });
     match role {
         Role::Reward { group } => {
             json!({ "v": VERSION, "role": "reward", "function": function, "group": group })
         }
-        Role::Environment => json!({ "v": VERSION, "role": "environment", "function": function }),
+        Role::Environment => other("environment"),
+        Role::Advantage => other("advantage"),
+        Role::Filter => other("filter"),
+        Role::Loss => other("loss"),
     }
 }
 
@@ -42,6 +47,12 @@ pub(crate) struct Reply {
     pub(crate) done: Option<Value>,
     /// Answer to `act`.
     pub(crate) step_reward: Option<f64>,
+    /// Answer to `compute` of advantages.
+    pub(crate) advantages: Option<Vec<Vec<f64>>>,
+    /// Answer to `compute` of a filter.
+    pub(crate) keep: Option<bool>,
+    /// Answer to `compute` of a loss.
+    pub(crate) loss: Option<LossBody>,
     /// Answer of any request that failed.
     pub(crate) error: Option<ErrorBody>,
 }

@@ -9,12 +9,13 @@ use crate::{Peer, Role};
 const BOOTSTRAP: &str = include_str!("../../../python/rloom/functions/bootstrap.py");
 
 /// Modules of the package `rloom.functions`.
-const MODULES: [(&str, &str); 8] = [
+const MODULES: [(&str, &str); 9] = [
     ("__init__", include_str!("../../../python/rloom/functions/__init__.py")),
     ("adapters", include_str!("../../../python/rloom/functions/adapters.py")),
     ("environments", include_str!("../../../python/rloom/functions/environments.py")),
     ("errors", include_str!("../../../python/rloom/functions/errors.py")),
     ("loading", include_str!("../../../python/rloom/functions/loading.py")),
+    ("methods", include_str!("../../../python/rloom/functions/methods.py")),
     ("samples", include_str!("../../../python/rloom/functions/samples.py")),
     ("serving", include_str!("../../../python/rloom/functions/serving.py")),
     ("worker", include_str!("../../../python/rloom/functions/worker.py")),

@@ -8,12 +8,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::http::HttpClient;
-use crate::{CALLER_VARIABLE, FunctionError, Judge, Limits, Peer, Pool, Role};
+use crate::{CALLER_VARIABLE, FunctionError, Judge, Limits, Peer, Pool, Role, absolute_function};
 
 /// Most processes of a function.
 const MAX_WORKERS: f64 = 1024.0;
 /// Prefix of functions that the process which started the run serves.
-const CALLER: &str = "caller:";
+pub(crate) const CALLER: &str = "caller:";
 
 /// A Python function that judges completions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -159,14 +159,11 @@ fn file_and_name(function: &str) -> Result<Option<(&Path, &str)>, SettingError> 
 
 /// Makes the path of a function's file absolute.
 fn make_absolute(function: &mut String) {
-    let Ok(Some((file, name))) = file_and_name(function) else { return };
-    if let Ok(absolute) = std::path::absolute(file) {
-        *function = format!("{}:{name}", absolute.display());
-    }
+    *function = absolute_function(function);
 }
 
 /// The worker of a Python function.
-fn python_peer(function: &str, python: &str, role: Role) -> Result<Peer, FunctionError> {
+pub(crate) fn python_peer(function: &str, python: &str, role: Role) -> Result<Peer, FunctionError> {
     let Some(name) = function.strip_prefix(CALLER) else { return Ok(Peer::python(function, python, role)) };
     let socket = std::env::var_os(CALLER_VARIABLE).ok_or_else(|| FunctionError::Connect {
         function: format!("the function `{name}`"),

@@ -7,7 +7,7 @@ use rloom_algo::{
 use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, Role};
 
-use crate::BatchScores;
+use crate::{BatchScores, GivenAdvantages};
 
 /// Owned inputs of the advantage of an episode.
 #[derive(Debug, Default)]
@@ -20,6 +20,7 @@ struct EpisodeNumbers<'a> {
     steps: Vec<StepReward<'a>>,
     prm: Vec<f32>,
     prm_reference: Vec<f32>,
+    given: Vec<f64>,
 }
 
 /// Computes the advantages of a batch.
@@ -28,20 +29,24 @@ pub(crate) fn batch_advantages(
     running: &RunningMoments,
     groups: &[Group],
     known: &BatchScores,
+    given: Option<&GivenAdvantages>,
     step_reward_weight: f64,
 ) -> Result<Advantages, AlgoError> {
     // Trajectories are indexed as in `rows::members`: baselines have no scores.
     let mut place = 0;
     let numbers: Vec<Vec<EpisodeNumbers<'_>>> = groups
         .iter()
-        .map(|group| {
+        .enumerate()
+        .map(|(g, group)| {
             let mut of_group = Vec::with_capacity(group.episodes.len());
-            for episode in &group.episodes {
+            for (e, episode) in group.episodes.iter().enumerate() {
+                let given = given.and_then(|given| given.get(g)?.get(e)).cloned();
                 let trained = episode.role == Role::Train;
                 let places = place..place + if trained { episode.segments.len() } else { 0 };
                 place = places.end;
                 of_group.push(EpisodeNumbers {
                     steps: steps_of(episode, step_reward_weight),
+                    given: given.unwrap_or_default(),
                     ..numbers_of(episode, known, places)
                 });
             }
@@ -82,6 +87,7 @@ fn numbers_of<'a>(
             .filter(|_| is_truncated(episode)),
         components: episode.rewards.components.iter().map(|c| (c.weight, c.value)).collect(),
         steps: Vec::new(),
+        given: Vec::new(),
         prm: joined(&known.prm),
         prm_reference: joined(&known.prm_reference),
     }
@@ -100,6 +106,7 @@ fn rewards_of<'a>(episode: &Episode, numbers: &'a EpisodeNumbers<'a>) -> Episode
         steps: &numbers.steps,
         prm_logprob: &numbers.prm,
         prm_reference_logprob: &numbers.prm_reference,
+        given: &numbers.given,
     }
 }
 

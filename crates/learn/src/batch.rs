@@ -1,5 +1,7 @@
 //! Training on one batch: scores, advantages, epochs and minibatches.
 
+use std::borrow::Cow;
+
 use rloom_algo::{
     Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossStep, Mismatch,
     Objective, PolicyLoss, PolicyObjective, Surrogate,
@@ -10,13 +12,15 @@ use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack,
 
 use crate::report::StepMeasurements;
 use crate::rows::{Member, loss_inputs, members, outcome_inputs, split_groups, split_scores};
-use crate::{BatchReport, BatchScores, Models, advantages};
+use crate::{BatchReport, BatchScores, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct BatchTrainer {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// Its Python functions.
+    pub functions: MethodFunctions,
     /// Maximum number of policy tokens of a completion.
     pub completion_limit: u64,
     /// Maximum number of tokens of a micro-batch.
@@ -45,6 +49,8 @@ pub struct BatchPosition<'a> {
     pub state: AlgorithmState,
     /// Optimiser steps of the stage that were skipped before.
     pub skipped_steps: u64,
+    /// Advantages that a Python function has computed; without them the function is called.
+    pub given_advantages: Option<&'a GivenAdvantages>,
     /// Learning rate of the n-th optimiser step of this batch.
     pub learning_rate: &'a dyn Fn(u64) -> f64,
 }
@@ -138,7 +144,7 @@ impl BatchTrainer {
         let mut known = self.scores(models, members, position.version)?;
         self.train_prm(models, groups, members, &mut known, position, report)?;
         known.masked = self.masks(groups, report);
-        let advantages = self.advantages(groups, members, &mut known, report)?;
+        let advantages = self.advantages(groups, members, position, &mut known, report)?;
         Ok((known, advantages))
     }
 
@@ -198,6 +204,7 @@ impl BatchTrainer {
         &self,
         groups: &[Group],
         members: &[Member<'_>],
+        position: &BatchPosition<'_>,
         known: &mut BatchScores,
         report: &mut BatchReport,
     ) -> Result<Option<Advantages>, TrainError> {
@@ -205,11 +212,16 @@ impl BatchTrainer {
         if self.algorithm.kl_control.is_some() {
             report.metrics.insert(metric::REWARD_KL_PENALTY_COEFF.into(), spec.kl_coef);
         }
+        report.given_advantages = match position.given_advantages {
+            Some(given) => Some(given.clone()),
+            None => self.functions.advantages(position.version, groups).map_err(function_failed)?,
+        };
         let advantages = advantages::batch_advantages(
             &spec,
             &report.state.rewards,
             groups,
             known,
+            report.given_advantages.as_ref(),
             self.step_reward_weight,
         )?;
         report.advantages =
@@ -252,6 +264,25 @@ impl BatchTrainer {
         Ok(())
     }
 
+    /// The inputs of the policy's loss. A Python function computes its part from the scores of a pass of its own.
+    fn policy_inputs<'m, E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        minibatch: &Minibatch<'m>,
+        version: PolicyVersion,
+        loss: &PolicyLoss,
+    ) -> Result<Cow<'m, [LossInputs]>, TrainError> {
+        if !self.functions.computes_loss() {
+            return Ok(Cow::Borrowed(minibatch.inputs));
+        }
+        let scores = models.policy.score(Which::Policy, minibatch.packed)?;
+        let mut inputs = minibatch.inputs.to_vec();
+        self.functions
+            .add_losses(loss, version, &minibatch.counts, &scores, &mut inputs)
+            .map_err(function_failed)?;
+        Ok(Cow::Owned(inputs))
+    }
+
     fn policy_step<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
@@ -265,7 +296,8 @@ impl BatchTrainer {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
         let objective = PolicyObjective { loss, draws: self.draws(version, report.optimizer_steps) };
-        let step = LossStep::new(Objective::Policy(objective), minibatch.counts, minibatch.inputs);
+        let inputs = self.policy_inputs(models, minibatch, version, &loss)?;
+        let step = LossStep::new(Objective::Policy(objective), minibatch.counts, &inputs);
         let accumulated = models.policy.accumulate(minibatch.packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
         report.count(&accumulated);
@@ -275,4 +307,8 @@ impl BatchTrainer {
         measured.grad_norm.push(taken.grad_norm);
         Ok(())
     }
+}
+
+fn function_failed(error: impl miette::Diagnostic + Send + Sync + 'static) -> TrainError {
+    TrainError::Function(Box::new(error))
 }

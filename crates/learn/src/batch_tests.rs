@@ -15,7 +15,7 @@ use rloom_engine::{
     TrainCapabilities, TrainEngine, TrainError, Which,
 };
 
-use crate::{BatchPosition, BatchReport, BatchTrainer, Models};
+use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
 
 /// Output of a model for a token after some optimiser steps: its log-probability, and the value before it.
 type Output = fn(token: u32, steps: u32) -> (f32, f32);
@@ -184,6 +184,7 @@ fn train_skipping(
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
     let trainer = BatchTrainer {
         algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
+        functions: MethodFunctions::default(),
         completion_limit: 8,
         micro_batch_tokens: 4,
         max_skipped_steps: limit,
@@ -196,7 +197,13 @@ fn train_skipping(
     };
     let state = AlgorithmState::default();
     let version = PolicyVersion(0);
-    let position = BatchPosition { version, state, skipped_steps: before, learning_rate: &|_| 1.0 };
+    let position = BatchPosition {
+        version,
+        state,
+        skipped_steps: before,
+        given_advantages: None,
+        learning_rate: &|_| 1.0,
+    };
     trainer.train(models, groups, &position, &mut |_, _| ())
 }
 

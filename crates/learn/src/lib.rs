@@ -6,6 +6,7 @@
 
 mod advantages;
 mod batch;
+mod functions;
 mod models;
 mod report;
 mod rows;
@@ -15,6 +16,7 @@ mod scores;
 mod batch_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
+pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};
 pub use models::Models;
 pub use report::{BatchReport, SkippedSteps};
 pub use scores::BatchScores;

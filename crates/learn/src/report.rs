@@ -6,6 +6,8 @@ use rloom_algo::{AlgorithmState, LossMetrics};
 use rloom_core::metric;
 use rloom_engine::{LossReport, TrainError};
 
+use crate::GivenAdvantages;
+
 /// Result of training on a batch.
 #[derive(Debug, Clone, Default)]
 pub struct BatchReport {
@@ -27,6 +29,8 @@ pub struct BatchReport {
     pub(crate) shared: u64,
     /// Advantage of each episode's first token, `[group][episode]`; empty for supervised methods.
     pub advantages: Vec<Vec<f64>>,
+    /// Advantages that a Python function has computed.
+    pub given_advantages: Option<GivenAdvantages>,
     /// State of the algorithm for the next batch.
     pub state: AlgorithmState,
 }

@@ -115,6 +115,7 @@ pub(crate) fn loss_inputs(
                 returns: gathered(&known.returns, own),
                 old_value: gathered(&known.values, own),
                 outcome: None,
+                given: None,
                 mismatch,
             }
         })

@@ -239,6 +239,14 @@ impl RewardSettings {
         }
     }
 
+    /// Python functions of the components: `file.py:name` or `caller:name`.
+    pub fn python_functions(&self) -> impl Iterator<Item = &str> {
+        self.components.iter().filter_map(|component| match &component.kind {
+            Kind::Python(settings) => Some(settings.function.as_str()),
+            _ => None,
+        })
+    }
+
     /// True if a component calls a function.
     pub fn calls_functions(&self) -> bool {
         self.components.iter().any(|component| component.kind.form().is_err())

@@ -1,4 +1,4 @@
-//! Record of a run's data, by which a resumed run notices that the data has changed.
+//! Record of a run's data and functions, by which a resumed run notices that they have changed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rloom_store::directory::RunDirectory;
 use rloom_store::{StoreError, disk};
 use serde::{Deserialize, Serialize};
 
-use crate::RunError;
+use crate::{RunError, functions};
 
 /// Data of a run as its first attempt found it: `data.json` in the run directory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ struct Recorded {
     stages: BTreeMap<String, Vec<FileFingerprint>>,
     /// Files of the held-out evaluation.
     eval: Vec<FileFingerprint>,
+    /// Files of Python functions. Their imports are not among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    functions: Vec<FileFingerprint>,
     /// Order of the tasks of each stage that has started.
     orders: BTreeMap<String, CursorFingerprint>,
 }
@@ -32,7 +35,7 @@ pub(crate) struct DataRecord {
 }
 
 impl DataRecord {
-    /// Compares the data files with those that the run started with. Records them for a new run, and with
+    /// Compares the files with those that the run started with. Records them for a new run, and with
     /// `accepts_changes`.
     pub(crate) fn open(
         directory: &RunDirectory,
@@ -97,6 +100,9 @@ fn fingerprints(config: &Config) -> Result<Recorded, RunError> {
     if let Some(eval) = &config.eval {
         recorded.eval = files(&mut known, &eval.data)?;
     }
+    for file in functions::files(config) {
+        recorded.functions.push(FileFingerprint::of(&file)?);
+    }
     Ok(recorded)
 }
 
@@ -116,5 +122,8 @@ fn files<'c>(
 /// The first difference between the data of a run and the present data.
 fn change_between(recorded: &Recorded, present: &Recorded) -> Option<DataChange> {
     let of_stages = recorded.stages.iter().filter_map(|(name, was)| Some((was, present.stages.get(name)?)));
-    of_stages.chain([(&recorded.eval, &present.eval)]).find_map(|(was, is)| first_change(was, is))
+    // An earlier version has recorded no functions.
+    let functions = Some((&recorded.functions, &present.functions)).filter(|(was, _)| !was.is_empty());
+    let of_evaluation = [(&recorded.eval, &present.eval)];
+    of_stages.chain(of_evaluation).chain(functions).find_map(|(was, is)| first_change(was, is))
 }

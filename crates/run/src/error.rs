@@ -138,10 +138,10 @@ pub enum RunError {
         /// Number of steps that are done, if the stage is not finished.
         trained: Option<u64>,
     },
-    /// The data of a resumed run has changed.
+    /// The data or a Python function of a resumed run has changed.
     #[error("{change}")]
     #[diagnostic(help(
-        "restore the data, or pass `--accept-changed-data` with `--resume {}` to continue with the data as it is now",
+        "restore the file, or pass `--accept-changed-data` with `--resume {}` to continue with the files as they are now",
         run.display()
     ))]
     DataChanged {
@@ -167,6 +167,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Reward(#[from] rloom_reward::RewardError),
+    /// A Python function of an algorithm cannot be used.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Method(#[from] rloom_learn::MethodError),
     /// The environment could not be built.
     #[error(transparent)]
     #[diagnostic(transparent)]

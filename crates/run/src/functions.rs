@@ -1,7 +1,11 @@
 //! Functions of a run, loaded once before its first step: one that cannot be used ends the run before it has cost anything.
 
+use std::path::PathBuf;
+
 use rloom_config::{Config, EvalSettings};
 use rloom_env::EnvironmentSettings;
+use rloom_function::function_file;
+use rloom_learn::{MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
@@ -26,6 +30,10 @@ pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
             environment.check()?;
         }
     }
+    for stage in stages {
+        let functions = MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?;
+        functions.check(&stage.algorithm)?;
+    }
     Ok(())
 }
 
@@ -33,6 +41,30 @@ pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
 pub(crate) fn check_evaluation(eval: &EvalSettings) -> Result<(), RunError> {
     check_reward(&eval.reward)?;
     Ok(eval.environment.check()?)
+}
+
+/// The files of the Python functions of a configuration, each once. A missing one is an error of the function that is
+/// loaded from it.
+pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
+    let mut names: Vec<&str> = Vec::new();
+    for stage in &config.stages {
+        names.extend(stage.rollout.iter().flat_map(|rollout| rollout.reward.python_functions()));
+        names.extend(stage.environment.python_function());
+        for function in stage.algorithm.functions() {
+            names.push(function.as_str());
+        }
+    }
+    if let Some(eval) = &config.eval {
+        names.extend(eval.reward.python_functions());
+        names.extend(eval.environment.python_function());
+    }
+    let mut files = Vec::new();
+    for file in names.into_iter().filter_map(function_file) {
+        if file.is_file() && !files.contains(&file) {
+            files.push(file);
+        }
+    }
+    files
 }
 
 fn check_reward(reward: &RewardSettings) -> Result<(), RunError> {

@@ -151,7 +151,7 @@ impl<T: TrainEngine> RetrainedStage<T> {
         let Versions { stage, inputs, .. } = versions;
         let mut models = versions.models(versions.start()?)?;
         let (index, is_exact) = (versions.index as u32, versions.is_exact);
-        let training = batch_trainer(stage, index, inputs.seed, inputs.context, is_exact);
+        let training = batch_trainer(stage, index, inputs.seed, inputs.context, is_exact)?;
         let Some(path) = checkpoint else {
             let algorithm = AlgorithmState::default();
             return Ok(Self { models, training, algorithm, optimizer_steps: 0, skipped_steps: 0 });
@@ -171,10 +171,12 @@ impl<T: TrainEngine> RetrainedStage<T> {
     ) -> Result<PublishedPolicy, RunError> {
         let (before, total) = (self.optimizer_steps, optimizer_steps(versions.stage));
         let rate = |step: u64| versions.stage.optimizer.learning_rate_at(before + step, total);
+        let given = versions.recorded.advantages(batch)?;
         let position = BatchPosition {
             version: PolicyVersion(batch),
             state: self.algorithm,
             skipped_steps: self.skipped_steps,
+            given_advantages: given.as_ref(),
             learning_rate: &rate,
         };
         let report = self.training.train(&mut self.models, groups, &position, &mut |_, _| {})?;

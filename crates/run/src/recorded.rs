@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rloom_core::{Episode, Group, Task, Ticket};
+use rloom_learn::GivenAdvantages;
 use rloom_store::journal::{self, Record};
 use rloom_telemetry::{
     Activity, Event, EventFile, EventLine, LoggedTrajectory, Metrics, StepFiles, TelemetryError, rollout_log,
@@ -62,6 +63,8 @@ pub(crate) struct RecordedStage {
     files: StepFiles,
     groups: BTreeMap<Ticket, JournalGroup>,
     cuts: BTreeMap<u64, Vec<Ticket>>,
+    /// Advantages of each batch from a Python function.
+    advantages: BTreeMap<u64, GivenAdvantages>,
     /// Digests of the weights after each batch.
     weights: BTreeMap<u64, u64>,
 }
@@ -78,7 +81,7 @@ impl RecordedStage {
         let recovered = journal::read(&directory.join("journal"), index)?;
         let mut groups: BTreeMap<Ticket, JournalGroup> = BTreeMap::new();
         let mut cuts: BTreeMap<u64, Vec<Ticket>> = BTreeMap::new();
-        let mut weights = BTreeMap::new();
+        let (mut advantages, mut weights) = (BTreeMap::new(), BTreeMap::new());
         for record in recovered.snapshot.into_iter().chain(recovered.log) {
             match record {
                 Record::Episode { ticket, sample, episode } => {
@@ -91,8 +94,9 @@ impl RecordedStage {
                 Record::Failed { ticket, reason } => {
                     groups.entry(ticket).or_default().fate = Some(JournalFate::Failed(reason));
                 }
-                Record::Cut { batch, tickets } => {
+                Record::Cut { batch, tickets, advantages: given } => {
                     cuts.insert(batch, tickets);
+                    advantages.extend(given.map(|given| (batch, given)));
                 }
                 Record::Trained { batch, weights: digest, .. } => {
                     weights.insert(batch, digest);
@@ -114,7 +118,7 @@ impl RecordedStage {
             }
         }
         let files = StepFiles::new(directory, name, last_step(lines, name));
-        Ok(Self { files, groups, cuts, weights })
+        Ok(Self { files, groups, cuts, advantages, weights })
     }
 
     /// Returns the record of a group.
@@ -176,6 +180,14 @@ impl RecordedStage {
             return Ok(None);
         }
         Ok(rollout_log::read(&self.files.path(batch + 1)).map(Some)?)
+    }
+
+    /// Advantages of a batch from a Python function, from the journal or from the rollouts of its step.
+    pub(crate) fn advantages(&self, batch: u64) -> Result<Option<GivenAdvantages>, RunError> {
+        if self.cuts.contains_key(&batch) || !self.files.has(batch + 1) {
+            return Ok(self.advantages.get(&batch).cloned());
+        }
+        Ok(rollout_log::given_advantages(&self.files.path(batch + 1))?)
     }
 
     /// Digest of the weights after a batch, if the journal has it.

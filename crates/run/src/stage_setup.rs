@@ -15,7 +15,7 @@ use rloom_data::{Cursor, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::Environment;
 use rloom_hub::Hub;
-use rloom_learn::BatchTrainer;
+use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 use rloom_sched::Priority;
 use rloom_telemetry::StageOutline;
@@ -199,11 +199,12 @@ pub(crate) fn batch_trainer(
     seed: u64,
     context: usize,
     is_sampler_exact: bool,
-) -> BatchTrainer {
+) -> Result<BatchTrainer, RunError> {
     let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
     let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
-    BatchTrainer {
+    Ok(BatchTrainer {
         algorithm: stage.algorithm,
+        functions: MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?,
         completion_limit: limit.unwrap_or(context as u64),
         micro_batch_tokens: stage.trainer.micro_batch_tokens,
         share_prompts: stage.trainer.shares_prompts(),
@@ -216,7 +217,7 @@ pub(crate) fn batch_trainer(
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
-    }
+    })
 }
 
 /// Optimiser steps of the whole stage: the end of its learning-rate schedule.

@@ -10,6 +10,7 @@ use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities};
+use rloom_function::absolute_function;
 use rloom_hub::Hub;
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
@@ -113,6 +114,10 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     let of_stages = config.stages.iter_mut().map(|stage| &mut stage.environment);
     for environment in of_stages.chain(config.eval.as_mut().map(|eval| &mut eval.environment)) {
         environment.make_absolute();
+    }
+    for stage in &mut config.stages {
+        stage.algorithm.rename_functions(absolute_function);
+        stage.algorithm_settings.rename_functions(absolute_function);
     }
     if let Some(rollouts) = &mut config.run.rollouts
         && let Ok(path) = std::path::absolute(&*rollouts)
@@ -430,10 +435,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_probed =
             engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
         let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
-        let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact);
+        let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?;
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
-            training,
+            training: training.clone(),
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
             policy: self.inputs.policy,

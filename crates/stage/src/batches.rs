@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rloom_core::{Group, PolicyVersion, Ticket};
 use rloom_engine::{PublishedPolicy, RolloutEngine, TrainEngine, TrainError};
+use rloom_learn::{GivenAdvantages, MethodError};
 use rloom_sched::{InFlightWork, SchedulerEvent};
 use rloom_store::checkpoint::{CheckpointName, CheckpointState};
 use rloom_store::journal::Record;
@@ -72,38 +73,71 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Cuts a batch and gives it to the trainer.
     pub(crate) async fn train_batch(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StageError> {
-        self.record_cut(batch, tickets)?;
+        let recorded = self.compared_cut(batch, tickets)?;
         let groups: Vec<Group> =
             tickets.iter().filter_map(|&ticket| self.groups.take_ready(ticket)).collect();
         if groups.len() != tickets.len() {
             let missing = tickets.len() - groups.len();
             return Err(StageError::IncompleteBatch { stage: self.stage_name(), batch, missing });
         }
+        let (groups, advantages) = match &recorded {
+            Some(Some(advantages)) => (groups, Some(advantages.clone())),
+            _ => self.call_advantages(batch, groups).await?,
+        };
+        if recorded.is_none() && self.groups.source().samples() {
+            self.journal.append_cut(batch, tickets, advantages.clone())?;
+        }
         self.clock.cut(self.scheduler.counts());
         self.note_trainer_busy();
         self.weights.release().await.map_err(|error| self.worker_failed(error))?;
-        let job = TrainJob { version: PolicyVersion(batch), groups, learner: self.learner.clone() };
+        let learner = self.learner.clone();
+        let job = TrainJob { version: PolicyVersion(batch), groups, advantages, learner };
         if let Some(trainer) = &self.trainer {
             trainer.train(job);
         }
         Ok(())
     }
 
-    /// Journals the cut, or compares it with the recorded one.
-    fn record_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StageError> {
+    /// Compares the cut with the recorded one, and returns the advantages that were recorded with it; `None` if there is
+    /// no such record.
+    fn compared_cut(
+        &mut self,
+        batch: u64,
+        tickets: &[Ticket],
+    ) -> Result<Option<Option<GivenAdvantages>>, StageError> {
         if !self.groups.source().samples() {
-            return Ok(());
+            return Ok(None);
         }
         match self.recorded_cut() {
-            Some(recorded) if recorded != tickets => Err(StageError::CutMismatch {
+            Some((recorded, _)) if recorded != tickets => Err(StageError::CutMismatch {
                 stage: self.stage_name(),
                 batch,
                 recorded: recorded.iter().map(|t| t.0).collect(),
                 now: tickets.iter().map(|t| t.0).collect(),
             }),
-            Some(_) => Ok(()),
-            None => Ok(self.journal.append_cut(batch, tickets)?),
+            recorded => Ok(recorded.map(|(_, advantages)| advantages)),
         }
+    }
+
+    /// Has the Python function compute the advantages of a batch, if there is one. The driver waits: nothing can be
+    /// trained before, and the call has a timeout.
+    async fn call_advantages(
+        &mut self,
+        batch: u64,
+        groups: Vec<Group>,
+    ) -> Result<(Vec<Group>, Option<GivenAdvantages>), StageError> {
+        let functions = self.context.training.functions.clone();
+        if !functions.computes_advantages() {
+            return Ok((groups, None));
+        }
+        let call = tokio::task::spawn_blocking(move || {
+            let advantages = functions.advantages(PolicyVersion(batch), &groups);
+            (groups, advantages)
+        });
+        let (groups, advantages) =
+            call.await.map_err(|error| self.worker_failed(WorkerError::function_task(&error)))?;
+        let advantages = advantages.map_err(|error| self.worker_failed(MethodError::from(error)))?;
+        Ok((groups, advantages))
     }
 
     /// Handles a finished job of the training thread.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rloom_collect::CollectError;
 use rloom_core::ErrorText;
 use rloom_engine::{Form, RolloutError, TrainError};
+use rloom_learn::MethodError;
 use rloom_sched::SchedulerEvent;
 use rloom_store::StoreError;
 use tokio::task::JoinError;
@@ -21,6 +22,16 @@ pub enum WorkerError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Train(#[from] TrainError),
+    /// A Python function of the algorithm failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Function(#[from] MethodError),
+    /// The call of a Python function panicked.
+    #[error("calling a function panicked: {message}")]
+    FunctionPanicked {
+        /// Message of the panic.
+        message: String,
+    },
     /// The evaluation failed.
     #[error("the evaluation failed: {0}")]
     #[diagnostic(forward(0))]
@@ -51,6 +62,10 @@ pub enum WorkerError {
 impl WorkerError {
     pub(crate) fn evaluation_task(error: &JoinError) -> Self {
         Self::EvaluationPanicked { message: error.to_string() }
+    }
+
+    pub(crate) fn function_task(error: &JoinError) -> Self {
+        Self::FunctionPanicked { message: error.to_string() }
     }
 
     pub(crate) fn load_task(error: &JoinError) -> Self {

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use rloom_algo::FilterReason;
 use rloom_collect::{GroupFailure, GroupUpdate};
-use rloom_core::{Episode, Group, Role, Task, Ticket};
+use rloom_core::{Episode, Group, PolicyVersion, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
+use rloom_learn::MethodError;
 use rloom_sched::SchedulerEvent;
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, GroupEnd, Lane, Phase};
@@ -51,7 +53,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         };
         match event {
             StageEvent::Group(event) => {
-                let event = self.on_group(event)?;
+                let event = self.on_group(event).await?;
                 if event.is_some() {
                     self.note_rollouts();
                     self.load_pinned().await?;
@@ -93,12 +95,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.check_stall(Self::describe_wait)
     }
 
-    fn on_group(&mut self, event: GroupEvent) -> Result<Option<JournaledEvent>, StageError> {
+    async fn on_group(&mut self, event: GroupEvent) -> Result<Option<JournaledEvent>, StageError> {
         let Some(change) = self.groups.interpret(event) else { return Ok(None) };
         self.stall.alive();
         match change {
             GroupChange::Update(ticket, update) => self.on_group_update(ticket, update).map(|()| None),
-            GroupChange::Complete(ticket, task) => self.on_group_complete(ticket, task).map(Some),
+            GroupChange::Complete(ticket, task) => self.on_group_complete(ticket, task).await.map(Some),
             GroupChange::Failed(ticket, failure) => self.on_group_failed(ticket, failure).map(Some),
             GroupChange::Stopped(_) => Ok(None),
         }
@@ -127,7 +129,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(())
     }
 
-    fn on_group_complete(&mut self, ticket: Ticket, task: Task) -> Result<JournaledEvent, StageError> {
+    async fn on_group_complete(&mut self, ticket: Ticket, task: Task) -> Result<JournaledEvent, StageError> {
         let Some((group, started)) = self.groups.assemble(ticket, task) else {
             return Err(StageError::UnknownGroup { stage: self.stage_name(), ticket: ticket.0 });
         };
@@ -138,23 +140,56 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             self.reporter.activity(Lane::Rollout, Activity::Group, interval, oldest.0, Some(ticket.0));
         }
         let record = ready_record(&group, self.context.policy, version);
-        let event = self.admit_complete(group)?;
+        let (group, reason) = match self.verdict(&group) {
+            None => self.call_filter(oldest, group).await?,
+            reason => (group, reason),
+        };
+        let event = self.admit_complete(group, reason)?;
         Ok(match event {
             SchedulerEvent::GroupFiltered(_) => JournaledEvent::recorded(event, Record::Filtered { ticket }),
             _ => JournaledEvent::recorded(event, record),
         })
     }
 
-    /// Keeps a complete group, or filters it. Deterministic: a resumed run filters the same groups.
-    pub(crate) fn admit_complete(&mut self, group: Group) -> Result<SchedulerEvent, StageError> {
-        let ticket = group.ticket;
-        self.counters.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
+    /// The reason to replace a complete group, as far as no Python function decides. Deterministic.
+    pub(crate) fn verdict(&self, group: &Group) -> Option<FilterReason> {
         let filters = self.context.training.algorithm.filters;
         let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
         let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
         let rule = self.context.training.outcome;
         let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
-        let Some(reason) = filters.verdict(&outcomes, &rewards) else {
+        filters.verdict(&outcomes, &rewards)
+    }
+
+    /// Has the Python function decide about a complete group, if there is one. The decision is recorded.
+    async fn call_filter(
+        &mut self,
+        version: PolicyVersion,
+        group: Group,
+    ) -> Result<(Group, Option<FilterReason>), StageError> {
+        let functions = self.context.training.functions.clone();
+        if !functions.filters_groups() {
+            return Ok((group, None));
+        }
+        let call = tokio::task::spawn_blocking(move || {
+            let keeps = functions.keeps(version, &group);
+            (group, keeps)
+        });
+        let (group, keeps) =
+            call.await.map_err(|error| self.worker_failed(WorkerError::function_task(&error)))?;
+        let keeps = keeps.map_err(|error| self.worker_failed(MethodError::from(error)))?;
+        Ok((group, (!keeps).then_some(FilterReason::Function)))
+    }
+
+    /// Keeps a complete group, or replaces it for `reason`.
+    pub(crate) fn admit_complete(
+        &mut self,
+        group: Group,
+        reason: Option<FilterReason>,
+    ) -> Result<SchedulerEvent, StageError> {
+        let ticket = group.ticket;
+        self.counters.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
+        let Some(reason) = reason else {
             let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
             self.groups.add_ready(group);
             return Ok(SchedulerEvent::GroupReady { ticket, oldest });
@@ -163,12 +198,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         *self.counters.filtered.entry(reason.name().to_owned()).or_default() += 1;
         let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
-        if filtered + batch > u64::from(filters.max_draws) * batch * self.batches_in_progress() {
+        let max_draws = self.context.training.algorithm.filters.max_draws;
+        if filtered + batch > u64::from(max_draws) * batch * self.batches_in_progress() {
             return Err(StageError::NothingLeft {
                 stage: self.stage_name(),
                 step: self.step(),
                 filtered: self.counters.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
-                draws: filters.max_draws,
+                draws: max_draws,
                 checkpoint: self.last_checkpoint(),
             });
         }

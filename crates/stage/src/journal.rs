@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use rloom_core::Ticket;
+use rloom_learn::GivenAdvantages;
 use rloom_store::StoreError;
 use rloom_store::journal::{Journal, Record};
 
@@ -40,8 +41,13 @@ impl StageJournal {
     }
 
     /// Appends a cut, also at the end of a replay.
-    pub(crate) fn append_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StoreError> {
-        self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec() })
+    pub(crate) fn append_cut(
+        &mut self,
+        batch: u64,
+        tickets: &[Ticket],
+        advantages: Option<GivenAdvantages>,
+    ) -> Result<(), StoreError> {
+        self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec(), advantages })
     }
 
     /// Starts the segment that follows `version`.

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use rloom_algo::FilterReason;
 use rloom_core::{Episode, Group, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
+use rloom_learn::GivenAdvantages;
 use rloom_sched::{GroupStatus, InFlightWork, OpenGroup, SchedulerEvent, SchedulerState};
 use rloom_store::journal::Record;
 
@@ -97,7 +99,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };
-                return self.admit_complete(group).map(|event| Some(event.into()));
+                let reason = self.verdict(&group);
+                return self.admit_complete(group, reason).map(|event| Some(event.into()));
             }
             Record::Filtered { ticket } => {
                 let Some(runner) = self.groups.source().rollouts() else { return Ok(None) };
@@ -105,7 +108,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };
-                return self.admit_complete(group).map(|event| Some(event.into()));
+                // The decision of a function is not repeated.
+                let by_function = self.context.training.functions.filters_groups();
+                let reason = self.verdict(&group).or(by_function.then_some(FilterReason::Function));
+                return self.admit_complete(group, reason).map(|event| Some(event.into()));
             }
             Record::Failed { ticket, reason } => {
                 let failure = self.groups.failure(ticket, reason);
@@ -128,7 +134,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 return self.work_done(requested, SchedulerEvent::Checkpointed).await.map(Some);
             }
             // A cut is compared when its batch is cut again.
-            Record::Cut { batch, tickets } => {
+            Record::Cut { batch, tickets, .. } => {
                 return Err(StageError::CutMismatch {
                     stage: self.stage_name(),
                     batch,
@@ -168,18 +174,18 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         StageError::JournalContradicts { stage: self.stage_name(), what }
     }
 
-    /// Returns the cut recorded at this point; `None` at the end of the records.
-    pub(crate) fn recorded_cut(&mut self) -> Option<Vec<Ticket>> {
+    /// Returns the cut recorded at this point, with the advantages of a Python function; `None` at the end of the records.
+    pub(crate) fn recorded_cut(&mut self) -> Option<(Vec<Ticket>, Option<GivenAdvantages>)> {
         // A stopping run cuts no batch but keeps parts of groups in flight. A resumed one cuts first.
         while let Some(record) = self.journal.next_record() {
             let (ticket, sample, part) = match record {
-                Record::Cut { tickets, .. } => return Some(tickets),
+                Record::Cut { tickets, advantages, .. } => return Some((tickets, advantages)),
                 Record::Episode { ticket, sample, episode } => (ticket, sample, GroupPart::Episode(episode)),
                 Record::PartialEpisode { ticket, sample, episode } => {
                     (ticket, sample, GroupPart::Partial(episode))
                 }
                 // Nothing else can follow: no batch was cut here.
-                _ => return Some(Vec::new()),
+                _ => return Some((Vec::new(), None)),
             };
             // The group may have become stale at this cut.
             if self.scheduler.started(ticket).is_some() {

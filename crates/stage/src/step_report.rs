@@ -6,7 +6,7 @@ use rloom_collect::{batch_metrics, completion_text, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::{BatchReport, SkippedSteps};
-use rloom_telemetry::{Event, Metrics, Sample};
+use rloom_telemetry::{Event, LoggedAdvantages, Metrics, Sample};
 
 use crate::Stage;
 use crate::clock::StepTimes;
@@ -115,7 +115,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let text = |trajectory: &Trajectory| {
             (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory))
         };
-        if let Err(error) = self.rollouts.write(step, groups, &report.advantages, &text) {
+        let given = report.given_advantages.as_deref().unwrap_or_default();
+        let advantages = LoggedAdvantages { shown: &report.advantages, given };
+        if let Err(error) = self.rollouts.write(step, groups, advantages, &text) {
             self.reporter.warn(format!("the rollouts of step {step} were not written: {error}"));
         }
     }

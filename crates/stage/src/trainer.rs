@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
-use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, Models};
+use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models};
 use rloom_model::OptimizerSettings;
 use rloom_store::checkpoint::{CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder};
 use rloom_store::disk;
@@ -72,6 +72,8 @@ pub(crate) struct TrainJob {
     /// Batches trained before.
     pub(crate) version: PolicyVersion,
     pub(crate) groups: Vec<Group>,
+    /// Advantages from a Python function, if there is one.
+    pub(crate) advantages: Option<GivenAdvantages>,
     /// State after the batch before.
     pub(crate) learner: LearnerState,
 }
@@ -233,13 +235,14 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {
-        let TrainJob { version, groups, learner } = job;
+        let TrainJob { version, groups, advantages, learner } = job;
         let (total, optimizer) = (self.total_optimizer_steps, self.optimizer.clone());
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition {
             version,
             state: learner.algorithm,
             skipped_steps: learner.skipped_steps,
+            given_advantages: advantages.as_ref(),
             learning_rate: &rate,
         };
         let mut report_steps = |done, total| progress.set_steps(done, total);

@@ -27,7 +27,7 @@ pub use event::{
 };
 pub use event_file::{EventFile, SkippedLines, read_events};
 pub use history::surviving;
-pub use rollout_log::LoggedTrajectory;
+pub use rollout_log::{LoggedAdvantages, LoggedTrajectory};
 pub use rollout_writer::RolloutWriter;
 pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;

@@ -40,9 +40,21 @@ pub struct LoggedTrajectory {
     pub rewards: Rewards,
     /// Advantage of the episode.
     pub advantage: Option<f64>,
+    /// Advantages from a Python function: one for all tokens of the episode or one per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_advantages: Option<Vec<f64>>,
     /// The trajectory.
     #[serde(flatten)]
     pub trajectory: Trajectory,
+}
+
+/// Advantages of the groups of a step, `[group][episode]`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoggedAdvantages<'a> {
+    /// Advantage of each episode.
+    pub shown: &'a [Vec<f64>],
+    /// Advantages that a Python function has computed; empty without one.
+    pub given: &'a [Vec<Vec<f64>>],
 }
 
 #[derive(Debug, Serialize)]
@@ -56,6 +68,8 @@ struct Line<'a> {
     role: Role,
     rewards: &'a Rewards,
     advantage: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given_advantages: Option<&'a [f64]>,
     #[serde(flatten)]
     trajectory: &'a Trajectory,
 }
@@ -66,7 +80,7 @@ pub fn write(
     path: &Path,
     step: u64,
     groups: &[Group],
-    advantages: &[Vec<f64>],
+    advantages: LoggedAdvantages<'_>,
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
     let mut partial = path.as_os_str().to_owned();
@@ -86,7 +100,7 @@ fn write_file(
     path: &Path,
     step: u64,
     groups: &[Group],
-    advantages: &[Vec<f64>],
+    advantages: LoggedAdvantages<'_>,
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
     let io = |source| TelemetryError::io("write", path, source);
@@ -105,7 +119,8 @@ fn write_file(
                     answer: &group.task.answer,
                     role: episode.role,
                     rewards: &episode.rewards,
-                    advantage: advantages.get(g).and_then(|a| a.get(e)).copied(),
+                    advantage: advantages.shown.get(g).and_then(|a| a.get(e)).copied(),
+                    given_advantages: advantages.given.get(g).and_then(|a| a.get(e)).map(Vec::as_slice),
                     trajectory,
                 };
                 // A line at a time: each write to the encoder costs as much as some hundred bytes.
@@ -228,6 +243,29 @@ pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
     Ok(groups)
 }
 
+/// Returns the advantages of a step that a Python function has computed, `[group][episode]`; `None` if it has computed none.
+pub fn given_advantages(path: &Path) -> Result<Option<Vec<Vec<Vec<f64>>>>, TelemetryError> {
+    let mut groups: Vec<Vec<Vec<f64>>> = Vec::new();
+    let (mut last, mut is_given) = (None, false);
+    for line in lines(path)? {
+        let LoggedTrajectory { given_advantages, trajectory, .. } = line?;
+        let (ticket, sample) = (trajectory.key.ticket, trajectory.key.sample);
+        if last.is_none_or(|(known, _)| known != ticket) {
+            groups.push(Vec::new());
+        }
+        // Every segment of an episode has those of the whole episode.
+        if last != Some((ticket, sample)) {
+            is_given |= given_advantages.is_some();
+            groups
+                .last_mut()
+                .into_iter()
+                .for_each(|group| group.push(given_advantages.clone().unwrap_or_default()));
+        }
+        last = Some((ticket, sample));
+    }
+    Ok(is_given.then_some(groups))
+}
+
 /// Assembles the trajectories of a group into episodes.
 pub fn episodes(group: Vec<LoggedTrajectory>) -> Vec<Episode> {
     let mut episodes = Vec::new();
@@ -258,7 +296,13 @@ mod tests {
         let path = directory.path().join("rl-step-000004.jsonl.zst");
         let groups = [synthetic_group(9, 2, 3), synthetic_group(11, 2, 2)];
         let text = |t: &Trajectory| ("p".to_owned(), format!("{} tokens", t.tokens.len()));
-        write(&path, 4, &groups, &[vec![1.0, -1.0], vec![0.5, -0.5]], &text).unwrap();
+        let shown = [vec![1.0, -1.0], vec![0.5, -0.5]];
+        let given = [vec![vec![1.0], vec![-1.0]], vec![vec![0.1, 0.7], Vec::new()]];
+        write(&path, 4, &groups, LoggedAdvantages { shown: &shown, given: &given }, &text).unwrap();
+        assert_eq!(given_advantages(&path).unwrap().unwrap(), given);
+        let without = LoggedAdvantages { shown: &shown, given: &[] };
+        write(&path, 4, &groups, without, &text).unwrap();
+        assert_eq!(given_advantages(&path).unwrap(), None);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
         assert_eq!(tickets(&path).unwrap(), [9, 11]);
         let found = group(&path, 11).unwrap();
@@ -278,7 +322,8 @@ mod tests {
         // A folder in the place of the file makes the rename fail.
         std::fs::create_dir(&path).unwrap();
         let text = |_: &Trajectory| (String::new(), String::new());
-        let error = write(&path, 4, &[synthetic_group(9, 2, 3)], &[], &text).unwrap_err();
+        let error =
+            write(&path, 4, &[synthetic_group(9, 2, 3)], LoggedAdvantages::default(), &text).unwrap_err();
         assert!(error.to_string().starts_with("could not rename"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
@@ -288,7 +333,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rl-step-000001.jsonl.zst");
         let text = |_: &Trajectory| (String::new(), String::new());
-        write(&path, 1, &[synthetic_group(3, 0, 2), synthetic_group(5, 0, 2)], &[], &text).unwrap();
+        let groups = [synthetic_group(3, 0, 2), synthetic_group(5, 0, 2)];
+        write(&path, 1, &groups, LoggedAdvantages::default(), &text).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let plain = String::from_utf8(zstd::decode_all(&bytes[..]).unwrap()).unwrap();
         assert_eq!(plain.lines().count(), 4);

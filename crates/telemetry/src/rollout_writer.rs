@@ -6,7 +6,7 @@ use rloom_core::{Group, Trajectory};
 use rloom_store::directory::rollouts_file;
 
 use crate::step_files::recorded_steps;
-use crate::{TelemetryError, rollout_log};
+use crate::{LoggedAdvantages, TelemetryError, rollout_log};
 
 /// Writes the rollout logs of a stage and keeps those of its last steps.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl RolloutWriter {
         &mut self,
         step: u64,
         groups: &[Group],
-        advantages: &[Vec<f64>],
+        advantages: LoggedAdvantages<'_>,
         text: &dyn Fn(&Trajectory) -> (String, String),
     ) -> Result<(), TelemetryError> {
         if self.keep != Some(0) {
@@ -68,7 +68,11 @@ mod tests {
     fn kept(run: &Path, keep: Option<u64>, from: u64, to: u64) -> Vec<u64> {
         let mut writer = RolloutWriter::new(run, "rl", keep);
         for step in from..=to {
-            writer.write(step, &[group(step, step, 1)], &[], &|_| (String::new(), String::new())).unwrap();
+            writer
+                .write(step, &[group(step, step, 1)], LoggedAdvantages::default(), &|_| {
+                    (String::new(), String::new())
+                })
+                .unwrap();
         }
         recorded_steps(run, "rl")
     }

@@ -26,14 +26,7 @@ class Reward:
     """A reward function behind one interface: samples in, numbers out."""
 
     def __init__(self, function: Any, *, group: bool) -> None:
-        if isinstance(function, type):
-            try:
-                function = function()
-            except TypeError as error:
-                raise RefusedError(f"the class {function.__name__} needs arguments: {error}") from error
-        if not callable(function):
-            raise RefusedError(f"it is of type {type(function).__name__} and cannot be called")
-        self._function = function
+        self._function = function = callable_of(function)
         self._signature = Signature(function)
         self.metrics = Metrics()
         self.form, adapter, takes_groups = self._choose()
@@ -157,6 +150,18 @@ class Reward:
         return number(self._call(**{**columns, **named, **context}))
 
 
+def callable_of(function: Any) -> Any:
+    """A function as it is, or an instance of a class."""
+    if isinstance(function, type):
+        try:
+            function = function()
+        except TypeError as error:
+            raise RefusedError(f"the class {function.__name__} needs arguments: {error}") from error
+    if not callable(function):
+        raise RefusedError(f"it is of type {type(function).__name__} and cannot be called")
+    return function
+
+
 async def _awaited(result: Any) -> Any:
     return await result
 
@@ -182,6 +187,11 @@ class Signature:
                 f"its parameters {', '.join(fixed)} are positional-only; arguments are passed by name"
             )
 
+    def unknown(self, known: Sequence[str]) -> list[str]:
+        """Parameters without a default that are not among `known`."""
+        empty = inspect.Parameter.empty
+        return [name for name, p in self._named.items() if name not in known and p.default is empty]
+
     def text(self) -> str:
         """The signature as the source has it."""
         return self._text
@@ -203,11 +213,7 @@ class Signature:
 
     def select(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments that the function takes. A parameter without argument and default is an error."""
-        missing = [
-            name
-            for name, p in self._named.items()
-            if name not in arguments and p.default is inspect.Parameter.empty
-        ]
+        missing = self.unknown(list(arguments))
         if missing:
             names = ", ".join(f"`{name}`" for name in missing)
             raise ResultError(

@@ -22,7 +22,7 @@ package = types.ModuleType("rloom_functions")
 package.__path__ = []
 sys.modules["rloom_functions"] = package
 modules = json.loads(requests.readline())
-for name in ("errors", "samples", "loading", "adapters", "environments", "serving", "worker"):
+for name in ("errors", "samples", "loading", "adapters", "environments", "methods", "serving", "worker"):
     module = types.ModuleType("rloom_functions." + name)
     module.__package__ = "rloom_functions"
     sys.modules[module.__name__] = module

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from .adapters import Reward
 from .environments import Episodes
 from .errors import RefusedError, describe
+from .methods import NAMES, Method
 from .samples import Sample
 
 VERSION = 1
@@ -23,6 +24,7 @@ class Server:
         self._load = load
         self._reward: Reward | None = None
         self._episodes: Episodes | None = None
+        self._method: Method | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request; failures are answers, too."""
@@ -44,6 +46,8 @@ class Server:
             samples = [Sample.read(fields) for fields in request["judge"]["samples"]]
             verdicts = self._reward.judge(samples)
             return {"verdicts": verdicts, "metrics": self._reward.metrics.take()}
+        if "compute" in request and self._method is not None:
+            return self._method.compute(request["compute"]["numbers"])
         if self._episodes is not None:
             for operation in ("begin", "act", "end"):
                 if operation in request:
@@ -59,6 +63,9 @@ class Server:
         if hello["role"] == "environment":
             self._episodes = Episodes(function)
             form = self._episodes.form
+        elif hello["role"] in NAMES:
+            self._method = Method(function, hello["role"])
+            form = hello["role"]
         else:
             self._reward = Reward(function, group=hello["group"])
             form = self._reward.form

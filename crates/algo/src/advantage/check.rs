@@ -70,7 +70,19 @@ fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result
         place.per_token(Score::PrmLogprob, e.prm_logprob, e.tokens)?;
         place.per_token(Score::PrmReferenceLogprob, e.prm_reference_logprob, e.tokens)?;
     }
+    if reads.given {
+        given(e, place)?;
+    }
     if reads.steps { steps(e, place) } else { Ok(()) }
+}
+
+fn given(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
+    let (got, expected) = (e.given.len(), e.tokens);
+    if got != 1 && got != expected {
+        let Place { group, episode } = place;
+        return Err(AlgoError::EpisodeLength { what: Score::Advantage, group, episode, got, expected });
+    }
+    place.finite("advantage", e.given.iter().copied())
 }
 
 fn steps(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {

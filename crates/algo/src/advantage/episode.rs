@@ -42,6 +42,9 @@ pub struct EpisodeRewards<'a> {
     pub prm_logprob: &'a [f32],
     /// Log-probabilities under the initial weights of that model ([`Estimator::Prime`](crate::Estimator::Prime)).
     pub prm_reference_logprob: &'a [f32],
+    /// Advantages that are computed elsewhere: one for all tokens, or one per token
+    /// ([`Estimator::Python`](crate::Estimator::Python)).
+    pub given: &'a [f64],
 }
 
 impl Default for EpisodeRewards<'_> {
@@ -58,6 +61,7 @@ impl Default for EpisodeRewards<'_> {
             steps: &[],
             prm_logprob: &[],
             prm_reference_logprob: &[],
+            given: &[],
         }
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Reads {
     pub(crate) steps: bool,
     /// The group's greedy episode.
     pub(crate) greedy: bool,
+    /// Advantages that are computed elsewhere.
+    pub(crate) given: bool,
     /// Log-probabilities of a process-reward model with this β.
     pub(crate) prm: Option<f64>,
 }

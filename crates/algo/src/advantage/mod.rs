@@ -27,6 +27,7 @@ mod normalized;
 mod opo;
 mod outcome;
 mod prime;
+mod python;
 mod raft_pp;
 mod reinforce_pp;
 mod reinforce_pp_baseline;
@@ -91,6 +92,8 @@ estimator::estimators! {
     gigpo::Gigpo = "gigpo",
     /// Outcome and implicit process rewards, each with a leave-one-out baseline.
     prime::Prime = "prime",
+    /// A Python function.
+    python::Python = "python",
 }
 
 /// Computes the advantages of a batch.

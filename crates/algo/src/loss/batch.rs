@@ -65,8 +65,29 @@ pub struct LossBatch<'a> {
     pub old_value: Option<&'a [f32]>,
     /// Per row: the outcome, 0 to 1, that [`ImplicitReward`](crate::losses::ImplicitReward) learns from.
     pub outcome: Option<&'a [f32]>,
+    /// Value and coefficients of a surrogate that is computed elsewhere ([`Python`](crate::losses::Python)).
+    pub given: Option<&'a GivenLoss>,
     /// The log-probabilities that `behavior_logprob` is compared with.
     pub mismatch: Mismatch,
+}
+
+/// Value of a surrogate over a micro-batch and its derivatives, already normalised, computed elsewhere from the scores.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct GivenLoss {
+    /// The micro-batch's part of the surrogate.
+    pub value: f64,
+    /// Derivative by each log-probability.
+    pub d_logprob: Vec<f64>,
+    /// Derivative by each entropy.
+    pub d_entropy: Vec<f64>,
+}
+
+impl GivenLoss {
+    /// True if the coefficients of these tokens are 0.
+    pub(super) fn is_zero(&self, tokens: &Range<usize>) -> bool {
+        let zero = |d: &[f64]| d.get(tokens.clone()).is_some_and(|own| own.iter().all(|&d| d == 0.0));
+        zero(&self.d_logprob) && zero(&self.d_entropy)
+    }
 }
 
 /// The derivative of the loss by each score, and the sums behind the metrics.

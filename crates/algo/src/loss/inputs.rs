@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{LossBatch, LossTerms, Mismatch, PolicyLoss, TokenScores, ValueLoss, kernel::Row};
+use super::{GivenLoss, LossBatch, LossTerms, Mismatch, PolicyLoss, TokenScores, ValueLoss, kernel::Row};
 use crate::{AlgoError, KlEstimator, Level, RatioTo, Score};
 
 /// Checks that rows tile `0..tokens`.
@@ -22,6 +22,17 @@ fn check_rows(rows: &[Range<usize>], tokens: usize) -> Result<(), AlgoError> {
 
 fn check_per_row(what: &'static str, got: usize, expected: usize) -> Result<(), AlgoError> {
     if got == expected { Ok(()) } else { Err(AlgoError::RowLength { what, got, expected }) }
+}
+
+/// The coefficients of a surrogate that is computed elsewhere. Their values are checked with the sums that they are part
+/// of.
+fn checked_given<'a>(batch: &LossBatch<'a>, tokens: usize) -> Result<&'a GivenLoss, AlgoError> {
+    let what = Score::Coefficient;
+    let given = batch.given.ok_or(AlgoError::Missing { what })?;
+    match [given.d_logprob.len(), given.d_entropy.len()].into_iter().find(|&length| length != tokens) {
+        Some(got) => Err(AlgoError::Length { what, got, expected: tokens }),
+        None => Ok(given),
+    }
 }
 
 /// The per-token arrays that are present, by name.
@@ -102,6 +113,8 @@ pub(super) struct Inputs<'a> {
     reference: Option<&'a [f32]>,
     interpolation: Option<&'a [f32]>,
     outcome: Option<&'a [f32]>,
+    /// Of a surrogate that is computed elsewhere.
+    pub(super) given: Option<&'a GivenLoss>,
     mismatch: Mismatch,
     ratio_to: RatioTo,
     /// True if the scores replace the proximal policy's log-probabilities.
@@ -122,7 +135,10 @@ impl<'a> Inputs<'a> {
         let mut inputs = Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))?;
         let has_ratio = loss.surrogate.has_ratio();
         inputs.is_its_own_proximal = loss.correction.is_some() && !has_ratio;
-        inputs.check_given(loss, batch)?;
+        inputs.check_present(loss, batch)?;
+        if loss.surrogate.kernel().is_given() {
+            inputs.given = Some(checked_given(batch, scores.logprob.len())?);
+        }
         inputs.value = loss.value.map(|spec| ValueInputs::check(&spec, batch, scores)).transpose()?;
         inputs.ratio_to = loss.ratio_to;
         let to_sampler = loss.surrogate.reads_behavior()
@@ -195,6 +211,7 @@ impl<'a> Inputs<'a> {
             reference: batch.reference_logprob,
             interpolation: batch.interpolation,
             outcome: batch.outcome,
+            given: None,
             mismatch: batch.mismatch,
             ratio_to: RatioTo::Old,
             is_its_own_proximal: false,
@@ -207,7 +224,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Checks that every input of the loss is present.
-    fn check_given(&self, loss: &PolicyLoss, batch: &LossBatch<'_>) -> Result<(), AlgoError> {
+    fn check_present(&self, loss: &PolicyLoss, batch: &LossBatch<'_>) -> Result<(), AlgoError> {
         let has_ratio = loss.surrogate.reads_old() || loss.kl.is_some_and(|kl| kl.ratio);
         let corrects = loss.correction.is_some();
         let to_sampler = has_ratio && loss.ratio_to == RatioTo::Behavior;
@@ -302,7 +319,7 @@ impl Wide {
     /// Returns a row in `f64`; `picked` is flat over the micro-batch, or empty.
     pub(super) fn row<'w>(
         &'w mut self,
-        inputs: &Inputs<'_>,
+        inputs: &'w Inputs<'_>,
         row: usize,
         range: &Range<usize>,
         picked: &'w [bool],
@@ -343,6 +360,7 @@ impl Wide {
             advantage: &self.advantage,
             picked: picked.get(range.clone()).unwrap_or_default(),
             outcome: inputs.outcome.map_or(0.0, |outcome| f64::from(outcome[row])),
+            given: inputs.given.map_or(&[], |given| &given.d_logprob[range.clone()]),
         }
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Row<'a> {
     pub(crate) picked: &'a [bool],
     /// 0 if not given.
     pub(crate) outcome: f64,
+    /// Coefficients of a loss that is computed elsewhere; empty for the others.
+    pub(crate) given: &'a [f64],
 }
 
 impl Row<'_> {
@@ -163,6 +165,11 @@ pub(crate) trait Kernel {
     }
 
     fn reads(&self) -> Reads;
+
+    /// True if the loss is computed elsewhere: its coefficients are inputs that are already normalised.
+    fn is_given(&self) -> bool {
+        false
+    }
 
     fn bounds(&self) -> Bounds {
         Bounds::default()

@@ -26,6 +26,7 @@ mod luspo;
 mod metrics;
 mod policy_loss;
 mod ppo_clip;
+mod python;
 mod reinforce;
 mod sapo;
 mod sft;
@@ -37,7 +38,7 @@ mod topr;
 mod value_loss;
 mod vespo;
 
-pub use batch::{LossBatch, LossGrad, Mismatch, TokenScores};
+pub use batch::{GivenLoss, LossBatch, LossGrad, Mismatch, TokenScores};
 pub use correction::{Correction, ImportanceWeight, Rejection};
 pub use interpolation::interpolation;
 pub use kernel::Scope;
@@ -85,6 +86,8 @@ surrogate::losses! {
         clip_cov::ClipCov = "clip_cov",
         /// A penalty on the few tokens of highest covariance.
         kl_cov::KlCov = "kl_cov",
+        /// A Python function.
+        python::Python = "python",
     }
     internal {
         /// Cross-entropy of an implicit process-reward model with outcomes.

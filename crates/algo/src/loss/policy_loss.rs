@@ -99,6 +99,9 @@ pub(super) fn of_micro_batch(
         d_value: vec![0.0; scores.value.len()],
         terms: LossTerms::of_policy(loss),
     };
+    if let Some(given) = inputs.given {
+        grad.terms.add_surrogate(given.value);
+    }
     let (mut wide, mut terms, mut weights) = (Wide::default(), Vec::new(), Vec::new());
     for (index, range) in inputs.rows.iter().enumerate() {
         if range.is_empty() {
@@ -159,8 +162,12 @@ impl OfRow<'_> {
     fn add(&self, terms: &[TokenTerm], weights: &[Weight], grad: &mut LossGrad) -> Result<(), AlgoError> {
         let Self { loss, row, .. } = self;
         let divisor = loss.aggregation.divisor(row.len(), self.counts)?;
-        let surrogate_divisor =
-            if loss.surrogate.is_per_sequence() { self.counts.sequences as f64 } else { divisor };
+        let surrogate_divisor = match (loss.surrogate.is_per_sequence(), self.inputs.given) {
+            // Already normalised.
+            (_, Some(_)) => 1.0,
+            (true, None) => self.counts.sequences as f64,
+            (false, None) => divisor,
+        };
         for (t, (term, weight)) in terms.iter().zip(weights).enumerate() {
             let (i, sums) = (self.start + t, &mut grad.terms);
             sums.add_surrogate(weight.value * term.value / surrogate_divisor);
@@ -177,8 +184,9 @@ impl OfRow<'_> {
             sums.observe_entropy(entropy);
             if loss.entropy_coef != 0.0 {
                 sums.add_entropy_loss(-loss.entropy_coef * entropy / divisor);
-                grad.d_entropy[i] = rounded(-loss.entropy_coef / divisor, self.index, t)?;
             }
+            let given = self.inputs.given.map_or(0.0, |given| given.d_entropy[i]);
+            grad.d_entropy[i] = rounded(given - loss.entropy_coef / divisor, self.index, t)?;
             self.inputs.observe(row, t, sums);
             grad.d_logprob[i] = rounded(coefficient, self.index, t)?;
         }

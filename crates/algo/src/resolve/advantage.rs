@@ -3,11 +3,15 @@
 use super::reader::{Reader, checked, read, refuse};
 use crate::advantage::Whitening;
 use crate::error::Refusal;
+use crate::settings::function::check_name;
 use crate::{AdvantageKind, AlgoError, Backbone, CriticSpec, Estimator, PrmSpec, ValueLoss};
 
 pub(super) fn estimator(r: &mut Reader) -> Result<Estimator, AlgoError> {
     let asked = r.asked.advantage.unwrap_or_default();
     let estimator = asked.resolve(asked.kind.unwrap_or(AdvantageKind::Group))?;
+    if let Estimator::Python(python) = &estimator {
+        check_name("advantage.function", python.function)?;
+    }
     r.record.advantage = Some(estimator.settings());
     Ok(estimator)
 }

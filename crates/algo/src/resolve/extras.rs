@@ -3,9 +3,11 @@
 use super::reader::{Reader, checked, read, refuse};
 use crate::error::Refusal;
 use crate::loss::StaleWeight;
+use crate::settings::function::{PYTHON, TIMEOUT_SECONDS, check_name};
 use crate::{
-    AlgoError, Correction, CorrectionLevel, EntropyControl, Estimator, Filters, ImportanceWeight, KlControl,
-    KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, WeightAction, WeightLevel,
+    AlgoError, AlgorithmFunction, Correction, CorrectionLevel, EntropyControl, Estimator, Filters,
+    ImportanceWeight, KlControl, KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, Text,
+    WeightAction, WeightLevel,
 };
 
 /// The divergence from the reference, in the reward or in the loss.
@@ -181,6 +183,7 @@ pub(super) fn filters(r: &mut Reader, estimator: &Estimator) -> Result<Filters, 
     let filters = Filters {
         dynamic_sampling,
         keep: estimator.kernel().keep(),
+        function: filter_function(r)?,
         max_draws: 0,
         mask_truncated: read!(r.filter.mask_truncated or false),
         mask_zero_variance: estimator.needs_group() && read!(r.filter.mask_zero_variance or false),
@@ -197,6 +200,15 @@ pub(super) fn filters(r: &mut Reader, estimator: &Estimator) -> Result<Filters, 
     }
     let max_draws = super::reader::at_least_one("filter.max_draws", read!(r.filter.max_draws or 10))?;
     Ok(Filters { max_draws, ..filters })
+}
+
+fn filter_function(r: &mut Reader) -> Result<Option<AlgorithmFunction>, AlgoError> {
+    let Some(function) = read!(r.filter.function?) else { return Ok(None) };
+    let function = check_name("filter.function", Some(function))?;
+    let python = read!(r.filter.python or Text::new(PYTHON));
+    let seconds = read!(r.filter.timeout_seconds or TIMEOUT_SECONDS);
+    let timeout_seconds = checked("filter.timeout_seconds", seconds, |v| v > 0.0, "above 0", "60 is usual")?;
+    Ok(Some(AlgorithmFunction { function, python, timeout_seconds }))
 }
 
 pub(super) fn overlong(r: &mut Reader) -> Result<Option<Overlong>, AlgoError> {

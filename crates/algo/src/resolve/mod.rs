@@ -11,7 +11,7 @@ use reader::{Reader, at_least_one, read, unread_reason};
 use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
     KlPlacement, LossKind, Method, PolicyLoss, Proximal, RatioTo, Sampler, Sft, Surrogate, error::Unread,
-    settings::layer::Layer,
+    settings::function::check_name, settings::layer::Layer,
 };
 
 impl Algorithm {
@@ -159,6 +159,9 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
 fn loss(r: &mut Reader) -> Result<Surrogate, AlgoError> {
     let asked = r.asked.loss.unwrap_or_default();
     let surrogate = asked.resolve(asked.kind.unwrap_or(LossKind::PpoClip))?;
+    if let Surrogate::Python(python) = &surrogate {
+        check_name("loss.function", python.function)?;
+    }
     r.record.loss = surrogate.settings();
     Ok(surrogate)
 }

@@ -103,6 +103,7 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
         key if key.starts_with("correction.reject") => "correction.reject is not set",
         key if key.starts_with("correction.") => "correction.level is not set",
         "filter.max_draws" => "no group is filtered",
+        "filter.python" | "filter.timeout_seconds" => "filter.function is not set",
         "filter.mask_zero_variance" => "the advantage does not compare the episodes of a group",
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",

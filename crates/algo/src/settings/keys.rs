@@ -1,5 +1,7 @@
 //! Settings of one loss or advantage: a struct whose fields are its keys, described at run time.
 
+use super::Text;
+
 /// Type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyType {
@@ -9,6 +11,8 @@ pub enum KeyType {
     Flag,
     /// One of these names.
     Name(&'static [&'static str]),
+    /// A text.
+    Text,
 }
 
 /// A setting of a loss or an advantage.
@@ -34,6 +38,8 @@ pub enum Value {
     Flag(bool),
     /// A name out of a closed set.
     Name(&'static str),
+    /// A text.
+    Text(Text),
 }
 
 /// As in a recipe.
@@ -45,6 +51,7 @@ impl std::fmt::Display for Value {
             Self::Integer(number) => write!(f, "{number}"),
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Name(name) => write!(f, "\"{name}\""),
+            Self::Text(text) => write!(f, "{text:?}"),
         }
     }
 }

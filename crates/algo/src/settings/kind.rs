@@ -12,6 +12,7 @@ use serde::{
 };
 
 use super::{
+    Text,
     keys::{KeyInfo, KeyType, OutOfRange, Settings, Value},
     layer::Layer,
 };
@@ -286,6 +287,7 @@ fn key_schema(key: &KeyInfo, default: Option<Value>) -> Schema {
         KeyType::Number => json_schema!({ "type": "number", "description": key.doc, "default": default }),
         KeyType::Flag => json_schema!({ "type": "boolean", "description": key.doc, "default": default }),
         KeyType::Name(names) => json_schema!({ "enum": names, "description": key.doc, "default": default }),
+        KeyType::Text => json_schema!({ "type": "string", "description": key.doc, "default": default }),
     }
 }
 
@@ -339,6 +341,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
         match self.0 {
             KeyType::Number => f64::deserialize(deserializer).map(Value::Number),
             KeyType::Flag => bool::deserialize(deserializer).map(Value::Flag),
+            KeyType::Text => Text::deserialize(deserializer).map(Value::Text),
             KeyType::Name(names) => {
                 let given = String::deserialize(deserializer)?;
                 let name = names.iter().copied().find(|name| *name == given);

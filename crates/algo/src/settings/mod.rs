@@ -1,18 +1,22 @@
 //! Settings of an algorithm in a recipe: `[stage.algorithm]`.
 
 pub(crate) mod choices;
+pub(crate) mod function;
 pub(crate) mod keys;
 pub(crate) mod kind;
 pub(crate) mod layer;
 mod renamed;
+mod text;
 
 pub use choices::{
     Backbone, CorrectionLevel, Keep, Level, Proximal, RatioTo, RejectLevel, StatisticFrom, WeightAction,
     WeightLevel,
 };
+pub use function::AlgorithmFunction;
 pub use keys::{KeyInfo, KeyType, Value};
 pub use kind::{Kind, KindSettings};
 pub use renamed::RENAMED_KEYS;
+pub use text::Text;
 
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +151,13 @@ overrides! {
     FilterSettings {
         /// Replaces groups whose outcomes are all equal.
         dynamic_sampling: bool,
+        /// Replaces groups that a Python function does not keep: `file.py:name`, or `caller:name` for one given to
+        /// `rloom.train` in Python.
+        function: Text,
+        /// The interpreter of the function.
+        python: Text,
+        /// Longest time for a call of the function in seconds.
+        timeout_seconds: f64,
         /// Batches' worth of groups that may be drawn for one batch before the run stops; with stale samples, for each
         /// of the batches that are sampled at once.
         max_draws: u32,

@@ -8,6 +8,7 @@ const DYNAMIC: Filters = Filters { dynamic_sampling: true, ..NONE };
 const NONE: Filters = Filters {
     dynamic_sampling: false,
     keep: None,
+    function: None,
     max_draws: 10,
     mask_truncated: false,
     mask_zero_variance: false,
@@ -69,7 +70,7 @@ fn groups_without_kept_episodes_are_replaced() {
 #[test]
 fn reasons_have_names_for_metrics() {
     let names: Vec<&str> = FilterReason::ALL.iter().map(|r| r.name()).collect();
-    assert_eq!(names, ["no_outcome", "equal_outcomes", "none_kept"]);
+    assert_eq!(names, ["no_outcome", "equal_outcomes", "none_kept", "function"]);
     let names: Vec<&str> = MaskReason::ALL.iter().map(|r| r.name()).collect();
     assert_eq!(names, ["truncated", "zero_variance", "too_short", "too_long"]);
 }

@@ -120,6 +120,7 @@ impl Case {
             steps: at(&steps, g, e),
             prm_logprob: at(&x.prm, g, e),
             prm_reference_logprob: at(&x.prm_reference, g, e),
+            given: &[],
         };
         let greedy = |g: usize| {
             let reward = x.baseline.get(g).copied()?;

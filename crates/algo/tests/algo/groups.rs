@@ -78,6 +78,7 @@ impl Episode {
             steps: &self.steps,
             prm_logprob: &self.prm,
             prm_reference_logprob: &self.prm_reference,
+            given: &[],
         }
     }
 }

@@ -39,6 +39,7 @@ pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
         returns: owned(batch.returns),
         old_value: owned(batch.old_value),
         outcome: owned(batch.outcome),
+        given: batch.given.cloned(),
         mismatch: batch.mismatch,
     }
 }

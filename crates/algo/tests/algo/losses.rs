@@ -40,6 +40,8 @@ pub(crate) fn surrogates() -> Vec<Surrogate> {
         Surrogate::Sft(Sft),
     ];
     let others = LossKind::ALL.iter().filter(|kind| !surrogates.iter().any(|s| s.kind() == Some(**kind)));
+    // A loss in Python is computed elsewhere.
+    let others = others.filter(|kind| **kind != LossKind::Python);
     let others: Vec<Surrogate> = others.map(|kind| kind.defaults()).collect();
     surrogates.extend(others);
     surrogates

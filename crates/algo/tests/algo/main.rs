@@ -21,6 +21,7 @@ mod messages;
 mod metrics;
 mod page_examples;
 mod pages;
+mod python;
 mod refusals;
 mod settings;
 mod show;

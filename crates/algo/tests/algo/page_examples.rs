@@ -138,6 +138,7 @@ fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<
             steps,
             prm_logprob: prm,
             prm_reference_logprob: prm_reference,
+            given: &[],
         }
     };
     let groups: Vec<GroupRewards<'_>> = example

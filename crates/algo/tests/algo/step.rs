@@ -87,6 +87,7 @@ impl Step {
             returns: given(&self.returns, t.clone()),
             old_value: given(&self.old_value, t),
             outcome: given(&self.outcome, sequences),
+            given: None,
             mismatch: self.mismatch,
         }
     }

@@ -90,6 +90,10 @@ pub enum TrainError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Algo(#[from] rloom_algo::AlgoError),
+    /// A Python function of the algorithm failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Function(EngineCause),
     /// The model refused a batch.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -4,7 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rloom_function::{FunctionError, Judge, Limits, Peer, Pool, Role, Session};
+use rloom_function::{
+    Completions, FunctionError, Judge, Limits, LossAnswer, LossCall, MethodFunction, Peer, Pool, Role,
+    Session,
+};
 use serde_json::json;
 
 use crate::support::{LONG, judge_all, judge_one, judge_row, limits, wait_until_gone};
@@ -209,5 +212,127 @@ fn classes_and_generators_play_episodes() {
             let last = session.act("ah", "stop_token", false).await.unwrap();
             assert_eq!((last.ask, last.reward), (None, Some(0.25)));
         });
+    }
+}
+
+/// A function over numbers, `f` of a file with this source.
+fn method(folder: &Path, source: &str, role: Role) -> MethodFunction {
+    let file = folder.join("method.py");
+    std::fs::write(&file, source).unwrap();
+    MethodFunction::new(&format!("{}:f", file.display()), "python3", role, LONG).unwrap()
+}
+
+fn advantages_of(source: &str) -> Result<Vec<Vec<f64>>, FunctionError> {
+    let folder = tempfile::tempdir().unwrap();
+    let row = json!({ "level": 3 });
+    let rows = vec![row.as_object().unwrap(); 3];
+    method(folder.path(), source, Role::Advantage).advantages(&Completions {
+        step: 5,
+        rewards: vec![Some(0.1), None, Some(-2.5)],
+        groups: vec![0, 0, 1],
+        lengths: vec![2, 3, 1],
+        truncated: vec![false, true, false],
+        components: json!({ "exact": [0.1, null, -2.5] }).as_object().unwrap().clone(),
+        rows,
+    })
+}
+
+fn message(error: FunctionError) -> String {
+    match error {
+        FunctionError::Raised { message, .. } | FunctionError::Refused { message, .. } => message,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn advantages_are_for_completions_or_for_tokens() {
+    if !has_python() {
+        return;
+    }
+    let whole = "def f(rewards, groups, lengths, truncated, components, rows, step):\n\
+                 \x20   assert (groups, lengths, truncated, step) == ([0, 0, 1], [2, 3, 1], [False, True, False], 5)\n\
+                 \x20   assert components == {'exact': rewards} and rows[2]['level'] == 3\n\
+                 \x20   return [None if r is None else 3 * r for r in rewards]\n";
+    assert_eq!(advantages_of(whole), Ok(vec![vec![0.1 * 3.0], vec![0.0], vec![-7.5]]));
+    let nested = "def f(lengths):\n    return [[float(n)] * n for n in lengths]\n";
+    let expected = vec![vec![2.0; 2], vec![3.0; 3], vec![1.0]];
+    assert_eq!(advantages_of(nested), Ok(expected.clone()));
+    let flat = "def f(lengths):\n    return [float(n) for n in lengths for _ in range(n)]\n";
+    assert_eq!(advantages_of(flat), Ok(expected));
+}
+
+#[test]
+fn advantages_that_do_not_fit_are_errors() {
+    if !has_python() {
+        return;
+    }
+    for (body, expected) in [
+        ("rewards, tokens: 1", "its parameters `tokens` are not among step, rewards, groups, lengths"),
+        ("rewards: [1, 2]", "it returned 2 advantages for 3 completions"),
+        ("rewards: [1, [1, 2], 1]", "it returned 2 advantages for the 3 tokens of completion 1"),
+        ("rewards: [1, float('nan'), 1]", "it returned nan as advantage"),
+        ("rewards: ['x', 1, 1]", "it returned 'x' as advantage, which is not a number"),
+        ("rewards: 7", "it returned 7 instead of a list of 3 advantages"),
+        ("rewards: 1 / 0", "ZeroDivisionError: division by zero\nTraceback"),
+    ] {
+        let found = message(advantages_of(&format!("f = lambda {body}\n")).unwrap_err());
+        assert!(found.contains(expected), "{body}: {found}");
+    }
+}
+
+fn loss_of(source: &str) -> Result<LossAnswer, FunctionError> {
+    let folder = tempfile::tempdir().unwrap();
+    let logprob = [-0.1, -1.0e-30, -7.25];
+    method(folder.path(), source, Role::Loss).loss(&LossCall {
+        step: 5,
+        lengths: vec![2, 1],
+        divisors: vec![10.0, 5.0],
+        masked: vec![false, true],
+        tokens: 30,
+        sequences: 6,
+        completion_limit: 8,
+        logprob: &logprob,
+        held: &logprob,
+        old: &logprob,
+        behavior: &logprob,
+        reference: &[],
+        entropy: &[0.5; 3],
+        advantage: &[0.3; 3],
+    })
+}
+
+#[test]
+fn a_loss_gets_exact_numbers_and_returns_coefficients() {
+    if !has_python() {
+        return;
+    }
+    let source = "def f(logprob, reference, mask, divisor, lengths, tokens, sequences, completion_limit, step):\n\
+                  \x20   assert list(mask) == [1, 1, 0] and list(divisor) == [10, 10, 5] and lengths == [2, 1]\n\
+                  \x20   assert (tokens, sequences, completion_limit, step) == (30, 6, 8, 5)\n\
+                  \x20   assert len(reference) == 0\n\
+                  \x20   return sum(logprob), logprob\n";
+    let logprob = [-0.1_f32, -1.0e-30, -7.25].map(f64::from);
+    let answer = loss_of(source).unwrap();
+    assert_eq!((answer.d_logprob, answer.d_entropy), (logprob.to_vec(), vec![0.0; 3]));
+    assert_eq!(answer.value, logprob[0] + logprob[1] + logprob[2]);
+    let with_entropy = loss_of("f = lambda entropy: (0, [1, 2, 3], [-e for e in entropy])\n").unwrap();
+    assert_eq!(with_entropy.d_entropy, [-0.5; 3]);
+}
+
+#[test]
+fn losses_that_do_not_fit_are_errors() {
+    if !has_python() {
+        return;
+    }
+    for (body, expected) in [
+        ("logprob: 1.0", "it must return (loss, d_logprob) or (loss, d_logprob, d_entropy)"),
+        ("logprob: (1.0, [1, 2])", "it returned 2 numbers as d_logprob for 3 tokens"),
+        ("logprob: (1.0, [1, 2, 3], [])", "it returned 0 numbers as d_entropy for 3 tokens"),
+        ("logprob: (float('inf'), [1, 2, 3])", "it returned inf as loss"),
+        ("logprob: (1.0, [1, float('nan'), 3])", "it returned nan as d_logprob"),
+        ("logprobs: 1", "its parameters `logprobs` are not among logprob, held, old"),
+    ] {
+        let found = message(loss_of(&format!("f = lambda {body}\n")).unwrap_err());
+        assert!(found.contains(expected), "{body}: {found}");
     }
 }

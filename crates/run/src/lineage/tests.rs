@@ -1,7 +1,7 @@
 use miette::Diagnostic;
 use rloom_core::{PolicyId, Ticket, Trajectory};
 use rloom_store::journal::{Journal, LaterStages, Record};
-use rloom_telemetry::{GroupEnd, Lane, StageOutline, rollout_log, synthetic};
+use rloom_telemetry::{GroupEnd, Lane, LoggedAdvantages, StageOutline, rollout_log, synthetic};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn journal(run: &Path) {
     }
     journal.append(&Record::Filtered { ticket: Ticket(11) }).unwrap();
     journal.append(&Record::Failed { ticket: Ticket(12), reason: "the reward is NaN".into() }).unwrap();
-    journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)] }).unwrap();
+    journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)], advantages: None }).unwrap();
 }
 
 /// A run with stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with
@@ -65,7 +65,9 @@ fn run() -> tempfile::TempDir {
         let groups: Vec<_> = tickets.iter().map(|&t| synthetic::group(t, step - 1, 2)).collect();
         let path = directory.path().join(format!("rollouts/{stage}-step-{step:06}.jsonl.zst"));
         let text = |t: &Trajectory| ("3+4=".to_owned(), format!("answer of {}", t.key.sample));
-        rollout_log::write(&path, step, &groups, &vec![vec![0.5, -0.5]; groups.len()], &text).unwrap();
+        let shown = vec![vec![0.5, -0.5]; groups.len()];
+        let advantages = LoggedAdvantages { shown: &shown, given: &[] };
+        rollout_log::write(&path, step, &groups, advantages, &text).unwrap();
         // Step 3 was killed after training, before its event.
         if step < 3 {
             lines.push(line(stage, step, Event::Step { metrics: [].into() }));

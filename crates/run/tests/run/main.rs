@@ -11,6 +11,7 @@ mod learning;
 mod methods;
 mod not_finite;
 mod other_engines;
+mod python_methods;
 mod recipe;
 mod recorded_rollouts;
 mod recovery;

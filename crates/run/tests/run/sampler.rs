@@ -12,7 +12,7 @@ use rloom_core::{Group, PolicyId, PolicyVersion, Ticket, VersionSpan};
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_hub::Hub;
-use rloom_learn::{BatchScores, BatchTrainer, Models};
+use rloom_learn::{BatchScores, BatchTrainer, MethodFunctions, Models};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory};
@@ -43,7 +43,7 @@ struct Scorer {
 
 impl Scorer {
     fn scores(&mut self, groups: &[Group], version: u64, is_sampler_exact: bool) -> BatchScores {
-        let trainer = BatchTrainer { is_sampler_exact, ..self.trainer };
+        let trainer = BatchTrainer { is_sampler_exact, ..self.trainer.clone() };
         trainer.batch_scores(&mut self.models, groups, PolicyVersion(version)).unwrap()
     }
 }
@@ -82,6 +82,7 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
     assert!(stage.trainer.shares_prompts());
     let trainer = BatchTrainer {
         algorithm: stage.algorithm,
+        functions: MethodFunctions::default(),
         completion_limit: 5,
         micro_batch_tokens: stage.trainer.micro_batch_tokens,
         max_skipped_steps: 0,
@@ -92,8 +93,10 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         outcome: OutcomeRule { has_verifier: false, is_shaped: false },
         step_reward_weight: 0.0,
     };
-    let scorer =
-        |policy| Scorer { trainer, models: Models { policy: engine(policy), critic: None, prm: None } };
+    let scorer = |policy| Scorer {
+        trainer: trainer.clone(),
+        models: Models { policy: engine(policy), critic: None, prm: None },
+    };
 
     // The first batch was sampled by the reference.
     let mut first = scorer(Arc::clone(&start));

@@ -55,6 +55,10 @@ pub enum Record {
         batch: u64,
         /// The groups, in training order.
         tickets: Vec<Ticket>,
+        /// Advantages from a Python function, `[group][episode]`: one for all tokens or one per token. They are not
+        /// computed again when the batch is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        advantages: Option<Vec<Vec<Vec<f64>>>>,
     },
     /// A batch is trained.
     Trained {

@@ -91,6 +91,7 @@ pub(super) fn charts() -> Vec<Chart> {
                 Line { label: "equal outcomes", names: vec!["filtered/equal_outcomes"] },
                 Line { label: "none kept", names: vec!["filtered/none_kept"] },
                 Line { label: "no outcome", names: vec!["filtered/no_outcome"] },
+                Line { label: "function", names: vec!["filtered/function"] },
             ],
         },
         one("Explained variance of the value", "", metric::VALUE_EXPLAINED_VARIANCE),

@@ -170,6 +170,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
             steps: &[],
             prm_logprob: &[],
             prm_reference_logprob: &[],
+            given: &[],
         }
     }
 

@@ -8,6 +8,7 @@ const LEARNING_ON_STEPS: &str = "/data.generator=guess";
 pub(super) const REFUSED: &[Mistake] = &[
     mistake("Refusal::TooFew", &["epochs=0"], "set it to 1 or more", &[&["epochs=1"]]),
     mistake("Refusal::TooFew", &["overlong={factor=1,buffer=0}"], "leave it out for a fifth of the limit", &[&["overlong={factor=1}"]]),
+    mistake("Refusal::NoFunction", &["loss=python"], "name a function of a file: function = \"method.py:name\"", &[&["loss={kind='python',function='method.py:name'}"]]),
     mistake("Refusal::NothingToCompare", &["group_size=1"], "group_size of at least 2, or advantage = \"reinforce_pp\", which needs no group",
         &[&["group_size=2"], &["group_size=1", "advantage=reinforce_pp"]]),
     mistake("Refusal::EveryGroupFiltered", &["group_size=1", "advantage=reinforce_pp", "filter.dynamic_sampling=true"], "group_size of at least 2",
@@ -81,6 +82,8 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of normalize.gamma", &["advantage={kind='gae',gamma=2}"], "1 for no discount", &[&["advantage={kind='gae',gamma=1}"]]),
     mistake("range of prime.beta", &["advantage={kind='prime',beta=0}"], "0.05 is the paper's", &[&["advantage={kind='prime',beta=0.05}"]]),
     mistake("range of topr.baseline", &["advantage={kind='topr',baseline=nan}"], "0.5 lies between rewards of 0 and 1", &[&["advantage={kind='topr',baseline=0.5}"]]),
+    mistake("range of function.timeout_seconds", &["loss={kind='python',function='method.py:name',timeout_seconds=0}"], "60 is usual", &[&["loss={kind='python',function='method.py:name',timeout_seconds=60}"]]),
+    mistake("range of filter.timeout_seconds", &["filter={function='method.py:name',timeout_seconds=0}"], "60 is usual", &[&["filter={function='method.py:name',timeout_seconds=60}"]]),
     mistake("range of cispo.weight_cap", &["loss={kind='cispo',weight_cap=0}"], "5.0 is usual", &[&["loss={kind='cispo',weight_cap=5.0}"]]),
     mistake("range of cispo.weight_floor", &["loss={kind='cispo',weight_floor=-1}"], "0 for no floor", &[&["loss={kind='cispo',weight_floor=0}"]]),
     mistake("range of clip_cov.cov_low", &["loss={kind='clip_cov',cov_low=nan}"], "1 is the paper's", &[&["loss={kind='clip_cov',cov_low=1}"]]),

@@ -64,7 +64,7 @@ fn changed_data(sandbox: &Sandbox) {
     let run = sandbox.path("runs/files");
     let changed = ROWS.replace("1+2", "2+1");
     sandbox.write("rows.jsonl", &changed);
-    let hint = "restore the data, or pass `--accept-changed-data` with `--resume runs/files` to continue with the data as it is now";
+    let hint = "restore the file, or pass `--accept-changed-data` with `--resume runs/files` to continue with the files as they are now";
     refused(sandbox, &auto, hint);
     refused(sandbox, &["train", "--resume", "runs/files"], hint);
     let fork = ["train", "--resume", "runs/files", "--from", "one-step-000001", "--run-name", "fork"];

@@ -37,6 +37,16 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/function/tests/function/commands.rs",
         "programs_that_do_not_start_or_refuse_are_errors",
     ),
+    (
+        "MethodError::Derivative",
+        "crates/run/tests/run/python_methods.rs",
+        "wrong_derivatives_end_a_run_before_its_first_step",
+    ),
+    (
+        "MethodError::Split",
+        "crates/run/tests/run/python_methods.rs",
+        "wrong_derivatives_end_a_run_before_its_first_step",
+    ),
     ("HubError::Card", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Checksum", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Commit", "crates/hub/tests/hub/hints.rs", "of_transfers"),
