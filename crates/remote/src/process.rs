@@ -7,10 +7,9 @@ use std::time::Duration;
 use rloom_cluster::{ClusterError, Node, Process, ProcessSpec};
 use tokio::time::{Instant, sleep};
 
-use crate::http::HttpError;
+use crate::launch::ServerCommand;
 use crate::pool::Restart;
 use crate::server::Server;
-use crate::vllm::ServerCommand;
 
 /// Timeout of a command of the daemon.
 const COMMAND: Duration = Duration::from_mins(1);
@@ -31,14 +30,8 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// A server that `command` starts, which then answers at `url`. `name` is that of the replica in messages.
-    pub fn new(
-        node: Node,
-        name: String,
-        command: ServerCommand,
-        url: &str,
-        startup: Duration,
-    ) -> Result<Self, HttpError> {
+    /// A server that `command` starts, which then answers as `server`. `name` is that of the replica in messages.
+    pub fn new(node: Node, name: String, command: ServerCommand, server: Server, startup: Duration) -> Self {
         let spec = ProcessSpec {
             name,
             role: "replica".to_owned(),
@@ -47,9 +40,7 @@ impl ServerProcess {
             environment: command.environment,
             directory: None,
         };
-        // Servers of all kinds answer at this path of vLLM with some status.
-        let server = Server::vllm(url)?;
-        Ok(Self { node, spec, server, startup, process: Arc::default() })
+        Self { node, spec, server, startup, process: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
