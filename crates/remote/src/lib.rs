@@ -34,7 +34,11 @@ pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use process::ServerProcess;
 pub use server::Server;
 
+/// Most GPUs of a machine that the driver numbers.
+const MAX_GPUS: usize = 255;
+
 /// Number of NVIDIA GPUs of this machine.
 pub fn gpus() -> usize {
-    (0..).take_while(|index| std::path::Path::new(&format!("/dev/nvidia{index}")).exists()).count()
+    let has = |index: &usize| std::path::Path::new(&format!("/dev/nvidia{index}")).exists();
+    (0..MAX_GPUS).take_while(has).count()
 }

