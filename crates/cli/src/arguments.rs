@@ -70,8 +70,13 @@ pub(crate) enum Command {
     },
     /// Measure training and generation speed, and compare it with the limits of this machine.
     Bench(Bench),
+    /// Install and list the Python environments of PyTorch, vLLM and SGLang.
+    Engines {
+        #[command(subcommand)]
+        command: Engines,
+    },
     /// Check this machine and this installation.
-    Doctor,
+    Doctor(Doctor),
     /// Run the processes of a run on this machine. Started by `rloom train`.
     #[command(hide = true)]
     Node(Node),
@@ -501,4 +506,64 @@ pub(crate) enum Algo {
         /// Name of the algorithm, as in a recipe's `method`.
         name: String,
     },
+}
+
+/// An engine with a Python environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    Torch,
+    Vllm,
+    Sglang,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Engines {
+    /// Make the environment of an engine with the versions that were tested.
+    Install(InstallEngine),
+    /// List the environments and their versions.
+    List,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom engines install vllm
+  rloom engines install torch --python python3.12
+  rloom engines install vllm --directory /data/vllm
+
+Uses `uv` if it is on the PATH, otherwise `venv` and `pip`. Needs the network and up to 8 GB of disk space. vLLM is
+installed for GPUs if this machine has one, otherwise for processors. The default folder is `rloom/engines` in
+XDG_CACHE_HOME or ~/.cache; recipes whose `trainer.python` or `rollout.python` is empty use it.")]
+pub(crate) struct InstallEngine {
+    /// The engine.
+    #[arg(value_name = "ENGINE", value_enum)]
+    pub(crate) engine: EngineName,
+    /// Folder of the environment [default: one in the user's caches].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Python interpreter to make the environment with, 3.11 to 3.14.
+    #[arg(long, value_name = "INTERPRETER", default_value = "python3")]
+    pub(crate) python: String,
+    /// Replace an environment that is there.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom doctor
+  rloom doctor --engines
+  rloom doctor --engines recipes/arithmetic.toml recipes/torch-vllm.toml")]
+pub(crate) struct Doctor {
+    /// Check the Python environments of the engines instead: those of a recipe, or those that are installed.
+    #[arg(long)]
+    pub(crate) engines: bool,
+    /// Configuration files (TOML) of the recipe; later files override earlier ones.
+    #[arg(value_name = "FILE", requires = "engines")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Override a setting; may be repeated. A stage is addressed by its name.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "files")]
+    pub(crate) overrides: Vec<String>,
 }

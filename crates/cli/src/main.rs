@@ -47,7 +47,8 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Replay(arguments) => commands::replay::run(&arguments, output),
         Command::Algo { command } => commands::algo::run(&command, output),
         Command::Bench(arguments) => commands::bench::run(&arguments, output),
-        Command::Doctor => commands::doctor::run(output),
+        Command::Engines { command } => commands::engines::run(&command, output),
+        Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Node(arguments) => commands::node::run(arguments),
         Command::Guard(arguments) => commands::node::guard(&arguments),
     }

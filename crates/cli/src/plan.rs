@@ -7,7 +7,7 @@ use std::path::Path;
 use rloom_config::{Config, ModelSource, Stage};
 use rloom_engine::{RolloutEngineSettings, RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
-use rloom_run::assembly;
+use rloom_run::assembly::{self, Placement, Slots};
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
 use serde::Serialize;
@@ -15,6 +15,10 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::progress::event_text;
 use crate::progress::numbers::{bytes, count, thousands};
+
+mod placement;
+
+use placement::Processes;
 
 const F32: u64 = 4;
 
@@ -45,7 +49,11 @@ pub(crate) struct StagePlan {
     pub(crate) max_tokens_per_step: Option<u64>,
     /// Maximum number of versions by which rollouts may lag behind training.
     pub(crate) max_staleness: u64,
+    /// Of this process; `None` if others train or the model is not available.
     pub(crate) memory: Option<Memory>,
+    /// Processes of outside engines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) processes: Option<Processes>,
 }
 
 /// Memory of one stage by purpose, in bytes.
@@ -78,7 +86,7 @@ impl Plan {
     pub(crate) fn of(config: &Config) -> Result<Self, Failure> {
         let model = shape(config)?;
         let stages = config.stages.iter().map(|s| stage(config, s, model.as_ref()));
-        let stages = stages.collect::<Result<Vec<StagePlan>, RolloutError>>().map_err(Failure::usage)?;
+        let stages = stages.collect::<Result<Vec<StagePlan>, Failure>>()?;
         Ok(Self {
             run_directory: config.run_directory().display().to_string(),
             parameters: model.as_ref().map(ModelConfig::parameter_count),
@@ -139,6 +147,7 @@ impl Plan {
                     .collect();
                 lines.push(format!("  memory    about {}: {}", bytes(memory.total()), parts.join(", ")));
             }
+            lines.extend(stage.processes.iter().flat_map(Processes::lines));
         }
         lines.extend(self.prompts.iter().flatten().map(event_text::prompts));
         lines.join("\n")
@@ -161,7 +170,7 @@ pub(crate) fn shape(config: &Config) -> Result<Option<ModelConfig>, Failure> {
     Ok(Some(shape))
 }
 
-fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<StagePlan, RolloutError> {
+fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<StagePlan, Failure> {
     let sequences = stage.groups_per_batch * u64::from(stage.algorithm.group_size);
     let new_tokens =
         stage.rollout.as_ref().map(|r| (r.sampling.max_new_tokens * stage.environment.max_turns()) as u64);
@@ -175,11 +184,13 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
         Some(model) => {
             // Servers have the keys and values in memory of their own.
             let engine = engine.and_then(RolloutEngineSettings::embedded);
-            let cache = engine.map_or(Ok(0), |engine| cache_bytes(model, engine, threads(config)))?;
+            let cache = engine.map_or(Ok(0), |engine| cache_bytes(model, engine, threads(config)));
+            let cache = cache.map_err(Failure::usage)?;
             Some(memory(stage, model, model.max_positions as u64 * sequences, cache))
         }
         None => None,
     };
+    let placement = Placement::of(stage, Slots::of_machine()).map_err(Failure::usage)?;
     Ok(StagePlan {
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),
@@ -188,7 +199,8 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
         new_tokens_per_step: new_tokens.map(|n| n * sampled),
         max_staleness: stage.schedule().max_staleness,
         max_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
-        memory,
+        memory: memory.filter(|_| !stage.trains_outside()),
+        processes: placement.map(|placement| Processes::of(stage, placement, model)),
     })
 }
 

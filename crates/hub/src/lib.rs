@@ -26,5 +26,5 @@ mod url;
 pub use dataset::DefaultSplit;
 pub use error::{CardError, HubError, ListingError, TransferError};
 pub use hub::{Hub, HubEvent};
-pub use options::HubOptions;
+pub use options::{HubOptions, cache_home};
 pub use reference::{DatasetReference, ModelReference, ReferenceError, Repository, RepositoryKind};

@@ -80,8 +80,7 @@ impl HubOptions {
         let is_true = |name: &str| {
             text(name).is_some_and(|v| ["1", "ON", "YES", "TRUE"].contains(&v.to_uppercase().as_str()))
         };
-        let caches = path("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
-        let home = path("HF_HOME").or_else(|| caches.map(|caches| caches.join("huggingface")));
+        let home = path("HF_HOME").or_else(|| caches(&variable).map(|caches| caches.join("huggingface")));
         let home = home.unwrap_or_else(|| PathBuf::from(".huggingface"));
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
         let token_file =
@@ -96,6 +95,19 @@ impl HubOptions {
         let token = token.filter(|_| !is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"));
         Self { token, offline, ..options }
     }
+}
+
+/// Folder of the user's caches: `XDG_CACHE_HOME`, or `.cache` in the user's folder.
+pub fn cache_home() -> Option<PathBuf> {
+    caches(&|name| std::env::var_os(name))
+}
+
+fn caches(variable: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = set("HOME");
+    set("XDG_CACHE_HOME")
+        .map(|caches| expand(caches, user.as_deref()))
+        .or_else(|| user.as_ref().map(|user| user.join(".cache")))
 }
 
 /// Replaces a leading `~` with the user's folder.

@@ -5,23 +5,40 @@
 //! server. The servers are not trusted: every answer has a deadline and a limit of its length, and is checked.
 //!
 //! [`Gang`] starts the ranks of a trainer, gives all of them the same job, and ends with the first that dies or hangs.
+//!
+//! [`PythonEnvironment`]s have the packages that servers and ranks need.
 
+mod environment;
 mod error;
 mod gang;
 mod http;
+mod launch;
 mod pool;
 mod process;
 mod server;
 mod sglang;
 mod vllm;
 
+pub use environment::{
+    DescribeError, Description, EnvironmentKind, InstallError, InstallOptions, Outcome, PythonEnvironment,
+    TestedVersions, describe, install, interpreter, reach,
+};
 pub use error::ServerError;
 pub use gang::{
     Gang, GangError, GangSettings, LocalRanks, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher,
     RankProcess,
 };
 pub use http::{HttpError, Phase};
+pub use launch::{ServerCommand, Slot};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use process::ServerProcess;
 pub use server::Server;
-pub use vllm::{ServerCommand, Slot};
+
+/// Most GPUs of a machine that the driver numbers.
+const MAX_GPUS: usize = 255;
+
+/// Number of NVIDIA GPUs of this machine.
+pub fn gpus() -> usize {
+    let has = |index: &usize| std::path::Path::new(&format!("/dev/nvidia{index}")).exists();
+    (0..MAX_GPUS).take_while(has).count()
+}

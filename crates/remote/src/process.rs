@@ -8,10 +8,9 @@ use std::time::Duration;
 use rloom_cluster::{ClusterError, Node, Process, ProcessSpec};
 use tokio::time::{Instant, sleep};
 
-use crate::http::HttpError;
+use crate::launch::ServerCommand;
 use crate::pool::Restart;
 use crate::server::Server;
-use crate::vllm::ServerCommand;
 
 /// Timeout of a command of the daemon.
 const COMMAND: Duration = Duration::from_mins(1);
@@ -32,16 +31,16 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// A server that `command` starts, which then answers at `url`. `name` is that of the replica in messages; its output
+    /// A server that `command` starts, which then answers as `server`. `name` is that of the replica in messages; its output
     /// is appended to the file `log`.
     pub fn new(
         node: Node,
         name: String,
         command: ServerCommand,
-        url: &str,
+        server: Server,
         startup: Duration,
         log: Option<PathBuf>,
-    ) -> Result<Self, HttpError> {
+    ) -> Self {
         let spec = ProcessSpec {
             name,
             role: "replica".to_owned(),
@@ -51,9 +50,7 @@ impl ServerProcess {
             directory: None,
             log,
         };
-        // Servers of all kinds answer at this path of vLLM with some status.
-        let server = Server::vllm(url)?;
-        Ok(Self { node, spec, server, startup, process: Arc::default() })
+        Self { node, spec, server, startup, process: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {

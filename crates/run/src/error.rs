@@ -187,12 +187,20 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Gang(#[from] rloom_remote::GangError),
-    /// Servers that this program cannot start.
-    #[error("rollout.urls is empty: SGLang servers have to be running already")]
-    ServersNotStarted,
-    /// Servers without an interpreter to start them with.
-    #[error("rollout.python is empty: name the Python interpreter of an environment with vLLM")]
-    NoServerPython,
+    /// A stage needs more devices than there are.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Placement(#[from] crate::assembly::PlacementError),
+    /// Processes without an interpreter to start them with.
+    #[error("`{}` is empty, and no environment for {engine} is installed", engine.key())]
+    #[diagnostic(help(
+        "`rloom engines install {engine}` makes one; or set `{}` to the interpreter of another",
+        engine.key()
+    ))]
+    NoEnvironment {
+        /// The engine.
+        engine: rloom_remote::EnvironmentKind,
+    },
     /// An address that is not that of a server.
     #[error("rollout.urls: {url} is not the address of a server: {reason}")]
     ServerAddress {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Instant;
 
 use rloom_core::{Group, PolicyVersion, Ticket};
@@ -12,6 +13,7 @@ use rloom_store::checkpoint::{CheckpointName, CheckpointState};
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
+use crate::reporter::Reporter;
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
 use crate::{JournaledEvent, Stage, TICK};
 use crate::{StageError, WorkerError};
@@ -65,10 +67,28 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Loads weights into the rollout engine.
     pub(crate) async fn load(&mut self, weights: PublishedPolicy) -> Result<(), StageError> {
-        match self.weights.load(weights).await {
+        let engine = self.weights.engine().cloned();
+        let loaded = {
+            let mut loading = pin!(self.weights.load(weights));
+            loop {
+                tokio::select! {
+                    biased;
+                    loaded = &mut loading => break loaded,
+                    // The first load waits for workers that start, which may fail again and again.
+                    () = tokio::time::sleep(TICK) => warn_of_failures(engine.as_deref(), &mut self.reporter),
+                }
+            }
+        };
+        self.warn_of_workers();
+        match loaded {
             Some(loaded) => self.on_loaded(loaded),
             None => Ok(()),
         }
+    }
+
+    /// Warns of workers of the rollout engine that have failed.
+    pub(crate) fn warn_of_workers(&mut self) {
+        warn_of_failures(self.weights.engine().map(|engine| &**engine), &mut self.reporter);
     }
 
     /// Cuts a batch and gives it to the trainer.
@@ -276,5 +296,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
         self.checkpointed(PolicyVersion(version));
         Ok(())
+    }
+}
+
+fn warn_of_failures<R: RolloutEngine>(engine: Option<&R>, reporter: &mut Reporter<'_, '_>) {
+    for failure in engine.map(RolloutEngine::take_failures).unwrap_or_default() {
+        reporter.warn(failure);
     }
 }

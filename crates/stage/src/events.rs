@@ -89,6 +89,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     fn on_tick(&mut self) -> Result<(), StageError> {
         self.report_rollout_progress();
         self.report_training_progress();
+        self.warn_of_workers();
         if let Some(event) = self.evaluation.progress_event() {
             self.reporter.emit(event);
         }

@@ -7,10 +7,12 @@ use rloom_hub::HubOptions;
 use rloom_ops::{Ctx, Isa};
 use serde::Serialize;
 
+use crate::arguments::Doctor;
 use crate::failure::Failure;
 use crate::output::{GREEN, Output, RED, YELLOW};
 use crate::progress::numbers::bytes;
 
+mod engines;
 mod self_check;
 
 /// Free memory below which a warning is shown.
@@ -49,8 +51,8 @@ impl Finding {
     }
 }
 
-pub(crate) fn run(output: Output) -> Result<(), Failure> {
-    let findings = findings();
+pub(crate) fn run(arguments: &Doctor, output: Output) -> Result<(), Failure> {
+    let findings = if arguments.engines { engines::findings(arguments)? } else { findings() };
     let output = output.on_stdout();
     for finding in &findings {
         if output.json {

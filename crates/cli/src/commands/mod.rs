@@ -4,6 +4,7 @@ pub(crate) mod algo;
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod doctor;
+pub(crate) mod engines;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;

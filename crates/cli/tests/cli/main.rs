@@ -2,6 +2,7 @@
 
 mod bench;
 mod downloads;
+mod engines;
 mod export;
 mod functions;
 mod hints;

@@ -203,7 +203,13 @@ enum EngineName {
     Embedded,
     Vllm,
     Sglang,
+    #[serde(rename = "tensorrt-llm")]
+    TensorrtLlm,
 }
+
+/// Reason to refuse `trtllm-serve`, by the protocol of its versions up to 1.4.
+const TENSORRT_LLM: &str = "TensorRT-LLM's server takes new weights only as CUDA handles of processes on its own machine, \
+                            and has no versions of weights and no pauses: use \"vllm\" or \"sglang\"";
 
 impl<'de> Deserialize<'de> for RolloutEngineSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -216,6 +222,7 @@ impl<'de> Deserialize<'de> for RolloutEngineSettings {
             EngineName::Embedded => Self::Embedded(from_own_keys(own, "embedded")?),
             EngineName::Vllm => Self::Vllm(from_own_keys(own, "vllm")?),
             EngineName::Sglang => Self::Sglang(from_own_keys(own, "sglang")?),
+            EngineName::TensorrtLlm => return Err(D::Error::custom(TENSORRT_LLM)),
         })
     }
 }
@@ -274,6 +281,12 @@ mod tests {
         assert!(error.contains("unknown field `replicas`") && error.contains("engine `embedded`"), "{error}");
         let error = parse(r#"{ "engine": "vllm", "lanes": 2 }"#).unwrap_err();
         assert!(error.contains("unknown field `lanes`") && error.contains("engine `vllm`"), "{error}");
+    }
+
+    #[test]
+    fn tensorrt_llm_is_refused_by_name() {
+        let error = parse(r#"{ "engine": "tensorrt-llm", "urls": ["http://a:1"] }"#).unwrap_err();
+        assert!(error.contains("takes new weights only as CUDA handles"), "{error}");
     }
 
     #[test]

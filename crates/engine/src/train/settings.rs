@@ -80,7 +80,8 @@ pub struct TorchSettings {
     pub offload: bool,
     /// Uses deterministic kernels alone, so that two runs give the same bits. On CPUs they always do.
     pub deterministic: bool,
-    /// Python interpreter of an environment with `torch`, `transformers` and the package `rloom`.
+    /// Python interpreter of an environment with `torch`, `transformers` and the package `rloom`; empty for the one that
+    /// `rloom engines install` made.
     pub python: String,
     /// Timeout of one call to all ranks, such as an optimiser step or a checkpoint, in seconds. A rank that does not answer
     /// in time ends the run.
@@ -94,7 +95,7 @@ impl Default for TorchSettings {
             shard: 0,
             offload: false,
             deterministic: false,
-            python: "python3".to_owned(),
+            python: String::new(),
             step_timeout_seconds: 1800.0,
         }
     }
@@ -138,9 +139,6 @@ impl TrainSettings {
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
             return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
-        }
-        if torch.python.trim().is_empty() {
-            return refuse("python", "empty".to_owned(), "the path or name of a Python interpreter");
         }
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
@@ -291,7 +289,6 @@ mod tests {
         for (json, key) in [
             (r#"{ "backend": "torch", "ranks": 0 }"#, "ranks"),
             (r#"{ "backend": "torch", "ranks": 4, "shard": 3 }"#, "shard"),
-            (r#"{ "backend": "torch", "python": " " }"#, "python"),
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
             (
                 r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,

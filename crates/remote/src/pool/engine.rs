@@ -263,6 +263,10 @@ impl RolloutEngine for ReplicaPool {
         state.replicas.keys().filter_map(|&id| state.status(id)).collect()
     }
 
+    fn take_failures(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().reports)
+    }
+
     fn statistics(&self) -> RolloutStatistics {
         let state = self.shared.lock();
         let sampled_tokens = state.replicas.values().map(|replica| replica.sampled_tokens).sum();

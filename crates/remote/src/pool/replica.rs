@@ -83,6 +83,7 @@ impl Supervisor {
                     is_started = self.restart.is_none();
                 }
             }
+            self.report(failures);
             if failures > self.shared.restarts {
                 return self.gone();
             }
@@ -136,6 +137,19 @@ impl Supervisor {
             state.note_availability();
         });
         self.shared.end_if_all_gone();
+    }
+
+    /// Passes the last failure on to the user, and says what follows.
+    fn report(&self, failures: u32) {
+        let restarts = self.shared.restarts;
+        let next = match failures {
+            0 => "is tried again".to_owned(),
+            _ if failures > restarts => "is given up".to_owned(),
+            _ => format!("is tried again ({failures} of {restarts})"),
+        };
+        if !self.is_over() {
+            self.shared.lock().report(self.id, &next);
+        }
     }
 
     /// Records a failure, with which the replica starts over.

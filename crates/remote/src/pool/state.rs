@@ -66,6 +66,8 @@ pub(super) struct Replica {
     pub(super) sampled_tokens: u64,
     pub(super) last_answer: Instant,
     pub(super) last_failure: String,
+    /// The last failure that the user was told.
+    last_report: String,
 }
 
 impl Replica {
@@ -136,6 +138,8 @@ pub(super) struct State {
     next_replica: u32,
     /// Time since which no replica serves requests, or is being launched.
     pub(super) without_since: Option<Instant>,
+    /// Failures that the user was not told yet.
+    pub(super) reports: Vec<String>,
     /// Error of all requests, once the pool has ended.
     pub(super) end: Option<RolloutError>,
 }
@@ -154,6 +158,7 @@ impl State {
             next_request: 0,
             next_replica: 0,
             without_since: Some(Instant::now()),
+            reports: Vec::new(),
             end: None,
         }
     }
@@ -178,6 +183,7 @@ impl State {
                 sampled_tokens: 0,
                 last_answer: now,
                 last_failure: String::new(),
+                last_report: String::new(),
             },
         );
         id
@@ -337,6 +343,17 @@ impl State {
             }
         }
         self.note_availability();
+    }
+
+    /// Tells the user the last failure of a replica, but none twice in succession.
+    pub(super) fn report(&mut self, id: u32, next: &str) {
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        let Replica { server, last_failure, last_report, .. } = replica;
+        let text = format!("replica {id} ({}) failed and {next}: {last_failure}", server.url());
+        if text != *last_report {
+            last_report.clone_from(&text);
+            self.reports.push(text);
+        }
     }
 
     /// Updates the time since which no replica serves requests.

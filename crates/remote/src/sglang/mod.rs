@@ -10,6 +10,7 @@ use std::path::Path;
 use rloom_engine::PolicyLabel;
 use tokio::time::Instant;
 
+use crate::environment::TestedVersions;
 use crate::error::ServerError;
 use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
 use wire::{
@@ -23,7 +24,7 @@ const MODEL_INFO: &str = "/model_info";
 const UPDATE: &str = "/update_weights_from_disk";
 
 /// Versions whose protocol is known, by their schemas.
-const VERSION: &str = "0.5.";
+pub(crate) const VERSIONS: TestedVersions = TestedVersions::new("sglang", (0, 5), (0, 5));
 
 /// An SGLang server.
 #[derive(Debug)]
@@ -47,8 +48,8 @@ impl SglangServer {
 
     pub(crate) async fn prepare(&self, deadline: Instant) -> Result<Description, ServerError> {
         let info: ServerInfo = self.connection.get(SERVER_INFO, deadline).await?;
-        if !info.version.starts_with(VERSION) {
-            let problem = format!("SGLang {} is not supported; supported: {VERSION}x", info.version);
+        if !VERSIONS.contains(&info.version) {
+            let problem = format!("SGLang {} is not supported; supported: {VERSIONS}", info.version);
             return Err(ServerError::Answer { endpoint: SERVER_INFO, problem });
         }
         // It does not tell the size of its vocabulary.

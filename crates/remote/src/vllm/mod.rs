@@ -3,7 +3,6 @@
 //! Generation is token in, token out (`/inference/v1/generate`); weights are loaded by the worker extension of
 //! `python/rloom/vllm/extension.py`, which every server has to run.
 
-mod launch;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -12,8 +11,7 @@ use std::path::Path;
 use rloom_engine::PolicyLabel;
 use tokio::time::Instant;
 
-pub use launch::{ServerCommand, Slot};
-
+use crate::environment::TestedVersions;
 use crate::error::ServerError;
 use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
 use wire::{
@@ -30,8 +28,8 @@ const ID_PREFIX: &str = "generate-tokens-";
 /// Version of the worker extension's answers.
 const PROTOCOL: u32 = 1;
 
-/// Minor versions of vLLM 0.x whose protocol is known: the first was tested on CPUs, the last by its schemas.
-const VERSIONS: std::ops::RangeInclusive<u32> = 32..=33;
+/// Versions whose protocol is known: the first was tested on CPUs, the last by its schemas.
+pub(crate) const VERSIONS: TestedVersions = TestedVersions::new("vllm", (0, 32), (0, 33));
 
 /// A vLLM server.
 #[derive(Debug)]
@@ -200,11 +198,8 @@ fn check_worker(worker: &WorkerDescription) -> Result<(), String> {
     if *protocol != PROTOCOL {
         return Err(format!("the worker extension is of protocol {protocol}, not {PROTOCOL}"));
     }
-    let (first, last) = (VERSIONS.start(), VERSIONS.end());
-    let mut parts = version.split('.');
-    let minor = parts.next().filter(|major| *major == "0").and(parts.next()).and_then(|m| m.parse().ok());
-    if !minor.is_some_and(|minor| VERSIONS.contains(&minor)) {
-        return Err(format!("vLLM {version} is not supported; supported: 0.{first} to 0.{last}"));
+    if !VERSIONS.contains(version) {
+        return Err(format!("vLLM {version} is not supported; supported: {VERSIONS}"));
     }
     if logprobs_mode != "processed_logprobs" {
         return Err(format!("started with --logprobs-mode {logprobs_mode}, not processed_logprobs"));

@@ -14,6 +14,7 @@ use rloom_cluster::{Program, guard};
 use rloom_wire::{Options, Token};
 
 mod conformance;
+mod environments;
 mod faults;
 mod fields;
 mod gang;

@@ -78,6 +78,15 @@ fn a_process_that_fails_to_start_is_given_up() {
     pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>);
     let error = run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap_err();
     assert!(error.to_string().contains("exit code 1; end of its output:\n  | out of memory"), "{error}");
+    // Each failed start was reported when it happened.
+    let reports = pool.take_failures();
+    let next = ["is tried again (1 of 2)", "is tried again (2 of 2)", "is given up"];
+    assert_eq!(reports.len(), next.len(), "{reports:?}");
+    for (report, next) in reports.iter().zip(next) {
+        assert!(report.starts_with("replica 0 (http://127.0.0.1:") && report.contains(next), "{report}");
+        assert!(report.contains("out of memory"), "{report}");
+    }
+    assert_eq!(pool.take_failures(), Vec::<String>::new());
     assert_eq!(started.starts.load(Ordering::Relaxed), 3);
 }
 
@@ -110,11 +119,11 @@ fn a_daemon_starts_servers_and_ends_them() {
             node.clone(),
             format!("replica {replica}"),
             command(port, "serve"),
-            &url,
+            Server::vllm(&url).unwrap(),
             Duration::from_mins(2),
             None,
         );
-        pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process.unwrap()));
+        pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process));
         urls.push(format!("127.0.0.1:{port}"));
     }
     run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
@@ -140,12 +149,12 @@ fn the_end_of_the_output_is_quoted_and_all_of_it_kept() {
         node.clone(),
         "replica 0".to_owned(),
         command(1, "fail"),
-        "http://127.0.0.1:1",
+        Server::vllm("http://127.0.0.1:1").unwrap(),
         Duration::from_mins(2),
         Some(log.clone()),
     );
     let pool = pool(1);
-    pool.join_managed(Server::vllm("http://127.0.0.1:1").unwrap(), Arc::new(process.unwrap()));
+    pool.join_managed(Server::vllm("http://127.0.0.1:1").unwrap(), Arc::new(process));
     let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("a server that cannot start"), "{error}");

@@ -1,6 +1,6 @@
 //! The engines that a configuration names: in this process, or in others.
 
-use std::num::NonZero;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -17,12 +17,13 @@ use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
 use rloom_remote::{
-    Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server, ServerCommand,
-    ServerProcess, Slot,
+    EnvironmentKind, Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server,
+    ServerCommand, ServerProcess, Slot,
 };
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 
+use super::placement::{self, Placement, Slots, server_slots};
 use super::ranks::NodeRanks;
 use super::rollout::ConfiguredRollout;
 use super::train::ConfiguredTrainer;
@@ -46,6 +47,8 @@ pub(crate) struct ConfiguredEngines {
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
     dtype: Dtype,
+    /// Most ranks of a stage.
+    ranks: usize,
     /// The daemon of this machine, once it is needed.
     node: OnceLock<Node>,
 }
@@ -59,6 +62,9 @@ impl ConfiguredEngines {
         config: &Config,
         ctx: Ctx,
     ) -> Result<Self, RunError> {
+        for stage in &config.stages {
+            Placement::of(stage, Slots::of_machine())?;
+        }
         let publications = directory.join(PUBLICATIONS);
         if publications.exists() {
             std::fs::remove_dir_all(&publications)
@@ -73,6 +79,7 @@ impl ConfiguredEngines {
             publications,
             logs: directory.join(LOGS),
             dtype: config.dtype,
+            ranks: config.stages.iter().map(placement::ranks).max().unwrap_or(0),
             node: OnceLock::new(),
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
@@ -136,7 +143,7 @@ impl ConfiguredEngines {
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
                 ..GangSettings::new(folder.path(), self.publications.join(model))
             };
-            let python = PathBuf::from(&torch.python);
+            let python = interpreter(Path::new(&torch.python), EnvironmentKind::Torch)?;
             let ranks = NodeRanks { node: self.node()?, python, model, logs: self.logs.clone() };
             let gang = Gang::start(settings, Box::new(ranks), 1)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
@@ -159,9 +166,9 @@ impl ConfiguredEngines {
     fn servers(
         &self,
         settings: &ServerSettings,
-        connect: fn(&str) -> Result<Server, HttpError>,
-        starts: bool,
+        engine: EnvironmentKind,
     ) -> Result<ConfiguredRollout, RunError> {
+        let connect = if engine == EnvironmentKind::Sglang { Server::sglang } else { Server::vllm };
         let Policy { context, vocabulary, .. } = self.policy;
         let limits = ModelLimits { context, vocabulary };
         let tokenizer = Some((*self.policy.tokenizer).clone());
@@ -176,26 +183,24 @@ impl ConfiguredEngines {
         if !settings.urls.is_empty() {
             return Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: None });
         }
-        if !starts {
-            return Err(RunError::ServersNotStarted);
-        }
-        if settings.python.as_os_str().is_empty() {
-            return Err(RunError::NoServerPython);
-        }
+        let settings = &ServerSettings { python: interpreter(&settings.python, engine)?, ..settings.clone() };
         let (node, model) = (self.node()?, self.start_folder(&StageStart::Initial)?);
+        let machine = Slots::of_machine();
         let modules = self.publications.join("modules");
         for replica in 0..settings.replicas {
             let port = node.free_port(Instant::now() + STARTING)?;
             let url = format!("http://127.0.0.1:{port}");
-            let slot = slot_of(replica, settings);
-            let command = ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
-                .map_err(|source| StoreError::io("write", &modules, source))?;
+            let slot = slot_of(server_slots(replica, settings, self.ranks, machine)?, machine);
+            let command = match engine {
+                EnvironmentKind::Sglang => ServerCommand::sglang(settings, limits, &slot, model.path(), port),
+                _ => ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
+                    .map_err(|source| StoreError::io("write", &modules, source))?,
+            };
             let name = format!("replica {replica}");
+            let server = || connect(&url).map_err(|error| address(&url, &error));
             let log = Some(self.logs.join(format!("replica-{replica}.log")));
-            let process = ServerProcess::new(node.clone(), name, command, &url, STARTING, log)
-                .map_err(|error| address(&url, &error))?;
-            let server = connect(&url).map_err(|error| address(&url, &error))?;
-            pool.join_managed(server, Arc::new(process));
+            let process = ServerProcess::new(node.clone(), name, command, server()?, STARTING, log);
+            pool.join_managed(server()?, Arc::new(process));
         }
         Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: Some(model) })
     }
@@ -228,8 +233,8 @@ impl EngineFactory for ConfiguredEngines {
             RolloutEngineSettings::Embedded(_) => {
                 ConfiguredRollout::Embedded(Box::new(self.embedded.rollout(settings)?))
             }
-            RolloutEngineSettings::Vllm(servers) => self.servers(servers, Server::vllm, true)?,
-            RolloutEngineSettings::Sglang(servers) => self.servers(servers, Server::sglang, false)?,
+            RolloutEngineSettings::Vllm(servers) => self.servers(servers, EnvironmentKind::Vllm)?,
+            RolloutEngineSettings::Sglang(servers) => self.servers(servers, EnvironmentKind::Sglang)?,
         })
     }
 
@@ -312,15 +317,17 @@ impl PolicyWriter for ConfiguredWriter {
     }
 }
 
-/// Devices of a replica: GPUs if the machine has any, otherwise its share of the cores.
-fn slot_of(replica: usize, settings: &ServerSettings) -> Slot {
-    if Path::new("/dev/nvidia0").exists() {
-        let first = (replica * settings.tensor_parallel) as u32;
-        return Slot::Gpus((first..first + settings.tensor_parallel as u32).collect());
+/// Interpreter of an engine's processes.
+fn interpreter(configured: &Path, engine: EnvironmentKind) -> Result<PathBuf, RunError> {
+    rloom_remote::interpreter(configured, engine).ok_or(RunError::NoEnvironment { engine })
+}
+
+/// Devices of a server.
+fn slot_of(slots: Range<usize>, machine: Slots) -> Slot {
+    match machine {
+        Slots::Gpus(_) => Slot::Gpus(slots.map(|gpu| gpu as u32).collect()),
+        Slots::Cores(_) => Slot::Cores(slots.start, slots.end - 1),
     }
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let share = |replica: usize| (replica * cores / settings.replicas).min(cores - 1);
-    Slot::Cores(share(replica), share(replica + 1).saturating_sub(1).max(share(replica)))
 }
 
 /// Digest of the weights in a folder: that of the engine which has written them.

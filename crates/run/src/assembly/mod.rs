@@ -1,6 +1,7 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
 mod configured;
+mod placement;
 mod ranks;
 mod rollout;
 mod train;
@@ -8,13 +9,14 @@ mod train;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Sampling from logits, for commands that step a model themselves.
+pub use placement::{PlacedRole, Placement, PlacementError, Slots};
 use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
     EmbeddedRolloutEngine, EmbeddedTrainEngine, model_checkpointing, model_of, publish_model,
 };
-/// Sampling from logits, for commands that step a model themselves.
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
 use rloom_engine::{

@@ -89,6 +89,13 @@ impl RolloutEngine for ConfiguredRollout {
         }
     }
 
+    fn take_failures(&self) -> Vec<String> {
+        match self {
+            Self::Embedded(engine) => engine.take_failures(),
+            Self::Pool { pool, .. } => pool.take_failures(),
+        }
+    }
+
     fn statistics(&self) -> RolloutStatistics {
         match self {
             Self::Embedded(engine) => engine.statistics(),

@@ -61,6 +61,23 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("HubError::Status", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Subset", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Unreachable", "crates/hub/tests/hub/hints.rs", "of_models"),
+    ("InstallError::Busy", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::Create", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::NeedsGpu", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::NotOurs", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::Packages", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::Start", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    ("InstallError::Version", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
+    (
+        "PlacementError",
+        "crates/run/src/assembly/placement.rs",
+        "servers_come_after_the_ranks_or_share_their_gpus",
+    ),
+    (
+        "RunError::NoEnvironment",
+        "crates/cli/tests/cli/engines.rs",
+        "a_missing_environment_is_named_and_failed_starts_are_warnings",
+    ),
     (
         "StageError::NotFinite",
         "crates/run/tests/run/not_finite.rs",

@@ -1,4 +1,4 @@
-//! Command line of a vLLM server.
+//! Command lines of servers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,12 @@ use rloom_engine::ServerSettings;
 use crate::pool::ModelLimits;
 
 /// The worker extension, a module without other files.
-const EXTENSION: &str = include_str!("../../../../python/rloom/vllm/extension.py");
+const EXTENSION: &str = include_str!("../../../python/rloom/vllm/extension.py");
 /// Its name where it is written.
 const MODULE: &str = "rloom_vllm";
+
+/// Tokens by which the longest prompt that `SGLang` accepts is shorter than its context.
+const CONTEXT_MARGIN: usize = 6;
 
 /// A program to start, with its arguments and what is added to its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,15 +36,15 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// The variable that binds a server to the devices.
-    fn variable(&self) -> (&'static str, String) {
+    /// The variable that binds a server to the devices; `cores` is that of its program for cores.
+    fn variable(&self, cores: &'static str) -> (&'static str, String) {
         match self {
             Self::Gpus(gpus) => {
                 let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
                 ("CUDA_VISIBLE_DEVICES", gpus.join(","))
             }
             // Without it, every server takes the same cores.
-            Self::Cores(first, last) => ("VLLM_CPU_OMP_THREADS_BIND", format!("{first}-{last}")),
+            Self::Cores(first, last) => (cores, format!("{first}-{last}")),
         }
     }
 }
@@ -88,10 +91,46 @@ impl ServerCommand {
             ("VLLM_NO_USAGE_STATS", "1".to_owned()),
             ("HF_HUB_OFFLINE", "1".to_owned()),
             ("PYTHONPATH", python_path(modules)),
-            slot.variable(),
+            slot.variable("VLLM_CPU_OMP_THREADS_BIND"),
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
         Ok(Self { program: settings.python.clone(), arguments, environment })
+    }
+
+    /// An `SGLang` server of the model in a folder.
+    pub fn sglang(
+        settings: &ServerSettings,
+        limits: ModelLimits,
+        slot: &Slot,
+        model: &Path,
+        port: u16,
+    ) -> Self {
+        let mut arguments = vec!["-m".to_owned(), "sglang.launch_server".to_owned()];
+        let options = [
+            ("--model-path", model.display().to_string()),
+            // Its control endpoints have no authentication.
+            ("--host", "127.0.0.1".to_owned()),
+            ("--port", port.to_string()),
+            ("--context-length", (limits.context + CONTEXT_MARGIN).to_string()),
+            // One more for the token by which the pool checks a server.
+            ("--max-running-requests", (settings.max_requests + 1).to_string()),
+            ("--tp-size", settings.tensor_parallel.to_string()),
+            ("--mem-fraction-static", settings.memory_fraction(matches!(slot, Slot::Gpus(_))).to_string()),
+            // Sampling settings come with each request, not from the model's folder.
+            ("--sampling-defaults", "openai".to_owned()),
+            ("--log-level-http", "warning".to_owned()),
+        ];
+        arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
+        // Later options win.
+        arguments.extend(settings.args.iter().cloned());
+        let environment = [
+            // For the margin of the context.
+            ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1".to_owned()),
+            ("HF_HUB_OFFLINE", "1".to_owned()),
+            slot.variable("SGLANG_CPU_OMP_THREADS_BIND"),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
+        Self { program: settings.python.clone(), arguments, environment }
     }
 }
 
@@ -140,7 +179,27 @@ mod tests {
         let shared = ServerCommand::vllm(&two, limits, &cores, Path::new("/model"), 4711, &modules).unwrap();
         let at = shared.arguments.iter().position(|argument| argument == "--gpu-memory-utilization").unwrap();
         assert_eq!(shared.arguments[at + 1], "0.2");
-        assert_eq!(Slot::Cores(4, 7).variable(), ("VLLM_CPU_OMP_THREADS_BIND", "4-7".to_owned()));
+        assert_eq!(Slot::Cores(4, 7).variable("CORES"), ("CORES", "4-7".to_owned()));
         assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
+    }
+    #[test]
+    fn sglang_has_room_for_the_longest_prompt() {
+        let settings = ServerSettings {
+            tensor_parallel: 2,
+            args: vec!["--dtype".to_owned(), "bfloat16".to_owned()],
+            ..ServerSettings::default()
+        };
+        let limits = ModelLimits { context: 512, vocabulary: 32 };
+        let slot = Slot::Gpus(vec![0, 1]);
+        let command = ServerCommand::sglang(&settings, limits, &slot, Path::new("/model"), 4711);
+        let value = |name: &str| {
+            let at = command.arguments.iter().position(|argument| argument == name).unwrap();
+            command.arguments[at + 1].as_str()
+        };
+        assert_eq!((value("--host"), value("--port"), value("--tp-size")), ("127.0.0.1", "4711", "2"));
+        assert_eq!((value("--context-length"), value("--max-running-requests")), ("518", "129"));
+        assert_eq!(command.environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"], "1");
+        assert_eq!(command.environment["CUDA_VISIBLE_DEVICES"], "0,1");
+        assert_eq!(command.arguments[command.arguments.len() - 2..], ["--dtype", "bfloat16"]);
     }
 }

@@ -1,0 +1,186 @@
+//! Processes of outside engines: their slots, and the memory of each by formula.
+
+use std::ops::Range;
+
+use rloom_config::Stage;
+use rloom_engine::{Backend, RolloutEngineSettings, ServerSettings, TorchSettings};
+use rloom_model::ModelConfig;
+use rloom_run::assembly::{self, PlacedRole, Placement, Slots};
+use serde::Serialize;
+
+use super::F32;
+use crate::progress::numbers::bytes;
+
+/// Bytes of a weight of a server that computes in 16 bits, as servers do by default.
+const HALF: u64 = 2;
+
+/// Processes of a stage outside of this one.
+#[derive(Debug, Serialize)]
+pub(crate) struct Processes {
+    machine: Slots,
+    roles: Vec<Role>,
+    /// Bytes that each update writes to a folder; `None` if the model is not available or nothing is handed over.
+    update: Option<u64>,
+    /// Servers that read it.
+    readers: usize,
+}
+
+/// Equal processes.
+#[derive(Debug, Serialize)]
+struct Role {
+    #[serde(flatten)]
+    placed: PlacedRole,
+    /// Bytes on each device by purpose.
+    memory: Vec<(&'static str, u64)>,
+    /// Limit of the memory of a device, for servers on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fraction: Option<f64>,
+}
+
+impl Processes {
+    /// The processes of a placement.
+    pub(super) fn of(stage: &Stage, placement: Placement, model: Option<&ModelConfig>) -> Self {
+        let Placement { machine, roles } = placement;
+        let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
+        let role = |placed: PlacedRole| {
+            let memory = model.map(|model| match (&stage.trainer.backend, servers) {
+                (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
+                (Backend::Torch(torch), _) => rank_memory(stage, torch, placed.role, model, machine),
+                _ => Vec::new(),
+            });
+            let is_limited = placed.role == "server" && matches!(machine, Slots::Gpus(_));
+            let fraction = servers.filter(|_| is_limited).map(|servers| servers.memory_fraction(true));
+            Role { placed, memory: memory.unwrap_or_default(), fraction }
+        };
+        let readers = servers.map_or(0, ServerSettings::servers);
+        Self {
+            machine,
+            roles: roles.into_iter().map(role).collect(),
+            update: model.filter(|_| stage.rollout.is_some()).map(|model| model.parameter_count() * F32),
+            readers,
+        }
+    }
+
+    /// Lines of the dry run.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.roles.iter().map(|role| self.line(role)).collect();
+        if let Some(update) = self.update {
+            let readers = match self.readers {
+                0 => "loaded by this process".to_owned(),
+                1 => "read by 1 server".to_owned(),
+                readers => format!("read by {readers} servers"),
+            };
+            lines.push(format!("  update    {} written per step, {readers}", bytes(update)));
+        }
+        lines
+    }
+
+    fn line(&self, role: &Role) -> String {
+        let PlacedRole { role: name, processes, slots } = &role.placed;
+        let name = match processes {
+            1 => format!("{name} 0"),
+            _ => format!("{name}s 0-{}", processes - 1),
+        };
+        let kind = match self.machine {
+            Slots::Gpus(_) => "GPU",
+            Slots::Cores(_) => "core",
+        };
+        let mut line = format!("  {name:<15} {}", slot_text(kind, slots));
+        if !role.memory.is_empty() {
+            let total = role.memory.iter().map(|(_, bytes)| bytes).sum();
+            let parts = role.memory.iter().filter(|(_, size)| *size > 0);
+            let parts: Vec<String> = parts.map(|(part, size)| format!("{part} {}", bytes(*size))).collect();
+            let share = if matches!(self.machine, Slots::Gpus(_)) { "GPU" } else { "process" };
+            line += &format!("; about {} per {share}: {}", bytes(total), parts.join(", "));
+        }
+        if let Some(fraction) = role.fraction {
+            line += &format!("; limited to {fraction} of the GPU's memory");
+        }
+        line
+    }
+}
+
+/// `GPUs 4-7, 2 each`
+fn slot_text(kind: &str, slots: &[Range<usize>]) -> String {
+    let first = slots.iter().map(|range| range.start).min().unwrap_or(0);
+    let last = slots.iter().map(|range| range.end - 1).max().unwrap_or(0);
+    let all = if first == last { format!("{kind} {first}") } else { format!("{kind}s {first}-{last}") };
+    match slots {
+        [range, _, ..] if slots.iter().all(|other| other == range) && first != last => {
+            format!("{all}, shared")
+        }
+        [range, _, ..] if range.len() > 1 => format!("{all}, {} each", range.len()),
+        _ => all,
+    }
+}
+
+fn servers(engine: &RolloutEngineSettings) -> Option<&ServerSettings> {
+    match engine {
+        RolloutEngineSettings::Vllm(servers) | RolloutEngineSettings::Sglang(servers) => Some(servers),
+        RolloutEngineSettings::Embedded(_) => None,
+    }
+}
+
+/// Memory of a rank: f32 masters, gradients and both moments of AdamW, divided among the ranks that share a copy.
+fn rank_memory(
+    stage: &Stage,
+    torch: &TorchSettings,
+    role: &str,
+    model: &ModelConfig,
+    machine: Slots,
+) -> Vec<(&'static str, u64)> {
+    let shard = if torch.shard == 0 { torch.ranks } else { torch.shard } as u64;
+    let whole = model.parameter_count() * F32;
+    let part = whole.div_ceil(shard);
+    let tokens = (stage.trainer.micro_batch_tokens as u64).max(1);
+    let sequences = stage.groups_per_batch * u64::from(stage.algorithm.group_size);
+    let tokens = tokens.min(model.max_positions as u64 * sequences);
+    let per_token = assembly::activation_bytes_per_token(model, stage.trainer.activation_checkpointing);
+    let is_gpu = matches!(machine, Slots::Gpus(_));
+    // On GPUs, `offload` keeps them in the memory of the host, where frozen models of several ranks are in any case.
+    let stays = u64::from(!(torch.offload && is_gpu && torch.ranks > 1));
+    let has_reference = match role {
+        "policy rank" => stage.algorithm.needs_reference(),
+        "prm rank" => true,
+        _ => false,
+    };
+    let reference_stays = u64::from(has_reference && !(is_gpu && torch.ranks > 1));
+    // Of a model in parts, or in another format than the masters, the layer at work and the next one are gathered.
+    let is_gathered = shard > 1 || model.dtype.bytes() as u64 != F32;
+    let layer = model.parameter_count() / model.layers.max(1) as u64;
+    vec![
+        ("masters", stays * part),
+        ("gradients", stays * part),
+        ("moments", stays * 2 * part),
+        ("gathered layers", u64::from(is_gathered) * 2 * layer * model.dtype.bytes() as u64),
+        ("reference", reference_stays * part),
+        ("activations", tokens * per_token),
+    ]
+}
+
+/// Memory of a server on each of its devices: weights, and keys and values of as many whole sequences as it computes.
+fn server_memory(model: &ModelConfig, servers: &ServerSettings) -> Vec<(&'static str, u64)> {
+    let parallel = servers.tensor_parallel as u64;
+    let is_wide = servers.args.windows(2).any(|pair| pair[0] == "--dtype" && pair[1] == "float32");
+    let bytes = if is_wide { F32 } else { HALF };
+    let cache = model.kv_bytes_per_token() / model.dtype.bytes() as u64 * bytes;
+    let tokens = model.max_positions as u64 * servers.max_requests as u64;
+    vec![
+        ("weights", (model.parameter_count() * bytes).div_ceil(parallel)),
+        ("keys and values of full batches", (cache * tokens).div_ceil(parallel)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_named_as_ranges() {
+        assert_eq!(slot_text("GPU", &[0..1]), "GPU 0");
+        assert_eq!(slot_text("GPU", &[0..1, 1..2]), "GPUs 0-1");
+        assert_eq!(slot_text("GPU", &[4..6, 6..8]), "GPUs 4-7, 2 each");
+        assert_eq!(slot_text("core", &[0..2, 0..2]), "cores 0-1, shared");
+        assert_eq!(slot_text("core", &[0..2]), "cores 0-1");
+    }
+}

@@ -1,0 +1,184 @@
+//! Devices of the processes of a stage.
+
+use std::num::NonZero;
+use std::ops::Range;
+
+use rloom_algo::Backbone;
+use rloom_config::Stage;
+use rloom_engine::{Backend, RolloutEngineSettings, ServerSettings};
+use serde::Serialize;
+
+/// Largest fraction of a GPU's memory that servers may take where ranks use the same GPU.
+const SHARED_MEMORY: f64 = 0.5;
+
+/// Devices of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Slots {
+    /// NVIDIA GPUs.
+    Gpus(usize),
+    /// Processor cores, which processes share.
+    Cores(usize),
+}
+
+impl Slots {
+    /// The GPUs of this machine, or its cores if it has none.
+    pub fn of_machine() -> Self {
+        match rloom_remote::gpus() {
+            0 => Self::Cores(std::thread::available_parallelism().map_or(1, NonZero::get)),
+            gpus => Self::Gpus(gpus),
+        }
+    }
+}
+
+/// Equal processes on consecutive slots.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlacedRole {
+    /// `policy rank`, `critic rank`, `prm rank` or `server`.
+    pub role: &'static str,
+    /// Number of processes.
+    pub processes: usize,
+    /// Slots of each process; cores may be those of several.
+    pub slots: Vec<Range<usize>>,
+}
+
+/// The processes of a stage outside of this one, with their slots.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Placement {
+    /// Slots of the machine.
+    pub machine: Slots,
+    /// The processes.
+    pub roles: Vec<PlacedRole>,
+}
+
+/// A stage that needs more devices than there are.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
+#[error(
+    "placement: {ranks} ranks and {replicas} servers × {tensor_parallel} GPUs need {needed} GPUs; this machine offers {offered}"
+)]
+#[diagnostic(help(
+    "lower `trainer.ranks`, `rollout.replicas` or `rollout.tensor_parallel`; with `rollout.memory` of at most 0.5, servers \
+     share the GPUs of the ranks"
+))]
+pub struct PlacementError {
+    ranks: usize,
+    replicas: usize,
+    tensor_parallel: usize,
+    needed: usize,
+    offered: usize,
+}
+
+impl Placement {
+    /// The placement of a stage; none if it uses the embedded engines alone.
+    pub fn of(stage: &Stage, machine: Slots) -> Result<Option<Self>, PlacementError> {
+        let ranks = ranks(stage);
+        let servers = stage.rollout.as_ref().and_then(|rollout| started(&rollout.engine));
+        let mut roles = Vec::new();
+        if ranks > 0 {
+            let critic =
+                stage.algorithm.critic.as_ref().is_some_and(|critic| critic.backbone == Backbone::Own);
+            let models =
+                [("policy rank", true), ("critic rank", critic), ("prm rank", stage.algorithm.prm.is_some())];
+            for (role, _) in models.into_iter().filter(|(_, is_used)| *is_used) {
+                let slots = (0..ranks).map(|rank| match machine {
+                    Slots::Gpus(_) => rank..rank + 1,
+                    Slots::Cores(cores) => 0..cores,
+                });
+                roles.push(PlacedRole { role, processes: ranks, slots: slots.collect() });
+            }
+        }
+        if let Some(servers) = servers {
+            let slots: Result<Vec<_>, _> =
+                (0..servers.replicas).map(|replica| server_slots(replica, servers, ranks, machine)).collect();
+            roles.push(PlacedRole { role: "server", processes: servers.replicas, slots: slots? });
+        } else if let Slots::Gpus(offered) = machine
+            && ranks > offered
+        {
+            return Err(PlacementError { ranks, replicas: 0, tensor_parallel: 1, needed: ranks, offered });
+        }
+        Ok((!roles.is_empty()).then_some(Self { machine, roles }))
+    }
+}
+
+/// Ranks of each model of a stage; 0 if the embedded engine trains.
+pub(super) fn ranks(stage: &Stage) -> usize {
+    match &stage.trainer.backend {
+        Backend::Torch(torch) => torch.ranks,
+        Backend::Embedded(_) => 0,
+    }
+}
+
+/// Settings of the servers that a run starts.
+fn started(engine: &RolloutEngineSettings) -> Option<&ServerSettings> {
+    match engine {
+        RolloutEngineSettings::Vllm(servers) | RolloutEngineSettings::Sglang(servers) => {
+            servers.urls.is_empty().then_some(servers)
+        }
+        RolloutEngineSettings::Embedded(_) => None,
+    }
+}
+
+/// Slots of a server beside ranks: the GPUs after theirs, the same GPUs if memory is left for both, or a share of the cores.
+pub(super) fn server_slots(
+    replica: usize,
+    settings: &ServerSettings,
+    ranks: usize,
+    machine: Slots,
+) -> Result<Range<usize>, PlacementError> {
+    let ServerSettings { replicas, tensor_parallel, .. } = *settings;
+    match machine {
+        Slots::Gpus(offered) => {
+            let servers = replicas * tensor_parallel;
+            let is_apart = ranks + servers <= offered;
+            let may_share = settings.memory_fraction(true) <= SHARED_MEMORY && ranks.max(servers) <= offered;
+            if !is_apart && !may_share {
+                let needed = ranks + servers;
+                return Err(PlacementError { ranks, replicas, tensor_parallel, needed, offered });
+            }
+            let first = if is_apart { ranks } else { 0 } + replica * tensor_parallel;
+            Ok(first..first + tensor_parallel)
+        }
+        Slots::Cores(cores) => {
+            let share = |replica: usize| (replica * cores / replicas).min(cores - 1);
+            Ok(share(replica)..share(replica + 1).max(share(replica) + 1))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn servers(replicas: usize, tensor_parallel: usize, memory: f64) -> ServerSettings {
+        ServerSettings { replicas, tensor_parallel, memory: Some(memory), ..ServerSettings::default() }
+    }
+
+    #[test]
+    fn servers_come_after_the_ranks_or_share_their_gpus() {
+        let settings = servers(2, 2, 0.9);
+        let of = |settings: &ServerSettings, ranks, gpus| -> Result<Vec<_>, _> {
+            (0..settings.replicas).map(|r| server_slots(r, settings, ranks, Slots::Gpus(gpus))).collect()
+        };
+        assert_eq!(of(&settings, 4, 8).unwrap(), [4..6, 6..8]);
+        let error: PlacementError = of(&settings, 4, 6).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("4 ranks and 2 servers × 2 GPUs need 8 GPUs; this machine offers 6"), "{text}");
+        // The hint: fewer of each, or shared GPUs.
+        for (fewer, ranks) in [(&settings, 2), (&servers(1, 2, 0.9), 4), (&servers(2, 1, 0.9), 4)] {
+            of(fewer, ranks, 6).unwrap();
+        }
+        assert_eq!(of(&servers(2, 2, 0.45), 4, 6).unwrap(), [0..2, 2..4]);
+        assert!(of(&servers(2, 2, 0.45), 4, 3).is_err());
+        assert_eq!(of(&servers(1, 1, 0.45), 1, 1).unwrap(), [0..1]);
+    }
+
+    #[test]
+    fn servers_divide_the_cores() {
+        let of = |replica, replicas, cores| {
+            server_slots(replica, &servers(replicas, 1, 0.9), 0, Slots::Cores(cores)).unwrap()
+        };
+        assert_eq!((of(0, 2, 4), of(1, 2, 4)), (0..2, 2..4));
+        assert_eq!((of(0, 3, 2), of(1, 3, 2), of(2, 3, 2)), (0..1, 0..1, 1..2));
+        assert_eq!(of(0, 1, 2), 0..2);
+    }
+}
