@@ -17,8 +17,7 @@ mod vllm;
 
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, LocalRanks, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher,
-    RankProcess,
+    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};

@@ -2,11 +2,12 @@
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::{LocalOptions, Node};
+use rloom_cluster::LocalNode;
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -43,8 +44,10 @@ pub(crate) struct ConfiguredEngines {
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
     dtype: Dtype,
-    /// The daemon of this machine, once it is needed.
-    node: OnceLock<Node>,
+    /// Starts processes on this machine.
+    node: LocalNode,
+    /// Gangs that were started, and start folders that were written.
+    numbers: AtomicU64,
 }
 
 impl ConfiguredEngines {
@@ -69,19 +72,16 @@ impl ConfiguredEngines {
             policy: policy.clone(),
             publications,
             dtype: config.dtype,
-            node: OnceLock::new(),
+            node: LocalNode::default(),
+            numbers: AtomicU64::new(1),
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
         })
     }
 
-    /// The daemon of this machine, which starts processes.
-    fn node(&self) -> Result<Node, RunError> {
-        if let Some(node) = self.node.get() {
-            return Ok(node.clone());
-        }
-        let node = Node::local(&LocalOptions::default())?;
-        Ok(self.node.get_or_init(|| node).clone())
+    /// A number that no gang and no folder has: what replaces one that was lost has a name of its own.
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A folder with the weights of a start.
@@ -96,7 +96,7 @@ impl ConfiguredEngines {
         if let PublishedWeights::Folder(folder) = &published.weights {
             return Ok(Arc::clone(folder));
         }
-        let folder = self.publications.join("start");
+        let folder = self.publications.join(format!("start-{}", self.next_number()));
         disk::create_folder(PUBLICATIONS, &folder)?;
         self.embedded.writer().write(&published, &folder)?;
         Ok(Arc::new(WeightFolder::temporary(folder)))
@@ -115,6 +115,7 @@ impl ConfiguredEngines {
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let models = 1 + usize::from(backbone == Some(Backbone::Own)) + usize::from(prm.is_some());
         let gang = |model: &'static str, heads, has_reference: bool| {
+            let epoch = self.next_number();
             let settings = GangSettings {
                 heads,
                 reference: has_reference.then(|| folder.path().to_owned()),
@@ -130,10 +131,10 @@ impl ConfiguredEngines {
                 deterministic: torch.deterministic,
                 threads: (threads / (torch.ranks * models)).max(1),
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
-                ..GangSettings::new(folder.path(), self.publications.join(model))
+                ..GangSettings::new(folder.path(), self.publications.join(format!("{model}-{epoch}")))
             };
-            let ranks = NodeRanks { node: self.node()?, python: PathBuf::from(&torch.python), model };
-            let gang = Gang::start(settings, Box::new(ranks), 1)?;
+            let ranks = NodeRanks { node: self.node.get()?, python: PathBuf::from(&torch.python), model };
+            let gang = Gang::start(settings, &ranks, epoch)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
         };
         let heads = if backbone == Some(Backbone::Shared) {
@@ -177,16 +178,16 @@ impl ConfiguredEngines {
         if settings.python.as_os_str().is_empty() {
             return Err(RunError::NoServerPython);
         }
-        let (node, model) = (self.node()?, self.start_folder(&StageStart::Initial)?);
+        let model = self.start_folder(&StageStart::Initial)?;
         let modules = self.publications.join("modules");
         for replica in 0..settings.replicas {
-            let port = node.free_port(Instant::now() + STARTING)?;
+            let port = self.node.get()?.free_port(Instant::now() + STARTING)?;
             let url = format!("http://127.0.0.1:{port}");
             let slot = slot_of(replica, settings);
             let command = ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
                 .map_err(|source| StoreError::io("write", &modules, source))?;
             let name = format!("replica {replica}");
-            let process = ServerProcess::new(node.clone(), name, command, &url, STARTING)
+            let process = ServerProcess::new(self.node.clone(), name, command, &url, STARTING)
                 .map_err(|error| address(&url, &error))?;
             let server = connect(&url).map_err(|error| address(&url, &error))?;
             pool.join_managed(server, Arc::new(process));
