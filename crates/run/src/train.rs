@@ -341,11 +341,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         mut start: StageStart,
         mut resumed: Option<CheckpointState>,
     ) -> Result<(StageEnd, PublishedPolicy), RunError> {
-        let recorded = self.config.run.rollouts.is_some();
-        let rollout = if recorded { None } else { self.rollout_engine(stage)? };
-        let (best, mut restarts) = (self.best.clone(), Restarts::default());
+        let (best, mut restarts, mut rollout) = (self.best.clone(), Restarts::default(), None);
         loop {
-            let error = match self.stage(index, stage, base, start, resumed, rollout.clone()) {
+            let error = match self.stage(index, stage, base, start, resumed, &mut rollout) {
                 Err(error) => error,
                 ended => return ended,
             };
@@ -378,12 +376,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         base: u64,
         start: StageStart,
         resumed: Option<CheckpointState>,
-        rollout: Option<Arc<F::Rollout>>,
+        kept: &mut Option<Arc<F::Rollout>>,
     ) -> Result<(StageEnd, PublishedPolicy), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
+        if kept.is_none() && !recorded {
+            *kept = self.rollout_engine(stage)?;
+        }
+        let rollout = kept.clone();
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
         let trainer = self.engines.train_capabilities(stage);
         // Recorded groups were sampled by other weights than those that are trained here.
@@ -404,6 +406,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let parts = self.parts(index, stage, base, engines, resumed)?;
         let events = &mut *self.events;
         let EndedStage { end, best, newest, trainer } = runtime::block_on(Stage::new(parts, events).run())??;
+        // Before the last weights are published once more: its copy of them has the same name.
+        *kept = None;
         self.best = best;
         self.last = newest.or(self.last.take());
         let trainer = trainer.ok_or(RunError::TrainerEnded { stage: stage.name.clone() })?;

@@ -18,3 +18,6 @@ mod replay;
 mod rows_of_runs;
 mod sampler;
 mod staleness;
+#[expect(dead_code, reason = "the tests of crate remote use more of it")]
+#[path = "../../../remote/tests/remote/stand_in/mod.rs"]
+mod stand_in;
