@@ -77,6 +77,11 @@ impl Node {
         }
     }
 
+    /// True if the connection to the daemon has ended: nothing can be started any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.shared().state().lost.is_some()
+    }
+
     /// Starts a process; returns once the program runs.
     pub fn start(&self, spec: &ProcessSpec, deadline: Instant) -> Result<Process, ClusterError> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);

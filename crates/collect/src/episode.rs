@@ -18,6 +18,9 @@ use crate::bounded::BoundedEngine;
 use crate::transcript::{policy_text, prompt_text};
 use crate::waits::{WaitTarget, Waits};
 
+/// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
+const LOSSES: u32 = 16;
+
 /// Counters of episodes, read by the progress display.
 #[derive(Debug, Default)]
 pub struct EpisodeCounters {
@@ -252,13 +255,14 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     }
 
     /// Generates one completion. If a weight update aborts it, it continues from its tokens; when the run stops,
-    /// the incomplete completion is returned.
+    /// the incomplete completion is returned. A request that is lost with its worker is submitted again, [`LOSSES`] times.
     async fn generate(
         &self,
         request: GenerateRequest,
         mut generated: Option<Generation>,
         on_interrupt: &(dyn Fn(&Generation) + Sync),
     ) -> Result<Generation, CollectError> {
+        let mut losses = 0;
         loop {
             let mut request = request.clone();
             if let Some(generated) = &generated {
@@ -266,7 +270,10 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             }
             let part = match self.engine.engine().generate(request).await {
                 Ok(part) => part,
-                Err(error) if error.is_retryable() => continue,
+                Err(error) if error.is_retryable() && losses < LOSSES => {
+                    losses += 1;
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
             let whole = match generated.take() {

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 28] = [
+const WITHOUT_INFLUENCE: [&str; 29] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -24,6 +24,7 @@ const WITHOUT_INFLUENCE: [&str; 28] = [
     "trainer.max_skipped_steps",
     "trainer.python",
     "trainer.step_timeout_seconds",
+    "trainer.restarts",
     "rollout.threads",
     "rollout.lanes",
     "rollout.kv_memory_mib",

@@ -25,8 +25,7 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, LocalRanks, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher,
-    RankProcess,
+    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};

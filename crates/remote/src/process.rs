@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rloom_cluster::{ClusterError, Node, Process, ProcessSpec};
+use rloom_cluster::{ClusterError, LocalNode, Process, ProcessSpec};
 use tokio::time::{Instant, sleep};
 
 use crate::launch::ServerCommand;
@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The process of a server on a node. It ends with the last handle.
 #[derive(Debug)]
 pub struct ServerProcess {
-    node: Node,
+    node: LocalNode,
     spec: ProcessSpec,
     server: Server,
     /// Longest time until the server answers.
@@ -34,7 +34,7 @@ impl ServerProcess {
     /// A server that `command` starts, which then answers as `server`. `name` is that of the replica in messages; its output
     /// is appended to the file `log`.
     pub fn new(
-        node: Node,
+        node: LocalNode,
         name: String,
         command: ServerCommand,
         server: Server,
@@ -94,15 +94,16 @@ impl ServerProcess {
 }
 
 /// Ends the process before, and starts another one.
-fn start(node: &Node, spec: &ProcessSpec, process: &Mutex<Option<Process>>) -> Result<(), ClusterError> {
+fn start(node: &LocalNode, spec: &ProcessSpec, process: &Mutex<Option<Process>>) -> Result<(), ClusterError> {
     let deadline = || std::time::Instant::now() + COMMAND;
     let before = lock(process).take();
+    // A process whose node was lost has ended with it.
     if let Some(before) = before
-        && before.exited()?.is_none()
+        && matches!(before.exited(), Ok(None))
     {
         before.stop(GRACE, deadline())?;
     }
-    let new = node.start(spec, deadline())?;
+    let new = node.get()?.start(spec, deadline())?;
     *lock(process) = Some(new);
     Ok(())
 }

@@ -17,9 +17,11 @@ mod prompts;
 mod rebuild;
 mod recorded;
 mod replay;
+mod restarts;
 mod resume;
 mod runtime;
 mod stage_setup;
+mod start;
 mod train;
 
 pub use error::{NotRepeatable, RunError};

@@ -3,43 +3,45 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities};
+use rloom_engine::{
+    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
+};
 use rloom_function::absolute_function;
 use rloom_hub::Hub;
 use rloom_sched::{Scheduler, SchedulerSettings};
 use rloom_store::checkpoint::{
-    Best, CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, verify,
+    Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint, pinned_weights_folder, verify,
 };
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
-use rloom_telemetry::{Event, EventStream, Observer, Phase, report};
+use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::assembly::{ConfiguredEngines, EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
-use crate::prompts::{KeptRows, PromptProgress};
+use crate::prompts::KeptRows;
+use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
     RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
 };
-use crate::{Policy, RunError, StopFlag, context, functions, runtime};
+use crate::start::{announce, measure_prompts};
+use crate::{Policy, RunError, StopFlag, context, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
     StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
     TrainerThread, WeightProbe, WeightPublisher, restore_groups, restore_models,
 };
 
-/// Duration of a measurement of prompts that is not worth a progress report.
-const QUIET: Duration = Duration::from_millis(500);
 /// Completions of each step in the event stream.
 const SHOWN_SAMPLES: usize = 4;
 
@@ -198,7 +200,7 @@ struct Run<'r, 's, F> {
     stop: &'r StopFlag,
     checkpoints: Checkpoints,
     /// The newest valid checkpoint of an earlier attempt.
-    found: Option<(CheckpointName, PathBuf)>,
+    found: Option<StoredCheckpoint>,
     rows: KeptRows,
     best: Option<Best>,
     last: Option<PathBuf>,
@@ -225,23 +227,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<Self, RunError> {
         let checkpoints = Checkpoints::open(directory.checkpoints())?;
         let (found, damaged) = checkpoints.newest_valid()?;
-        events.emit(Event::RunStarted {
-            name: config.run.name.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            seed: config.run.seed,
-            threads: inputs.threads,
-            numeric_path: config
-                .stages
-                .first()
-                .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
-            parameters: inputs.parameters,
-            resumed_from: found.as_ref().map(|(name, _)| name.folder()),
-            stages: config.stages.iter().map(outline).collect(),
-        });
-        for error in damaged {
-            let used = found.as_ref().map_or("the start".to_owned(), |(name, _)| name.folder());
-            events.warn(format!("{error}; resuming from {used}"));
-        }
+        announce(config, engines, inputs, found.as_ref(), &damaged, events);
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
@@ -276,7 +262,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 let resumed = if index == first { self.resume_state(index)? } else { None };
                 let start = self.stage_start(index, stage, previous.take())?;
                 let started = self.events.elapsed();
-                let (end, policy) = self.stage(index, stage, base, start, resumed)?;
+                let (end, policy) = self.restarted_stage(index, stage, base, start, resumed)?;
                 previous = Some((index, policy));
                 if end == StageEnd::Interrupted {
                     interrupted = true;
@@ -351,6 +337,44 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok(StageStart::Published(self.engines.open(&path, PolicyVersion(source.steps))?))
     }
 
+    /// Runs a stage. If its trainer is lost, it runs again from the last checkpoint, as in a resumed run; the rollout engine
+    /// stays.
+    fn restarted_stage(
+        &mut self,
+        index: usize,
+        stage: &StageConfig,
+        base: u64,
+        mut start: StageStart,
+        mut resumed: Option<CheckpointState>,
+    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+        let (best, mut restarts, mut rollout) = (self.best.clone(), Restarts::default(), None);
+        loop {
+            let error = match self.stage(index, stage, base, start, resumed, &mut rollout) {
+                Err(error) => error,
+                ended => return ended,
+            };
+            let Some(lost) = lost_trainer(&error) else { return Err(error) };
+            self.checkpoints = Checkpoints::open(self.directory.checkpoints())?;
+            let (newest, damaged) = self.checkpoints.newest_valid()?;
+            let found = newest.clone().filter(|(name, _)| name.stage as usize == index);
+            let limit = stage.trainer.restarts();
+            let Some(restart) = restarts.next(found.as_ref().map(|(name, _)| name), limit) else {
+                return Err(error);
+            };
+            let from = found.as_ref().map_or("its start".to_owned(), |(name, _)| name.folder());
+            self.events.warn(format!(
+                "the trainer was lost {lost}; restart {restart} of {limit}: stage `{}` continues from {from} with a new \
+                 one, and what was recorded after it is trained again",
+                stage.name
+            ));
+            self.events.next_attempt();
+            announce(self.config, self.engines, self.inputs, newest.as_ref(), &damaged, self.events);
+            (self.found, self.best) = (found, best.clone());
+            resumed = self.resume_state(index)?;
+            start = self.stage_start(index, stage, None)?;
+        }
+    }
+
     fn stage(
         &mut self,
         index: usize,
@@ -358,12 +382,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         base: u64,
         start: StageStart,
         resumed: Option<CheckpointState>,
+        kept: &mut Option<Arc<F::Rollout>>,
     ) -> Result<(StageEnd, PublishedPolicy), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
-        let rollout = if recorded { None } else { self.rollout_engine(stage)? };
+        if kept.is_none() && !recorded {
+            *kept = self.rollout_engine(stage)?;
+        }
+        let rollout = kept.clone();
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());
         let trainer = self.engines.train_capabilities(stage);
         // Recorded groups were sampled by other weights than those that are trained here.
@@ -384,6 +412,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let parts = self.parts(index, stage, base, engines, resumed)?;
         let events = &mut *self.events;
         let EndedStage { end, best, newest, trainer } = runtime::block_on(Stage::new(parts, events).run())??;
+        // Before the last weights are published once more: its copy of them has the same name.
+        *kept = None;
         self.best = best;
         self.last = newest.or(self.last.take());
         let trainer = trainer.ok_or(RunError::TrainerEnded { stage: stage.name.clone() })?;
@@ -393,7 +423,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             cause,
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
-        Ok((end, trainer.publish(PolicyVersion(stage.steps))?))
+        let published = trainer.publish(PolicyVersion(stage.steps));
+        Ok((end, published.map_err(StageError::from)?))
     }
 
     /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
@@ -430,6 +461,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
         let is_exact = engines.is_exact && same_numeric_path;
+        let repeats_bits = same_numeric_path && engines.models.policy.capabilities().repeats_bits;
         let (seed, tokenizer) = (self.config.run.seed, Arc::clone(&self.inputs.tokenizer));
         // An engine with noise of its own cannot be checked otherwise.
         let is_probed =
@@ -486,7 +518,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok(StageParts {
             scheduler: Scheduler::resume(settings, scheduler)?,
             directory: self.directory,
-            journal: StageJournal::new(journal, log, same_numeric_path),
+            journal: StageJournal::new(journal, log, repeats_bits),
             groups,
             weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
@@ -538,31 +570,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             ));
         }
     }
-}
-
-/// Measures the prompts of the stages from `first` on, and reports their lengths.
-fn measure_prompts(
-    config: &Config,
-    first: usize,
-    inputs: &RunInputs,
-    directory: &RunDirectory,
-    events: &mut EventStream<'_>,
-    stop: &StopFlag,
-) -> Result<KeptRows, RunError> {
-    functions::check(config, first)?;
-    let started = Instant::now();
-    let kept = inputs.prompt_check().run(config, first, &mut |progress| {
-        match progress {
-            PromptProgress::Measured(summary) => events.emit(Event::Prompts(summary)),
-            PromptProgress::Measuring { done, total } if started.elapsed() > QUIET => {
-                events.emit(Event::Progress { phase: Phase::Prompts, done, total, detail: None });
-            }
-            PromptProgress::Measuring { .. } => {}
-        }
-        !stop.after_this_step()
-    })?;
-    // Nothing is computed yet that a checkpoint could save.
-    kept.ok_or_else(|| StageError::StoppedNow { path: directory.path().to_owned() }.into())
 }
 
 /// The stage with its algorithm resolved for an inexact sampler, which is corrected for by default.

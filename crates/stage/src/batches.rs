@@ -282,7 +282,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         result: Result<(PathBuf, u64), StageError>,
         (start, end): (Instant, Instant),
     ) -> Result<(), StageError> {
-        let (path, bytes) = result?;
+        let (path, bytes) = result.map_err(|error| match error {
+            StageError::Train(error) => self.worker_failed(error),
+            error => error,
+        })?;
         let is_best = self.evaluation.is_best(PolicyVersion(version));
         let oldest = self.checkpoints.finish_saving(version, &path, is_best, self.evaluation.best())?;
         self.journal.prune(oldest)?;

@@ -322,6 +322,19 @@ pub enum StageError {
     },
 }
 
+impl StageError {
+    /// The loss of the processes that train, if that is why the stage failed: it can be restarted from its last checkpoint
+    /// with new ones.
+    pub fn lost_trainer(&self) -> Option<&TrainError> {
+        match self {
+            Self::Worker { cause: WorkerError::Train(error), .. } | Self::Train(error) => {
+                matches!(error, TrainError::Lost(_)).then_some(error)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Optimiser steps that were skipped before an error, as its message shows them.
 fn after(skipped: u64) -> String {
     match skipped {

@@ -17,17 +17,18 @@ pub struct StageJournal {
     live: bool,
     /// True while the replayed attempt is to stop and has not reached its end.
     stopping: bool,
-    /// True if this machine computes the same bits as the one that recorded.
-    same_numeric_path: bool,
+    /// True if training on the recorded batches gives the recorded weights bit by bit.
+    repeats_bits: bool,
     /// The batch that is being retrained and the recorded digest of its weights.
     expected: Option<(u64, u64)>,
 }
 
 impl StageJournal {
-    /// Creates the journal of a stage that replays `log` first.
-    pub fn new(journal: Journal, log: Vec<Record>, same_numeric_path: bool) -> Self {
+    /// Creates the journal of a stage that replays `log` first. `repeats_bits` is true if the trainer repeats its results bit by
+    /// bit, on the numeric path that was recorded.
+    pub fn new(journal: Journal, log: Vec<Record>, repeats_bits: bool) -> Self {
         let log = log.into();
-        Self { journal, log, live: false, stopping: false, same_numeric_path, expected: None }
+        Self { journal, log, live: false, stopping: false, repeats_bits, expected: None }
     }
 
     /// True once all records are replayed.
@@ -93,8 +94,8 @@ impl StageJournal {
         (recorded == batch && expected != digest).then_some(expected)
     }
 
-    /// True if this machine computes the same bits as the one that recorded.
-    pub(crate) fn same_numeric_path(&self) -> bool {
-        self.same_numeric_path
+    /// True if training on the recorded batches gives the recorded weights bit by bit.
+    pub(crate) fn repeats_bits(&self) -> bool {
+        self.repeats_bits
     }
 }

@@ -255,7 +255,17 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             () = stop.wait_for_now() => {
                 return Err(StageError::StoppedNow { path: directory.path().to_owned() });
             }
-            end = self.drive() => end?,
+            end = self.drive() => end,
+        };
+        let end = match end {
+            Ok(end) => end,
+            Err(error) => {
+                // Its other models go, too: a restart finds the devices free.
+                if let Some(trainer) = self.trainer.take().filter(|_| error.lost_trainer().is_some()) {
+                    trainer.abandon();
+                }
+                return Err(error);
+            }
         };
         Ok(EndedStage {
             end,

@@ -190,6 +190,14 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
         &self.progress
     }
 
+    /// Ends the thread after its current job, and drops what it worked with.
+    pub(crate) fn abandon(self) {
+        drop(self.abandon);
+        drop(self.jobs);
+        // A panic changes nothing: its models are dropped in any case.
+        let _ = self.thread.join();
+    }
+
     /// Ends the thread and returns what it worked with.
     pub fn end(self) -> Result<TrainerThread<T>, WorkerError> {
         let Self { jobs, thread, abandon, .. } = self;

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rloom_hub::Hub;
@@ -35,6 +35,7 @@ impl Observer for () {
 /// Writes events to `events.jsonl`, to TensorBoard and to an observer.
 pub struct EventStream<'a> {
     file: Option<File>,
+    tensorboard_folder: PathBuf,
     tensorboard: Option<TensorBoardWriter>,
     observer: &'a mut dyn Observer,
     trackers: Vec<TrackerProcess>,
@@ -73,6 +74,7 @@ impl<'a> EventStream<'a> {
         }
         Self {
             file,
+            tensorboard_folder: tensorboard.to_owned(),
             tensorboard: TensorBoardWriter::create(tensorboard, unix_seconds(), attempt).ok(),
             observer,
             trackers: Vec::new(),
@@ -83,6 +85,15 @@ impl<'a> EventStream<'a> {
             step: 0,
             lost_lines: 0,
         }
+    }
+
+    /// Begins the next attempt in this process: the run continues from an earlier checkpoint.
+    pub fn next_attempt(&mut self) {
+        self.attempt += 1;
+        self.start = Instant::now();
+        self.set_position("", 0, 0);
+        self.tensorboard =
+            TensorBoardWriter::create(&self.tensorboard_folder, unix_seconds(), self.attempt).ok();
     }
 
     /// Sets the position that the following events carry. `stage_base` is the number of steps of the earlier stages.
@@ -97,12 +108,12 @@ impl<'a> EventStream<'a> {
         self.attempt
     }
 
-    /// Returns the seconds since the stream was opened.
+    /// Returns the seconds since the attempt began.
     pub fn elapsed(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// Converts an instant to seconds since the stream was opened.
+    /// Converts an instant to seconds since the attempt began.
     pub fn seconds_at(&self, instant: Instant) -> f64 {
         instant.saturating_duration_since(self.start).as_secs_f64()
     }

@@ -161,7 +161,8 @@ pub enum TrainError {
         /// Micro-batches of the step.
         expected: usize,
     },
-    /// A process of the engine died, hangs or is out of step. The engine has to be restored before it can continue.
+    /// A process of the engine died, hangs or is out of step. The engine has ended: every call fails from now on, and a new
+    /// engine has to be restored from a checkpoint.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Lost(EngineCause),

@@ -84,8 +84,11 @@ pub struct TorchSettings {
     /// `rloom engines install` made.
     pub python: String,
     /// Timeout of one call to all ranks, such as an optimiser step or a checkpoint, in seconds. A rank that does not answer
-    /// in time ends the run.
+    /// in time is lost like one that has died.
     pub step_timeout_seconds: f64,
+    /// Maximum number of times that the stage restarts from the same checkpoint after a rank was lost. All ranks are
+    /// started again, and the recorded batches after the checkpoint are trained again. With 0 the first loss ends the run.
+    pub restarts: u32,
 }
 
 impl Default for TorchSettings {
@@ -97,6 +100,7 @@ impl Default for TorchSettings {
             deterministic: false,
             python: String::new(),
             step_timeout_seconds: 1800.0,
+            restarts: 3,
         }
     }
 }
@@ -128,6 +132,14 @@ impl TrainSettings {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.share_prompts,
             Backend::Torch(_) => false,
+        }
+    }
+
+    /// Maximum number of restarts from the same checkpoint after a process that trains was lost.
+    pub fn restarts(&self) -> u32 {
+        match &self.backend {
+            Backend::Embedded(_) => 0,
+            Backend::Torch(torch) => torch.restarts,
         }
     }
 
@@ -169,6 +181,7 @@ struct Keys {
     deterministic: Option<bool>,
     python: Option<String>,
     step_timeout_seconds: Option<f64>,
+    restarts: Option<u32>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]

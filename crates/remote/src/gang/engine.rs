@@ -27,9 +27,7 @@ use super::settings::{GangSettings, PolicyHeads};
 /// Trains a model that transformers opens, on PyTorch ranks.
 pub struct Gang {
     settings: GangSettings,
-    launcher: Box<dyn RankLauncher>,
     ranks: Result<Ranks, GangError>,
-    epoch: u64,
     job: u64,
     opened: Opened,
     observer: ProgressObserver,
@@ -59,27 +57,19 @@ struct Counts {
 
 impl std::fmt::Debug for Gang {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gang")
-            .field("ranks", &self.settings.ranks)
-            .field("epoch", &self.epoch)
-            .finish_non_exhaustive()
+        f.debug_struct("Gang").field("ranks", &self.settings.ranks).finish_non_exhaustive()
     }
 }
 
 impl Gang {
-    /// Starts the ranks of epoch `epoch` and opens the model.
-    pub fn start(
-        settings: GangSettings,
-        launcher: Box<dyn RankLauncher>,
-        epoch: u64,
-    ) -> Result<Self, GangError> {
+    /// Starts the ranks and opens the model. Frames of another `epoch` are ignored; it has to be larger than that of a gang
+    /// which this one replaces.
+    pub fn start(settings: GangSettings, launcher: &dyn RankLauncher, epoch: u64) -> Result<Self, GangError> {
         let deadline = Instant::now() + settings.start_deadline;
-        let ranks = Ranks::start(launcher.as_ref(), settings.ranks, epoch, deadline)?;
+        let ranks = Ranks::start(launcher, settings.ranks, epoch, deadline)?;
         let mut gang = Self {
             settings,
-            launcher,
             ranks: Ok(ranks),
-            epoch,
             job: 0,
             opened: Opened::default(),
             observer: ProgressObserver::default(),
@@ -88,11 +78,6 @@ impl Gang {
         };
         gang.open()?;
         Ok(gang)
-    }
-
-    /// Epoch of the ranks; a restart begins the next one.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     /// Treatment of micro-batches that the ranks chose: `packed`, `masked` or `unpacked`.
@@ -434,13 +419,6 @@ impl TrainEngine for Gang {
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
-        if self.ranks.is_err() {
-            self.epoch += 1;
-            let deadline = Instant::now() + self.settings.start_deadline;
-            let ranks = Ranks::start(self.launcher.as_ref(), self.settings.ranks, self.epoch, deadline);
-            self.ranks = Ok(ranks.map_err(lost)?);
-            self.open().map_err(lost)?;
-        }
         self.digest = None;
         self.accumulated.clear();
         self.ask(json!({ "job": "restore", "folder": directory })).map(drop)

@@ -5,8 +5,8 @@
 //! the ranks speak through `torch.distributed`.
 //!
 //! A rank holds nothing that journal and checkpoint do not. If one dies, or none reports progress for the step
-//! deadline, the gang is killed whole: every call fails with [`TrainError::Lost`](rloom_engine::TrainError::Lost) until
-//! [`restore`](rloom_engine::TrainEngine::restore) starts a new one.
+//! deadline, the gang is killed whole: every call fails with [`TrainError::Lost`](rloom_engine::TrainError::Lost) from then
+//! on, and a new gang continues from the checkpoint.
 
 mod engine;
 mod error;
@@ -18,5 +18,5 @@ mod settings;
 
 pub use engine::Gang;
 pub use error::GangError;
-pub use launch::{LocalRanks, RankCommand, RankLauncher, RankProcess};
+pub use launch::{RankCommand, RankLauncher, RankProcess};
 pub use settings::{GangSettings, PolicyHeads, RankDevice, RankDtype};

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalOptions, Node, Program};
+use rloom_cluster::{LocalNode, LocalOptions, Program};
 use rloom_core::OnUpdate;
 use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
 use rloom_remote::{ReplicaPool, Restart, Server, ServerCommand, ServerProcess};
@@ -90,11 +90,11 @@ fn a_process_that_fails_to_start_is_given_up() {
     assert_eq!(started.starts.load(Ordering::Relaxed), 3);
 }
 
-fn node() -> Node {
+fn node() -> LocalNode {
     let Program { path, arguments } = crate::this();
     let script = format!("RLOOM_TEST_CONTROLLER=$2 exec {} {} node", path.display(), arguments.join(" "));
     let program = Program { path: "sh".into(), arguments: vec!["-c".to_owned(), script] };
-    Node::local(&LocalOptions { program, ..LocalOptions::default() }).unwrap()
+    LocalNode::new(LocalOptions { program, ..LocalOptions::default() })
 }
 
 fn command(port: u16, mode: &str) -> ServerCommand {
@@ -113,7 +113,7 @@ fn a_daemon_starts_servers_and_ends_them() {
     let pool = pool(5);
     let mut urls = Vec::new();
     for replica in 0..2 {
-        let port = node.free_port(Instant::now() + Duration::from_mins(1)).unwrap();
+        let port = node.get().unwrap().free_port(Instant::now() + Duration::from_mins(1)).unwrap();
         let url = format!("http://127.0.0.1:{port}");
         let process = ServerProcess::new(
             node.clone(),
@@ -138,6 +138,65 @@ fn a_daemon_starts_servers_and_ends_them() {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Parent of a process.
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Process id of the server at a port.
+fn server_at(port: u16) -> u32 {
+    let variable = format!("RLOOM_TEST_PORT={port}");
+    let is_server = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let has_argument = String::from_utf8_lossy(&line).contains("processes::server");
+        has_argument && environment.split(|&byte| byte == 0).any(|own| own == variable.as_bytes())
+    };
+    let names =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().into_string().ok());
+    // Guards have the arguments of their program, too.
+    let mut found: Vec<u32> = names.filter_map(|name| name.parse().ok()).filter(is_server).collect();
+    let parents: Vec<u32> = found.iter().map(|&pid| parent(pid)).collect();
+    found.retain(|pid| !parents.contains(pid));
+    found[0]
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn servers_of_a_lost_daemon_are_started_again_by_another() {
+    let (node, trainer, pool) = (node(), Trainer::new(), pool(5));
+    let port = node.get().unwrap().free_port(Instant::now() + Duration::from_mins(1)).unwrap();
+    let url = format!("http://127.0.0.1:{port}");
+    let command = command(port, "serve");
+    let server = || Server::vllm(&url).unwrap();
+    let process = ServerProcess::new(
+        node.clone(),
+        "replica 0".to_owned(),
+        command,
+        server(),
+        Duration::from_mins(2),
+        None,
+    );
+    pool.join_managed(server(), Arc::new(process));
+    run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
+    let before = server_at(port);
+    let daemon = parent(parent(before)).to_string();
+    assert!(std::process::Command::new("kill").args(["-KILL", &daemon]).status().unwrap().success());
+    let requests: Vec<_> = (0..4).map(|sample| request(0, sample, 20)).collect();
+    let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
+    requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
+    // The first one may still have answered.
+    let deadline = Instant::now() + Duration::from_mins(2);
+    while std::path::Path::new(&format!("/proc/{before}")).exists() {
+        assert!(Instant::now() < deadline, "the server outlives its daemon");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
+    requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
+    assert_ne!(server_at(port), before);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::{LocalOptions, Node};
+use rloom_cluster::LocalNode;
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -49,8 +50,10 @@ pub(crate) struct ConfiguredEngines {
     dtype: Dtype,
     /// Most ranks of a stage.
     ranks: usize,
-    /// The daemon of this machine, once it is needed.
-    node: OnceLock<Node>,
+    /// Starts processes on this machine.
+    node: LocalNode,
+    /// Gangs that were started, and start folders that were written.
+    numbers: AtomicU64,
 }
 
 impl ConfiguredEngines {
@@ -80,19 +83,16 @@ impl ConfiguredEngines {
             logs: directory.join(LOGS),
             dtype: config.dtype,
             ranks: config.stages.iter().map(placement::ranks).max().unwrap_or(0),
-            node: OnceLock::new(),
+            node: LocalNode::default(),
+            numbers: AtomicU64::new(1),
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
         })
     }
 
-    /// The daemon of this machine, which starts processes.
-    fn node(&self) -> Result<Node, RunError> {
-        if let Some(node) = self.node.get() {
-            return Ok(node.clone());
-        }
-        let node = Node::local(&LocalOptions::default())?;
-        Ok(self.node.get_or_init(|| node).clone())
+    /// A number that no gang and no folder has: what replaces one that was lost has a name of its own.
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A folder with the weights of a start.
@@ -107,7 +107,7 @@ impl ConfiguredEngines {
         if let PublishedWeights::Folder(folder) = &published.weights {
             return Ok(Arc::clone(folder));
         }
-        let folder = self.publications.join("start");
+        let folder = self.publications.join(format!("start-{}", self.next_number()));
         disk::create_folder(PUBLICATIONS, &folder)?;
         self.embedded.writer().write(&published, &folder)?;
         Ok(Arc::new(WeightFolder::temporary(folder)))
@@ -126,6 +126,7 @@ impl ConfiguredEngines {
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let models = 1 + usize::from(backbone == Some(Backbone::Own)) + usize::from(prm.is_some());
         let gang = |model: &'static str, heads, has_reference: bool| {
+            let epoch = self.next_number();
             let settings = GangSettings {
                 heads,
                 reference: has_reference.then(|| folder.path().to_owned()),
@@ -141,11 +142,11 @@ impl ConfiguredEngines {
                 deterministic: torch.deterministic,
                 threads: (threads / (torch.ranks * models)).max(1),
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
-                ..GangSettings::new(folder.path(), self.publications.join(model))
+                ..GangSettings::new(folder.path(), self.publications.join(format!("{model}-{epoch}")))
             };
             let python = interpreter(Path::new(&torch.python), EnvironmentKind::Torch)?;
-            let ranks = NodeRanks { node: self.node()?, python, model, logs: self.logs.clone() };
-            let gang = Gang::start(settings, Box::new(ranks), 1)?;
+            let ranks = NodeRanks { node: self.node.get()?, python, model, logs: self.logs.clone() };
+            let gang = Gang::start(settings, &ranks, epoch)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
         };
         let heads = if backbone == Some(Backbone::Shared) {
@@ -184,11 +185,11 @@ impl ConfiguredEngines {
             return Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: None });
         }
         let settings = &ServerSettings { python: interpreter(&settings.python, engine)?, ..settings.clone() };
-        let (node, model) = (self.node()?, self.start_folder(&StageStart::Initial)?);
+        let model = self.start_folder(&StageStart::Initial)?;
         let machine = Slots::of_machine();
         let modules = self.publications.join("modules");
         for replica in 0..settings.replicas {
-            let port = node.free_port(Instant::now() + STARTING)?;
+            let port = self.node.get()?.free_port(Instant::now() + STARTING)?;
             let url = format!("http://127.0.0.1:{port}");
             let slot = slot_of(server_slots(replica, settings, self.ranks, machine)?, machine);
             let command = match engine {
@@ -199,7 +200,7 @@ impl ConfiguredEngines {
             let name = format!("replica {replica}");
             let server = || connect(&url).map_err(|error| address(&url, &error));
             let log = Some(self.logs.join(format!("replica-{replica}.log")));
-            let process = ServerProcess::new(node.clone(), name, command, server()?, STARTING, log);
+            let process = ServerProcess::new(self.node.clone(), name, command, server()?, STARTING, log);
             pool.join_managed(server()?, Arc::new(process));
         }
         Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: Some(model) })

@@ -20,7 +20,7 @@ pub(crate) enum ConfiguredTrainer {
     /// PyTorch ranks.
     Gang {
         gang: Box<Gang>,
-        /// The weights that the ranks opened; they open them again after a restart.
+        /// The weights that the ranks opened.
         _start: Arc<WeightFolder>,
     },
 }

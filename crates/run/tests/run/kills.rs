@@ -2,7 +2,8 @@
 //! once.
 //!
 //! A child process runs a small recipe and is killed: from outside after a random time, or from inside at a file
-//! operation, selected by its name. It is resumed and killed again until the run is finished.
+//! operation, selected by its name, at which the disk may also be full. It is resumed and killed again until the run is
+//! finished.
 //!
 //! `RLOOM_TEST_KILLS=N` kills N times as often, `RLOOM_TEST_SEED` selects other times and operations.
 
@@ -17,11 +18,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
+use crate::stand_in::{Protocol, StandIn};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -34,6 +39,8 @@ const DIRECTORY: &str = "RLOOM_TEST_RUN";
 const OPERATIONS: &str = "RLOOM_TEST_OPERATIONS";
 const KILL: &str = "RLOOM_TEST_KILL";
 const STOP: &str = "RLOOM_TEST_STOP";
+const URLS: &str = "RLOOM_TEST_URLS";
+const DIES: &str = "RLOOM_TEST_DIES";
 
 /// A kind of run.
 struct Kind {
@@ -42,31 +49,39 @@ struct Kind {
     max_staleness: u64,
     /// True if the result does not depend on timing.
     is_reproducible: bool,
-    /// True if it runs on the engines of `other_engines` instead of the embedded ones.
-    on_other_engines: bool,
+    engines: Engines,
 }
 
-const KINDS: [Kind; 6] = [
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engines {
+    Embedded,
+    /// Those of `other_engines`.
+    Other,
+    /// Outside servers, of which one after another is killed and started again.
+    Servers,
+}
+
+const KINDS: [Kind; 7] = [
     Kind {
         name: "synchronous",
         schedule: &[],
         max_staleness: 0,
         is_reproducible: true,
-        on_other_engines: false,
+        engines: Engines::Embedded,
     },
     Kind {
         name: "recompute",
         schedule: &["schedule.max_staleness=2", "schedule.on_update=recompute"],
         max_staleness: 2,
         is_reproducible: false,
-        on_other_engines: false,
+        engines: Engines::Embedded,
     },
     Kind {
         name: "abort",
         schedule: &["schedule.max_staleness=2", "schedule.on_update=abort"],
         max_staleness: 2,
         is_reproducible: false,
-        on_other_engines: false,
+        engines: Engines::Embedded,
     },
     Kind {
         name: "pinned",
@@ -74,31 +89,50 @@ const KINDS: [Kind; 6] = [
         schedule: &["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=2"],
         max_staleness: 2,
         is_reproducible: true,
-        on_other_engines: false,
+        engines: Engines::Embedded,
     },
     Kind {
         name: "other engines",
         schedule: &["schedule.max_staleness=1"],
         max_staleness: 1,
         is_reproducible: false,
-        on_other_engines: true,
+        engines: Engines::Other,
     },
     Kind {
         name: "groups judged by a program",
         schedule: &[GROUPS_JUDGED],
         max_staleness: 0,
         is_reproducible: true,
-        on_other_engines: false,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "outside servers",
+        schedule: &[
+            "schedule.max_staleness=1",
+            // As many tokens as the stand-ins have.
+            "tokenizer.alphabet='0123456789+-*='",
+            "rollout.engine=vllm",
+            // Their model computes other log-probabilities than the trainer's.
+            "rollout.probe_tolerance=1000",
+            "rollout.max_requests=32",
+        ],
+        max_staleness: 1,
+        is_reproducible: false,
+        engines: Engines::Servers,
     },
 ];
 
 /// A shell script that gives the completions of a group the rewards 0, 1, 0, 1; it fails for other numbers of completions.
+/// Where [`DIES`] is set, each of its processes kills itself in its sixth request.
 const GROUPS_JUDGED: &str = r#"reward.components=[{kind='exact'},{kind='command',group=true,workers=2,command=['sh','-c','''
+seen=0
 while read -r line; do
   id=${line#*:}; id=${id%%,*}
   case "$line" in
     *\"hello\"*) echo "{\"id\":$id,\"ready\":{\"v\":1}}";;
-    *) n=$(echo "$line" | grep -o "\"completion\":" | wc -l)
+    *) [ -z "$RLOOM_TEST_DIES" ] || [ $seen -lt 5 ] || kill -9 $$
+       seen=$((seen + 1))
+       n=$(echo "$line" | grep -o "\"completion\":" | wc -l)
        case $n in 1) v=0;; 4) v=0,1,0,1;; *) v=;; esac
        echo "{\"id\":$id,\"verdicts\":[$v]}";;
   esac
@@ -117,8 +151,18 @@ const COMMON: [&str; 8] = [
     "reward.components=[{kind='random'},{kind='exact'}]",
 ];
 
+/// Addresses of the servers, in the process that they belong to.
+static SERVERS: OnceLock<String> = OnceLock::new();
+
+/// Addresses of the servers, in this process and in children.
+fn urls() -> String {
+    SERVERS.get().cloned().or_else(|| std::env::var(URLS).ok()).unwrap_or_default()
+}
+
 fn config(kind: &Kind, directory: &Path) -> Config {
-    let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().collect();
+    let urls = format!("rollout.urls=[{}]", urls());
+    let urls = Some(urls.as_str()).filter(|_| kind.engines == Engines::Servers);
+    let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().chain(urls).collect();
     recipe::config(directory, &overrides)
 }
 
@@ -144,7 +188,7 @@ fn run(kind: &Kind, config: &Config, observer: &mut StopAfter, stop: &StopFlag) 
         // A kill before the configuration was written leaves a folder without a run.
         let _ = std::fs::remove_dir_all(&directory);
     }
-    if kind.on_other_engines {
+    if kind.engines == Engines::Other {
         let (parts, inputs) = Parts::new(config);
         let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
         train_on(config, &engines, &inputs, observer, stop)
@@ -158,35 +202,49 @@ fn run(kind: &Kind, config: &Config, observer: &mut StopAfter, stop: &StopFlag) 
 /// The process that the other tests start and kill.
 #[test]
 #[ignore = "a child process of the other tests"]
+#[expect(clippy::exit, reason = "the exit code tells a full disk from a failed test")]
 fn child() {
     let var = |name| std::env::var(name).ok();
     let Some(directory) = var(DIRECTORY) else { return };
     let kind = &KINDS[var(KIND).unwrap().parse::<usize>().unwrap()];
     let config = config(kind, Path::new(&directory));
     let folder = config.run_directory();
+    let mut fills_the_disk = false;
     let installed = match var(KILL) {
         Some(kill) => {
             let [name, nth, moment] = kill.split(' ').collect::<Vec<_>>()[..].try_into().unwrap();
             let moment = MOMENTS[moment.parse::<usize>().unwrap()];
+            fills_the_disk = matches!(moment, Fault::DiskFull | Fault::ShortWrite);
             install_at(folder, name, nth.parse().unwrap(), moment)
         }
         None => install(FaultPlan { folder, faults: Vec::new() }),
     };
     let stop = StopFlag::default();
     let mut observer = StopAfter(var(STOP).map_or(0, |steps| steps.parse().unwrap()), stop.clone());
-    run(kind, &config, &mut observer, &stop).unwrap();
+    let result = run(kind, &config, &mut observer, &stop);
+    if fills_the_disk && let Err(error) = &result {
+        let text = error.to_string();
+        assert!(text.contains("no storage space") && text.contains(&directory), "{text}");
+        std::process::exit(FULL_DISK);
+    }
+    result.unwrap();
     if let Some(file) = var(OPERATIONS) {
         std::fs::write(file, installed.operations().join("\n")).unwrap();
     }
 }
 
-const MOMENTS: [Fault; 3] = [Fault::AbortBefore, Fault::AbortDuring, Fault::AbortAfter];
+/// Ends at an operation: a kill before, during or after it, or an error that ends the run.
+const MOMENTS: [Fault; 5] =
+    [Fault::AbortBefore, Fault::AbortDuring, Fault::AbortAfter, Fault::DiskFull, Fault::ShortWrite];
+/// Exit code of a child that a full disk has ended.
+const FULL_DISK: i32 = 28;
 
 fn start_child(kind: usize, directory: &Path, more: &[(&str, String)]) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kills::child", "--ignored", "--nocapture"])
         .env(KIND, kind.to_string())
         .env(DIRECTORY, directory)
+        .env(URLS, urls())
         .envs(more.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::null())
         .spawn()
@@ -321,6 +379,43 @@ enum Kill {
     Never,
 }
 
+/// Two servers, of which one after the other is killed and started again at its port.
+struct Servers {
+    urls: String,
+    stop: mpsc::Sender<()>,
+    killer: JoinHandle<u64>,
+}
+
+impl Servers {
+    fn start(mut draw: impl FnMut(u64) -> u64 + Send + 'static) -> Self {
+        let mut servers = [(); 2].map(|()| Some(StandIn::start()));
+        let urls = servers.iter().flatten().map(|server| format!("'{}'", server.url));
+        let urls = urls.collect::<Vec<_>>().join(",");
+        let (stop, stopped) = mpsc::channel();
+        let killer = std::thread::spawn(move || {
+            for kills in 0.. {
+                if stopped.recv_timeout(Duration::from_millis(100 + draw(400)))
+                    != Err(RecvTimeoutError::Timeout)
+                {
+                    return kills;
+                }
+                let victim = &mut servers[draw(2) as usize];
+                let port = victim.take().unwrap().port();
+                std::thread::sleep(Duration::from_millis(draw(200)));
+                *victim = Some(StandIn::at(port, Protocol::Vllm));
+            }
+            0
+        });
+        Self { urls, stop, killer }
+    }
+
+    /// Ends them. Returns the number of kills.
+    fn end(self) -> u64 {
+        drop(self.stop);
+        self.killer.join().unwrap()
+    }
+}
+
 #[derive(PartialEq)]
 enum Outcome {
     Killed,
@@ -328,7 +423,7 @@ enum Outcome {
 }
 
 fn attempt(kind: usize, directory: &Path, kill: &Kill, stop: u64) -> Outcome {
-    let mut environment = vec![(STOP, stop.to_string())];
+    let mut environment = vec![(STOP, stop.to_string()), (DIES, "yes".to_owned())];
     if let Kill::At(at) = kill {
         environment.push((KILL, at.clone()));
     }
@@ -340,8 +435,9 @@ fn attempt(kind: usize, directory: &Path, kill: &Kill, stop: u64) -> Outcome {
         }
     }
     let status: ExitStatus = child.wait().unwrap();
-    match (status.signal(), kill) {
-        (Some(9), Kill::After(_)) | (Some(6), Kill::At(_)) => Outcome::Killed,
+    match (status.signal(), status.code(), kill) {
+        (Some(9), _, Kill::After(_)) | (Some(6), _, Kill::At(_)) => Outcome::Killed,
+        (_, Some(FULL_DISK), Kill::At(_)) => Outcome::Killed,
         _ => {
             let at = if let Kill::At(at) = kill { at } else { "" };
             assert!(status.success(), "{}: {status}; planned kill: `{at}`", KINDS[kind].name);
@@ -383,7 +479,7 @@ impl Campaign {
             self.next_operation += 1;
             let operations = &self.undisturbed.operations;
             let (name, count) = operations[self.next_operation % operations.len()].clone();
-            let (nth, moment) = (self.below(count.min(4)), self.below(3));
+            let (nth, moment) = (self.below(count.min(4)), self.below(MOMENTS.len() as u64));
             return Kill::At(format!("{name} {nth} {moment}"));
         }
         // Longer with each attempt, so that the run also finishes on a machine that has become slower.
@@ -434,6 +530,22 @@ fn number(name: &str, default: u64) -> u64 {
 
 fn kill(kind: usize) {
     let seed = number("RLOOM_TEST_SEED", 11);
+    if KINDS[kind].engines == Engines::Servers {
+        let draws = RandomKey::new(seed, 1, Purpose::Interactive, 0).stream();
+        let mut drawn = 0;
+        let servers = Servers::start(move |limit| {
+            drawn += 1;
+            draws.below(drawn, limit)
+        });
+        SERVERS.set(servers.urls.clone()).unwrap();
+        campaign(kind, seed);
+        println!("{} kills of servers", servers.end());
+    } else {
+        campaign(kind, seed);
+    }
+}
+
+fn campaign(kind: usize, seed: u64) {
     let kills = 3 * number("RLOOM_TEST_KILLS", 1);
     let mut campaign = Campaign {
         kind,
@@ -483,6 +595,11 @@ fn runs_that_abort_repeat_what_they_recorded() {
 #[test]
 fn pinned_runs_end_in_the_same_bytes() {
     kill(3);
+}
+
+#[test]
+fn runs_on_servers_that_are_killed_repeat_what_they_recorded() {
+    kill(6);
 }
 
 #[test]

@@ -19,4 +19,7 @@ mod replay;
 mod rows_of_runs;
 mod sampler;
 mod staleness;
+#[expect(dead_code, reason = "the tests of crate remote use more of it")]
+#[path = "../../../remote/tests/remote/stand_in/mod.rs"]
+mod stand_in;
 mod tracking;

@@ -4,4 +4,5 @@
 mod conformance;
 mod exactness;
 mod failures;
+mod local_ranks;
 mod support;

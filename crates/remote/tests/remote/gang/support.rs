@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
 use rloom_model::{GenerationConfig, Model, NewModel, OptimizerSettings};
-use rloom_remote::{Gang, GangSettings, LocalRanks, RankDevice};
+use rloom_remote::{Gang, GangSettings, RankDevice};
+
+use super::local_ranks::LocalRanks;
 
 pub(crate) const VOCABULARY: u32 = 64;
 
@@ -57,7 +59,7 @@ pub(crate) fn launcher() -> LocalRanks {
 pub(crate) fn start(settings: GangSettings) -> Gang {
     let minutes = Duration::from_mins(5);
     let settings = GangSettings { start_deadline: minutes, ..settings };
-    Gang::start(settings, Box::new(launcher()), 1).unwrap_or_else(|error| panic!("{error}"))
+    Gang::start(settings, &launcher(), 1).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Groups of three samples; the last group has one.

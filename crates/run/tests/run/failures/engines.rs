@@ -1,6 +1,6 @@
 //! The embedded engines, with requests that fail and a training thread that a test can stop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,9 @@ use rloom_stage::PolicyWriter;
 
 use super::faults::{Callback, RL};
 
+/// Error of a lost trainer, as that of PyTorch ranks: the end of the process, and of its output.
+pub(crate) const LOSS: &str = "rank 1 ended (signal: 9 (SIGKILL)) in phase `step`\nstarted\nlast words";
+
 /// Faults of the engines of the stage `rl`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EngineFaults {
@@ -31,10 +34,42 @@ pub(crate) struct EngineFaults {
     pub(crate) in_second_batch: Option<Callback<TrainProgress>>,
     /// Called when the rollout engine is asked to load version 1, which it then never does.
     pub(crate) while_loading: Option<Callback>,
+    /// Losses of the trainer.
+    pub(crate) losses: Losses,
+    /// True for trainers that do not repeat their results bit by bit.
+    pub(crate) is_noisy: bool,
     /// Fault of the rollout requests of some groups.
     pub(crate) requests: Option<(RequestFault, &'static [u64])>,
     /// Requests whose completions were lost, as tickets and samples.
     pub(crate) lost: Arc<Mutex<BTreeSet<(u64, u32)>>>,
+}
+
+/// Calls in which the trainer of the stage `rl` is lost, in order: a kind of call, and the number of such calls before it
+/// since the last loss.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Losses(Arc<Mutex<VecDeque<(&'static str, u64)>>>);
+
+impl Losses {
+    pub(crate) fn at(calls: &[(&'static str, u64)]) -> Self {
+        Self(Arc::new(Mutex::new(calls.iter().copied().collect())))
+    }
+
+    fn is_due(&self, call: &str) -> bool {
+        let mut losses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match losses.front_mut() {
+            Some((own, 0)) if *own == call => losses.pop_front().is_some(),
+            Some((own, before)) if *own == call => {
+                *before -= 1;
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// True if all have occurred.
+    pub(crate) fn are_over(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
 }
 
 /// A failure of requests.
@@ -42,6 +77,8 @@ pub(crate) struct EngineFaults {
 pub(crate) enum RequestFault {
     /// Each request loses its first completion because its worker is restarted.
     WorkerRestarted,
+    /// Each request loses every completion because its worker is restarted.
+    WorkerRestartedAgainAndAgain,
     /// The engine fails for good.
     EngineFailed,
 }
@@ -90,7 +127,12 @@ impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
         self.check()?;
         let generation = self.engine.generate(request).await?;
         self.check()?;
-        if fault == Some(RequestFault::WorkerRestarted) && self.is_first(key) {
+        let is_lost = match fault {
+            Some(RequestFault::WorkerRestarted) => self.is_first(key),
+            Some(RequestFault::WorkerRestartedAgainAndAgain) => true,
+            _ => false,
+        };
+        if is_lost {
             let (worker, cause) = failure();
             return Err(RolloutError::WorkerRestarted { worker, cause });
         }
@@ -143,16 +185,27 @@ impl<R: RolloutEngine> RolloutEngine for FaultyRollout<R> {
     }
 }
 
-/// A train engine that calls a function before it computes on the weights of version 1.
+/// A train engine that calls a function before it computes on the weights of version 1, and that can be lost.
 #[derive(Debug)]
 pub(crate) struct HookedTrainer<T> {
     engine: T,
     hook: Option<Callback>,
     in_second_batch: Option<Callback<TrainProgress>>,
     version: Arc<AtomicU64>,
+    losses: Losses,
+    is_lost: bool,
+    /// Changes the digests of publications, as if the weights had changed.
+    noise: Option<u64>,
+    _alive: Arc<()>,
 }
 
 impl<T> HookedTrainer<T> {
+    /// Fails if the engine is lost in this call or was lost before.
+    fn survive(&mut self, call: &str) -> Result<(), TrainError> {
+        self.is_lost |= self.losses.is_due(call);
+        if self.is_lost { Err(TrainError::Lost(LOSS.into())) } else { Ok(()) }
+    }
+
     fn before_batch(&mut self) {
         if self.version.load(Ordering::Relaxed) == 1
             && let Some(hook) = self.hook.take()
@@ -175,22 +228,28 @@ impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
     }
 
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        self.survive("score")?;
         self.before_batch();
         self.engine.score(which, step)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
+        self.survive("accumulate")?;
         self.before_batch();
         self.engine.accumulate(step, loss)
     }
 
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError> {
+        self.survive("step")?;
         self.engine.step(step)
     }
 
     fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        self.survive("publish")?;
         self.version.store(version.0, Ordering::Relaxed);
-        self.engine.publish(version, form)
+        let published = self.engine.publish(version, form)?;
+        let digest = published.digest ^ self.noise.unwrap_or_default();
+        Ok(PublishedPolicy { digest, ..published })
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {
@@ -198,15 +257,17 @@ impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
     }
 
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
+        self.survive("save")?;
         self.engine.save(directory)
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
+        self.survive("restore")?;
         self.engine.restore(directory)
     }
 
     fn capabilities(&self) -> TrainCapabilities {
-        self.engine.capabilities()
+        TrainCapabilities { repeats_bits: self.noise.is_none(), ..self.engine.capabilities() }
     }
 
     fn park(&mut self) -> Result<(), TrainError> {
@@ -218,6 +279,12 @@ impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
 pub(crate) struct FaultyEngines {
     pub(crate) embedded: EmbeddedEngines,
     pub(crate) faults: EngineFaults,
+    /// Shared by the trainers that are alive.
+    pub(crate) alive: Arc<()>,
+    /// Noisy trainers that were started.
+    pub(crate) trainers: AtomicU64,
+    /// Rollout engines that were started.
+    pub(crate) rollouts: Arc<AtomicU64>,
 }
 
 impl EngineFactory for FaultyEngines {
@@ -225,6 +292,7 @@ impl EngineFactory for FaultyEngines {
     type Train = HookedTrainer<<EmbeddedEngines as EngineFactory>::Train>;
 
     fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError> {
+        self.rollouts.fetch_add(1, Ordering::Relaxed);
         let engine = self.embedded.rollout(settings)?;
         Ok(FaultyRollout { engine, faults: self.faults.clone(), failed: AtomicBool::new(false) })
     }
@@ -235,12 +303,17 @@ impl EngineFactory for FaultyEngines {
         threads: usize,
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
+        assert_eq!(Arc::strong_count(&self.alive), 1, "the models before are still there");
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
         let wrap = |engine, faults: EngineFaults| HookedTrainer {
             engine,
             hook: faults.before_second_batch,
             in_second_batch: faults.in_second_batch,
             version: Arc::default(),
+            losses: faults.losses,
+            is_lost: false,
+            noise: faults.is_noisy.then(|| self.trainers.fetch_add(1, Ordering::Relaxed)),
+            _alive: Arc::clone(&self.alive),
         };
         let none = EngineFaults::default;
         let faults = if stage.name == "rl" { self.faults.clone() } else { none() };

@@ -1,6 +1,7 @@
 //! Rewards and environments that fail at chosen groups.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -139,6 +140,8 @@ pub(crate) struct Faults {
     /// A faulty environment with the index of its stage and its timeout.
     pub(crate) environment: Option<(u32, FaultyEnvironment, Duration)>,
     pub(crate) engines: EngineFaults,
+    /// Counts the rollout engines that are started.
+    pub(crate) rollouts: Arc<AtomicU64>,
 }
 
 impl Faults {
@@ -154,6 +157,7 @@ impl Faults {
             reward_timeout: if matches!(fault, Fault::Hang) { SHORT } else { LONG },
             environment: None,
             engines: EngineFaults::default(),
+            rollouts: Arc::default(),
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod engines;
 mod faults;
+mod losses;
 mod stalls;
 mod stops;
 mod trial;
@@ -152,6 +153,16 @@ fn requests_of_a_restarted_worker_are_submitted_again_with_the_same_result() {
     trial.run(Faults::engines(faults.clone())).unwrap();
     assert_eq!(faults.lost.lock().unwrap().len(), 8, "every sample of two groups");
     assert!(trial.result() == undisturbed.result(), "lost completions changed the result");
+}
+
+#[test]
+fn a_request_that_always_loses_its_worker_fails() {
+    let trial = Trial::new(&[]);
+    let faults = requests(RequestFault::WorkerRestartedAgainAndAgain, &[8]);
+    let (ticket, step, reason) = group_failure(&trial.run(Faults::engines(faults)).unwrap_err());
+    assert_eq!((ticket, step), (8, 2));
+    assert!(reason.contains("rollout lane 0 failed and was restarted: panicked: this cannot be"), "{reason}");
+    trial.run(Faults::none()).unwrap();
 }
 
 #[test]

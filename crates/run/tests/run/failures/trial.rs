@@ -1,5 +1,6 @@
 //! Attempts at a run with injected faults.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -79,7 +80,13 @@ impl Trial {
                 ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
             };
             let embedded = EmbeddedEngines::new(&policy, &config, ctx);
-            let engines = FaultyEngines { embedded, faults: faults.engines };
+            let engines = FaultyEngines {
+                embedded,
+                faults: faults.engines,
+                alive: Arc::default(),
+                trainers: AtomicU64::new(0),
+                rollouts: faults.rollouts,
+            };
             loop {
                 // An abandoned training thread holds the lock until its batch is done.
                 match train_on(&config, &engines, &inputs, &mut observer, &stop) {

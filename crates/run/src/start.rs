@@ -1,0 +1,72 @@
+//! Start of an attempt at a run: its announcement, and the measurement of its prompts.
+
+use std::time::{Duration, Instant};
+
+use rloom_config::Config;
+use rloom_stage::StageError;
+use rloom_store::StoreError;
+use rloom_store::checkpoint::StoredCheckpoint;
+use rloom_store::directory::RunDirectory;
+use rloom_telemetry::{Event, EventStream, Phase};
+
+use crate::assembly::EngineFactory;
+use crate::prompts::{KeptRows, PromptProgress};
+use crate::stage_setup::{RunInputs, outline};
+use crate::{RunError, StopFlag, functions};
+
+/// Duration of a measurement of prompts that is not worth a progress report.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Reports the start of an attempt from a checkpoint, and the checkpoints that are damaged.
+pub(crate) fn announce<F: EngineFactory>(
+    config: &Config,
+    engines: &F,
+    inputs: &RunInputs,
+    found: Option<&StoredCheckpoint>,
+    damaged: &[StoreError],
+    events: &mut EventStream<'_>,
+) {
+    let used = found.map(|(name, _)| name.folder());
+    events.emit(Event::RunStarted {
+        name: config.run.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: config.run.seed,
+        threads: inputs.threads,
+        numeric_path: config
+            .stages
+            .first()
+            .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
+        parameters: inputs.parameters,
+        resumed_from: used.clone(),
+        stages: config.stages.iter().map(outline).collect(),
+    });
+    for error in damaged {
+        let used = used.as_deref().unwrap_or("the start");
+        events.warn(format!("{error}; resuming from {used}"));
+    }
+}
+
+/// Measures the prompts of the stages from `first` on, and reports their lengths.
+pub(crate) fn measure_prompts(
+    config: &Config,
+    first: usize,
+    inputs: &RunInputs,
+    directory: &RunDirectory,
+    events: &mut EventStream<'_>,
+    stop: &StopFlag,
+) -> Result<KeptRows, RunError> {
+    functions::check(config, first)?;
+    let started = Instant::now();
+    let kept = inputs.prompt_check().run(config, first, &mut |progress| {
+        match progress {
+            PromptProgress::Measured(summary) => events.emit(Event::Prompts(summary)),
+            PromptProgress::Measuring { done, total } if started.elapsed() > QUIET => {
+                events.emit(Event::Progress { phase: Phase::Prompts, done, total, detail: None });
+            }
+            PromptProgress::Measuring { .. } => {}
+        }
+        !stop.after_this_step()
+    })?;
+    // Nothing is computed yet that a checkpoint could save.
+    kept.ok_or_else(|| StageError::StoppedNow { path: directory.path().to_owned() }.into())
+}
