@@ -54,6 +54,8 @@ class Rank:
         self.job = 0
         self.phase = "idle"
         self.deadline = 0.0
+        #: Completed micro-batches, in jobs that count them.
+        self.done = self.total = 0
         self.world: World | None = None
         self.opened: Engine | None = None
 
@@ -177,6 +179,7 @@ class Rank:
 
     def _progress(self, total: int) -> Progress:
         ranks = self.world.size if self.world is not None else 1
+        self._enter(self.phase, self.deadline, 0, total)
         self._send({"progress": 0}, {})
 
         def report(done: int) -> None:
@@ -199,7 +202,7 @@ class Rank:
                 advanced = self.world.advanced if self.world is not None else 0
                 now = (advanced, _transferred())
                 if last is not None and now != last:
-                    self._enter(self.phase, self.deadline, advanced)
+                    self._enter(self.phase, self.deadline, self.done if self.total else advanced, self.total)
                     self._send({"progress": 0}, {})
                 last = now
 
@@ -213,7 +216,7 @@ class Rank:
 
     def _enter(self, phase: str, deadline: float = 0.0, done: int = 0, total: int = 0) -> None:
         """Sets what beats report, and when a rank that hangs writes its stacks to stderr."""
-        self.phase, self.deadline = phase, deadline
+        self.phase, self.deadline, self.done, self.total = phase, deadline, done, total
         self.connection.set_progress(phase, done, total)
         if deadline > 0:
             faulthandler.dump_traceback_later(deadline)

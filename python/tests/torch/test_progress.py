@@ -96,6 +96,17 @@ def test_bytes_and_tensors_that_move_are_reported(qwen: Path, tmp_path: Path, di
     assert recorded.progress[-1][1] == own.world.advanced > 100
 
 
+def test_a_job_with_micro_batches_keeps_their_count(qwen: Path, disk: Disk) -> None:
+    saver, recorded = saving(engine(qwen))
+    with saver._watched():
+        saver._progress(8)(3)
+        until(lambda: disk.polls > 1)
+        recorded.progress.clear()
+        disk.bytes += 1
+        until(lambda: len(recorded.progress) > 0)
+    assert set(recorded.progress) == {("save", 3, 8)}
+
+
 def test_a_job_that_waits_reports_nothing(qwen: Path, disk: Disk) -> None:
     saver, recorded = saving(engine(qwen))
     with saver._watched():
