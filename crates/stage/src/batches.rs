@@ -13,6 +13,7 @@ use rloom_store::checkpoint::{CheckpointName, CheckpointState};
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
 
+use crate::recovery::RecordedCut;
 use crate::reporter::Reporter;
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
 use crate::{JournaledEvent, Stage, TICK};
@@ -100,11 +101,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let missing = tickets.len() - groups.len();
             return Err(StageError::IncompleteBatch { stage: self.stage_name(), batch, missing });
         }
-        let (groups, advantages) = match &recorded {
-            Some(Some(advantages)) => (groups, Some(advantages.clone())),
-            _ => self.call_advantages(batch, groups).await?,
+        let is_recorded = recorded.is_some();
+        let (groups, advantages) = match recorded.and_then(|recorded| recorded.advantages) {
+            Some(advantages) => (groups, Some(advantages)),
+            None => self.call_advantages(batch, groups).await?,
         };
-        if recorded.is_none() && self.groups.source().samples() {
+        if !is_recorded && self.groups.source().samples() {
             self.journal.append_cut(batch, tickets, advantages.clone())?;
         }
         self.clock.cut(self.scheduler.counts());
@@ -118,24 +120,19 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         Ok(())
     }
 
-    /// Compares the cut with the recorded one, and returns the advantages that were recorded with it; `None` if there is
-    /// no such record.
-    fn compared_cut(
-        &mut self,
-        batch: u64,
-        tickets: &[Ticket],
-    ) -> Result<Option<Option<GivenAdvantages>>, StageError> {
+    /// Compares the cut with the recorded one, and returns that; `None` if there is none.
+    fn compared_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<Option<RecordedCut>, StageError> {
         if !self.groups.source().samples() {
             return Ok(None);
         }
         match self.recorded_cut() {
-            Some((recorded, _)) if recorded != tickets => Err(StageError::CutMismatch {
+            Some(recorded) if recorded.tickets != tickets => Err(StageError::CutMismatch {
                 stage: self.stage_name(),
                 batch,
-                recorded: recorded.iter().map(|t| t.0).collect(),
+                recorded: recorded.tickets.iter().map(|t| t.0).collect(),
                 now: tickets.iter().map(|t| t.0).collect(),
             }),
-            recorded => Ok(recorded.map(|(_, advantages)| advantages)),
+            recorded => Ok(recorded),
         }
     }
 

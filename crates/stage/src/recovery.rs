@@ -72,6 +72,15 @@ pub fn restore_groups<R: RolloutEngine + 'static>(
     }
 }
 
+/// A batch that an earlier attempt has cut.
+#[derive(Debug, Default)]
+pub(crate) struct RecordedCut {
+    /// Its groups, in training order.
+    pub(crate) tickets: Vec<Ticket>,
+    /// Advantages from a Python function.
+    pub(crate) advantages: Option<GivenAdvantages>,
+}
+
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Returns the next recorded event; `None` once all are replayed.
     pub(crate) async fn replay_next(&mut self) -> Result<Option<JournaledEvent>, StageError> {
@@ -174,18 +183,18 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         StageError::JournalContradicts { stage: self.stage_name(), what }
     }
 
-    /// Returns the cut recorded at this point, with the advantages of a Python function; `None` at the end of the records.
-    pub(crate) fn recorded_cut(&mut self) -> Option<(Vec<Ticket>, Option<GivenAdvantages>)> {
+    /// Returns the cut recorded at this point; `None` at the end of the records.
+    pub(crate) fn recorded_cut(&mut self) -> Option<RecordedCut> {
         // A stopping run cuts no batch but keeps parts of groups in flight. A resumed one cuts first.
         while let Some(record) = self.journal.next_record() {
             let (ticket, sample, part) = match record {
-                Record::Cut { tickets, advantages, .. } => return Some((tickets, advantages)),
+                Record::Cut { tickets, advantages, .. } => return Some(RecordedCut { tickets, advantages }),
                 Record::Episode { ticket, sample, episode } => (ticket, sample, GroupPart::Episode(episode)),
                 Record::PartialEpisode { ticket, sample, episode } => {
                     (ticket, sample, GroupPart::Partial(episode))
                 }
                 // Nothing else can follow: no batch was cut here.
-                _ => return Some((Vec::new(), None)),
+                _ => return Some(RecordedCut::default()),
             };
             // The group may have become stale at this cut.
             if self.scheduler.started(ticket).is_some() {
