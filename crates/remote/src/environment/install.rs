@@ -278,6 +278,8 @@ impl Installation<'_> {
             Tool::Uv => {
                 let mut command = Command::new("uv");
                 command.args(["pip", "install", "--python"]).arg(&self.python);
+                // As pip does; without it the first start of a server takes minutes.
+                command.env("UV_COMPILE_BYTECODE", "1");
                 command
             }
             Tool::Pip => {

@@ -139,8 +139,9 @@ pub(super) fn server_slots(
             Ok(first..first + tensor_parallel)
         }
         Slots::Cores(cores) => {
-            let share = |replica: usize| (replica * cores / replicas).min(cores - 1);
-            Ok(share(replica)..share(replica + 1).max(share(replica) + 1))
+            let share = |replica: usize| replica * cores / replicas;
+            let first = share(replica).min(cores - 1);
+            Ok(first..share(replica + 1).max(first + 1))
         }
     }
 }
