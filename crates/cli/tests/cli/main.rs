@@ -4,6 +4,7 @@ mod bench;
 mod downloads;
 mod export;
 mod functions;
+mod gangs;
 mod hints;
 mod messages;
 mod node;
