@@ -5,6 +5,7 @@ mod downloads;
 mod engines;
 mod export;
 mod functions;
+mod gangs;
 mod hints;
 mod messages;
 mod node;

@@ -14,24 +14,24 @@
     reason = "a test fails by panicking and reports its kills"
 )]
 
+mod servers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use crate::stand_in::{Protocol, StandIn};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
 use rloom_store::faults::{Fault, FaultPlan, fast_parent, install, install_at};
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
+use servers::Servers;
 use tempfile::TempDir;
 
 const KIND: &str = "RLOOM_TEST_KIND";
@@ -377,43 +377,6 @@ enum Kill {
     /// At a file operation: its name, its index among those of that name, and the moment.
     At(String),
     Never,
-}
-
-/// Two servers, of which one after the other is killed and started again at its port.
-struct Servers {
-    urls: String,
-    stop: mpsc::Sender<()>,
-    killer: JoinHandle<u64>,
-}
-
-impl Servers {
-    fn start(mut draw: impl FnMut(u64) -> u64 + Send + 'static) -> Self {
-        let mut servers = [(); 2].map(|()| Some(StandIn::start()));
-        let urls = servers.iter().flatten().map(|server| format!("'{}'", server.url));
-        let urls = urls.collect::<Vec<_>>().join(",");
-        let (stop, stopped) = mpsc::channel();
-        let killer = std::thread::spawn(move || {
-            for kills in 0.. {
-                if stopped.recv_timeout(Duration::from_millis(100 + draw(400)))
-                    != Err(RecvTimeoutError::Timeout)
-                {
-                    return kills;
-                }
-                let victim = &mut servers[draw(2) as usize];
-                let port = victim.take().unwrap().port();
-                std::thread::sleep(Duration::from_millis(draw(200)));
-                *victim = Some(StandIn::at(port, Protocol::Vllm));
-            }
-            0
-        });
-        Self { urls, stop, killer }
-    }
-
-    /// Ends them. Returns the number of kills.
-    fn end(self) -> u64 {
-        drop(self.stop);
-        self.killer.join().unwrap()
-    }
 }
 
 #[derive(PartialEq)]
