@@ -1,5 +1,6 @@
 //! Processes of outside engines: their slots, and the memory of each by formula.
 
+use std::fmt::Write as _;
 use std::ops::Range;
 
 use rloom_config::Stage;
@@ -91,10 +92,10 @@ impl Processes {
             let parts = role.memory.iter().filter(|(_, size)| *size > 0);
             let parts: Vec<String> = parts.map(|(part, size)| format!("{part} {}", bytes(*size))).collect();
             let share = if matches!(self.machine, Slots::Gpus(_)) { "GPU" } else { "process" };
-            line += &format!("; about {} per {share}: {}", bytes(total), parts.join(", "));
+            let _ = write!(line, "; about {} per {share}: {}", bytes(total), parts.join(", "));
         }
         if let Some(fraction) = role.fraction {
-            line += &format!("; limited to {fraction} of the GPU's memory");
+            let _ = write!(line, "; limited to {fraction} of the GPU's memory");
         }
         line
     }
@@ -177,10 +178,10 @@ mod tests {
 
     #[test]
     fn slots_are_named_as_ranges() {
-        assert_eq!(slot_text("GPU", &[0..1]), "GPU 0");
+        assert_eq!(slot_text("GPU", std::slice::from_ref(&(0..1))), "GPU 0");
         assert_eq!(slot_text("GPU", &[0..1, 1..2]), "GPUs 0-1");
         assert_eq!(slot_text("GPU", &[4..6, 6..8]), "GPUs 4-7, 2 each");
         assert_eq!(slot_text("core", &[0..2, 0..2]), "cores 0-1, shared");
-        assert_eq!(slot_text("core", &[0..2]), "cores 0-1");
+        assert_eq!(slot_text("core", std::slice::from_ref(&(0..2))), "cores 0-1");
     }
 }

@@ -399,8 +399,9 @@ fn attempt(kind: usize, directory: &Path, kill: &Kill, stop: u64) -> Outcome {
     }
     let status: ExitStatus = child.wait().unwrap();
     match (status.signal(), status.code(), kill) {
-        (Some(9), _, Kill::After(_)) | (Some(6), _, Kill::At(_)) => Outcome::Killed,
-        (_, Some(FULL_DISK), Kill::At(_)) => Outcome::Killed,
+        (Some(9), _, Kill::After(_)) | (Some(6), _, Kill::At(_)) | (_, Some(FULL_DISK), Kill::At(_)) => {
+            Outcome::Killed
+        }
         _ => {
             let at = if let Kill::At(at) = kill { at } else { "" };
             assert!(status.success(), "{}: {status}; planned kill: `{at}`", KINDS[kind].name);

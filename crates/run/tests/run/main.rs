@@ -19,7 +19,12 @@ mod replay;
 mod rows_of_runs;
 mod sampler;
 mod staleness;
-#[expect(dead_code, reason = "the tests of crate remote use more of it")]
+#[expect(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests of crate remote, which use more of it and fail by panicking"
+)]
 #[path = "../../../remote/tests/remote/stand_in/mod.rs"]
 mod stand_in;
 mod tracking;

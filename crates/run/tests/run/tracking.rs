@@ -1,6 +1,6 @@
 //! `run.tracking`: trackers that follow a run from its start.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

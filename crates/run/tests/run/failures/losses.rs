@@ -44,9 +44,12 @@ fn steps(trial: &Trial) -> BTreeMap<u64, Metrics> {
     steps
 }
 
+/// Failing calls of a trainer, each with the number of earlier calls, and the places of the restarts.
+type Row = (&'static [(&'static str, u64)], &'static [&'static str]);
+
 /// Version of the checkpoint, where there is one, from which a stage of 4 steps restarts after losses. It saves steps 2 and
 /// 4, and evaluates steps 3 and 4.
-const LOSSES: [(&[(&str, u64)], &[&str]); 9] = [
+const LOSSES: [Row; 9] = [
     (&[("publish", 0)], &["its start"]),
     (&[("accumulate", 0)], &["its start"]),
     (&[("step", 1)], &["its start"]),
