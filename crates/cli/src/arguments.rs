@@ -532,9 +532,10 @@ Examples:
   rloom engines install torch --python python3.12
   rloom engines install vllm --directory /data/vllm
 
-Uses `uv` if it is on the PATH, otherwise `venv` and `pip`. Needs the network and up to 8 GB of disk space. vLLM is
-installed for GPUs if this machine has one, otherwise for processors. The default folder is `rloom/engines` in
-XDG_CACHE_HOME or ~/.cache; recipes whose `trainer.python` or `rollout.python` is empty use it.")]
+Uses `uv` if it is on the PATH, otherwise `venv` and `pip`. Needs the network and up to 8 GB of disk
+space. vLLM is installed for GPUs if this machine has one, otherwise for processors. The default
+folder is `rloom/engines` in XDG_CACHE_HOME or ~/.cache; recipes whose `trainer.python` or
+`rollout.python` is empty use it.")]
 pub(crate) struct InstallEngine {
     /// The engine.
     #[arg(value_name = "ENGINE", value_enum)]
