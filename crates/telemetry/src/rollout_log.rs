@@ -297,7 +297,7 @@ mod tests {
         let groups = [synthetic_group(9, 2, 3), synthetic_group(11, 2, 2)];
         let text = |t: &Trajectory| ("p".to_owned(), format!("{} tokens", t.tokens.len()));
         let shown = [vec![1.0, -1.0], vec![0.5, -0.5]];
-        let given = [vec![vec![1.0], vec![-1.0]], vec![vec![0.1, 0.7], Vec::new()]];
+        let given = [vec![vec![1.0], vec![-1.0], vec![0.0]], vec![vec![0.1, 0.7], Vec::new()]];
         write(&path, 4, &groups, LoggedAdvantages { shown: &shown, given: &given }, &text).unwrap();
         assert_eq!(given_advantages(&path).unwrap().unwrap(), given);
         let without = LoggedAdvantages { shown: &shown, given: &[] };
