@@ -135,7 +135,9 @@ def test_settings_in_the_syntax_of_toml() -> None:
 
 
 PROGRAM = """
-import rloom, sys
+import rloom, signal
+# A suite in the background of a script inherits that Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     rloom.train("tiny.toml", overrides={"stage.rl.steps": 100000})
 except KeyboardInterrupt:
