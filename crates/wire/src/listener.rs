@@ -112,7 +112,7 @@ impl Drop for Listener {
             });
         }
         let woken = TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok();
-        // Once joined, the port is closed: a late peer is told that nobody listens.
+        // Once joined, the port is closed: a late peer cannot connect.
         if let Some(thread) = self.thread.take().filter(|_| woken) {
             let _ = thread.join();
         }

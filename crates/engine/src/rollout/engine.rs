@@ -106,7 +106,7 @@ pub trait RolloutEngine: Send + Sync {
     /// Last known state of each worker. Queries no worker, so that one that hangs is reported as well.
     fn workers(&self) -> Vec<WorkerStatus>;
 
-    /// Failures of workers since the last call, for the user. The engine goes on with what it has left, or tries again.
+    /// Failures of workers since the last call, for the user. The engine continues with the remaining workers, or tries again.
     fn take_failures(&self) -> Vec<String> {
         Vec::new()
     }

@@ -109,7 +109,7 @@ pub enum InstallError {
         package: &'static str,
         /// Its version.
         found: String,
-        /// The version that was asked for.
+        /// The requested version.
         wanted: &'static str,
     },
     /// The interpreter does not describe its environment.

@@ -83,7 +83,7 @@ pub struct PythonEnvironment {
     pub engine: EnvironmentKind,
     /// Version of its interpreter.
     pub python: String,
-    /// Versions of the packages that were asked for.
+    /// Requested versions of the packages.
     pub packages: BTreeMap<String, String>,
     /// Its folder.
     #[serde(skip_deserializing)]

@@ -165,8 +165,6 @@ impl Gang {
         let keys = batch.map_or_else(|| self.accumulated.clone(), |batch| batch.keys.clone());
         match answer.kind.as_str() {
             "not_finite" => TrainError::NotFinite { what: quantity(&answer.what), keys },
-            "no_reference" => TrainError::NoReference,
-            "nothing_accumulated" => TrainError::NothingAccumulated,
             "batch" => TrainError::Batch(Box::new(error)),
             "loss" => {
                 let sequence = answer.not_inert.and_then(|sequence| batch?.keys.get(sequence));

@@ -118,7 +118,8 @@ fn started(engine: &RolloutEngineSettings) -> Option<&ServerSettings> {
     }
 }
 
-/// Slots of a server beside ranks: the GPUs after theirs, the same GPUs if memory is left for both, or a share of the cores.
+/// Slots of a server: the GPUs after those of the ranks, the same GPUs if their memory suffices for both, or a share of the
+/// cores.
 pub(super) fn server_slots(
     replica: usize,
     settings: &ServerSettings,
