@@ -117,6 +117,11 @@ impl Kind {
         self.form().is_ok_and(Reward::is_verifier) || self.solved_at().is_some()
     }
 
+    /// True if a function outside of this program computes it.
+    pub fn is_function(&self) -> bool {
+        self.form().is_err()
+    }
+
     /// True if it reads the reference answer of every task.
     fn reads_answer(&self) -> bool {
         self.form().is_ok_and(Reward::reads_answer)

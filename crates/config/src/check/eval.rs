@@ -19,16 +19,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
     check_samples(eval, problems);
     eval_tables::check_rollout(eval, draft, problems);
     eval_tables::check_data(eval, draft, problems);
-    if !eval.reward.value.components.iter().any(|c| c.kind.is_verifier()) {
-        problems.push(
-            Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
-                .at(eval.reward.origin_or_table("components"), "none of them is a verifier")
-                .hint(format!(
-                    "add {} to the components; with `weight = 0` it does not change the reward",
-                    verifiers(eval)
-                )),
-        );
-    }
+    check_verifier(eval, problems);
     if !eval.data.value.has_held_out() {
         problems.push(
             Problem::new(Code::Conflict, "there are no held-out tasks to evaluate")
@@ -76,6 +67,25 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         reward: eval.reward.value.clone(),
         rollout: eval.rollout.value.clone(),
     }
+}
+
+fn check_verifier(eval: &EvalDraft, problems: &mut Vec<Problem>) {
+    let components = &eval.reward.value.components;
+    if components.iter().any(|c| c.kind.is_verifier()) {
+        return;
+    }
+    let problem = Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
+        .at(eval.reward.origin_or_table("components"), "none of them is a verifier");
+    problems.push(match components.iter().find(|c| c.kind.is_function()) {
+        Some(function) => problem.hint(format!(
+            "set `solved_at` in the component of kind `{}`: the reward from which on a task counts as solved",
+            function.kind.name()
+        )),
+        None => problem.hint(format!(
+            "add {} to the components; with `weight = 0` it does not change the reward",
+            verifiers(eval)
+        )),
+    });
 }
 
 /// The verifiers that can judge the tasks.

@@ -48,6 +48,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&["reward.components=[{kind='random'},{kind='exact',weight=0}]"], &["reward.components=[{kind='random'},{kind='numeric',weight=0}]"], &["reward.components=[{kind='random'},{kind='math',weight=0}]"]]),
     mistake("add {} to the components; with `weight = 0` it does not change the reward", &["reward.components=[{kind='random'}]", GAMES[0], GAMES[1]], "add the verifier `environment` to the components; with `weight = 0` it does not change the reward",
         &[&["reward.components=[{kind='random'},{kind='environment',weight=0}]", GAMES[0], GAMES[1]]]),
+    mistake("set `solved_at` in the component of kind `{}`: the reward from which on a task counts as solved", &["reward.components=[{kind='command',command=['cat']}]"],
+        "set `solved_at` in the component of kind `command`: the reward from which on a task counts as solved", &[&["reward.components=[{kind='command',command=['cat'],solved_at=1.0}]"]]),
     mistake("set `{}` to another file, or `{}` to hold out rows of this one", &[FILES, ALPHABET], "set `data.eval_path` to another file, or `data.eval_rows` to hold out rows of this one",
         &[&[FILES, ALPHABET, "data.eval_path=held_out.jsonl"], &[FILES, ALPHABET, "data.eval_rows=4"]]),
     mistake("raise `{}`, or lower `eval.tasks`", &["data.eval_size=2"], "raise `data.eval_size`, or lower `eval.tasks`", &[&["data.eval_size=4"], &["data.eval_size=2", "eval.tasks=2"]]),
