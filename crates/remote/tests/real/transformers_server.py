@@ -12,7 +12,7 @@ VOCABULARY = 512
 opened = {}
 
 
-def make(folder: str, seed: int) -> None:
+def make(folder: str, seed: int, layers: int, width: int) -> None:
     """Writes a random model with a byte tokenizer; large weights, so that the tokens differ from one another."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: at for at, text in enumerate(alphabet)}
@@ -24,11 +24,11 @@ def make(folder: str, seed: int) -> None:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        hidden_size=width,
+        intermediate_size=11 * width // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 128,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         initializer_range=0.1,
@@ -54,7 +54,7 @@ def logits_of(folder: str, tokens: list[int]) -> torch.Tensor:
 def answer(request: dict) -> object:
     if request["op"] == "make":
         Path(request["folder"]).mkdir(parents=True)
-        return make(request["folder"], request["seed"])
+        return make(*(request[key] for key in ("folder", "seed", "layers", "width")))
     tokens = request["tokens"]
     if request["op"] == "greedy":
         for _ in range(request["count"]):

@@ -24,6 +24,7 @@ mod processes;
 mod real_vllm;
 mod stand_in;
 mod support;
+mod vllm_measures;
 
 /// The command line of an ignored test of this program.
 fn this() -> Program {

@@ -24,15 +24,18 @@ use crate::support::{request, run};
 const TOLERANCE: f32 = 1e-3;
 const LIMITS: ModelLimits = ModelLimits { context: 256, vocabulary: 512 };
 
+/// Layers and width of a model.
+pub(crate) struct Size(pub(crate) usize, pub(crate) usize);
+
 /// A Python process that makes models and scores tokens.
-struct Transformers {
+pub(crate) struct Transformers {
     child: RefCell<Child>,
     answers: RefCell<BufReader<std::process::ChildStdout>>,
     folders: [PathBuf; 2],
 }
 
 impl Transformers {
-    fn start(python: &str, folder: &Path) -> Self {
+    pub(crate) fn start(python: &str, folder: &Path, Size(layers, width): Size) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/real/transformers_server.py");
         let mut command = Command::new(python);
         command.arg(script).env("HF_HUB_OFFLINE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -41,7 +44,9 @@ impl Transformers {
         let folders = ["a", "b"].map(|name| folder.join(name));
         let own = Self { child: RefCell::new(child), answers, folders };
         for (seed, folder) in own.folders.iter().enumerate() {
-            own.ask(&json!({ "op": "make", "folder": folder, "seed": seed }));
+            own.ask(
+                &json!({ "op": "make", "folder": folder, "seed": seed, "layers": layers, "width": width }),
+            );
         }
         own
     }
@@ -54,7 +59,7 @@ impl Transformers {
         serde_json::from_str(&line).unwrap()
     }
 
-    fn folder(&self, version: u64) -> &Path {
+    pub(crate) fn folder(&self, version: u64) -> &Path {
         &self.folders[version as usize % 2]
     }
 
@@ -96,25 +101,18 @@ impl ReferenceTrainer for Transformers {
 }
 
 /// A vLLM server in a process group of its own.
-struct Vllm {
+pub(crate) struct Vllm {
     child: Child,
-    url: String,
+    pub(crate) url: String,
     log: PathBuf,
 }
 
 impl Vllm {
-    fn start(settings: &ServerSettings, model: &Path, folder: &Path, index: usize) -> Self {
+    pub(crate) fn start(settings: &ServerSettings, slot: &Slot, model: &Path, folder: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let command = ServerCommand::vllm(
-            settings,
-            LIMITS,
-            &Slot::Cores(index, index),
-            model,
-            port,
-            &folder.join("modules"),
-        )
-        .unwrap();
-        let log = folder.join(format!("vllm-{index}.log"));
+        let command =
+            ServerCommand::vllm(settings, LIMITS, slot, model, port, &folder.join("modules")).unwrap();
+        let log = folder.join(format!("vllm-{port}.log"));
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(command.program)
             .args(command.arguments)
@@ -247,6 +245,20 @@ fn a_killed_server_loses_nothing(pool: &ReplicaPool, trainer: &Transformers, vic
     assert!(pool.failures().iter().any(|(replica, _)| *replica == 0), "{:?}", pool.failures());
 }
 
+/// Loads a version into every server, also those that are still starting.
+pub(crate) async fn load_everywhere(pool: &ReplicaPool, policy: &PublishedPolicy, servers: &mut [Vllm]) {
+    let mut loading = std::pin::pin!(pool.load(policy, OnUpdate::Finish));
+    let mut is_loaded = false;
+    while !is_loaded || pool.workers().iter().any(|worker| worker.loaded.is_empty()) {
+        let has_ended = |server: &mut Vllm| server.child.try_wait().unwrap().is_some();
+        assert!(!servers.iter_mut().any(has_ended), "a server ended");
+        tokio::select! {
+            result = &mut loading, if !is_loaded => is_loaded = result.map(|()| true).unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(100)) => {}
+        }
+    }
+}
+
 #[test]
 fn vllm_agrees_with_transformers() {
     let Ok(python) = std::env::var("RLOOM_TEST_VLLM") else {
@@ -254,7 +266,7 @@ fn vllm_agrees_with_transformers() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let trainer = Transformers::start(&python, folder.path());
+    let trainer = Transformers::start(&python, folder.path(), Size(2, 128));
     let settings = ServerSettings {
         python: PathBuf::from(&python),
         replicas: 2,
@@ -264,25 +276,15 @@ fn vllm_agrees_with_transformers() {
         args: ["--dtype", "float32", "--enforce-eager"].map(str::to_owned).into(),
         ..ServerSettings::default()
     };
-    let mut servers: Vec<_> =
-        (0..2).map(|index| Vllm::start(&settings, trainer.folder(0), folder.path(), index)).collect();
+    let mut servers: Vec<_> = (0..2)
+        .map(|core| Vllm::start(&settings, &Slot::Cores(core, core), trainer.folder(0), folder.path()))
+        .collect();
     let pool = ReplicaPool::new(LIMITS, &settings, None).unwrap();
     for server in &servers {
         pool.join(Server::vllm(&server.url).unwrap());
     }
     let first = trainer.publish(PolicyId::MAIN, PolicyVersion(1));
-    run(async {
-        let mut loading = std::pin::pin!(pool.load(&first, OnUpdate::Finish));
-        let mut is_loaded = false;
-        while !is_loaded || pool.workers().iter().any(|worker| worker.loaded.is_empty()) {
-            let has_ended = |server: &mut Vllm| server.child.try_wait().unwrap().is_some();
-            assert!(!servers.iter_mut().any(has_ended), "a server ended");
-            tokio::select! {
-                result = &mut loading, if !is_loaded => is_loaded = result.map(|()| true).unwrap(),
-                () = tokio::time::sleep(Duration::from_millis(100)) => {}
-            }
-        }
-    });
+    run(load_everywhere(&pool, &first, &mut servers));
     greedy_tokens_are_those_of_transformers(&pool, &trainer);
     logprobs_are_those_of_the_full_softmax(&pool, &trainer);
     versions_change_where_the_weights_do(&pool, &trainer);
