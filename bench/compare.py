@@ -16,6 +16,7 @@ numbers to bench/out/compare.json, from which `--redraw bench/out/compare.json` 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def run(command: list, timeout: int, variables: dict) -> str:
     return out
 
 
+def write_package(interpreter: Path, variables: dict) -> Path:
+    """Builds the Python package for an interpreter and returns the folder to import it from."""
+    site = OUT / "site"
+    run(["cargo", "build", "--release", "--quiet", "--package", "rloom-python"], 1200, variables | {"PYO3_PYTHON": str(interpreter)})
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(HERE.parent / "python" / "rloom", site / "rloom", ignore=shutil.ignore_patterns("_native.abi3.so"))
+    shutil.copy(HERE.parent / "target" / "release" / "lib_native.so", site / "rloom" / "_native.abi3.so")
+    return site
+
+
 def figures(program: Program, out: str) -> dict:
     """Reads a program's figures: RLoom prints a report with several workloads, the others one JSON line at the end."""
     try:
@@ -128,7 +139,11 @@ class Bench:
             self.programs = [p for p in self.programs if not p.name.endswith("one thread")]
         #: Reasons for not running a program (again), by workload and name.
         self.failed: dict = {}
-        self.places = {"threads": str(self.threads)}
+        self.places = {
+            "threads": str(self.threads),
+            "rloom": str(self.rloom),
+            "vllm": str(environments.python(self.folder, "vllm")),
+        }
 
     def prepare(self) -> None:
         """Creates the environments, and shape S as a folder and as GGUF files for the programs that read them."""
@@ -139,6 +154,12 @@ class Bench:
         for program in self.programs:
             if program.environment in missing:
                 self.failed[program.workload, program.name] = missing[program.environment]
+        ranks = [p for p in self.programs if p.name.startswith("torch rank")]
+        if ranks and "torch" not in missing:
+            try:
+                self.variables["PYTHONPATH"] = str(write_package(environments.python(self.folder, "torch"), self.variables))
+            except (Failed, OSError) as failure:
+                self.failed |= {(p.workload, p.name): f"could not build the Python package: {failure}" for p in ranks}
         for place, environment, script, parameters in [
             ("shape_s", "torch", "qwen.py", ["{path}"]),
             ("gguf_f32", "llama", "gguf_folder.py", ["{shape_s}", "{path}", "f32"]),

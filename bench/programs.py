@@ -54,10 +54,16 @@ def steps(count: int, warm: int) -> list:
     return ["--steps", str(count), "--warm", str(warm)]
 
 
+def run_with(rollout: str) -> list:
+    """Returns the options of a run whose samples come from this engine."""
+    return ["--rloom", "{rloom}", "--rollout", rollout, "--vllm", "{vllm}"]
+
+
 PROGRAMS = [
     *own("train S", "train", "S", 8, threads=True),
     *peer("train S", "PyTorch eager", "torch", "torch_train.py", *steps(6, 2)),
     *peer("train S", "PyTorch compiled", "torch", "torch_train.py", "--compile", "yes", *steps(6, 2), timeout=600, quick=False),
+    *peer("train S", "torch rank", "torch", "torch_rank.py", *steps(6, 2)),
     *own("decode S", "decode", "S", 8, threads=True),
     *peer("decode S", "transformers.generate", "torch", "transformers_decode.py", *steps(4, 2)),
     *peer("decode S", "vLLM", "vllm", "vllm_decode.py", "--folder", "{shape_s}", "--eager", "yes", *steps(4, 2)),
@@ -65,9 +71,12 @@ PROGRAMS = [
     Program("decode S", "llama.cpp f32", "llama", [PEERS / "llama_decode.py", "--file", "{gguf_f32}", *steps(4, 2)]),
     Program("decode S", "llama.cpp bf16", "llama", [PEERS / "llama_decode.py", "--file", "{gguf_bf16}", *steps(4, 2)]),
     *own("GRPO step S", "grpo", "S", 4),
+    *peer("GRPO step S", "torch rank with RLoom's sampler", "torch", "rloom_grpo.py", *run_with("embedded"), *steps(3, 2)),
+    *peer("GRPO step S", "torch rank with vLLM", "torch", "rloom_grpo.py", *run_with("vllm"), *steps(3, 2), quick=False),
     *peer("GRPO step S", "TRL", "torch", "trl_grpo.py", *steps(3, 1)),
     *own("train M", "train", "M", 3, timeout=600),
     *peer("train M", "PyTorch eager", "torch", "torch_train.py", "--shape", "M", *steps(3, 1), timeout=600),
+    *peer("train M", "torch rank", "torch", "torch_rank.py", "--shape", "M", *steps(3, 1), timeout=600),
     *own("decode M", "decode", "M", 3),
     *peer("decode M", "transformers.generate", "torch", "transformers_decode.py", "--shape", "M", *steps(3, 1)),
     Program(
@@ -98,6 +107,8 @@ class Comparison:
     target: float
     #: Name prefixes of the programs that count; the best of them is used.
     peers: tuple = ()
+    #: Name prefix of the programs on RLoom's side; the best of them is used.
+    own: str = "RLoom"
 
 
 COMPARISONS = [
@@ -109,6 +120,11 @@ COMPARISONS = [
     Comparison("bandwidth", "decode M", "measured read bandwidth of the machine", 0.8),
     Comparison("products", "GEMMs of train M", "the faster of PyTorch bf16 and the in-register GEMM ceiling", 0.6),
     Comparison("memory", "train S", "PyTorch eager, memory above the state after import", 0.5, ("PyTorch eager",)),
+    Comparison("speed", "train S", "PyTorch eager, better of f32 and bf16 autocast", 0.95, ("PyTorch eager",), "torch rank"),
+    Comparison("memory", "train S", "PyTorch eager, memory above the state after import", 1, ("PyTorch eager",), "torch rank"),
+    Comparison("speed", "train M", "PyTorch eager, better of f32 and bf16 autocast", 0.95, ("PyTorch eager",), "torch rank"),
+    Comparison("memory", "train M", "PyTorch eager, memory above the state after import", 1, ("PyTorch eager",), "torch rank"),
+    Comparison("speed", "GRPO step S", "TRL GRPOTrainer, better of f32 and bf16 autocast", 1, ("TRL",), "torch rank with RLoom"),
     Comparison("threads", "train S", "RLoom with one thread", 1.6),
     Comparison("threads", "decode S", "RLoom with one thread", 1.6),
 ]

@@ -96,7 +96,7 @@ class Result:
 
 def result_of(comparison: Comparison, results: dict) -> Result:
     programs = results.get(comparison.workload, {})
-    own = best(programs, ("RLoom",))
+    own = best(programs, (comparison.own,))
     peer = best(programs, comparison.peers) if comparison.peers else None
     if comparison.kind == "products":
         return products(comparison, programs)
@@ -146,7 +146,7 @@ def floors(results: dict) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     measured = found_in(results, "ceilings")
-    for comparison in (comparison for comparison in COMPARISONS if comparison.kind == "speed"):
+    for comparison in (c for c in COMPARISONS if c.kind == "speed" and c.own == "RLoom"):
         programs = results.get(comparison.workload, {})
         own, peer = best(programs, ("RLoom",)), best(programs, comparison.peers)
         if own is None or peer is None:

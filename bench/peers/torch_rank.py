@@ -1,14 +1,11 @@
 """The training step of torch_train.py by a rank of RLoom: the same model, sequences and optimizer, packed."""
 
-import sys
 import tempfile
-from pathlib import Path
 
 import qwen
 import torch
 from workloads import SHAPES, arguments, report, timed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from rloom.torch.batch import Batch
 from rloom.torch.engine import Engine
 from rloom.torch.loss import Coefficients
