@@ -1,0 +1,63 @@
+//! Methods in Python, whose losses the ranks back-propagate.
+
+use rloom_telemetry::Event;
+
+use super::run::{Run, succeeded};
+
+const GUIDE: &str = include_str!("../../../../../docs/guides/python.md");
+
+/// Several optimiser steps per batch, so that ratios differ from 1 and some are clipped.
+const OVERRIDES: [&str; 3] =
+    ["stage.rl.steps=2", "stage.rl.algorithm.epochs=4", "stage.rl.trainer.learning_rate=0.1"];
+/// The guide's loss does not correct for the noise of a sampler.
+const BUILT_IN: &str = "stage.rl.algorithm.correction.level=none";
+
+/// A filter that notes its calls.
+const FILTER: &str = "
+import os
+
+def keep(rewards):
+    with open(os.path.join(os.path.dirname(__file__), 'calls'), 'a') as calls:
+        print(len(rewards), file=calls)
+    return True
+";
+
+/// The weights of a run, with functions of a file or without.
+fn weights(run: &Run, source: Option<&str>) -> Vec<u8> {
+    let mut arguments = vec!["train", "gang.toml", "--quiet"];
+    for setting in OVERRIDES {
+        arguments.extend(["--set", setting]);
+    }
+    let functions = [("advantage", "advantage"), ("loss", "loss"), ("filter", "keep")].map(|(part, name)| {
+        let kind = if part == "filter" { "" } else { "kind='python'," };
+        format!("stage.rl.algorithm.{part}={{{kind}function='method.py:{name}'}}")
+    });
+    if let Some(source) = source {
+        run.sandbox.write("method.py", &format!("{source}{FILTER}"));
+        for function in &functions {
+            arguments.extend(["--set", function]);
+        }
+    } else {
+        arguments.extend(["--set", BUILT_IN]);
+    }
+    succeeded(&run.finish(run.start(&arguments)));
+    run.check_ended();
+    std::fs::read(run.sandbox.path("runs/gang/checkpoints/latest/model.safetensors")).unwrap()
+}
+
+/// The method of the guide trains on two ranks to the weights of the built-in one, bit by bit.
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn a_method_in_python_trains_ranks_to_the_weights_of_grpo() {
+    let blocks = GUIDE.split("```python\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let example = blocks.into_iter().find(|block| block.contains("def loss(")).unwrap();
+    let (built_in, python) = (Run::new("built-in"), Run::new("python"));
+    let expected = weights(&built_in, None);
+    for bound in ["clip_ratio/low", "clip_ratio/high"] {
+        let is_clipped = |event: &Event| matches!(event, Event::Step { metrics } if metrics[bound] > 0.0);
+        assert!(built_in.count(is_clipped) > 0, "{bound} is 0");
+    }
+    assert!(weights(&python, Some(example)) == expected, "other weights");
+    // Two groups of two completions in each of two batches.
+    assert_eq!(std::fs::read_to_string(python.sandbox.path("calls")).unwrap(), "2\n".repeat(4));
+}
