@@ -1,5 +1,8 @@
 //! Methods in Python, whose losses the ranks back-propagate.
 
+use std::collections::BTreeMap;
+
+use rloom_model::StoredTensors;
 use rloom_telemetry::Event;
 
 use super::run::{Run, succeeded};
@@ -22,8 +25,8 @@ def keep(rewards):
     return True
 ";
 
-/// The weights of a run, with functions of a file or without.
-fn weights(run: &Run, source: Option<&str>) -> Vec<u8> {
+/// Tensors of a run's result, with functions of a file or without.
+fn weights(run: &Run, source: Option<&str>) -> BTreeMap<String, Vec<f32>> {
     let mut arguments = vec!["train", "gang.toml", "--quiet"];
     for setting in OVERRIDES {
         arguments.extend(["--set", setting]);
@@ -42,10 +45,12 @@ fn weights(run: &Run, source: Option<&str>) -> Vec<u8> {
     }
     succeeded(&run.finish(run.start(&arguments)));
     run.check_ended();
-    std::fs::read(run.sandbox.path("runs/gang/checkpoints/latest/model.safetensors")).unwrap()
+    let tensors = StoredTensors::open(&run.sandbox.path("runs/gang/checkpoints/latest")).unwrap();
+    tensors.names().map(|name| (name.to_owned(), tensors.read(name).unwrap())).collect()
 }
 
-/// The method of the guide trains on two ranks to the weights of the built-in one, bit by bit.
+/// The method of the guide trains on two ranks to the weights of the built-in one, up to rounding: PyTorch's scores with and
+/// without gradients differ in their last bits.
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn a_method_in_python_trains_ranks_to_the_weights_of_grpo() {
@@ -57,7 +62,14 @@ fn a_method_in_python_trains_ranks_to_the_weights_of_grpo() {
         let is_clipped = |event: &Event| matches!(event, Event::Step { metrics } if metrics[bound] > 0.0);
         assert!(built_in.count(is_clipped) > 0, "{bound} is 0");
     }
-    assert!(weights(&python, Some(example)) == expected, "other weights");
-    // Two groups of two completions in each of two batches.
-    assert_eq!(std::fs::read_to_string(python.sandbox.path("calls")).unwrap(), "2\n".repeat(4));
+    let found = weights(&python, Some(example));
+    assert!(found.keys().eq(expected.keys()));
+    let pairs = || found.values().flatten().zip(expected.values().flatten());
+    let norm = |sum: f64| sum.sqrt();
+    let difference = norm(pairs().map(|(a, b)| f64::from(a - b).powi(2)).sum());
+    let size = norm(pairs().map(|(_, b)| f64::from(*b).powi(2)).sum());
+    println!("difference {difference:.1e} of {size:.1e}");
+    assert!(difference < 1e-4 * size, "{difference} of {size}");
+    // Two groups of four completions in each of two batches.
+    assert_eq!(std::fs::read_to_string(python.sandbox.path("calls")).unwrap(), "4\n".repeat(4));
 }

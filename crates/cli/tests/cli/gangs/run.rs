@@ -47,7 +47,7 @@ steps = 8
 groups_per_batch = 2
 
 [stage.algorithm]
-group_size = 2
+group_size = 4
 
 [stage.trainer]
 backend = "torch"
@@ -61,7 +61,7 @@ const JUDGE: &str = r#"while read -r line; do
   id=${line#*:}; id=${id%%,*}
   case "$line" in
     *'"hello"'*) echo '{"id":'$id',"ready":{"v":1}}';;
-    *) sleep 0.1; echo '{"id":'$id',"verdicts":[1]}';;
+    *) sleep 0.05; echo '{"id":'$id',"verdicts":[1]}';;
   esac
 done
 "#;
@@ -239,5 +239,7 @@ pub(super) fn undisturbed() -> Vec<u8> {
     let run = Run::new("undisturbed");
     succeeded(&run.finish(run.start(&["train", "gang.toml", "--quiet"])));
     assert_eq!(run.warnings().len(), 0);
+    let learns = |event: &Event| matches!(event, Event::Step { metrics } if metrics["grad_norm"] > 0.0);
+    assert!(run.count(learns) as u64 > STEPS / 2, "equal weights show nothing if they do not change");
     run.result()
 }
