@@ -5,6 +5,8 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
     reason = "a test fails by panicking and reports its kills"
 )]
 

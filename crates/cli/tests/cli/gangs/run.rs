@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rloom_store::journal::{self, Record};
@@ -235,11 +236,16 @@ pub(super) fn succeeded(result: &Finished) {
     assert_eq!(result.code, Some(0), "{}", result.text());
 }
 
-pub(super) fn undisturbed() -> Vec<u8> {
-    let run = Run::new("undisturbed");
-    succeeded(&run.finish(run.start(&["train", "gang.toml", "--quiet"])));
-    assert_eq!(run.warnings().len(), 0);
-    let learns = |event: &Event| matches!(event, Event::Step { metrics } if metrics["grad_norm"] > 0.0);
-    assert!(run.count(learns) as u64 > STEPS / 2, "equal weights show nothing if they do not change");
-    run.result()
+/// Weights of a run that nothing disturbs, and its time. All tests of a process share one.
+pub(super) fn undisturbed() -> &'static (Vec<u8>, Duration) {
+    static RESULT: OnceLock<(Vec<u8>, Duration)> = OnceLock::new();
+    RESULT.get_or_init(|| {
+        let start = Instant::now();
+        let run = Run::new("undisturbed");
+        succeeded(&run.finish(run.start(&["train", "gang.toml", "--quiet"])));
+        assert_eq!(run.warnings().len(), 0);
+        let learns = |event: &Event| matches!(event, Event::Step { metrics } if metrics["grad_norm"] > 0.0);
+        assert!(run.count(learns) as u64 > STEPS / 2, "equal weights show nothing if they do not change");
+        (run.result(), start.elapsed())
+    })
 }
