@@ -304,15 +304,31 @@ def test_a_loss_gets_arrays_of_numpy() -> None:
         terms = mask * np.exp(logprob - old) * advantage / divisor
         return -terms.sum(), -terms
 
-    numbers = dict.fromkeys(ARRAYS, array_of(-1.0, -2.0, -3.0)) | {
-        "advantage": array_of(1.0, 1.0, 8.0),
-        "lengths": [2, 1],
-        "divisors": [4.0, 2.0],
-        "masked": [False, True],
+    numbers = dict.fromkeys(ARRAYS, array_of(-1.0, -2.0, -3.0, -4.0)) | {
+        "advantage": array_of(1.0, 1.0, 1.0, 8.0),
+        "lengths": [2, 1, 1],
+        "divisors": [4.0, 2.0, 2.0],
+        "masked": [False, False, True],
     }
     answer = Method(loss, "loss").compute(numbers)["loss"]
-    assert answer["value"] == -0.5
-    assert np.frombuffer(base64.b64decode(answer["d_logprob"])).tolist() == [-0.25, -0.25, 0.0]
+    assert answer["value"] == -1.0
+    assert np.frombuffer(base64.b64decode(answer["d_logprob"])).tolist() == [-0.25, -0.25, -0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ((0.0, [math.nan]), "returned nan as d_logprob"),
+        ((math.inf, [0.0]), "returned inf as loss"),
+        ((0.0, [0.0], [-math.inf]), "returned -inf as d_entropy"),
+        ((0.0, [0.0, 0.0]), "returned 2 numbers as d_logprob for 1 tokens"),
+        (0.0, "must return"),
+    ],
+)
+def test_a_loss_returns_a_finite_number_for_each_token(returned: object, message: str) -> None:
+    numbers = dict.fromkeys(ARRAYS, array_of(-1.0)) | {"lengths": [1], "divisors": [1.0], "masked": [False]}
+    with pytest.raises(ResultError, match=message):
+        Method(lambda logprob: returned, "loss").compute(numbers)  # noqa: ARG005
 
 
 def test_advantages_and_decisions_of_numpy() -> None:

@@ -25,7 +25,8 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankLauncher, RankProcess,
+    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankEnd, RankLauncher,
+    RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};

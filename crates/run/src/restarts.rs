@@ -24,18 +24,30 @@ impl Restarts {
 }
 
 /// The loss of the trainer on one line, if that is why a stage failed: its first line, and the last line of the output of
-/// the process that was lost.
+/// a process that has ended. A trainer that refuses to start is not lost: it would do so again.
 pub(crate) fn lost_trainer(error: &RunError) -> Option<String> {
-    let RunError::Stage(error) = error else { return None };
-    let text = error.lost_trainer()?.to_string();
-    let step = match error {
-        StageError::Worker { step, .. } => format!("in step {step}: "),
-        _ => String::new(),
+    let (text, place) = match error {
+        RunError::Gang(error) if error.may_succeed_again() => {
+            (error.to_string(), "at its start: ".to_owned())
+        }
+        RunError::Stage(error) => {
+            let place = match error {
+                StageError::Worker { step, .. } => format!("in step {step}: "),
+                _ => String::new(),
+            };
+            (error.lost_trainer()?.to_string(), place)
+        }
+        _ => return None,
     };
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default().to_owned();
-    let last = lines.next_back().map(|last| format!(" (its last output: {last})")).unwrap_or_default();
-    Some(format!("{step}{first}{last}"))
+    let last = match lines.next_back() {
+        // A frame of a stack, which ranks that hang write last.
+        Some(frame) if frame.starts_with("File \"") => " (stacks are in the logs of the ranks)".to_owned(),
+        Some(last) => format!(" (its last output: {last})"),
+        None => String::new(),
+    };
+    Some(format!("{place}{first}{last}"))
 }
 
 #[cfg(test)]

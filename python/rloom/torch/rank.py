@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import threading
@@ -53,7 +52,6 @@ class Rank:
         self.epoch = epoch
         self.job = 0
         self.phase = "idle"
-        self.deadline = 0.0
         #: Completed micro-batches, in jobs that count them.
         self.done = self.total = 0
         self.world: World | None = None
@@ -68,7 +66,7 @@ class Rank:
             asked = json.loads(message)
             if asked["job"] == "shutdown":
                 break
-            self._enter(asked["job"], asked.get("deadline", 0.0))
+            self._enter(asked["job"])
             try:
                 with self._watched():
                     reply, results = getattr(self, f"do_{asked['job']}")(asked, arrays)
@@ -78,8 +76,6 @@ class Rank:
                 # The other ranks may wait for this one: the controller ends the gang.
                 self._send({"error": self._described(error, "lost")}, {})
                 raise
-            finally:
-                faulthandler.cancel_dump_traceback_later()
             self._send(reply, results)
         if self.world is not None:
             self.world.close()
@@ -179,13 +175,13 @@ class Rank:
 
     def _progress(self, total: int) -> Progress:
         ranks = self.world.size if self.world is not None else 1
-        self._enter(self.phase, self.deadline, 0, total)
+        self._enter(self.phase, 0, total)
         self._send({"progress": 0}, {})
 
         def report(done: int) -> None:
             # Rank 0 is first to have a micro-batch in each round; all ranks finish a round together.
             completed = min(done * ranks, total)
-            self._enter(self.phase, self.deadline, completed, total)
+            self._enter(self.phase, completed, total)
             if self.rank == 0:
                 self._send({"progress": completed}, {})
 
@@ -202,7 +198,7 @@ class Rank:
                 advanced = self.world.advanced if self.world is not None else 0
                 now = (advanced, _transferred())
                 if last is not None and now != last:
-                    self._enter(self.phase, self.deadline, self.done if self.total else advanced, self.total)
+                    self._enter(self.phase, self.done if self.total else advanced, self.total)
                     self._send({"progress": 0}, {})
                 last = now
 
@@ -214,12 +210,10 @@ class Rank:
             is_over.set()
             thread.join()
 
-    def _enter(self, phase: str, deadline: float = 0.0, done: int = 0, total: int = 0) -> None:
-        """Sets what beats report, and when a rank that hangs writes its stacks to stderr."""
-        self.phase, self.deadline, self.done, self.total = phase, deadline, done, total
+    def _enter(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Sets what beats report."""
+        self.phase, self.done, self.total = phase, done, total
         self.connection.set_progress(phase, done, total)
-        if deadline > 0:
-            faulthandler.dump_traceback_later(deadline)
 
     def _send(self, message: dict[str, Any], arrays: Arrays) -> None:
         tensors = [

@@ -3,6 +3,8 @@ use std::sync::Arc;
 use miette::Diagnostic;
 use rloom_wire::{FrameError, WireError};
 
+use super::launch::RankEnd;
+
 /// Failure of a gang. It has ended, unless [`is_answer`](Self::is_answer) is true.
 #[derive(Debug, Clone, thiserror::Error, Diagnostic)]
 #[non_exhaustive]
@@ -22,26 +24,24 @@ pub enum GangError {
         source: Arc<std::io::Error>,
     },
     /// A rank ended.
-    #[error("rank {rank} ended ({status}) {during}{}", quoted(stderr))]
+    #[error("rank {rank} ended ({}) {during}{}", end.status, quoted(stderr))]
     Died {
         /// The rank.
         rank: usize,
         /// Exit status or signal.
-        status: String,
+        end: RankEnd,
         /// Phase of the rank in its last beat.
         during: String,
         /// End of its error output.
         stderr: String,
     },
     /// No rank reported progress within the deadline.
-    #[error("no rank reported progress for {seconds} s; rank {rank} is {during}{}", quoted(stderr))]
+    #[error("no rank reported progress for {seconds} s; {phases}{}", quoted(stderr))]
     Hangs {
-        /// First rank without an answer.
-        rank: usize,
         /// The deadline.
         seconds: u64,
-        /// Phase of the rank in its last beat.
-        during: String,
+        /// Ranks without an answer, each with the phase in its last beat.
+        phases: String,
         /// End of the error output of all ranks, with their stacks.
         stderr: String,
     },
@@ -85,6 +85,16 @@ pub enum GangError {
 }
 
 impl GangError {
+    /// True if ranks were killed or their connections broke: others may succeed in their place. False for ranks that ended by
+    /// themselves or refused the job, which they would do again.
+    pub fn may_succeed_again(&self) -> bool {
+        match self {
+            Self::Died { end, .. } => end.was_killed,
+            Self::Wire(WireError::Lease { .. } | WireError::Closed { .. } | WireError::Cut { .. }) => true,
+            _ => false,
+        }
+    }
+
     /// True if the ranks are still in step: all of them gave up the same job.
     pub fn is_answer(&self) -> bool {
         matches!(self, Self::Rank { kind, .. } if kind != "lost")

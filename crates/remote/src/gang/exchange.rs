@@ -4,15 +4,13 @@ use std::time::{Duration, Instant};
 
 use rloom_wire::{Frame, Tensor, WireError};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::error::GangError;
 use super::ranks::Ranks;
 
 /// Wait for the frame of one rank before the next one is looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time for ranks that hang to write their stacks.
-const STACKS: Duration = Duration::from_secs(3);
 
 /// A job for all ranks.
 pub(crate) struct Job<'a> {
@@ -55,8 +53,7 @@ pub(crate) struct RankAnswer {
 impl Ranks {
     /// Runs job number `number`. All ranks answer, or the gang has to end.
     pub(crate) fn run(&mut self, number: u64, job: Job<'_>) -> Result<Vec<Frame>, Box<RankFailure>> {
-        let Job { mut message, tensors, deadline, progress } = job;
-        message["deadline"] = json!(deadline.as_secs_f64());
+        let Job { message, tensors, deadline, progress } = job;
         for (rank, tensors) in tensors.into_iter().enumerate() {
             let frame = Frame { epoch: self.epoch, job: number, message: message.to_string(), tensors };
             self.connections[rank].discard_before(self.epoch, number);
@@ -86,11 +83,12 @@ impl Ranks {
                 }
                 *answer = Some(frame);
             }
-            if heard.elapsed() > deadline + STACKS {
-                let (during, stderr) = (self.during(first), self.stderr());
-                return Err(
-                    GangError::Hangs { rank: first, seconds: deadline.as_secs(), during, stderr }.into()
-                );
+            if heard.elapsed() > deadline {
+                let silent = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
+                let phases = silent.map(|(rank, _)| format!("rank {rank} is {}", self.during(rank)));
+                let phases = phases.collect::<Vec<_>>().join(", ");
+                let stderr = self.stacks();
+                return Err(GangError::Hangs { seconds: deadline.as_secs(), phases, stderr }.into());
             }
         }
         collected(answers.into_iter().flatten().collect())

@@ -14,6 +14,15 @@ pub struct RankCommand {
     pub environment: Vec<(String, String)>,
 }
 
+/// End of a rank.
+#[derive(Debug, Clone)]
+pub struct RankEnd {
+    /// Exit status or signal.
+    pub status: String,
+    /// It did not end by itself: a signal has ended it, or its machine was lost.
+    pub was_killed: bool,
+}
+
 /// Starts ranks.
 pub trait RankLauncher: Send {
     /// Starts one rank.
@@ -22,8 +31,11 @@ pub trait RankLauncher: Send {
 
 /// A started rank. Dropping it kills it.
 pub trait RankProcess: Send + fmt::Debug {
-    /// Exit status or signal, once it has ended.
-    fn ended(&mut self) -> Option<String>;
+    /// Its end, once it has ended.
+    fn ended(&mut self) -> Option<RankEnd>;
+
+    /// Has the process write the stacks of its threads to its error output. Does not wait for them.
+    fn request_stacks(&self);
 
     /// Kills the process and waits for its end.
     fn kill(&mut self);

@@ -18,5 +18,5 @@ mod settings;
 
 pub use engine::Gang;
 pub use error::GangError;
-pub use launch::{RankCommand, RankLauncher, RankProcess};
+pub use launch::{RankCommand, RankEnd, RankLauncher, RankProcess};
 pub use settings::{GangSettings, PolicyHeads, RankDevice, RankDtype};

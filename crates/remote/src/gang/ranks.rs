@@ -11,6 +11,8 @@ use super::launch::{RankCommand, RankLauncher, RankProcess};
 
 /// Interval at which a wait looks at the processes.
 const LOOK: Duration = Duration::from_millis(200);
+/// Longest wait for the stacks of ranks that hang.
+const STACKS: Duration = Duration::from_secs(5);
 /// Time between the end of a connection and the end of its process.
 const END: Duration = Duration::from_secs(5);
 
@@ -75,9 +77,8 @@ impl Ranks {
     /// An error if a process has ended.
     pub(crate) fn check(&mut self) -> Result<(), GangError> {
         for rank in 0..self.processes.len() {
-            if let Some(status) = self.processes[rank].ended() {
-                let stderr = self.processes[rank].stderr();
-                return Err(GangError::Died { rank, status, during: self.during(rank), stderr });
+            if let Some(died) = self.died(rank) {
+                return Err(died);
             }
         }
         Ok(())
@@ -88,9 +89,8 @@ impl Ranks {
         let until = Instant::now() + END;
         while Instant::now() < until {
             for peer in (0..self.processes.len()).filter(|&peer| peer != rank) {
-                if let Some(status) = self.processes[peer].ended() {
-                    let stderr = self.processes[peer].stderr();
-                    return Some(GangError::Died { rank: peer, status, during: self.during(peer), stderr });
+                if let Some(died) = self.died(peer) {
+                    return Some(died);
                 }
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -102,9 +102,8 @@ impl Ranks {
     pub(crate) fn lost(&mut self, rank: usize, error: WireError) -> GangError {
         let until = Instant::now() + END;
         while Instant::now() < until {
-            if let Some(status) = self.processes[rank].ended() {
-                let stderr = self.processes[rank].stderr();
-                return GangError::Died { rank, status, during: self.during(rank), stderr };
+            if let Some(died) = self.died(rank) {
+                return died;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -113,16 +112,40 @@ impl Ranks {
 
     /// Phase of a rank in its last beat.
     pub(crate) fn during(&self, rank: usize) -> String {
+        if self.connections.is_empty() {
+            return "while the ranks started".to_owned();
+        }
         let beat = self.connections.get(rank).and_then(|connection| connection.beat().ok());
         beat.map_or_else(|| "after its last beat".to_owned(), |beat| beat.progress.to_string())
     }
 
-    /// End of the error output of all ranks.
-    pub(crate) fn stderr(&self) -> String {
-        let outputs = self.processes.iter().map(|process| process.stderr()).enumerate();
-        let texts =
-            outputs.filter(|(_, text)| !text.is_empty()).map(|(rank, text)| format!("rank {rank}:\n{text}"));
-        texts.collect::<Vec<_>>().join("\n")
+    /// The end of a rank, if its process has ended.
+    fn died(&mut self, rank: usize) -> Option<GangError> {
+        let end = self.processes[rank].ended()?;
+        let stderr = self.processes[rank].stderr();
+        Some(GangError::Died { rank, end, during: self.during(rank), stderr })
+    }
+
+    /// End of the error output of all ranks, with the stacks of those that write them in time.
+    pub(crate) fn stacks(&self) -> String {
+        let outputs = || self.processes.iter().map(|process| process.stderr()).collect::<Vec<_>>();
+        let before = outputs();
+        for process in &self.processes {
+            process.request_stacks();
+        }
+        let until = Instant::now() + STACKS;
+        let mut last = before.clone();
+        loop {
+            std::thread::sleep(LOOK);
+            let now = outputs();
+            let is_complete = now == last && now.iter().zip(&before).all(|(now, before)| now != before);
+            last = now;
+            if is_complete || Instant::now() >= until {
+                break;
+            }
+        }
+        let texts = last.iter().enumerate().filter(|(_, text)| !text.is_empty());
+        texts.map(|(rank, text)| format!("rank {rank}:\n{text}")).collect::<Vec<_>>().join("\n")
     }
 }
 

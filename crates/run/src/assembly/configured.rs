@@ -110,6 +110,8 @@ impl ConfiguredEngines {
         let folder = self.publications.join(format!("start-{}", self.next_number()));
         disk::create_folder(PUBLICATIONS, &folder)?;
         self.embedded.writer().write(&published, &folder)?;
+        // Servers open one, although they get and give tokens.
+        self.policy.tokenizer.save(&folder)?;
         Ok(Arc::new(WeightFolder::temporary(folder)))
     }
 

@@ -151,6 +151,51 @@ pub(super) fn server_slots(
 mod tests {
     use super::*;
 
+    const RECIPE: &str = r#"
+[model.new]
+layers = 1
+hidden_size = 16
+heads = 2
+intermediate_size = 24
+max_positions = 24
+[data]
+generator = "arithmetic"
+[reward]
+components = [{ kind = "exact" }]
+[sampling]
+max_new_tokens = 4
+[[stage]]
+name = "rl"
+method = "ppo"
+steps = 1
+groups_per_batch = 2
+"#;
+
+    /// Roles of a stage of PPO, whose critic has a backbone of its own.
+    fn roles(overrides: &[&str], machine: Slots) -> Result<Vec<PlacedRole>, PlacementError> {
+        let config = rloom_config::Config::from_text("recipe.toml", RECIPE, overrides);
+        let config = config.map_err(|errors| errors.to_string()).unwrap();
+        Ok(Placement::of(&config.stages[0], machine)?.map(|placement| placement.roles).unwrap_or_default())
+    }
+
+    #[test]
+    fn each_rank_has_a_gpu_or_all_cores() {
+        let torch = ["trainer.backend=torch", "trainer.ranks=2"];
+        let both = [&torch[..], &["rollout.engine=vllm", "rollout.tensor_parallel=2"]].concat();
+        let role =
+            |role, slots: &[Range<usize>]| PlacedRole { role, processes: slots.len(), slots: slots.to_vec() };
+        assert_eq!(roles(&[], Slots::Gpus(0)), Ok(Vec::new()));
+        let ranks = ["policy rank", "critic rank"].map(|name| role(name, &[0..1, 1..2]));
+        assert_eq!(roles(&torch, Slots::Gpus(2)).as_deref(), Ok(&ranks[..]));
+        let error = roles(&torch, Slots::Gpus(1)).unwrap_err().to_string();
+        assert!(error.contains("need 2 GPUs; this machine offers 1"), "{error}");
+        let [policy, critic] = ranks;
+        assert_eq!(roles(&both, Slots::Gpus(4)), Ok(vec![policy, critic, role("server", std::slice::from_ref(&(2..4)))]));
+        roles(&both, Slots::Gpus(3)).unwrap_err();
+        let on_cores = roles(&torch, Slots::Cores(4)).unwrap();
+        assert_eq!(on_cores[0], role("policy rank", &[0..4, 0..4]));
+    }
+
     fn servers(replicas: usize, tensor_parallel: usize, memory: f64) -> ServerSettings {
         ServerSettings { replicas, tensor_parallel, memory: Some(memory), ..ServerSettings::default() }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rloom_cluster::{Node, Process, ProcessSpec};
-use rloom_remote::{RankCommand, RankLauncher, RankProcess};
+use rloom_remote::{RankCommand, RankEnd, RankLauncher, RankProcess};
 
 /// Longest wait for an answer of the node.
 const NODE: Duration = Duration::from_secs(30);
@@ -50,11 +50,16 @@ impl fmt::Debug for NodeRank {
 }
 
 impl RankProcess for NodeRank {
-    fn ended(&mut self) -> Option<String> {
+    fn ended(&mut self) -> Option<RankEnd> {
         match self.0.exited() {
-            Ok(exit) => exit.map(|exit| exit.reason()),
-            Err(lost) => Some(lost.to_string()),
+            Ok(exit) => exit.map(|exit| RankEnd { status: exit.reason(), was_killed: exit.signal.is_some() }),
+            Err(lost) => Some(RankEnd { status: lost.to_string(), was_killed: true }),
         }
+    }
+
+    fn request_stacks(&self) {
+        // A rank without stacks is killed like the others.
+        let _ = self.0.request_stacks(Instant::now() + NODE);
     }
 
     fn kill(&mut self) {

@@ -43,10 +43,10 @@ fn program(folder: &Path, code: u8) -> String {
     path.display().to_string()
 }
 
-/// Waits until a file has `lines` lines.
+/// Waits until a tracker's file has `lines` lines. The file exists once the tracker was started.
 fn log(path: &Path, lines: usize) -> Vec<String> {
     for _ in 0..12_000 {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let text = std::fs::read_to_string(path).unwrap();
         if text.lines().count() >= lines {
             return text.lines().map(str::to_owned).collect();
         }

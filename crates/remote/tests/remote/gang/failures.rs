@@ -99,9 +99,11 @@ fn a_gang_that_cannot_start_says_why() {
     broken.environment.push(("PYTHONNOUSERSITE".into(), "1".into()));
     if let Err(error) = Gang::start(settings.clone(), &broken, 1) {
         assert!(matches!(&error, GangError::Died { stderr, .. } if stderr.contains("rloom")), "{error}");
+        assert!(!error.may_succeed_again());
     }
     let nothing = GangSettings { model: folder.path().join("nothing"), ..settings };
     let error = Gang::start(nothing, &launcher(), 1).unwrap_err();
+    assert!(!error.may_succeed_again());
     let text = error.to_string();
     assert!(
         text.contains("rank 0 failed in phase `open`") && text.contains("transformers cannot open"),

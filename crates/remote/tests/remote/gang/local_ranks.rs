@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rloom_remote::{RankCommand, RankLauncher, RankProcess};
+use rloom_remote::{RankCommand, RankEnd, RankLauncher, RankProcess};
 
 /// Lines of error output that are kept.
 const LINES: usize = 120;
@@ -74,15 +75,15 @@ struct LocalRank {
     child: Child,
     reader: Option<JoinHandle<()>>,
     tail: Tail,
-    end: Option<String>,
+    end: Option<RankEnd>,
 }
 
 impl RankProcess for LocalRank {
-    fn ended(&mut self) -> Option<String> {
+    fn ended(&mut self) -> Option<RankEnd> {
         if self.end.is_none()
             && let Ok(Some(status)) = self.child.try_wait()
         {
-            self.end = Some(status.to_string());
+            self.end = Some(RankEnd { status: status.to_string(), was_killed: status.signal().is_some() });
             // The rest of its output is in the pipe; a process that it started may keep the pipe open.
             let until = Instant::now() + DRAIN;
             while self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) && Instant::now() < until {
@@ -90,6 +91,10 @@ impl RankProcess for LocalRank {
             }
         }
         self.end.clone()
+    }
+
+    fn request_stacks(&self) {
+        let _ = Command::new("kill").args(["-USR1", &self.child.id().to_string()]).status();
     }
 
     fn kill(&mut self) {

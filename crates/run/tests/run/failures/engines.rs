@@ -16,6 +16,7 @@ use rloom_engine::{
     Which, WorkerFailure, WorkerStatus,
 };
 use rloom_learn::Models;
+use rloom_remote::{GangError, RankEnd};
 use rloom_run::RunError;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory, StageStart};
 use rloom_stage::PolicyWriter;
@@ -45,7 +46,7 @@ pub(crate) struct EngineFaults {
 }
 
 /// Calls in which the trainer of the stage `rl` is lost, in order: a kind of call, and the number of such calls before it
-/// since the last loss.
+/// since the last loss. In `start` a rank is killed while the trainer starts, in `refusal` it ends by itself.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Losses(Arc<Mutex<VecDeque<(&'static str, u64)>>>);
 
@@ -304,6 +305,13 @@ impl EngineFactory for FaultyEngines {
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
         assert_eq!(Arc::strong_count(&self.alive), 1, "the models before are still there");
+        for (call, was_killed) in [("start", true), ("refusal", false)] {
+            if stage.name == "rl" && self.faults.losses.is_due(call) {
+                let end = RankEnd { status: "signal: 9 (SIGKILL)".to_owned(), was_killed };
+                let (during, stderr) = ("in phase `step`".to_owned(), "started\nlast words".to_owned());
+                return Err(RunError::Gang(GangError::Died { rank: 1, end, during, stderr }));
+            }
+        }
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
         let wrap = |engine, faults: EngineFaults| HookedTrainer {
             engine,

@@ -49,7 +49,9 @@ type Row = (&'static [(&'static str, u64)], &'static [&'static str]);
 
 /// Version of the checkpoint, where there is one, from which a stage of 4 steps restarts after losses. It saves steps 2 and
 /// 4, and evaluates steps 3 and 4.
-const LOSSES: [Row; 9] = [
+const LOSSES: [Row; 11] = [
+    (&[("start", 0), ("start", 0)], &["its start"; 2]),
+    (&[("step", 3), ("start", 0)], &["rl-step-000002"; 2]),
     (&[("publish", 0)], &["its start"]),
     (&[("accumulate", 0)], &["its start"]),
     (&[("step", 1)], &["its start"]),
@@ -116,6 +118,25 @@ fn one_loss_too_many_ends_the_run_which_can_be_resumed() {
         assert_eq!(warnings(&trial).len(), calls.len() - 1);
         trial.run(Faults::none()).unwrap();
         assert!(trial.result() == undisturbed.result(), "{backend}, {restarts}: other weights");
+    }
+}
+
+/// A trainer that is killed as often as that while it starts ends the run, and one that refuses to start does so at once.
+#[test]
+fn a_trainer_that_does_not_start_ends_the_run() {
+    for (restarts, calls) in
+        [("trainer.restarts=1", &[("start", 0), ("start", 0)][..]), ("trainer.restarts=3", &[("refusal", 0)])]
+    {
+        let trial = Trial::new(&[PROCESSES, restarts]);
+        let faults = losses(calls);
+        let error = trial.run(faults.clone()).unwrap_err();
+        assert!(matches!(&error, RunError::Gang(_)), "{error}");
+        assert!(error.to_string().contains("last words"), "{error}");
+        let warnings = warnings(&trial);
+        assert_eq!(warnings.len(), calls.len() - 1, "{warnings:?}");
+        let says = |text: &String| text.starts_with("the trainer was lost at its start: rank 1 ended");
+        assert!(faults.engines.losses.are_over() && warnings.iter().all(says), "{warnings:?}");
+        trial.run(Faults::none()).unwrap();
     }
 }
 
