@@ -218,11 +218,8 @@ mod tests {
     fn failing(folder: &Path) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
         let path = folder.join("rloom");
-        std::fs::write(
-            &path,
-            "#!/bin/sh\necho \"$@\"\necho 'error: failed' >&2\necho 'hint: mend it'\nexit 3\n",
-        )
-        .unwrap();
+        std::fs::write(&path, "#!/bin/sh\necho \"$@\"\necho 'error: failed' >&2\necho 'mend it'\nexit 3\n")
+            .unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
@@ -261,7 +258,7 @@ mod tests {
         let arguments = format!("track {} --to mlflow", directory.path().display());
         assert_eq!(
             printed,
-            format!("{arguments} --project rloom --python python3\nerror: failed\nhint: mend it\n")
+            format!("{arguments} --project rloom --python python3\nerror: failed\nmend it\n")
         );
     }
 

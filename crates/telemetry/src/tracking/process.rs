@@ -137,7 +137,7 @@ impl<'a> Process<'a> {
                 // A process that the tracker has started may keep the pipe of one that has ended open.
                 Err(RecvTimeoutError::Timeout) if has_ended => return Err(self.ended()),
                 Err(RecvTimeoutError::Timeout) => {
-                    has_ended = self.child.try_wait().is_ok_and(|s| s.is_some())
+                    has_ended = self.child.try_wait().is_ok_and(|status| status.is_some());
                 }
             }
             let is_stopping = self.stop.load(Ordering::Relaxed) && !is_last;

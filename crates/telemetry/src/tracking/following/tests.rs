@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,6 +8,8 @@ use tempfile::TempDir;
 use super::super::process::Answer;
 use super::*;
 use crate::{StageOutline, Tracker};
+
+type OnLog = Box<dyn FnOnce(&Path)>;
 
 /// Remembers what it gets, over several processes.
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Recorder {
     /// Calls that fail from now on.
     failures: u32,
     /// Called once, when metrics arrive.
-    on_log: Option<Box<dyn FnOnce(&Path)>>,
+    on_log: Option<OnLog>,
 }
 
 impl Recorder {
