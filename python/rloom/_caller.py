@@ -60,8 +60,7 @@ class Caller:
             serve(connection.makefile("rb"), connection.makefile("wb"), self._function)
         self._connections.discard(connection)
 
-    def _function(self, hello: dict[str, Any]) -> Any:
-        name = str(hello["function"])
+    def _function(self, name: str) -> Any:
         if name not in self._functions:
             served = ", ".join(sorted(self._functions)) or "none"
             raise RefusedError(f"the caller of rloom.train serves no function `{name}` (served: {served})")

@@ -1,6 +1,6 @@
 """The extension module. Arrays are little-endian f32 bytes."""
 
-from typing import Literal, final
+from typing import final
 
 VERSION: str
 
@@ -45,25 +45,11 @@ class LossStep:
     def from_bytes(data: bytes) -> LossStep:
         """Reads the message that the controller sends."""
 
-    def to_bytes(self) -> bytes:
-        """The message that `from_bytes` reads."""
-
-    @property
-    def scope(self) -> Literal["micro_batch", "step"]:
-        """ "step" if all micro-batches have to be scored before the first is back-propagated."""
-
-    @property
-    def micro_batches(self) -> int:
-        """Number of micro-batches."""
-
     def inert(self, micro_batch: int) -> list[bool]:
         """Marks the sequences whose coefficients are all 0 for any scores: they need no backward pass."""
 
     def evaluate(self, micro_batch: int, logprob: bytes, entropy: bytes, value: bytes = b"") -> LossGrad:
         """Loss and coefficients of one micro-batch."""
-
-    def evaluate_step(self, scores: list[tuple[bytes, bytes, bytes]]) -> list[LossGrad]:
-        """Losses and coefficients of all micro-batches, from `(logprob, entropy, value)` of each."""
 
 @final
 class LossGrad:
@@ -82,22 +68,13 @@ class LossGrad:
 
 @final
 class LossTerms:
-    """Exact sums of a loss over micro-batches: merged in any grouping they round to the same numbers."""
+    """Exact sums of a loss over a micro-batch, which the controller merges."""
 
-    def __init__(self) -> None: ...
-    @staticmethod
-    def from_bytes(data: bytes) -> LossTerms: ...
-    def to_bytes(self) -> bytes: ...
-    def merge(self, other: LossTerms) -> None:
-        """Adds the sums of other micro-batches of the same optimiser step."""
+    def to_bytes(self) -> bytes:
+        """The message that the controller reads."""
 
     @property
-    def loss(self) -> float:
-        """Loss of the micro-batches merged so far."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of policy tokens so far, including those of masked sequences."""
+    def loss(self) -> float: ...
 
 @final
 class WeightDigest:

@@ -216,9 +216,6 @@ def _pandas() -> Any:
 
 
 def _frame(steps: Iterable[Step]) -> pd.DataFrame:
-    rows = [
-        {"global_step": s.global_step, "stage": s.stage, "step": s.step, "elapsed": s.elapsed, **s.metrics}
-        for s in steps
-    ]
     columns = ["global_step", "stage", "step", "elapsed"]
+    rows = [{**{name: getattr(step, name) for name in columns}, **step.metrics} for step in steps]
     return _pandas().DataFrame(rows, columns=None if rows else columns).set_index("global_step")

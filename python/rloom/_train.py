@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rloom import _binary
 from rloom._caller import Caller
-from rloom._run import Run, folder, load_run
+from rloom._run import Run, load_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 INTERRUPTED = 130
-PR_SET_PDEATHSIG = 1
 
 
 class RunFailedError(_binary.RloomError):
@@ -62,20 +60,19 @@ def train(
         if function is not None:
             served[name] = function
             settings.update(_of_caller(name, solved_at))
-    sets = [f"--set={key}={toml(value)}" for key, value in settings.items()]
-    with contextlib.ExitStack() as stack:
-        environ = _binary.environment()
-        if served:
-            caller = stack.enter_context(contextlib.closing(Caller(served)))
-            environ["RLOOM_CALLER"] = str(caller.path)
-        if resume is None:
-            files = [os.fspath(recipe) for recipe in recipes]
-            directory = _new_folder([*files, *sets], run_name, environ)
-            arguments = [*files, f"--run-name={directory.name}", *sets]
-        else:
-            directory = folder(resume)
-            arguments = [f"--resume={directory}", *sets]
-        return _ended(["train", *arguments], directory, environ, quiet=quiet)
+    arguments = [os.fspath(recipe) for recipe in recipes]
+    arguments += [f"--set={key}={toml(value)}" for key, value in settings.items()]
+    if run_name is not None:
+        arguments.append(f"--run-name={run_name}")
+    if resume is not None:
+        arguments.append(f"--resume={os.fspath(resume)}")
+    if quiet:
+        arguments.append("--quiet")
+    environ = _binary.environment()
+    if not served:
+        return _run(arguments, environ)
+    with contextlib.closing(Caller(served)) as caller:
+        return _run(arguments, {**environ, "RLOOM_CALLER": str(caller.path)})
 
 
 def _of_caller(name: str, solved_at: float) -> dict[str, Any]:
@@ -102,38 +99,18 @@ def toml(value: Any) -> str:
     raise TypeError(f"{value!r} has no form in TOML")
 
 
-def _new_folder(arguments: list[str], run_name: str | None, environ: dict[str, str]) -> Path:
-    """Folder of the new run: the recipe's, with a number if that exists. Checks the configuration."""
-    command = [str(_binary.path()), "train", *arguments, "--dry-run"]
-    done = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=False)
-    if done.returncode:
-        # Once more, for the message with the excerpts of the files.
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        raise RunFailedError(_binary.error_of(done.stderr), done.returncode, None)
-    plan = json.loads(done.stdout)
-    directory = Path(plan["plan"]["run_directory"])
-    if run_name is not None:
-        return directory.with_name(run_name)
-    candidate, number = directory, 1
-    while candidate.exists() and plan["config"]["run"].get("resume") != "auto":
-        number += 1
-        candidate = directory.with_name(f"{directory.name}-{number}")
-    return candidate
-
-
-def _ended(arguments: list[str], directory: Path, environ: dict[str, str], *, quiet: bool) -> Run:
+def _run(arguments: list[str], environ: dict[str, str]) -> Run:
     """Runs the binary to its end. Its messages go to `sys.stderr` of this process."""
-    command = [str(_binary.path()), *arguments, *(["--quiet"] if quiet else [])]
     process = subprocess.Popen(
-        command,
+        [str(_binary.path()), "train", "--owned", *arguments],
         env=environ,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        preexec_fn=_own_group(),
     )
+    assert process.stdout is not None
     assert process.stderr is not None
     last: deque[str] = deque(maxlen=200)
     reader = threading.Thread(
@@ -151,26 +128,14 @@ def _ended(arguments: list[str], directory: Path, environ: dict[str, str], *, qu
     reader.join(timeout=10)
     if is_interrupted:
         raise KeyboardInterrupt
-    if code not in (0, INTERRUPTED):
-        message = (
-            f"rloom was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else _binary.error_of("\n".join(last))
-        )
-        raise RunFailedError(message, code, directory if directory.is_dir() else None)
-    return load_run(directory)
-
-
-def _own_group() -> Callable[[], None]:
-    """Prepares the child: it gets Ctrl-C from this process alone, and saves when this process dies."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return prepare
+    # Empty if the binary failed before.
+    directory = process.stdout.readline().rstrip("\n")
+    run = Path(directory) if os.path.isdir(directory) else None
+    if run is not None and code in (0, INTERRUPTED):
+        return load_run(run)
+    if code < 0:
+        raise RunFailedError(f"rloom was ended by {signal.Signals(-code).name}", code, run)
+    raise RunFailedError(_binary.error_of("\n".join(last)), code, run)
 
 
 def _forward(stream: TextIO, last: deque[str]) -> None:

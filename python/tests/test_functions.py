@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,8 +39,8 @@ def sample(completion: str = "2", **fields: Any) -> Sample:
 def judge(
     function: Any, *samples: Sample, group: bool = False
 ) -> tuple[list[float | None], dict[str, float]]:
-    reward = Reward(function, group=group)
-    return reward.judge(samples), reward.metrics.take()
+    found = Reward(function, group=group).judge({"samples": list(map(asdict, samples))})
+    return found["verdicts"], found["metrics"]
 
 
 def test_single_completions_get_what_they_name() -> None:
@@ -190,7 +191,7 @@ def test_unknown_parameters_are_named() -> None:
 
 def answers(requests: list[dict[str, Any]], function: Any) -> list[dict[str, Any]]:
     output = io.BytesIO()
-    serve([json.dumps(request).encode() for request in requests], output, lambda hello: function)
+    serve([json.dumps(request).encode() for request in requests], output, lambda name: function)
     return [json.loads(line) for line in output.getvalue().splitlines()]
 
 
@@ -214,9 +215,9 @@ def test_a_connection_is_served_in_turn() -> None:
 def episode(environment: Any, *replies: str) -> list[dict[str, Any]]:
     episodes = Episodes(environment)
     task = {"prompt": "start", "answer": "7", "task": 4, "row": {"unit": "cm"}}
-    found = [episodes.answer("begin", {"episode": "a", "task": task})]
-    found += [episodes.answer("act", {"episode": "a", "text": r, "truncated": False}) for r in replies]
-    assert episodes.answer("end", {"episode": "a"}) == {}
+    found = [episodes.begin({"episode": "a", "task": task})]
+    found += [episodes.act({"episode": "a", "text": r, "truncated": False}) for r in replies]
+    assert episodes.end({"episode": "a"}) == {}
     return found
 
 
@@ -310,7 +311,7 @@ def test_a_loss_gets_arrays_of_numpy() -> None:
         "divisors": [4.0, 2.0, 2.0],
         "masked": [False, False, True],
     }
-    answer = Method(loss, "loss").compute(numbers)["loss"]
+    answer = Method(loss, "loss").compute({"numbers": numbers})["loss"]
     assert answer["value"] == -1.0
     assert np.frombuffer(base64.b64decode(answer["d_logprob"])).tolist() == [-0.25, -0.25, -0.5, 0.0]
 
@@ -328,17 +329,17 @@ def test_a_loss_gets_arrays_of_numpy() -> None:
 def test_a_loss_returns_a_finite_number_for_each_token(returned: object, message: str) -> None:
     numbers = dict.fromkeys(ARRAYS, array_of(-1.0)) | {"lengths": [1], "divisors": [1.0], "masked": [False]}
     with pytest.raises(ResultError, match=message):
-        Method(lambda logprob: returned, "loss").compute(numbers)  # noqa: ARG005
+        Method(lambda logprob: returned, "loss").compute({"numbers": numbers})  # noqa: ARG005
 
 
 def test_advantages_and_decisions_of_numpy() -> None:
     np = pytest.importorskip("numpy")
     numbers = {"rewards": [1.0, 3.0], "lengths": [2, 1]}
     whole = Method(lambda rewards: np.array(rewards) - np.mean(rewards), "advantage")
-    assert whole.compute(dict(numbers)) == {"advantages": [[-1.0], [1.0]]}
+    assert whole.compute({"numbers": numbers}) == {"advantages": [[-1.0], [1.0]]}
     by_token = Method(lambda lengths: np.arange(sum(lengths)), "advantage")
-    assert by_token.compute(dict(numbers)) == {"advantages": [[0.0, 1.0], [2.0]]}
+    assert by_token.compute({"numbers": numbers}) == {"advantages": [[0.0, 1.0], [2.0]]}
     keep = Method(lambda rewards: np.std(rewards) > 0, "filter")
-    assert keep.compute(dict(numbers)) == {"keep": True}
+    assert keep.compute({"numbers": numbers}) == {"keep": True}
     with pytest.raises(ResultError, match="returned 2.0 instead of True or False"):
-        Method(lambda rewards: np.mean(rewards), "filter").compute(dict(numbers))
+        Method(lambda rewards: np.mean(rewards), "filter").compute({"numbers": numbers})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rloom import _binary, load_run
-from rloom.track.trackers import TRACKERS, Mlflow
+from rloom.track import TRACKERS, Mlflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

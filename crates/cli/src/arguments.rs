@@ -147,6 +147,10 @@ pub(crate) struct Train {
     /// Show a completion every N steps; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) show_every: u64,
+    /// The process that starts the run owns it: it gets the run's folder on standard output and passes Ctrl-C on, and
+    /// the run is saved when it ends.
+    #[arg(long, hide = true)]
+    pub(crate) owned: bool,
 }
 
 #[derive(Debug, Args)]
@@ -341,8 +345,8 @@ Examples:
   MLFLOW_TRACKING_URI=http://localhost:5000 rloom track arithmetic --to mlflow
   rloom track arithmetic --to trackio --project sums --python .venv/bin/python
 
-Needs a Python environment with the packages of RLoom and of the tracker, whose own environment variables apply. A
-second call continues after the last step that the first has passed on.")]
+Needs a Python environment with the tracker's package, whose own environment variables apply. A second call continues
+after the last step that the first has passed on.")]
 pub(crate) struct Track {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
@@ -353,7 +357,7 @@ pub(crate) struct Track {
     /// Project of the tracker; of MLflow, the experiment.
     #[arg(long, value_name = "NAME", default_value = rloom_telemetry::DEFAULT_PROJECT)]
     pub(crate) project: String,
-    /// Python interpreter of an environment with the packages.
+    /// Python interpreter of an environment with the tracker's package.
     #[arg(long, value_name = "PATH", default_value = rloom_telemetry::DEFAULT_PYTHON)]
     pub(crate) python: String,
     /// Pass on what there is of a running run and end, instead of following it to its end.

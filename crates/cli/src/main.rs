@@ -42,7 +42,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Inspect(arguments) => commands::inspect::run(&arguments, output),
         Command::Report(arguments) => commands::report::run(&arguments, output),
         Command::Export(arguments) => commands::export::run(&arguments, output),
-        Command::Track(arguments) => commands::track::run(&arguments),
+        Command::Track(arguments) => commands::track::run(&arguments, output),
         Command::Plan(arguments) => commands::plan::run(&arguments, output),
         Command::Replay(arguments) => commands::replay::run(&arguments, output),
         Command::Algo { command } => commands::algo::run(&command, output),

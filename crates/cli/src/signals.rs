@@ -1,10 +1,13 @@
 //! Signals that stop a run or a download.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rloom_run::StopFlag;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -49,6 +52,27 @@ pub(crate) fn stop_on_signals(
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(failed)?;
+    Ok(())
+}
+
+/// Ends this process by SIGTERM when the one that started it ends. Ctrl-C does not reach it any more.
+pub(crate) fn end_with_parent() {
+    // Both only fail in sandboxes, where the run ends by itself.
+    let _ = rustix::process::setpgid(None, None);
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+}
+
+/// Sets `stop` at the first Ctrl-C or SIGTERM; the next one exits. A Ctrl-C that is ignored stays ignored.
+pub(crate) fn set_on_signals(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
+    let failed =
+        |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
+    for signal in [SIGINT, SIGTERM].into_iter().filter(|&signal| !is_ignored(signal)) {
+        let code = i32::from(crate::failure::INTERRUPTED);
+        // Before the flag is set: the first signal passes.
+        flag::register_conditional_shutdown(signal, code, Arc::clone(stop)).map_err(failed)?;
+        flag::register(signal, Arc::clone(stop)).map_err(failed)?;
+    }
     Ok(())
 }
 

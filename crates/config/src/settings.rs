@@ -66,7 +66,7 @@ pub struct RunSettings {
     pub resume: Resume,
     /// Experiment trackers that the run is passed to while it trains: their names (`"wandb"`, `"mlflow"`, `"trackio"`), or
     /// tables such as `{ kind = "wandb", project = "sums", python = ".venv/bin/python" }`. The interpreter needs the
-    /// packages `rloom` and that of the tracker. A tracker that fails is a warning.
+    /// package of the tracker. A tracker that fails is a warning.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tracking: Vec<Tracking>,
 }

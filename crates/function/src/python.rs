@@ -5,20 +5,18 @@ use serde_json::json;
 use crate::peer::Transport;
 use crate::{Peer, Role};
 
-/// Reads the modules from the first line of stdin and runs `worker`.
+/// Reads the modules from the first line of stdin and serves the function.
 const BOOTSTRAP: &str = include_str!("../../../python/rloom/functions/bootstrap.py");
 
-/// Modules of the package `rloom.functions`.
-const MODULES: [(&str, &str); 9] = [
-    ("__init__", include_str!("../../../python/rloom/functions/__init__.py")),
+/// Modules of the package `rloom.functions`, each after those that it imports.
+const MODULES: [(&str, &str); 7] = [
+    ("errors", include_str!("../../../python/rloom/functions/errors.py")),
+    ("samples", include_str!("../../../python/rloom/functions/samples.py")),
+    ("loading", include_str!("../../../python/rloom/functions/loading.py")),
     ("adapters", include_str!("../../../python/rloom/functions/adapters.py")),
     ("environments", include_str!("../../../python/rloom/functions/environments.py")),
-    ("errors", include_str!("../../../python/rloom/functions/errors.py")),
-    ("loading", include_str!("../../../python/rloom/functions/loading.py")),
     ("methods", include_str!("../../../python/rloom/functions/methods.py")),
-    ("samples", include_str!("../../../python/rloom/functions/samples.py")),
     ("serving", include_str!("../../../python/rloom/functions/serving.py")),
-    ("worker", include_str!("../../../python/rloom/functions/worker.py")),
 ];
 
 impl Peer {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Sampler};
+use rloom_cluster::Program;
 use rloom_collect::BoundedEngine;
 use rloom_config::{Config, ModelSource, Stage as StageConfig};
 use rloom_core::PolicyVersion;
@@ -185,7 +186,7 @@ pub(crate) fn run<F: EngineFactory>(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
-    events.track(&config.run.tracking, directory.path());
+    events.track(&config.run.tracking, directory.path(), &Program::current().path);
     Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 

@@ -3,8 +3,6 @@ use std::path::{Path, PathBuf};
 
 use rloom_store::StoreError;
 
-use crate::Tracker;
-
 /// Failures of telemetry. None of them has to stop a run.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[non_exhaustive]
@@ -16,19 +14,6 @@ pub enum TelemetryError {
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The interpreter that runs a tracker could not be started.
-    #[error("could not start the tracker {tracker} with {python}: {source}")]
-    #[diagnostic(help(
-        "name a Python interpreter of an environment that has the packages `rloom` and `{tracker}`"
-    ))]
-    Tracker {
-        /// The tracker.
-        tracker: Tracker,
-        /// The interpreter.
-        python: String,
         /// The system's error.
         source: io::Error,
     },

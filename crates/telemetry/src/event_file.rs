@@ -18,7 +18,7 @@ use crate::extent::StageExtent;
 use crate::survivors::{LineKey, LineKind, Survivors};
 
 /// Longer lines are damaged: a crash can leave a range of zeros.
-const LONGEST_LINE: u64 = 1 << 26;
+pub(crate) const LONGEST_LINE: u64 = 1 << 26;
 
 /// Lines of an event file that were left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -33,4 +33,4 @@ pub use state::{RunState, StateReader};
 pub use step_files::StepFiles;
 pub use stream::{EventStream, Observer};
 pub use tracker::Tracker;
-pub use tracking::{DEFAULT_PROJECT, DEFAULT_PYTHON, Tracking};
+pub use tracking::{DEFAULT_PROJECT, DEFAULT_PYTHON, Follow, Tracking, TrackingError, follow};

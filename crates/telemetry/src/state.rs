@@ -23,6 +23,19 @@ pub enum RunState {
     Killed,
 }
 
+impl RunState {
+    /// Returns the name in exports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Interrupted => "interrupted",
+            Self::Failed(_) => "failed",
+            Self::Running => "running",
+            Self::Killed => "killed",
+        }
+    }
+}
+
 /// Finds the end of the last attempt in the lines of an event stream.
 #[derive(Debug, Default)]
 pub struct StateReader {
@@ -41,6 +54,11 @@ impl StateReader {
         }
     }
 
+    /// Returns the end that the last attempt has reported.
+    pub(crate) fn end(&self) -> Option<&RunState> {
+        self.end.as_ref()
+    }
+
     /// Returns the state of the run in `directory` after all lines were added.
     pub fn state(&self, directory: &Path) -> RunState {
         self.end
@@ -50,7 +68,7 @@ impl StateReader {
 }
 
 /// True if a process uses the run directory.
-fn is_locked(directory: &Path) -> bool {
+pub(crate) fn is_locked(directory: &Path) -> bool {
     let lock = File::open(directory.join("lock"));
     lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }

@@ -124,9 +124,10 @@ impl<'a> EventStream<'a> {
     }
 
     /// Starts processes that pass the run in `directory` to trackers. One that cannot be started, or fails later, is a warning.
-    pub fn track(&mut self, trackers: &[Tracking], directory: &Path) {
+    /// `program` is the path of `rloom`.
+    pub fn track(&mut self, trackers: &[Tracking], directory: &Path, program: &Path) {
         for tracking in trackers {
-            match tracking.start(directory) {
+            match tracking.start(program, directory) {
                 Ok(process) => self.trackers.push(process),
                 Err(error) => self.warn(error.to_string()),
             }
@@ -213,13 +214,14 @@ mod tests {
         Event::Step { metrics: [("reward".to_owned(), value)].into() }
     }
 
-    /// A program in the place of an interpreter that prints its arguments and fails.
-    fn failing(folder: &Path) -> String {
+    /// A program in the place of `rloom` that prints its arguments and fails.
+    fn failing(folder: &Path) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
-        let path = folder.join("python");
-        std::fs::write(&path, "#!/bin/sh\necho \"$@\"\necho failed >&2\necho\nexit 3\n").unwrap();
+        let path = folder.join("rloom");
+        std::fs::write(&path, "#!/bin/sh\necho \"$@\"\necho 'error: failed' >&2\necho 'mend it'\nexit 3\n")
+            .unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.to_str().unwrap().to_owned()
+        path
     }
 
     fn warnings(recorder: &Recorder) -> Vec<&str> {
@@ -235,12 +237,11 @@ mod tests {
     #[test]
     fn a_tracker_that_fails_is_one_warning() {
         let directory = tempfile::tempdir().unwrap();
-        let python = failing(directory.path());
+        let program = failing(directory.path());
         let path = directory.path().join("events.jsonl");
         let mut recorder = Recorder::default();
         let mut stream = EventStream::open(&path, directory.path(), &mut recorder);
-        let tracking = Tracking { python, ..Tracking::new(Tracker::Mlflow) };
-        stream.track(&[tracking], directory.path());
+        stream.track(&[Tracking::new(Tracker::Mlflow)], directory.path(), &program);
         while !stream.trackers.is_empty() {
             std::thread::sleep(std::time::Duration::from_millis(5));
             stream.emit(step(0.5));
@@ -249,25 +250,28 @@ mod tests {
         drop(stream);
         let log = directory.path().join("tracking/mlflow.log");
         let message = format!(
-            "mlflow no longer receives this run (exit status: 3): failed. Its messages are in {}; `rloom track` continues",
+            "mlflow no longer receives this run (exit status: 3): error: failed. Its messages are in {}; `rloom track` continues",
             log.display()
         );
         assert_eq!(warnings(&recorder), [message.as_str()]);
-        let arguments = format!("-m rloom.track {} --to mlflow --project rloom", directory.path().display());
-        assert_eq!(std::fs::read_to_string(log).unwrap(), format!("{arguments}\nfailed\n\n"));
+        let printed = std::fs::read_to_string(log).unwrap();
+        let arguments = format!("track {} --to mlflow", directory.path().display());
+        assert_eq!(
+            printed,
+            format!("{arguments} --project rloom --python python3\nerror: failed\nmend it\n")
+        );
     }
 
     #[test]
-    fn a_missing_interpreter_is_a_warning() {
+    fn a_missing_program_is_a_warning() {
         let directory = tempfile::tempdir().unwrap();
         let mut recorder = Recorder::default();
         let mut stream =
             EventStream::open(&directory.path().join("e.jsonl"), directory.path(), &mut recorder);
-        let python = "no-such-python".to_owned();
-        stream.track(&[Tracking { python, ..Tracking::new(Tracker::Wandb) }], directory.path());
+        stream.track(&[Tracking::new(Tracker::Wandb)], directory.path(), Path::new("no-such-program"));
         drop(stream);
         let [warning] = warnings(&recorder)[..] else { panic!("not one warning") };
-        assert!(warning.starts_with("could not start the tracker wandb with no-such-python: "), "{warning}");
+        assert!(warning.starts_with("could not start no-such-program: "), "{warning}");
     }
 
     #[test]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from .errors import RefusedError, ResultError
-from .samples import Metrics, Sample, number, numbers
-
-Rewards = list[float | None]
-Adapter = Callable[[Sequence[Sample]], Rewards]
+from .samples import Metrics, Sample, items, reward, rewards
 
 FORMS = """the supported forms are
   def score(completion, answer, …)  one completion; other parameters are columns
@@ -28,37 +26,41 @@ class Reward:
     def __init__(self, function: Any, *, group: bool) -> None:
         self._function = function = callable_of(function)
         self._signature = Signature(function)
-        self.metrics = Metrics()
-        self.form, adapter, takes_groups = self._choose()
-        if group and not takes_groups:
+        self._metrics = Metrics()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.operations = {"judge": self.judge}
+        self.form, self._adapter, self._takes_groups = self._choose()
+        if group and not self._takes_groups:
             raise RefusedError("it takes one completion at a time: remove `group = true`")
         if not group and self.form == "slime_group":
             raise RefusedError("it takes all samples of a group: set `group = true`")
-        self._adapter = adapter
-        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def judge(self, samples: Sequence[Sample]) -> Rewards:
+    def judge(self, request: dict[str, Any]) -> dict[str, Any]:
         """Calls the function."""
-        return self._adapter(samples)
+        samples = [Sample.read(fields) for fields in request["samples"]]
+        if self._takes_groups:
+            verdicts = rewards(self._adapter(samples), len(samples))
+        else:
+            verdicts = [reward(self._adapter(sample)) for sample in samples]
+        return {"verdicts": verdicts, "metrics": self._metrics.take()}
 
-    def _choose(self) -> tuple[str, Adapter, bool]:
-        """The form, its adapter, and True if it takes several completions at a time."""
-        has = self._signature.has
-        forms: list[tuple[str, bool, Adapter, bool]] = [
-            ("verl", has("data_source", "solution_str", "ground_truth"), self._verl, False),
-            ("openrlhf", has("queries", "prompts", "labels"), self._openrlhf, True),
-            ("slime", has("args", "sample"), self._slime, False),
-            ("slime_group", has("args", "samples"), self._slime_group, True),
-            ("trl", has("completions"), self._trl, True),
-            ("single", has("completion"), self._single, False),
+    def _choose(self) -> tuple[str, Callable[[Any], Any], bool]:
+        """The form, its adapter, and True if that takes several completions at a time."""
+        forms: list[tuple[str, list[str], Callable[[Any], Any], bool]] = [
+            ("verl", ["data_source", "solution_str", "ground_truth"], self._verl, False),
+            ("openrlhf", ["queries", "prompts", "labels"], self._openrlhf, True),
+            ("slime", ["args", "sample"], self._slime, False),
+            ("slime_group", ["args", "samples"], self._slime_group, True),
+            ("trl", ["completions"], self._trl, True),
+            ("single", ["completion"], self._single, False),
         ]
-        fitting = [(form, adapter, groups) for form, fits, adapter, groups in forms if fits]
-        parameters = self._signature.text()
+        signature = self._signature
+        fitting = [(form, adapter, groups) for form, names, adapter, groups in forms if signature.has(*names)]
         if not fitting:
-            raise RefusedError(f"its parameters {parameters} fit no form; {FORMS}")
+            raise RefusedError(f"its parameters {signature.text} fit no form; {FORMS}")
         if len(fitting) > 1:
             names = " and ".join(form for form, _, _ in fitting)
-            raise RefusedError(f"its parameters {parameters} fit several forms ({names}); {FORMS}")
+            raise RefusedError(f"its parameters {signature.text} fit several forms ({names}); {FORMS}")
         return fitting[0]
 
     def _call(self, **arguments: Any) -> Any:
@@ -69,44 +71,40 @@ class Reward:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(result))
 
-    def _trl(self, samples: Sequence[Sample]) -> Rewards:
+    def _trl(self, samples: Sequence[Sample]) -> Any:
         # As in TRL, the completion of a conversation is a list with one message.
         completions: list[Any] = [
-            [{"role": "assistant", "content": s.completion}] if s.is_conversation else s.completion
+            s.completion if isinstance(s.prompt, str) else [{"role": "assistant", "content": s.completion}]
             for s in samples
         ]
         columns = {name: [s.row.get(name) for s in samples] for s in samples for name in s.row}
-        arguments = {
-            "answer": [s.answer for s in samples],
-            **columns,
-            **self._signature.others(("answer",), lambda name: [s.column(name) for s in samples]),
-            "prompts": [s.prompt for s in samples],
-            "completions": completions,
-            "completion_ids": [s.tokens for s in samples],
-            "trainer_state": TrainerState(samples),
-            "log_extra": self.metrics.add_column,
-            "log_metric": self.metrics.add,
-        }
-        return numbers(self._call(**arguments), len(samples))
+        return self._call(
+            **{
+                "answer": [s.answer for s in samples],
+                **columns,
+                **self._signature.others(("answer",), lambda name: [s.column(name) for s in samples]),
+                "prompts": [s.prompt for s in samples],
+                "completions": completions,
+                "completion_ids": [s.tokens for s in samples],
+                "trainer_state": TrainerState(samples),
+                "log_extra": self._metrics.add_column,
+                "log_metric": self._metrics.add,
+            }
+        )
 
-    def _openrlhf(self, samples: Sequence[Sample]) -> Rewards:
+    def _openrlhf(self, samples: Sequence[Sample]) -> Any:
         result = self._call(
             queries=[s.prompt_text + s.completion for s in samples],
             prompts=[s.prompt_text for s in samples],
             labels=[s.answer for s in samples],
         )
-        if isinstance(result, dict):
-            for name, values in result.get("extra_logs", {}).items():
-                self.metrics.add_column(name, values.tolist() if hasattr(values, "tolist") else values)
-            if "rewards" not in result:
-                raise ResultError(f"it returned a dict without `rewards`: {', '.join(map(str, result))}")
-            result = result["rewards"]
-        return numbers(result, len(samples))
+        if not isinstance(result, dict):
+            return result
+        for name, values in result.get("extra_logs", {}).items():
+            self._metrics.add_column(name, items(values, "a list"))
+        return of_dict(result, "rewards")
 
-    def _verl(self, samples: Sequence[Sample]) -> Rewards:
-        return [self._verl_score(sample) for sample in samples]
-
-    def _verl_score(self, sample: Sample) -> float | None:
+    def _verl(self, sample: Sample) -> Any:
         if "data_source" not in sample.row:
             columns = ", ".join(sample.row) or "none"
             raise ResultError(f"the data has no column `data_source`; its other columns: {columns}")
@@ -118,36 +116,32 @@ class Reward:
             extra_info=sample.row.get("extra_info") or {},
         )
         if not isinstance(result, dict):
-            return number(result)
-        if "score" not in result:
-            raise ResultError(f"it returned a dict without `score`: {', '.join(map(str, result))}")
+            return result
+        score = of_dict(result, "score")
         for name, value in result.items():
             if name != "score":
-                self.metrics.add(name, value)
-        return number(result["score"])
+                self._metrics.add(name, value)
+        return score
 
-    def _slime(self, samples: Sequence[Sample]) -> Rewards:
-        return [number(self._call(args=Arguments(), sample=slime_sample(s))) for s in samples]
+    def _slime(self, sample: Sample) -> Any:
+        return self._call(args=Arguments(), sample=slime_sample(sample))
 
-    def _slime_group(self, samples: Sequence[Sample]) -> Rewards:
-        return numbers(self._call(args=Arguments(), samples=[slime_sample(s) for s in samples]), len(samples))
+    def _slime_group(self, samples: Sequence[Sample]) -> Any:
+        return self._call(args=Arguments(), samples=[slime_sample(sample) for sample in samples])
 
-    def _single(self, samples: Sequence[Sample]) -> Rewards:
-        return [self._single_score(sample) for sample in samples]
-
-    def _single_score(self, sample: Sample) -> float | None:
-        context = {
-            "prompt": sample.prompt,
-            "completion": sample.completion,
-            "tokens": sample.tokens,
-            "truncated": sample.truncated,
-            "stop": sample.stop,
-            "row": sample.row,
-        }
+    def _single(self, sample: Sample) -> Any:
+        names = ("prompt", "completion", "tokens", "truncated", "stop", "row")
+        context = {name: getattr(sample, name) for name in names}
         columns = {"answer": sample.answer, **sample.row}
-        columns = {name: value for name, value in columns.items() if name not in context}
         named = self._signature.others((*context, *columns), sample.column)
-        return number(self._call(**{**columns, **named, **context}))
+        return self._call(**{**columns, **named, **context})
+
+
+def of_dict(result: dict[str, Any], name: str) -> Any:
+    """The entry that a function that returns a dict has to have."""
+    if name not in result:
+        raise ResultError(f"it returned a dict without `{name}`: {', '.join(map(str, result))}")
+    return result[name]
 
 
 def callable_of(function: Any) -> Any:
@@ -156,7 +150,7 @@ def callable_of(function: Any) -> Any:
         try:
             function = function()
         except TypeError as error:
-            raise RefusedError(f"the class {function.__name__} needs arguments: {error}") from error
+            raise RefusedError(f"the class {function.__name__} needs arguments: {error}") from None
     if not callable(function):
         raise RefusedError(f"it is of type {type(function).__name__} and cannot be called")
     return function
@@ -173,15 +167,12 @@ class Signature:
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
-            raise RefusedError(f"its signature cannot be read: {error}") from error
-        kinds = inspect.Parameter
+            raise RefusedError(f"its signature cannot be read: {error}") from None
         parameters = list(signature.parameters.values())
-        self._text = str(signature).split(" ->")[0]
-        self._takes_others = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
-        self._named = {
-            p.name: p for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-        }
-        fixed = [p.name for p in parameters if p.kind is kinds.POSITIONAL_ONLY]
+        self.text = str(signature).split(" ->")[0]
+        self._takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        fixed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
         if fixed:
             raise RefusedError(
                 f"its parameters {', '.join(fixed)} are positional-only; arguments are passed by name"
@@ -189,12 +180,7 @@ class Signature:
 
     def unknown(self, known: Sequence[str]) -> list[str]:
         """Parameters without a default that are not among `known`."""
-        empty = inspect.Parameter.empty
-        return [name for name, p in self._named.items() if name not in known and p.default is empty]
-
-    def text(self) -> str:
-        """The signature as the source has it."""
-        return self._text
+        return [name for name, p in self._named.items() if name not in known and p.default is p.empty]
 
     def has(self, *names: str) -> bool:
         """True if these are parameters."""
@@ -205,10 +191,8 @@ class Signature:
         found = {}
         for name in self._named:
             if name not in known or name == "answer":
-                try:
+                with contextlib.suppress(KeyError):
                     found[name] = column(name)
-                except KeyError:
-                    continue
         return found
 
     def select(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .adapters import Signature
 from .errors import RefusedError, ResultError
-from .samples import Sample, number
+from .samples import Sample, reward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -16,63 +16,47 @@ FORMS = """the supported forms are
   class Env: def reset(self, task) -> messages; def step(self, reply) -> (messages, reward, done)
   def env(task): reply = yield messages"""
 
-Turn = dict[str, Any]
-
-
-class Episode(Protocol):
-    """The environment's side of an episode."""
-
-    def begin(self) -> Any:
-        """The prompt: text, messages, or None for the prompt of the task."""
-
-    def act(self, reply: str, truncated: bool) -> tuple[Any, Any, bool]:
-        """The response to the policy's turn: observation, reward, and True at the end."""
-
-    def end(self) -> None:
-        """Releases what the episode holds."""
-
 
 class Episodes:
     """The episodes of an environment in one process."""
 
     def __init__(self, environment: Any) -> None:
-        self._running: dict[str, Episode] = {}
-        self._create: Callable[[Sample], Episode]
+        self._running: dict[str, GeneratorEpisode | ClassEpisode] = {}
+        self._create: Callable[[Sample], GeneratorEpisode | ClassEpisode]
+        self.operations = {"begin": self.begin, "act": self.act, "end": self.end}
         if inspect.isgeneratorfunction(environment):
             self.form = "generator"
-            signature = Signature(environment)
             self._create = lambda task: GeneratorEpisode(environment(**arguments(signature, task)))
         elif isinstance(environment, type) and callable(getattr(environment, "step", None)):
             if not callable(getattr(environment, "reset", None)):
                 raise RefusedError(f"the class {environment.__name__} has no `reset`; {FORMS}")
             self.form = "class"
-            signature = Signature(environment)
             self._create = lambda task: ClassEpisode(environment(**arguments(signature, task)), task)
         else:
             raise RefusedError(
                 f"it is neither a class with `reset` and `step` nor a generator function; {FORMS}"
             )
+        signature = Signature(environment)
 
-    def answer(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Answers `begin`, `act` or `end`."""
-        name = body["episode"]
-        if operation == "end":
-            episode = self._running.pop(name, None)
-            if episode is not None:
-                episode.end()
-            return {}
-        if operation == "begin":
-            fields = body["task"]
-            task = Sample.read({"completion": "", **fields})
-            episode = self._create(task)
-            first = episode.begin()
-            self._running[name] = episode
-            return {"ask": ask(task.prompt if first is None else first)}
-        observation, reward, done = self._running[name].act(body["text"], body["truncated"])
-        answer: dict[str, Any] = {"step_reward": number(reward)}
-        if done:
-            return {**answer, "done": {}}
-        return {**answer, "ask": ask(observation)}
+    def begin(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Starts an episode. Without a prompt of its own it has that of the task."""
+        task = Sample.read(request["task"])
+        episode = self._create(task)
+        first = episode.begin()
+        self._running[request["episode"]] = episode
+        return {"ask": ask(task.prompt if first is None else first)}
+
+    def act(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Plays a turn of the policy."""
+        episode = self._running[request["episode"]]
+        observation, step_reward, done = episode.act(request["text"], request["truncated"])
+        return {"step_reward": reward(step_reward), **({"done": {}} if done else {"ask": ask(observation)})}
+
+    def end(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Releases what an episode holds."""
+        if episode := self._running.pop(request["episode"], None):
+            episode.end()
+        return {}
 
 
 def arguments(signature: Signature, task: Sample) -> dict[str, Any]:

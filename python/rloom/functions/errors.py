@@ -16,11 +16,12 @@ class ResultError(Exception):
 
 def describe(error: BaseException) -> str:
     """The error, then its traceback without the frames of this package."""
-    if isinstance(error, RefusedError | ResultError) and error.__cause__ is None:
-        return str(error)
-    cause = error.__cause__ if isinstance(error, RefusedError) and error.__cause__ else error
-    summary = "".join(traceback.format_exception_only(cause)).strip()
-    frames = [f for f in traceback.extract_tb(cause.__traceback__) if not is_own(f.filename)]
+    if isinstance(error, RefusedError | ResultError):
+        if error.__cause__ is None:
+            return str(error)
+        error = error.__cause__
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_own(f.filename)]
     if not frames:
         return summary
     trace = "".join(traceback.format_list(frames)).rstrip()

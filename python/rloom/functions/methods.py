@@ -5,12 +5,12 @@ from __future__ import annotations
 import array
 import base64
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .adapters import Signature, callable_of
 from .errors import RefusedError, ResultError
+from .samples import items, number
 
 ARRAYS = ("logprob", "held", "old", "behavior", "reference", "entropy", "advantage")
 COMPLETIONS = ("step", "rewards", "groups", "lengths", "truncated", "components", "rows")
@@ -35,18 +35,19 @@ class Method:
             raise RefusedError(f"its parameters {unknown} are not among {', '.join(NAMES[role])}")
         answers = {"advantage": self._advantage, "filter": self._filter, "loss": self._loss}
         self._answer = answers[role]
-        self._array = list_of if role != "loss" else array_type()
+        self._array = array_type() if role == "loss" else list
+        self.form, self.operations = role, {"compute": self.compute}
 
-    def compute(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request."""
-        return self._answer(numbers)
+    def compute(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Calls the function."""
+        return self._answer(request["numbers"])
 
     def _call(self, numbers: dict[str, Any]) -> Any:
         return self._function(**self._signature.select(numbers))
 
     def _advantage(self, numbers: dict[str, Any]) -> dict[str, Any]:
         lengths = numbers["lengths"]
-        found = flat(self._call(numbers), f"a list of {len(lengths)} advantages")
+        found = items(self._call(numbers), f"a list of {len(lengths)} advantages")
         if len(found) == sum(lengths) != len(lengths):
             tokens = iter(found)
             found = [list(itertools.islice(tokens, length)) for length in lengths]
@@ -59,7 +60,7 @@ class Method:
                 raise ResultError(
                     f"it returned {len(values)} advantages for the {length} tokens of completion {place}"
                 )
-            advantages.append([0.0 if value is None else finite(value, "advantage") for value in values])
+            advantages.append([0.0 if value is None else number(value, "advantage") for value in values])
         return {"advantages": advantages}
 
     def _filter(self, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -83,10 +84,10 @@ class Method:
         names = ("d_logprob", "d_entropy")[: len(result) - 1]
         tokens = sum(lengths)
         coefficients = {
-            name: encoded(flat(values, f"{tokens} coefficients"), name, tokens)
+            name: encoded(items(values, f"{tokens} coefficients"), name, tokens)
             for name, values in zip(names, result[1:], strict=True)
         }
-        return {"loss": {"value": finite(result[0], "loss"), **coefficients}}
+        return {"loss": {"value": number(result[0], "loss"), **coefficients}}
 
 
 def spread(numbers: list[float], lengths: list[int]) -> array.array[float]:
@@ -95,38 +96,13 @@ def spread(numbers: list[float], lengths: list[int]) -> array.array[float]:
     return array.array("d", itertools.chain.from_iterable(of_tokens))
 
 
-def list_of(values: array.array[float]) -> Any:
-    """The numbers as a list."""
-    return values.tolist()
-
-
 def array_type() -> Callable[[array.array[float]], Any]:
     """Converts numbers to an array of numpy, or to a list where numpy is not installed."""
     try:
         import numpy as np
     except ImportError:
-        return list_of
+        return list
     return lambda values: np.array(values, dtype=float)
-
-
-def flat(values: Any, expected: str) -> list[Any]:
-    """A list, also from an array of numpy or PyTorch."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise ResultError(f"it returned {values!r:.100} instead of {expected}")
-    return list(values)
-
-
-def finite(value: Any, what: str) -> float:
-    """A number. Accepts the scalars of numpy and PyTorch."""
-    try:
-        result = float(value)
-    except (TypeError, ValueError) as error:
-        raise ResultError(f"it returned {value!r:.100} as {what}, which is not a number") from error
-    if not math.isfinite(result):
-        raise ResultError(f"it returned {result} as {what}")
-    return result
 
 
 def decoded(text: str) -> array.array[float]:
@@ -140,5 +116,5 @@ def encoded(values: list[Any], what: str, tokens: int) -> str:
     """An array of 64-bit numbers."""
     if len(values) != tokens:
         raise ResultError(f"it returned {len(values)} numbers as {what} for {tokens} tokens")
-    numbers = array.array("d", [finite(value, what) for value in values])
+    numbers = array.array("d", [number(value, what) for value in values])
     return base64.b64encode(numbers.tobytes()).decode()

@@ -105,10 +105,6 @@ fn fixture() -> serde_json::Value {
     let case = |(name, objective)| {
         let loss = LossStep::new(objective, step.counts(), &inputs);
         let grads = loss.evaluate_step(&scores).unwrap();
-        let mut terms = LossTerms::default();
-        for grad in &grads {
-            terms.merge(&grad.terms);
-        }
         serde_json::json!({
             "name": name,
             "step": hex(&loss.to_bytes().unwrap()),
@@ -118,9 +114,8 @@ fn fixture() -> serde_json::Value {
                 .collect::<Vec<_>>(),
             "grads": grads.iter().map(|g| [&g.d_logprob, &g.d_entropy, &g.d_value].map(|d| hex_floats(d)))
                 .collect::<Vec<_>>(),
-            "terms": hex(&terms.to_bytes().unwrap()),
-            "loss": hex(&terms.loss().to_le_bytes()),
-            "tokens": terms.tokens(),
+            "terms": grads.iter().map(|g| hex(&g.terms.to_bytes().unwrap())).collect::<Vec<_>>(),
+            "losses": grads.iter().map(|g| hex(&g.terms.loss().to_le_bytes())).collect::<Vec<_>>(),
         })
     };
     cases.map(case).to_vec().into()

@@ -16,7 +16,7 @@ pub(crate) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
     match arguments.content {
         Exported::Events => events(&directory, &arguments.kind, output),
         Exported::Rollouts => rollouts(&directory, arguments, output),
-        Exported::Config => config(&directory, output),
+        Exported::Config => output.json(&config(&directory)?),
     }
 }
 
@@ -32,14 +32,10 @@ fn events(directory: &Path, kinds: &[String], output: Output) -> Result<(), Fail
     });
     written?;
     let notes = skipped.map_err(Failure::failed)?.sentences();
-    let (state, error) = match state.state(directory) {
-        RunState::Finished => ("finished", None),
-        RunState::Interrupted => ("interrupted", None),
-        RunState::Failed(error) => ("failed", Some(error)),
-        RunState::Running => ("running", None),
-        RunState::Killed => ("killed", None),
-    };
-    output.json(&json!({"state": state, "error": error, "notes": notes}))
+    let state = state.state(directory);
+    let name = state.name();
+    let error = if let RunState::Failed(error) = state { Some(error) } else { None };
+    output.json(&json!({"state": name, "error": error, "notes": notes}))
 }
 
 fn is_wanted(line: &EventLine, kinds: &[String]) -> bool {
@@ -86,14 +82,15 @@ fn trained(directory: &Path) -> Result<Vec<(String, u64)>, Failure> {
     Ok(order.into_iter().map(|stage| (stage.clone(), last[&stage])).collect())
 }
 
-fn config(directory: &Path, output: Output) -> Result<(), Failure> {
+/// The resolved configuration of a run.
+pub(super) fn config(directory: &Path) -> Result<Value, Failure> {
     let path = directory.join("config.toml");
     let read = |error: &dyn std::fmt::Display| {
         Failure::failed_text(format_args!("could not read {}: {error}", path.display()))
     };
     let text = std::fs::read_to_string(&path).map_err(|error| read(&error))?;
     let table: toml::Table = text.parse().map_err(|error| read(&error))?;
-    output.json(&table)
+    serde_json::to_value(table).map_err(|error| read(&error))
 }
 
 fn open(directory: &Path) -> Result<EventFile, Failure> {

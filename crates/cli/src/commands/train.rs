@@ -12,20 +12,23 @@ use crate::output::{BOLD, CYAN, Output, YELLOW};
 use crate::plan::Plan;
 use crate::progress::numbers::percent;
 use crate::progress::{Display, ProgressOutput};
-use crate::signals::stop_on_signals;
+use crate::signals::{end_with_parent, stop_on_signals};
 
 pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
+    if arguments.owned {
+        end_with_parent();
+    }
     if let Some(run) = &arguments.resume {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &arguments.overrides)?;
         let options = ResumeOptions { accept_changed_data: arguments.accept_changed_data };
         if let Some(checkpoint) = &arguments.from {
             let config = named(config, arguments.run_name.as_deref(), output);
-            return run_with_progress(arguments, output, |progress, stop| {
+            return run_with_progress(&config.run_directory(), arguments, output, |progress, stop| {
                 rloom_run::fork(&directory, checkpoint, &config, options, progress, stop)
             });
         }
-        return run_with_progress(arguments, output, |progress, stop| {
+        return run_with_progress(&directory, arguments, output, |progress, stop| {
             rloom_run::resume(&directory, &config, options, progress, stop)
         });
     }
@@ -42,7 +45,10 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         return dry_run(&config, output);
     }
     let config = named(config, arguments.run_name.as_deref(), output);
-    run_with_progress(arguments, output, |progress, stop| rloom_run::train(&config, progress, stop))
+    let directory = config.run_directory();
+    run_with_progress(&directory, arguments, output, |progress, stop| {
+        rloom_run::train(&config, progress, stop)
+    })
 }
 
 /// Gives the run a name that is free, unless the user has chosen one or the run continues.
@@ -94,10 +100,14 @@ pub(crate) fn find_run(run: &Path) -> Result<PathBuf, Failure> {
 
 /// Runs `work` with progress output and handling of signals, and reports its end.
 fn run_with_progress(
+    directory: &Path,
     arguments: &Train,
     output: Output,
     work: impl FnOnce(&mut Display, &StopFlag) -> Result<Summary, RunError>,
 ) -> Result<(), Failure> {
+    if arguments.owned {
+        output.data(&directory.display().to_string())?;
+    }
     let progress = ProgressOutput::new(output, arguments.show_every);
     let mut display = Display::start(progress).map_err(Failure::failed_text)?;
     let stop = StopFlag::default();

@@ -1,8 +1,6 @@
-//! `rloom export` and `rloom track`: runs for other programs.
+//! `rloom export`: runs for other programs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
@@ -55,28 +53,4 @@ fn torn_lines_are_noted_and_rollouts_of_repeated_steps_left_out() {
     assert_eq!(end["notes"][0], "1 line of events.jsonl could not be read and are left out");
     let rollouts = exported(&sandbox, &["rollouts"]);
     assert!(rollouts.iter().all(|line| line["step"] == 1) && rollouts.len() == 4);
-}
-
-#[test]
-fn a_tracker_is_called_through_python() {
-    let sandbox = trained();
-    sandbox.write("python", "#!/bin/sh\necho \"$@\"\nexit 3\n");
-    let python = sandbox.path("python");
-    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let python = python.to_str().unwrap();
-    let result = sandbox.run(&[
-        "track",
-        "tiny",
-        "--to",
-        "trackio",
-        "--project",
-        "sums",
-        "--python",
-        python,
-        "--no-follow",
-    ]);
-    assert_eq!(result.code, Some(3), "{}", result.text());
-    assert_eq!(result.stdout, "-m rloom.track runs/tiny --to trackio --project sums --no-follow\n");
-    let result = sandbox.run(&["track", "tiny", "--to", "tensorboard"]);
-    assert_eq!(result.code, Some(2), "{}", result.text());
 }

@@ -14,4 +14,5 @@ mod plan;
 mod runs;
 mod soak;
 mod support;
+mod tracking;
 mod workspace;

@@ -27,4 +27,3 @@ mod staleness;
 )]
 #[path = "../../../remote/tests/remote/stand_in/mod.rs"]
 mod stand_in;
-mod tracking;

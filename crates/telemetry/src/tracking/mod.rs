@@ -1,4 +1,10 @@
-//! Tracking of a run: Python follows its event stream and passes it to a tracker's own package.
+//! Tracking of a run: a process follows its event stream and passes it to a tracker's own Python package.
+
+mod added_lines;
+mod error;
+mod following;
+mod process;
+mod state;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,6 +19,8 @@ use serde::de::{Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::{TelemetryError, Tracker};
+pub use error::TrackingError;
+pub use following::{Follow, follow};
 
 /// Interpreter unless another one is named.
 pub const DEFAULT_PYTHON: &str = "python3";
@@ -27,7 +35,7 @@ const TAIL: usize = 4096;
 pub struct Tracking {
     /// The tracker.
     pub kind: Tracker,
-    /// Python interpreter of an environment that has the packages of RLoom and of the tracker.
+    /// Python interpreter of an environment that has the tracker's package.
     pub python: String,
     /// Project of the tracker; of MLflow, the experiment.
     pub project: String,
@@ -39,7 +47,7 @@ pub struct Tracking {
 struct Table {
     /// The tracker.
     kind: Tracker,
-    /// Python interpreter of an environment that has the packages of RLoom and of the tracker.
+    /// Python interpreter of an environment that has the tracker's package.
     #[serde(default = "default_python")]
     python: String,
     /// Project of the tracker; of MLflow, the experiment.
@@ -96,28 +104,21 @@ impl Tracking {
         Self { kind, python: default_python(), project: default_project() }
     }
 
-    /// Returns the command that follows the run in `directory` until it ends.
-    pub fn command(&self, directory: &Path) -> Command {
-        let mut command = Command::new(&self.python);
-        command.args(["-m", "rloom.track"]).arg(directory).args(["--to", self.kind.name()]);
-        command.args(["--project", &self.project]);
-        command
-    }
-
-    /// Starts the command in the background. Its messages go to `tracking/NAME.log` in the run directory, and Ctrl-C does
-    /// not reach it: it follows the run to its end.
-    pub(crate) fn start(&self, directory: &Path) -> Result<TrackerProcess, TelemetryError> {
+    /// Starts `program track` in the background for the run in `directory`. Its messages go to `tracking/NAME.log` there,
+    /// and Ctrl-C does not reach it: it follows the run to its end.
+    pub(crate) fn start(&self, program: &Path, directory: &Path) -> Result<TrackerProcess, TelemetryError> {
         let folder = directory.join("tracking");
         std::fs::create_dir_all(&folder).map_err(|source| TelemetryError::io("create", &folder, source))?;
         let path = folder.join(format!("{}.log", self.kind));
         let log = File::options().create(true).append(true).open(&path);
         let log = log.map_err(|source| TelemetryError::io("open", &path, source))?;
         let again = log.try_clone().map_err(|source| TelemetryError::io("open", &path, source))?;
-        let mut command = self.command(directory);
+        let mut command = Command::new(program);
+        command.arg0("rloom").arg("track").arg(directory).args(["--to", self.kind.name()]);
+        command.args(["--project", &self.project, "--python", &self.python]);
         let child = command.stdin(Stdio::null()).stdout(log).stderr(again).process_group(0).spawn();
-        let failed =
-            |source| TelemetryError::Tracker { tracker: self.kind, python: self.python.clone(), source };
-        Ok(TrackerProcess { tracker: self.kind, child: child.map_err(failed)?, log: path })
+        let child = child.map_err(|source| TelemetryError::io("start", program, source))?;
+        Ok(TrackerProcess { tracker: self.kind, child, log: path })
     }
 }
 
@@ -139,7 +140,10 @@ impl TrackerProcess {
     pub(crate) fn failure(&self, status: ExitStatus) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
         let tail = String::from_utf8_lossy(&log[log.len().saturating_sub(TAIL)..]).into_owned();
-        let last = tail.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+        // An error comes before its hints.
+        let error = tail.lines().rev().find(|line| line.starts_with("error: "));
+        let last = error.or_else(|| tail.lines().rev().find(|line| !line.trim().is_empty()));
+        let last = last.unwrap_or("it printed nothing");
         let (tracker, log) = (self.tracker, self.log.display());
         format!(
             "{tracker} no longer receives this run ({status}): {last}. Its messages are in {log}; `rloom track` continues"
