@@ -423,6 +423,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             cause,
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
+        if trainer.form.is_live() {
+            // The next stage begins when these ranks have ended.
+            trainer.form = Form::Folder;
+        }
         let published = trainer.publish(PolicyVersion(stage.steps));
         Ok((end, published.map_err(StageError::from)?))
     }
@@ -476,6 +480,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             policy: self.inputs.policy,
             probe,
             form: engines.form,
+            parks: stage.rollout.as_ref().is_some_and(|rollout| rollout.engine.sleeps()),
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),
             checkpoints: self.checkpoints.clone(),

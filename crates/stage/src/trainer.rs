@@ -46,6 +46,8 @@ pub struct TrainerThread<T> {
     pub probe: Option<WeightProbe>,
     /// Form in which weights are published.
     pub form: Form,
+    /// The rollout engine uses the trainer's device between the batches.
+    pub parks: bool,
     /// Written to every checkpoint.
     pub tokenizer: Arc<Tokenizer>,
     /// Writes published weights of older versions.
@@ -238,6 +240,14 @@ impl<T: TrainEngine> TrainerThread<T> {
         published.policy = self.policy;
         if let Some(probe) = &self.probe {
             probe.add_to(&mut published, &mut self.models.policy)?;
+        }
+        if self.parks {
+            let Models { policy, critic, prm } = &mut self.models;
+            // Weights that are sent from the device stay there until they have arrived.
+            let policy = (!self.form.is_live()).then_some(policy);
+            for engine in policy.into_iter().chain(critic).chain(prm) {
+                engine.park()?;
+            }
         }
         Ok(published)
     }
