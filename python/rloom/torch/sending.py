@@ -200,8 +200,8 @@ class WeightSender:
 
 def handles(packed: torch.Tensor) -> dict[str, Any]:
     """Describes a buffer for processes on the same GPU: what `reduce_tensor` returns, as JSON."""
-    torch.cuda.ipc_collect()
-    _, arguments = reduce_tensor(packed)
+    torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+    _, arguments = reduce_tensor(packed)  # type: ignore[no-untyped-call]
     handle = [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in arguments[7:]]
     uuid = str(torch.cuda.get_device_properties(packed.device).uuid)
     return {uuid: {"bytes": packed.numel(), "offset": arguments[3], "handle": handle}}

@@ -71,7 +71,7 @@ def unpacked(chunks: list[dict[str, Any]], received: list[Any]) -> dict[str, tor
         assert sum(sizes) == len(data)
         assert sum(sizes[:-1]) <= LIMIT
         assert sum(sizes) > LIMIT or chunk is chunks[-1]
-        parts = torch.from_numpy(data).split(sizes)
+        parts = torch.split(torch.from_numpy(data), sizes)
         for name, shape, dtype, part in zip(chunk["names"], chunk["shapes"], dtypes, parts, strict=True):
             tensors[name] = part.view(dtype).view(shape)
     return tensors

@@ -46,7 +46,8 @@ class Model:
 stream: Any = SimpleNamespace(synchronize=lambda: None)
 packed_tensor._get_streams = lambda _index, count: [stream] * count
 torch.accelerator.current_device_index = lambda: 0
-torch.cuda.stream = lambda _: contextlib.nullcontext()
+streams: Any = torch.cuda
+streams.stream = lambda _: contextlib.nullcontext()
 engine: Any = object.__new__(NCCLWeightTransferEngine)
 engine.model, engine.device, engine.model_update_group = Model(), torch.device("cpu"), Group()
 info = engine.init_info_cls(

@@ -101,7 +101,7 @@ impl GangSender {
             Channel { form: self.form, unique_id: String::new(), world_size, chunk_bytes: CHUNK };
         if self.form == Form::Nccl {
             let answer = self.ask(open, json!({ "job": "send", "part": "channel" }), &mut || false)?;
-            channel.unique_id = answer["unique_id"].as_str().unwrap_or_default().to_owned();
+            answer["unique_id"].as_str().unwrap_or_default().clone_into(&mut channel.unique_id);
         }
         let message = json!({ "job": "send", "part": "join", "receiver": name, "channel": channel });
         self.both(open, message, receiver, ReceiverStep::Join(&channel))?;

@@ -154,7 +154,7 @@ impl Rank {
                     "names": [gpu::NAMES[place]], "dtype_names": ["int64"], "shapes": [[1]], "tensor_sizes": [8],
                 });
                 if !is_nccl {
-                    let handle = gpu::handle(&self.packed);
+                    let handle = gpu::handle(self.weights.0[place].to_le_bytes());
                     chunk["ipc_handles"] =
                         json!({ "GPU-0": { "bytes": 8, "offset": 0, "handle": [handle] } });
                 }

@@ -44,12 +44,12 @@ pub(crate) fn take(id: &str) -> Option<Vec<u8>> {
     groups().get_mut(id)?.sent.take()
 }
 
-/// A handle of bytes.
-pub(crate) fn handle(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A handle of a tensor's bytes.
+pub(crate) fn handle(bytes: [u8; 8]) -> String {
+    u64::from_le_bytes(bytes).to_string()
 }
 
 /// Bytes behind a handle.
 pub(crate) fn opened(handle: &str) -> Vec<u8> {
-    (0..handle.len()).step_by(2).map(|at| u8::from_str_radix(&handle[at..at + 2], 16).unwrap()).collect()
+    handle.parse::<u64>().unwrap().to_le_bytes().to_vec()
 }
