@@ -423,11 +423,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             cause,
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
-        if trainer.form.is_live() {
-            // The next stage begins when these ranks have ended.
-            trainer.form = Form::Folder;
-        }
-        let published = trainer.publish(PolicyVersion(stage.steps));
+        let published = trainer.publish_last(PolicyVersion(stage.steps));
         Ok((end, published.map_err(StageError::from)?))
     }
 

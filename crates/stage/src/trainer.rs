@@ -235,7 +235,7 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     /// Publishes the policy in the form that the rollout engine takes.
-    pub fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+    fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
         let mut published = self.models.policy.publish(version, self.form)?;
         published.policy = self.policy;
         if let Some(probe) = &self.probe {
@@ -250,6 +250,14 @@ impl<T: TrainEngine> TrainerThread<T> {
             }
         }
         Ok(published)
+    }
+
+    /// Publishes the policy for a stage that begins when this trainer has ended.
+    pub fn publish_last(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+        if self.form.is_live() {
+            self.form = Form::Folder;
+        }
+        self.publish(version)
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {

@@ -200,6 +200,7 @@ mod tests {
         assert_eq!(of(&settings, 4, 8).unwrap(), [4..6, 6..8]);
         let error: PlacementError = of(&settings, 4, 6).unwrap_err();
         let text = error.to_string();
+        assert!(matches!(error, PlacementError::Devices { .. }));
         assert!(text.contains("4 ranks and 2 servers × 2 GPUs need 8 GPUs; this machine offers 6"), "{text}");
         // The hint: fewer of each, or shared GPUs.
         for (fewer, ranks) in [(&settings, 2), (&servers(1, 2, 0.9), 4), (&servers(2, 1, 0.9), 4)] {
