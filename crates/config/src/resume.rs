@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 29] = [
+const WITHOUT_INFLUENCE: [&str; 31] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -37,6 +37,8 @@ const WITHOUT_INFLUENCE: [&str; 29] = [
     "rollout.max_requests",
     "rollout.python",
     "rollout.replace_seconds",
+    "rollout.weights",
+    "rollout.sleep",
     "rollout.probe_tolerance",
     "rollout.timeout_seconds",
     "reward.timeout_seconds",

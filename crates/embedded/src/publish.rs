@@ -27,7 +27,7 @@ pub(crate) fn publish_with_digest(
 pub fn model_of(published: &PublishedPolicy) -> Option<Arc<Model>> {
     match &published.weights {
         PublishedWeights::Memory(weights) => weights.downcast(),
-        PublishedWeights::Folder(_) | PublishedWeights::Collective(_) | PublishedWeights::Adapter(_) => None,
+        PublishedWeights::Folder(_) | PublishedWeights::Live(_) | PublishedWeights::Adapter(_) => None,
     }
 }
 

@@ -14,22 +14,24 @@
 
 pub mod conformance;
 mod digest;
+mod live;
 mod publish;
 mod rollout;
 pub mod sizing;
 mod train;
 
 pub use digest::{WeightDigest, digest_order};
+pub use live::{Channel, ReceiverStep, SendError, WeightChunk, WeightReceiver, WeightSender};
 pub use publish::{
-    AdapterFolder, CollectiveGroup, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe,
-    PublishedPolicy, PublishedWeights, WeightFolder,
+    AdapterFolder, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe, PublishedPolicy,
+    PublishedWeights, WeightFolder,
 };
 pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
     RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
     RolloutStatistics, SamplingSettings, ServerSettings, Speculation, VersionGranularity, WaitedFor,
-    WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
+    WeightTransfer, WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, EmbeddedSettings, EngineCause,

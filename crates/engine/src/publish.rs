@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::live::WeightSender;
 use rloom_core::{PolicyId, PolicyVersion};
 use serde::{Deserialize, Serialize};
 
@@ -51,10 +52,10 @@ impl Probe {
 impl PublishedPolicy {
     /// Form of the weights.
     pub fn form(&self) -> Form {
-        match self.weights {
+        match &self.weights {
             PublishedWeights::Memory(_) => Form::Memory,
             PublishedWeights::Folder(_) => Form::Folder,
-            PublishedWeights::Collective(_) => Form::Collective,
+            PublishedWeights::Live(sender) => sender.form(),
             PublishedWeights::Adapter(_) => Form::Adapter,
         }
     }
@@ -113,8 +114,8 @@ pub enum PublishedWeights {
     Memory(InProcessWeights),
     /// A Hugging Face model folder.
     Folder(Arc<WeightFolder>),
-    /// A group of processes in which the trainer broadcasts the weights.
-    Collective(CollectiveGroup),
+    /// The trainer's own memory, until the trainer changes its weights.
+    Live(Arc<dyn WeightSender>),
     /// A LoRA adapter on a base that the receiver already has.
     Adapter(Arc<AdapterFolder>),
 }
@@ -127,8 +128,10 @@ pub enum Form {
     Memory,
     /// A Hugging Face model folder.
     Folder,
-    /// A broadcast between processes.
-    Collective,
+    /// A broadcast over NCCL, from the trainer's GPU to others.
+    Nccl,
+    /// Handles of CUDA memory, between processes on one GPU.
+    Ipc,
     /// A LoRA adapter folder.
     Adapter,
 }
@@ -139,9 +142,15 @@ impl Form {
         match self {
             Self::Memory => "memory",
             Self::Folder => "folder",
-            Self::Collective => "collective",
+            Self::Nccl => "nccl",
+            Self::Ipc => "ipc",
             Self::Adapter => "adapter",
         }
+    }
+
+    /// True if the weights stay in the trainer's memory, which is the trainer's to change.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Nccl | Self::Ipc)
     }
 
     /// The receiver's best form that the sender can produce; `None` if they have none in common.
@@ -216,19 +225,6 @@ impl Drop for WeightFolder {
     }
 }
 
-/// Address of a process group in which the trainer broadcasts its weights, and how a receiver joins it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CollectiveGroup {
-    /// Communication library, such as `nccl`.
-    pub backend: String,
-    /// Rendezvous address, `host:port`.
-    pub address: String,
-    /// Number of processes in the group, senders included.
-    pub ranks: usize,
-    /// Rank of the first receiver; the lower ranks send.
-    pub first_receiver: usize,
-}
-
 /// A LoRA adapter and the base that it belongs to.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AdapterFolder {
@@ -299,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_receiver_chooses_the_form() {
-        let accepted = [Form::Collective, Form::Folder];
+        let accepted = [Form::Nccl, Form::Folder];
         assert_eq!(Form::in_common(&accepted, &[Form::Memory, Form::Folder]), Some(Form::Folder));
         assert_eq!(Form::in_common(&accepted, &[Form::Memory]), None);
     }

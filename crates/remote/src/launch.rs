@@ -81,6 +81,9 @@ impl ServerCommand {
         ];
         arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
         arguments.push("--enable-scale-out".to_owned());
+        if settings.sleep {
+            arguments.push("--enable-sleep-mode".to_owned());
+        }
         arguments.push("--disable-uvicorn-access-log".to_owned());
         // Later options win.
         arguments.extend(settings.args.iter().cloned());
@@ -179,6 +182,11 @@ mod tests {
         let shared = ServerCommand::vllm(&two, limits, &cores, Path::new("/model"), 4711, &modules).unwrap();
         let at = shared.arguments.iter().position(|argument| argument == "--gpu-memory-utilization").unwrap();
         assert_eq!(shared.arguments[at + 1], "0.2");
+        let sleeps = ServerSettings { sleep: true, ..two.clone() };
+        let asleep =
+            ServerCommand::vllm(&sleeps, limits, &cores, Path::new("/model"), 4711, &modules).unwrap();
+        let has = |command: &ServerCommand| command.arguments.contains(&"--enable-sleep-mode".to_owned());
+        assert_eq!((has(&asleep), has(&shared)), (true, false));
         assert_eq!(Slot::Cores(4, 7).variable("CORES"), ("CORES", "4-7".to_owned()));
         assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
     }

@@ -127,6 +127,8 @@ pub(crate) struct Description {
     pub(crate) vocabulary: usize,
     /// Requests that it computes at a time.
     pub(crate) max_requests: usize,
+    /// Processes that hold its model.
+    pub(crate) workers: usize,
 }
 
 /// An inference server: one replica of the policy.
@@ -163,6 +165,14 @@ impl Server {
     /// Address of the server.
     pub(crate) fn url(&self) -> &str {
         of_kind!(self, server => server.connection().url())
+    }
+
+    /// The client of a server that takes weights from the trainer's memory, and sleeps.
+    pub(crate) fn live(&self) -> Option<&VllmServer> {
+        match &self.0 {
+            Kind::Vllm(server) => Some(server),
+            Kind::Sglang(_) => None,
+        }
     }
 
     /// Checks version and settings, and prepares the server for updates.

@@ -424,7 +424,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             cause,
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
-        let published = trainer.publish(PolicyVersion(stage.steps));
+        let published = trainer.publish_last(PolicyVersion(stage.steps));
         Ok((end, published.map_err(StageError::from)?))
     }
 
@@ -477,6 +477,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             policy: self.inputs.policy,
             probe,
             form: engines.form,
+            parks: stage.rollout.as_ref().is_some_and(|rollout| rollout.engine.sleeps()),
             tokenizer: Arc::clone(&tokenizer),
             writer: self.engines.writer(),
             checkpoints: self.checkpoints.clone(),

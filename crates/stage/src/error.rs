@@ -125,6 +125,9 @@ pub enum StageError {
         /// Their form.
         form: Form,
     },
+    /// Weights in a trainer's memory could not be written to a folder.
+    #[error(transparent)]
+    Sender(rloom_engine::SendError),
     /// A worker failed.
     #[error("stage `{stage}`, step {step}: {cause}\nlast valid checkpoint: {checkpoint}")]
     #[diagnostic(forward(cause))]

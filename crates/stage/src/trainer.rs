@@ -46,6 +46,8 @@ pub struct TrainerThread<T> {
     pub probe: Option<WeightProbe>,
     /// Form in which weights are published.
     pub form: Form,
+    /// The rollout engine uses the trainer's device between the batches.
+    pub parks: bool,
     /// Written to every checkpoint.
     pub tokenizer: Arc<Tokenizer>,
     /// Writes published weights of older versions.
@@ -233,13 +235,29 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     /// Publishes the policy in the form that the rollout engine takes.
-    pub fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+    fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
         let mut published = self.models.policy.publish(version, self.form)?;
         published.policy = self.policy;
         if let Some(probe) = &self.probe {
             probe.add_to(&mut published, &mut self.models.policy)?;
         }
+        if self.parks {
+            let Models { policy, critic, prm } = &mut self.models;
+            // Weights that are sent from the device stay there until they have arrived.
+            let policy = (!self.form.is_live()).then_some(policy);
+            for engine in policy.into_iter().chain(critic).chain(prm) {
+                engine.park()?;
+            }
+        }
         Ok(published)
+    }
+
+    /// Publishes the policy for a stage that begins when this trainer has ended.
+    pub fn publish_last(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+        if self.form.is_live() {
+            self.form = Form::Folder;
+        }
+        self.publish(version)
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {

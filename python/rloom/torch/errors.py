@@ -46,6 +46,12 @@ class NotFiniteError(RankError):
         super().__init__(f"the {what} is not finite", what=what, micro_batch=micro_batch)
 
 
+class TransferError(RankError):
+    """Weights that could not be sent to a server."""
+
+    kind = "transfer"
+
+
 class PeerFailedError(RankError):
     """Another rank failed in the same job and reports why."""
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rloom._native import NativeError
 from rloom.torch import files
 from rloom.torch.batch import Batch
 from rloom.torch.engine import Engine, Progress
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
+from rloom.torch.sending import WeightSender
 from rloom.torch.settings import Settings
 from rloom.torch.world import World
 
@@ -56,6 +58,7 @@ class Rank:
         self.done = self.total = 0
         self.world: World | None = None
         self.opened: Engine | None = None
+        self.sender: WeightSender | None = None
 
     def serve(self) -> None:
         """Answers jobs until `shutdown`. An error that leaves the ranks in step is an answer, too."""
@@ -64,6 +67,8 @@ class Rank:
             _, self.job, message, tensors = self.connection.receive(IDLE_SECONDS)
             arrays = {name: _tensor(kind, shape, data) for name, kind, shape, data in tensors}
             asked = json.loads(message)
+            if asked["job"] == "cancel":
+                continue  # of a job that has ended
             if asked["job"] == "shutdown":
                 break
             self._enter(asked["job"])
@@ -93,6 +98,7 @@ class Rank:
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
             "repeats_bits": is_exact,
             "layout": self.opened.layout,
+            "has_gpus": device.type == "cuda",
         }, {}
 
     def do_score(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
@@ -141,15 +147,21 @@ class Rank:
 
     def do_digest(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Computes the digest of the weights; the one of rank 0 counts."""
-        return {"digest": self._engine.digest()}, {}
+        return {"digest": self._parked.digest()}, {}
 
     def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Writes the weights as a model folder."""
-        return {"files": files.write_model(self._engine, Path(asked["folder"]))}, {}
+        return {"files": files.write_model(self._parked, Path(asked["folder"]))}, {}
+
+    def do_send(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Takes part in the transfer of weights to a server."""
+        if self.sender is None or self.sender.engine is not self._engine:
+            self.sender = WeightSender(self._engine, self._is_cancelled)
+        return getattr(self.sender, f"do_{asked['part']}")(asked), {}
 
     def do_save(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Writes a checkpoint."""
-        return {"files": files.save(self._engine, Path(asked["folder"]))}, {}
+        return {"files": files.save(self._parked, Path(asked["folder"]))}, {}
 
     def do_restore(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Continues from a checkpoint."""
@@ -168,10 +180,23 @@ class Rank:
 
     @property
     def _engine(self) -> Engine:
+        self._parked.resume()
+        return self._parked
+
+    @property
+    def _parked(self) -> Engine:
+        """The engine, whose weights stay in host memory where they are parked: a server may use the device."""
         if self.opened is None:
             raise RankError("the model is not open")
-        self.opened.resume()
         return self.opened
+
+    def _is_cancelled(self) -> bool:
+        """True once the controller has cancelled the job."""
+        try:
+            _, _, message, _ = self.connection.receive(0.0)
+        except NativeError:
+            return False
+        return bool(json.loads(message)["job"] == "cancel")
 
     def _progress(self, total: int) -> Progress:
         ranks = self.world.size if self.world is not None else 1

@@ -1,4 +1,4 @@
-"""Worker extension of a vLLM server: weights from a folder, and log-probabilities of the full softmax.
+"""Worker extension of a vLLM server: weights from folders or GPUs, log-probabilities of the full softmax.
 
 A server is started with `--worker-extension-cls` naming `Extension`, and with
 `--weight-transfer-config '{"backend": "rloom_file"}'`. The module needs nothing of RLoom, so that it also
@@ -7,14 +7,16 @@ works as a single file in the environment of vLLM.
 
 from __future__ import annotations
 
+import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
 from safetensors import safe_open
+from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 BACKEND = "rloom_file"
 """Name of the weight-transfer backend."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes with every change that the client has to know."""
 
 GREEDY = 1e-5
@@ -44,15 +46,19 @@ GREEDY = 1e-5
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing is exchanged in advance."""
+    """A backend of vLLM with its settings, for weights from the memory of other processes."""
+
+    backend: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """A folder with safetensors files by the names of transformers, and the label of its weights."""
+    """A folder of safetensors files or a chunk for vLLM's backend, by the names of transformers."""
 
-    path: str
     label: str
+    path: str | None = None
+    chunk: dict[str, Any] | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -85,8 +91,18 @@ def refresh_heads(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
+def rebuilt(shared: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments by which torch opens a buffer of bytes of another process; pickles are not accepted."""
+    size, handle = (
+        shared["bytes"],
+        [base64.b64decode(x) if isinstance(x, str) else x for x in shared["handle"]],
+    )
+    storage = torch.storage.TypedStorage
+    return (torch.Tensor, (size,), (1,), shared["offset"], storage, torch.uint8, 0, *handle)
+
+
 class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
-    """Loads whole models from folders."""
+    """Loads whole models from folders, or from GPUs through a backend of vLLM."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -96,9 +112,19 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         self.loaded = ""
         self._received = ""
         self._expected: set[str] = set()
+        self._backend: WeightTransferEngine[Any, Any] | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to prepare."""
+        self.shutdown()
+        if init_info.backend is None:
+            return
+        if not current_platform.is_cuda_alike():
+            device = current_platform.device_type
+            raise ValueError(f"weights over {init_info.backend} need a GPU; this server computes on {device}")
+        config = WeightTransferConfig(backend=init_info.backend)
+        backend = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
+        backend.init_transfer_engine(backend.parse_init_info(init_info.info))
+        self._backend = backend
 
     def start_weight_update(self) -> None:
         self.loaded = self._received = ""
@@ -106,6 +132,10 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
+        if update_info.path is None:
+            self._receive_chunk(dict(update_info.chunk or {}))
+            self._received = update_info.label
+            return
         names = self.model.load_weights(tensors(Path(update_info.path)))
         missing = sorted(self._expected - names) if names is not None else []
         if missing and self.model_config.quantization is None:
@@ -114,13 +144,26 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
             )
         self._received = update_info.label
 
+    def _receive_chunk(self, chunk: dict[str, Any]) -> None:
+        if self._backend is None:
+            raise ValueError("no connection to the trainer's memory")
+        handles = chunk.get("ipc_handles")
+        if handles is not None:
+            chunk["ipc_handles"] = {gpu: rebuilt(shared) for gpu, shared in handles.items()}
+        self._backend.receive_weights(self._backend.parse_update_info(chunk))
+
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        if self._backend is not None and self._backend.config.backend == "ipc":
+            self._backend.shutdown()  # the trainer's buffer; the backend opens the next one
         refresh_heads(self.model)
         self.loaded = self._received
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Leaves the communicator, or closes the buffer, of a backend."""
+        if self._backend is not None:
+            self._backend.shutdown()
+            self._backend = None
 
 
 def full_softmax(logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use rloom_config::Stage;
-use rloom_engine::{Backend, RolloutEngineSettings, ServerSettings, TorchSettings};
+use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, TorchSettings};
 use rloom_model::ModelConfig;
 use rloom_run::assembly::{self, PlacedRole, Placement, Slots};
 use serde::Serialize;
@@ -20,10 +20,12 @@ const HALF: u64 = 2;
 pub(crate) struct Processes {
     machine: Slots,
     roles: Vec<Role>,
-    /// Bytes that each update writes to a folder; `None` if the model is not available or nothing is handed over.
+    /// Bytes of each update; `None` if the model is not available or nothing is handed over.
     update: Option<u64>,
     /// Servers that read it.
     readers: usize,
+    /// Form in which the weights reach them.
+    weights: Form,
 }
 
 /// Equal processes.
@@ -41,7 +43,7 @@ struct Role {
 impl Processes {
     /// The processes of a placement.
     pub(super) fn of(stage: &Stage, placement: Placement, model: Option<&ModelConfig>) -> Self {
-        let Placement { machine, roles } = placement;
+        let Placement { machine, roles, weights } = placement;
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
             let memory = model.map(|model| match (&stage.trainer.backend, servers) {
@@ -57,8 +59,13 @@ impl Processes {
         Self {
             machine,
             roles: roles.into_iter().map(role).collect(),
-            update: model.filter(|_| stage.rollout.is_some()).map(|model| model.parameter_count() * F32),
+            update: model.filter(|_| stage.rollout.is_some()).map(|model| {
+                // Folders have the masters; what goes from GPU to GPU is in the format of the computation.
+                let bytes = if weights.is_live() { model.dtype.bytes() as u64 } else { F32 };
+                model.parameter_count() * bytes
+            }),
             readers,
+            weights,
         }
     }
 
@@ -66,12 +73,19 @@ impl Processes {
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.roles.iter().map(|role| self.line(role)).collect();
         if let Some(update) = self.update {
-            let readers = match self.readers {
-                0 => "loaded by this process".to_owned(),
-                1 => "read by 1 server".to_owned(),
-                readers => format!("read by {readers} servers"),
+            let size = bytes(update);
+            let servers = match self.readers {
+                1 => "1 server".to_owned(),
+                readers => format!("{readers} servers"),
             };
-            lines.push(format!("  update    {} written per step, {readers}", bytes(update)));
+            lines.push(match (self.weights, self.readers) {
+                (Form::Nccl, _) => format!("  update    {size} sent over NCCL per step to {servers}"),
+                (Form::Ipc, _) => {
+                    format!("  update    {size} taken per step from the rank's GPU memory by {servers}")
+                }
+                (_, 0) => format!("  update    {size} written per step, loaded by this process"),
+                _ => format!("  update    {size} written per step, read by {servers}"),
+            });
         }
         lines
     }

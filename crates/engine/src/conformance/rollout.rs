@@ -7,8 +7,9 @@ use tokio::time::timeout;
 
 use super::{Verdict, Violation, require};
 use crate::{
-    Abort, CollectiveGroup, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy,
+    Abort, AdapterFolder, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy,
     PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutError, SamplingSettings, VersionGranularity,
+    WeightFolder,
 };
 
 /// The trainer that a rollout engine is compared with.
@@ -307,15 +308,11 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
 
     /// Loads that must fail leave the loaded weights in use.
     async fn unsupported_loads_are_refused(&self) -> Verdict {
-        if !self.capabilities.forms.contains(&Form::Collective) {
-            let group = CollectiveGroup {
-                backend: "none".to_owned(),
-                address: "localhost:0".to_owned(),
-                ranks: 2,
-                first_receiver: 1,
-            };
-            let published =
-                PublishedPolicy { weights: PublishedWeights::Collective(group), ..self.publish(3) };
+        if !self.capabilities.forms.contains(&Form::Adapter) {
+            let before = self.publish(3);
+            let (folder, base) = (WeightFolder::kept("adapter"), before.label());
+            let weights = PublishedWeights::Adapter(Arc::new(AdapterFolder { folder, base }));
+            let published = PublishedPolicy { weights, ..before };
             let answer = self.soon("a refusal", self.engine.load(&published, OnUpdate::Finish)).await?;
             require(matches!(answer, Err(RolloutError::UnsupportedForm { .. })), || {
                 format!("weights in an unsupported form: {answer:?}")
@@ -473,7 +470,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
         let handles = |published: &PublishedPolicy| match &published.weights {
             PublishedWeights::Memory(weights) => weights.handles(),
             PublishedWeights::Folder(folder) => Arc::strong_count(folder),
-            PublishedWeights::Collective(_) | PublishedWeights::Adapter(_) => 1,
+            PublishedWeights::Live(_) | PublishedWeights::Adapter(_) => 1,
         };
         let before = handles(&newest);
         self.soon("a load", self.engine.load(&newest, OnUpdate::Finish)).await?.map_err(failed)?;

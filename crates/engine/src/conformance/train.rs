@@ -279,7 +279,7 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
         let mut seen = Vec::new();
         for version in 0..2 {
             let digest = engine.digest().map_err(failed)?;
-            for form in [Form::Memory, Form::Folder, Form::Collective, Form::Adapter] {
+            for form in [Form::Memory, Form::Folder, Form::Nccl, Form::Ipc, Form::Adapter] {
                 let answer = engine.publish(PolicyVersion(version), form);
                 if !self.capabilities.forms.contains(&form) {
                     require(matches!(answer, Err(TrainError::UnsupportedForm { .. })), || {

@@ -55,6 +55,14 @@ impl RolloutEngineSettings {
         }
     }
 
+    /// True if the engine gives its GPU away while the trainer trains.
+    pub fn sleeps(&self) -> bool {
+        match self {
+            Self::Embedded(_) => false,
+            Self::Vllm(settings) | Self::Sglang(settings) => settings.sleep,
+        }
+    }
+
     /// Settings of the engine of this process; `None` for others.
     pub fn embedded(&self) -> Option<&RolloutSettings> {
         match self {
@@ -70,6 +78,22 @@ impl RolloutEngineSettings {
             Self::Vllm(settings) | Self::Sglang(settings) => settings.validate(),
         }
     }
+}
+
+/// Way in which servers get new weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightTransfer {
+    /// `nccl` where ranks and servers are on different GPUs of this machine, `ipc` where one of each shares a GPU, else
+    /// `folder`.
+    #[default]
+    Auto,
+    /// Written to the run's folder and read by the servers.
+    Folder,
+    /// Broadcast from the first rank's GPU to those of the servers.
+    Nccl,
+    /// Handles of GPU memory, where a rank and a server share a GPU.
+    Ipc,
 }
 
 /// Settings of inference servers that generate rollouts: started by the run, or running already (`urls`).
@@ -94,6 +118,11 @@ pub struct ServerSettings {
     pub restarts: u32,
     /// Time without any server that serves requests after which the run ends, in seconds.
     pub replace_seconds: f64,
+    /// Way in which the servers get new weights.
+    pub weights: WeightTransfer,
+    /// Servers and trainer take turns on the same GPU: a server gives its memory away while the trainer trains, and the
+    /// trainer moves its weights to the memory of the host while the server generates.
+    pub sleep: bool,
     /// Mean difference of log-probabilities, in nats, by which a server may deviate from the trainer on the probe of an
     /// update. Covers the noise of its number format, not wrong weights.
     pub probe_tolerance: f64,
@@ -117,6 +146,8 @@ impl Default for ServerSettings {
             max_requests: 128,
             restarts: 3,
             replace_seconds: 600.0,
+            weights: WeightTransfer::Auto,
+            sleep: false,
             probe_tolerance: 0.05,
             args: Vec::new(),
             python: PathBuf::new(),
@@ -193,6 +224,8 @@ struct Keys {
     python: Option<PathBuf>,
     max_requests: Option<usize>,
     replace_seconds: Option<f64>,
+    weights: Option<WeightTransfer>,
+    sleep: Option<bool>,
     probe_tolerance: Option<f64>,
 }
 

@@ -20,15 +20,16 @@ use serde_json::{Value, json};
 use super::error::GangError;
 use super::exchange::{Job, RankFailure, unreadable};
 use super::launch::RankLauncher;
+use super::line::Line;
 use super::ranks::Ranks;
 use super::rows::{self, name};
+use super::sender::{GangSender, partial_of};
 use super::settings::{GangSettings, PolicyHeads};
 
 /// Trains a model that transformers opens, on PyTorch ranks.
 pub struct Gang {
     settings: GangSettings,
-    ranks: Result<Ranks, GangError>,
-    job: u64,
+    line: Arc<Line>,
     opened: Opened,
     observer: ProgressObserver,
     digest: Option<u64>,
@@ -42,6 +43,9 @@ struct Opened {
     numeric_path: String,
     repeats_bits: bool,
     layout: String,
+    /// The ranks compute on GPUs.
+    #[serde(default)]
+    has_gpus: bool,
 }
 
 #[derive(Deserialize)]
@@ -69,8 +73,7 @@ impl Gang {
         let ranks = Ranks::start(launcher, settings.ranks, epoch, deadline)?;
         let mut gang = Self {
             settings,
-            ranks: Ok(ranks),
-            job: 0,
+            line: Arc::new(Line::new(ranks)),
             opened: Opened::default(),
             observer: ProgressObserver::default(),
             digest: None,
@@ -96,7 +99,7 @@ impl Gang {
     /// Opens a model again, or another one, on the same ranks; nothing of the old one remains.
     pub fn reopen(&mut self, settings: GangSettings) -> Result<(), GangError> {
         self.settings = GangSettings { ranks: self.settings.ranks, ..settings };
-        self.digest = None;
+        self.changed();
         self.accumulated.clear();
         self.observer = ProgressObserver::default();
         self.open()
@@ -106,23 +109,22 @@ impl Gang {
         let message = json!({ "job": "open", "settings": self.settings.message() });
         let deadline = self.settings.start_deadline;
         let tensors = vec![Vec::new(); self.settings.ranks];
-        let frames = self.run(Job { message, tensors, deadline, progress: &mut |_| {} });
-        let frames = frames.map_err(|failure| self.ended(failure.error))?;
+        let job = Job { message, tensors, deadline, progress: &mut |_| {}, is_cancelled: &mut || false };
+        let opened = self.line.lock().run(job);
+        let frames = opened.map_err(|failure| self.ended(failure.error))?;
         self.opened = content(&frames, 0)?;
         Ok(())
     }
 
-    fn run(&mut self, job: Job<'_>) -> Result<Vec<Frame>, Box<RankFailure>> {
-        self.job += 1;
-        match &mut self.ranks {
-            Ok(ranks) => ranks.run(self.job, job),
-            Err(error) => Err(error.clone().into()),
-        }
+    /// The weights are about to change.
+    fn changed(&mut self) {
+        self.digest = None;
+        self.line.lock().changes += 1;
     }
 
     /// Ends the gang for `error`.
     fn ended(&mut self, error: GangError) -> GangError {
-        self.ranks = Err(error.clone());
+        self.line.lock().end(error.clone());
         self.digest = None;
         self.accumulated.clear();
         error
@@ -143,7 +145,9 @@ impl Gang {
         loss: Option<&LossStep<'_>>,
     ) -> Result<Vec<Frame>, TrainError> {
         let deadline = self.settings.step_deadline;
-        let failure = match self.run(Job { message, tensors, deadline, progress }) {
+        let job = Job { message, tensors, deadline, progress, is_cancelled: &mut || false };
+        let asked = self.line.lock().run(job);
+        let failure = match asked {
             Ok(frames) => return Ok(frames),
             Err(failure) => failure,
         };
@@ -298,33 +302,39 @@ impl Gang {
         Ok(files.files.into_iter().map(|(path, bytes)| SavedFile { path, bytes }).collect())
     }
 
+    /// Path of a published version.
+    fn publication(&self, version: PolicyVersion) -> PathBuf {
+        self.settings.publications.join(format!("policy-{}-version-{}", self.settings.policy, version.0))
+    }
+
     /// Writes the policy to a new folder, which appears under its name only when it is complete.
     fn publish_folder(&mut self, version: PolicyVersion) -> Result<PublishedWeights, TrainError> {
-        let path =
-            self.settings.publications.join(format!("policy-{}-version-{}", self.settings.policy, version.0));
-        let partial = path.with_extension("partial");
-        for old in [&path, &partial] {
-            if old.exists() {
-                fs::remove_dir_all(old).map_err(|source| storage(old, source))?;
-            }
-        }
-        fs::create_dir_all(&partial).map_err(|source| storage(&partial, source))?;
+        let path = self.publication(version);
+        let partial = partial_of(&path).map_err(|source| storage(&path, source))?;
         self.write("publish", &partial)?;
         fs::rename(&partial, &path).map_err(|source| storage(&path, source))?;
         Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+    }
+
+    /// The weights as they are now, in the memory of the ranks.
+    fn publish_live(&self, version: PolicyVersion, form: Form) -> PublishedWeights {
+        let Self { line, settings, .. } = self;
+        // The same version may also be published as a folder.
+        let mut path = self.publication(version).into_os_string();
+        path.push("-live");
+        let sender = GangSender::new(Arc::clone(line), form, path.into(), settings);
+        PublishedWeights::Live(Arc::new(sender))
+    }
+
+    /// Forms of publications.
+    fn forms(&self) -> Vec<Form> {
+        if self.opened.has_gpus { vec![Form::Folder, Form::Nccl, Form::Ipc] } else { vec![Form::Folder] }
     }
 }
 
 impl Drop for Gang {
     fn drop(&mut self) {
-        if let Ok(ranks) = &mut self.ranks {
-            let message = json!({ "job": "shutdown" }).to_string();
-            for connection in &ranks.connections {
-                let frame = Frame::new(ranks.epoch, self.job + 1, message.clone());
-                // Dropping the ranks kills those that did not end by themselves.
-                let _ = connection.send(&frame, Instant::now() + std::time::Duration::from_secs(1));
-            }
-        }
+        self.line.lock().shut_down();
     }
 }
 
@@ -360,7 +370,7 @@ impl TrainEngine for Gang {
         let result = self.accumulate_all(step, loss);
         if result.is_err() && !self.accumulated.is_empty() {
             self.accumulated.clear();
-            if self.ranks.is_ok() {
+            if self.line.lock().is_open() {
                 self.ask(json!({ "job": "clear" }))?;
             }
         }
@@ -371,7 +381,7 @@ impl TrainEngine for Gang {
         if self.accumulated.is_empty() {
             return Err(TrainError::NothingAccumulated);
         }
-        self.digest = None;
+        self.changed();
         let answer = self.ask(json!({ "job": "step", "learning_rate": step.learning_rate }));
         self.accumulated.clear();
         let frames = answer?;
@@ -393,11 +403,12 @@ impl TrainEngine for Gang {
         if self.settings.heads == PolicyHeads::Critic {
             return Err(TrainError::CriticPublished);
         }
-        if form != Form::Folder {
-            return Err(TrainError::UnsupportedForm { form, supported: vec![Form::Folder] });
+        if !self.forms().contains(&form) {
+            return Err(TrainError::UnsupportedForm { form, supported: self.forms() });
         }
         let digest = self.digest()?;
-        let weights = self.publish_folder(version)?;
+        let weights =
+            if form.is_live() { self.publish_live(version, form) } else { self.publish_folder(version)? };
         Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
     }
 
@@ -417,7 +428,7 @@ impl TrainEngine for Gang {
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
-        self.digest = None;
+        self.changed();
         self.accumulated.clear();
         self.ask(json!({ "job": "restore", "folder": directory })).map(drop)
     }
@@ -428,7 +439,7 @@ impl TrainEngine for Gang {
             repeats_bits: self.opened.repeats_bits,
             shares_prompts: false,
             numeric_path: self.opened.numeric_path.clone(),
-            forms: vec![Form::Folder],
+            forms: self.forms(),
             candidates: false,
             attachments: false,
         }
@@ -451,7 +462,7 @@ fn observed(observer: &ProgressObserver, work: TrainWork, total: u64) -> impl Fn
     }
 }
 
-fn content<T: DeserializeOwned>(frames: &[Frame], rank: usize) -> Result<T, GangError> {
+pub(super) fn content<T: DeserializeOwned>(frames: &[Frame], rank: usize) -> Result<T, GangError> {
     frames[rank].parse().map_err(|error| unreadable(rank, &error))
 }
 

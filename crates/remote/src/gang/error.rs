@@ -75,6 +75,9 @@ pub enum GangError {
         /// Their values, by rank.
         values: String,
     },
+    /// The trainer has ended.
+    #[error("the trainer has ended")]
+    ShutDown,
     /// A frame could not be built.
     #[error(transparent)]
     Frame(#[from] Arc<FrameError>),

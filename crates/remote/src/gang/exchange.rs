@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rloom_wire::{Frame, Tensor, WireError};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::GangError;
 use super::ranks::Ranks;
@@ -22,6 +22,8 @@ pub(crate) struct Job<'a> {
     pub(crate) deadline: Duration,
     /// Called with the number of completed micro-batches.
     pub(crate) progress: &'a mut dyn FnMut(u64),
+    /// True once rank 0 shall give up, since the process that it exchanges data with has failed.
+    pub(crate) is_cancelled: &'a mut dyn FnMut() -> bool,
 }
 
 /// Error of a rank, with the scores that a loss refused.
@@ -53,7 +55,7 @@ pub(crate) struct RankAnswer {
 impl Ranks {
     /// Runs job number `number`. All ranks answer, or the gang has to end.
     pub(crate) fn run(&mut self, number: u64, job: Job<'_>) -> Result<Vec<Frame>, Box<RankFailure>> {
-        let Job { message, tensors, deadline, progress } = job;
+        let Job { message, tensors, deadline, progress, is_cancelled } = job;
         for (rank, tensors) in tensors.into_iter().enumerate() {
             let frame = Frame { epoch: self.epoch, job: number, message: message.to_string(), tensors };
             self.connections[rank].discard_before(self.epoch, number);
@@ -61,7 +63,7 @@ impl Ranks {
             sent.map_err(|error| self.lost(rank, error))?;
         }
         let mut answers: Vec<Option<Frame>> = self.connections.iter().map(|_| None).collect();
-        let mut heard = Instant::now();
+        let (mut heard, mut has_cancelled) = (Instant::now(), false);
         while let Some(first) = answers.iter().position(Option::is_none) {
             for (rank, answer) in answers.iter_mut().enumerate().filter(|(_, answer)| answer.is_none()) {
                 // Frames of other ranks wait in their queues meanwhile.
@@ -82,6 +84,13 @@ impl Ranks {
                     return Err(self.dead_peer(rank).map_or(failure, Into::into));
                 }
                 *answer = Some(frame);
+            }
+            if !has_cancelled && is_cancelled() {
+                has_cancelled = true;
+                let message = json!({ "job": "cancel" }).to_string();
+                let frame = Frame { epoch: self.epoch, job: number, message, tensors: Vec::new() };
+                let sent = self.connections[0].send(&frame, Instant::now() + deadline);
+                sent.map_err(|error| self.lost(0, error))?;
             }
             if heard.elapsed() > deadline {
                 let silent = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());

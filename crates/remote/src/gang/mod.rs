@@ -12,8 +12,10 @@ mod engine;
 mod error;
 mod exchange;
 mod launch;
+mod line;
 mod ranks;
 mod rows;
+mod sender;
 mod settings;
 
 pub use engine::Gang;

@@ -17,8 +17,8 @@ use super::request::Job;
 use super::state::{Phase, State};
 use super::{ReplicaPool, Shared, after};
 
-/// Forms of weights that replicas load.
-const FORMS: [Form; 1] = [Form::Folder];
+/// Forms of weights that replicas load; `SGLang` servers ask for the folder of live ones.
+const FORMS: [Form; 3] = [Form::Nccl, Form::Ipc, Form::Folder];
 
 /// Forgets a request when its future is dropped.
 struct CancelGuard {
@@ -253,7 +253,7 @@ impl RolloutEngine for ReplicaPool {
             max_running: self.servers.saturating_mul(self.shared.max_requests),
             policies: 1,
             attachments: false,
-            parks: false,
+            parks: self.shared.sleeps,
             speculates: false,
         }
     }

@@ -7,6 +7,7 @@ mod replica;
 mod request;
 mod routing;
 mod state;
+mod transfer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,6 +77,8 @@ struct Shared {
     restarts: u32,
     replace_after: Duration,
     probe_tolerance: f32,
+    /// Replicas give their device away between the batches.
+    sleeps: bool,
     names: AtomicU64,
 }
 
@@ -203,6 +206,7 @@ impl ReplicaPool {
             restarts: settings.restarts,
             replace_after: Duration::from_secs_f64(settings.replace_seconds),
             probe_tolerance: settings.probe_tolerance as f32,
+            sleeps: settings.sleep,
             names: AtomicU64::new(0),
         });
         let failed = |error: &std::io::Error| RolloutError::Thread {

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::OnUpdate;
-use rloom_engine::{PolicyLabel, PublishedWeights, SamplingSettings, WeightFolder};
+use rloom_engine::{PolicyLabel, SamplingSettings, SendError};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Shared;
-use super::state::{Phase, Target};
+use super::state::{Phase, Replica, Target};
+use super::transfer::{LiveReceiver, Source};
 use crate::error::ServerError;
 use crate::server::{Call, Description, Pause, Server};
+use crate::vllm::VllmServer;
 
 /// Longest pause between two attempts to bring up a replica.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
@@ -38,6 +40,8 @@ enum Failure {
     Failed(String),
     /// It cannot serve this model.
     Unsuitable(String),
+    /// The trainer has changed the weights of this load or release meanwhile.
+    Outdated(u64),
 }
 
 /// What a serving replica does next.
@@ -77,6 +81,11 @@ impl Supervisor {
                             self.note(message);
                             return self.gone();
                         }
+                        Failure::Outdated(generation) => {
+                            is_started = true;
+                            self.wait_for_weights(generation).await;
+                            continue;
+                        }
                     };
                     self.note(message);
                     failures += u32::from(counts);
@@ -106,6 +115,19 @@ impl Supervisor {
             started.map_err(Failure::Failed)?;
         }
         self.bring_up().await
+    }
+
+    /// Waits for the weights after those of a load or release.
+    async fn wait_for_weights(&self, generation: u64) {
+        // The trainer's time is not the replica's: it does not count as time without a replica.
+        self.set_phase(Phase::Launching);
+        let next = self.shared.until(|state| {
+            let phase = state.replicas.get(&self.id).map(|replica| replica.phase);
+            let is_over = state.end.is_some() || matches!(phase, None | Some(Phase::Leaving | Phase::Gone));
+            (is_over || state.generation != generation).then_some(())
+        });
+        next.await;
+        self.set_phase(Phase::Starting);
     }
 
     /// Changes the phase of a replica that does not serve.
@@ -167,7 +189,7 @@ impl Supervisor {
             ServerError::Http { .. } => Failure::Unreachable(error.to_string()),
             _ => Failure::Failed(error.to_string()),
         };
-        let Description { context, vocabulary, max_requests } =
+        let Description { context, vocabulary, max_requests, workers } =
             self.server.prepare(self.control()).await.map_err(failed)?;
         let limits = self.shared.limits;
         for (name, has, needs) in [
@@ -179,9 +201,14 @@ impl Supervisor {
                 return Err(Failure::Unsuitable(format!("has {name} {has}, and {needs} are needed")));
             }
         }
+        self.change(|replica| replica.workers = workers);
         let (target, generation) = self.shared.target();
         if let Some(target) = &target {
-            self.replace(target, Pause::Abort).await.map_err(Failure::Failed)?;
+            let source = Source::of(&target.published, true).await.map_err(|error| match error {
+                SendError::Gone => Failure::Outdated(generation),
+                error => Failure::Failed(error.to_string()),
+            })?;
+            self.replace(target, source, Pause::Abort).await.map_err(Failure::Failed)?;
         } else {
             // It may be paused by a client that is no more.
             self.server.resume(self.control()).await.map_err(failed)?;
@@ -292,26 +319,85 @@ impl Supervisor {
                     }
                 }
             });
-            self.replace(target, pause).await?;
+            let source = Source::of(&target.published, self.server.live().is_none()).await;
+            self.replace(target, source.map_err(|error| error.to_string())?, pause).await?;
+        } else {
+            self.sleep().await?;
         }
         self.ready(target.as_ref(), generation);
         Ok(())
     }
 
     /// Replaces the weights, and makes sure that they are those.
-    async fn replace(&self, target: &Target, pause: Pause) -> Result<(), String> {
+    async fn replace(&self, target: &Target, source: Source, pause: Pause) -> Result<(), String> {
         let label = target.published.label();
         let failed = |error: ServerError| format!("loading {label}: {error}");
-        let folder = folder_of(target);
-        self.server.pause(pause, self.control()).await.map_err(failed)?;
-        let deadline = Instant::now() + self.shared.timings.load;
-        self.server.load(folder.path(), label, deadline).await.map_err(failed)?;
+        let named = |problem: String| format!("loading {label}: {problem}");
+        if self.shared.sleeps {
+            self.sleep().await.map_err(named)?;
+        } else {
+            self.server.pause(pause, self.control()).await.map_err(failed)?;
+        }
+        if let Some(server) = self.sleeper() {
+            server.wake_weights(self.control()).await.map_err(failed)?;
+        }
+        self.load(&source, label).await.map_err(named)?;
+        if let Some(server) = self.sleeper() {
+            if let Source::Live(sender) = source {
+                let parked = tokio::task::spawn_blocking(move || sender.park()).await;
+                parked
+                    .map_err(|error| named(error.to_string()))?
+                    .map_err(|error| named(error.to_string()))?;
+            }
+            server.wake_cache(self.control()).await.map_err(failed)?;
+            self.change(|replica| replica.is_asleep = false);
+        }
         let told = self.server.label(self.control()).await.map_err(failed)?;
         if told != label.to_string() {
             return Err(format!("loading {label}: the server says that it has {told}"));
         }
         self.server.resume(self.control()).await.map_err(failed)?;
         self.verify(target, label).await.map_err(|problem| format!("loading {label}: {problem}"))
+    }
+
+    /// Loads weights into a server that waits for them.
+    async fn load(&self, source: &Source, label: PolicyLabel) -> Result<(), String> {
+        let failed = |error: ServerError| error.to_string();
+        match (source, self.server.live()) {
+            (Source::Live(sender), Some(server)) => {
+                server.start_update(self.control()).await.map_err(failed)?;
+                let (workers, incarnation) = self.change(|replica| (replica.workers, replica.incarnation));
+                let (own, timeout) = (Arc::clone(&self.server), self.shared.timings.control);
+                let receiver = LiveReceiver::new(own, incarnation, workers, label, timeout);
+                receiver.take(Arc::clone(sender)).await?;
+                server.finish_update(label, self.control()).await.map_err(failed)
+            }
+            (Source::Folder(folder), _) => {
+                let deadline = Instant::now() + self.shared.timings.load;
+                self.server.load(folder.path(), label, deadline).await.map_err(failed)
+            }
+            (Source::Live(_), None) => Err("the server reads folders alone".to_owned()),
+        }
+    }
+
+    /// The client of a server that sleeps between the batches.
+    fn sleeper(&self) -> Option<&VllmServer> {
+        self.server.live().filter(|_| self.shared.sleeps)
+    }
+
+    /// Has the server give its device away, unless it has.
+    async fn sleep(&self) -> Result<(), String> {
+        let Some(server) = self.sleeper() else { return Ok(()) };
+        if !self.change(|replica| replica.is_asleep) {
+            server.sleep(self.control()).await.map_err(|error| error.to_string())?;
+            self.change(|replica| replica.is_asleep = true);
+        }
+        Ok(())
+    }
+
+    /// Reads or changes the replica's state.
+    fn change<T: Default>(&self, change: impl FnOnce(&mut Replica) -> T) -> T {
+        self.shared.lock().replicas.get_mut(&self.id).map(change).unwrap_or_default()
     }
 
     /// Compares the weights with the trainer's.
@@ -427,16 +513,6 @@ impl Supervisor {
                 is_idle.then_some(())
             });
             drop(timeout_at(Instant::now() + self.shared.timings.answer, finished).await);
-        }
-    }
-}
-
-/// The folder of a target. Other forms are refused before they become one.
-fn folder_of(target: &Target) -> Arc<WeightFolder> {
-    match &target.published.weights {
-        PublishedWeights::Folder(folder) => Arc::clone(folder),
-        PublishedWeights::Memory(_) | PublishedWeights::Collective(_) | PublishedWeights::Adapter(_) => {
-            Arc::new(WeightFolder::kept(""))
         }
     }
 }

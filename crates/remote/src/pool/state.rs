@@ -63,6 +63,10 @@ pub(super) struct Replica {
     /// Failures since the last good answer.
     pub(super) strikes: u32,
     pub(super) restarts: u32,
+    /// Processes that hold its model.
+    pub(super) workers: usize,
+    /// It has given its device away.
+    pub(super) is_asleep: bool,
     pub(super) sampled_tokens: u64,
     pub(super) last_answer: Instant,
     pub(super) last_failure: String,
@@ -180,6 +184,8 @@ impl State {
                 incarnation: 0,
                 strikes: 0,
                 restarts: 0,
+                workers: 1,
+                is_asleep: false,
                 sampled_tokens: 0,
                 last_answer: now,
                 last_failure: String::new(),
@@ -334,6 +340,7 @@ impl State {
         replica.incarnation += 1;
         replica.strikes = 0;
         replica.label = None;
+        replica.is_asleep = false;
         if replica.phase.is_live() {
             replica.set_phase(Phase::Starting);
         }

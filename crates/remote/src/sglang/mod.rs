@@ -57,6 +57,7 @@ impl SglangServer {
             context: info.max_req_input_len.unwrap_or(usize::MAX),
             vocabulary: usize::MAX,
             max_requests: info.max_running_requests.unwrap_or(usize::MAX),
+            workers: 1,
         })
     }
 

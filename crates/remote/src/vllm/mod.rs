@@ -8,25 +8,30 @@ mod wire;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rloom_engine::PolicyLabel;
+use rloom_engine::{Channel, PolicyLabel, WeightChunk};
 use tokio::time::Instant;
 
 use crate::environment::TestedVersions;
 use crate::error::ServerError;
 use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
 use wire::{
-    AbortBody, Choice, FinishBody, GenerateAnswer, GenerateBody, InitBody, RpcAnswer, RpcBody,
-    SamplingParams, UpdateBody, UpdateInfo, WeightInfo, WorkerDescription,
+    AbortBody, Choice, Chunk, FinishBody, GenerateAnswer, GenerateBody, InitBody, InitInfo, RpcAnswer,
+    RpcBody, SamplingParams, SleepState, UpdateBody, UpdateInfo, WeightInfo, WorkerDescription,
 };
 
 const GENERATE: &str = "/inference/v1/generate";
 const DESCRIBE: &str = "/collective_rpc";
+const INIT: &str = "/init_weight_transfer_engine";
+const START: &str = "/start_weight_update";
+const UPDATE: &str = "/update_weights";
+const FINISH: &str = "/finish_weight_update";
+const WAKE: &str = "/wake_up";
 
 /// Prefix that the server puts in front of a request's name.
 const ID_PREFIX: &str = "generate-tokens-";
 
 /// Version of the worker extension's answers.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Versions whose protocol is known: the first was tested on CPUs, the last by its schemas.
 pub(crate) const VERSIONS: TestedVersions = TestedVersions::new("vllm", (0, 32), (0, 33));
@@ -56,9 +61,10 @@ impl VllmServer {
             check_worker(worker).map_err(|problem| ServerError::Answer { endpoint: DESCRIBE, problem })?;
         }
         let smallest = |of: fn(&WorkerDescription) -> usize| workers.iter().map(of).min().unwrap_or(0);
-        let body = InitBody { init_info: BTreeMap::new() };
-        self.connection.command("/init_weight_transfer_engine", "", Some(&body), deadline).await?;
+        let body = InitBody { init_info: InitInfo::default() };
+        self.connection.command(INIT, "", Some(&body), deadline).await?;
         Ok(Description {
+            workers: workers.len(),
             context: smallest(|worker| worker.max_model_len),
             vocabulary: smallest(|worker| worker.vocabulary),
             max_requests: smallest(|worker| worker.max_num_seqs),
@@ -160,13 +166,38 @@ impl VllmServer {
         label: PolicyLabel,
         deadline: Instant,
     ) -> Result<(), ServerError> {
-        const START: &str = "/start_weight_update";
-        const UPDATE: &str = "/update_weights";
-        const FINISH: &str = "/finish_weight_update";
         let path = folder.to_str().ok_or_else(|| {
             let problem = format!("the path {} is not UTF-8", folder.display());
             ServerError::Answer { endpoint: UPDATE, problem }
         })?;
+        self.start_update(deadline).await?;
+        self.update(&UpdateInfo { label: label.to_string(), path: Some(path), chunk: None }, deadline)
+            .await?;
+        self.finish_update(label, deadline).await
+    }
+
+    /// Joins the trainer in a communicator.
+    pub(crate) async fn join(&self, channel: &Channel, deadline: Instant) -> Result<(), ServerError> {
+        let body = InitBody { init_info: InitInfo::of(channel) };
+        self.connection.command(INIT, "", Some(&body), deadline).await
+    }
+
+    /// Takes tensors from the trainer's memory, between the start and the end of an update.
+    pub(crate) async fn receive(
+        &self,
+        chunk: &WeightChunk,
+        label: PolicyLabel,
+        deadline: Instant,
+    ) -> Result<(), ServerError> {
+        let info = UpdateInfo { label: label.to_string(), path: None, chunk: Some(Chunk::of(chunk)) };
+        self.update(&info, deadline).await
+    }
+
+    async fn update(&self, info: &UpdateInfo<'_>, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.command(UPDATE, "", Some(&UpdateBody { update_info: info }), deadline).await
+    }
+
+    pub(crate) async fn start_update(&self, deadline: Instant) -> Result<(), ServerError> {
         let connection = &self.connection;
         if let Err(error) = connection.command(START, "", None::<&()>, deadline).await {
             // An update that was not finished keeps the next one from starting.
@@ -178,10 +209,44 @@ impl VllmServer {
             }
             connection.command(START, "", None::<&()>, deadline).await?;
         }
-        let body = UpdateBody { update_info: UpdateInfo { path, label: label.to_string() } };
-        connection.command(UPDATE, "", Some(&body), deadline).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn finish_update(
+        &self,
+        label: PolicyLabel,
+        deadline: Instant,
+    ) -> Result<(), ServerError> {
         let body = FinishBody { weight_version: Some(label.to_string()) };
-        connection.command(FINISH, "", Some(&body), deadline).await
+        self.connection.command(FINISH, "", Some(&body), deadline).await
+    }
+
+    /// Gives away the memory of weights, keys and values. None of it is read again before it is replaced.
+    pub(crate) async fn sleep(&self, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.command("/sleep", "?level=2&mode=abort", None::<&()>, deadline).await?;
+        self.check_sleeping(true, deadline).await
+    }
+
+    /// Takes memory for weights; requests wait.
+    pub(crate) async fn wake_weights(&self, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.command(WAKE, "?tags=weights", None::<&()>, deadline).await?;
+        self.check_sleeping(true, deadline).await
+    }
+
+    /// Takes memory for keys and values, and serves requests.
+    pub(crate) async fn wake_cache(&self, deadline: Instant) -> Result<(), ServerError> {
+        self.connection.command(WAKE, "?tags=kv_cache", None::<&()>, deadline).await?;
+        self.check_sleeping(false, deadline).await
+    }
+
+    async fn check_sleeping(&self, expected: bool, deadline: Instant) -> Result<(), ServerError> {
+        const ASLEEP: &str = "/is_sleeping";
+        let SleepState { is_sleeping } = self.connection.get(ASLEEP, deadline).await?;
+        if is_sleeping == expected {
+            return Ok(());
+        }
+        let state = if is_sleeping { "still asleep" } else { "awake" };
+        Err(ServerError::Answer { endpoint: ASLEEP, problem: format!("the server is {state}") })
     }
 
     pub(crate) async fn label(&self, deadline: Instant) -> Result<String, ServerError> {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use rloom_engine::{Channel, Form, WeightChunk};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
@@ -80,20 +82,91 @@ pub(super) struct AbortBody {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct InitBody {
-    pub(super) init_info: BTreeMap<String, String>,
+pub(super) struct InitBody<'a> {
+    pub(super) init_info: InitInfo<'a>,
+}
+
+/// Read by the worker extension, which passes `info` on to vLLM's own backend. Without both, weights come from folders.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct InitInfo<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<Form>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    info: Option<BackendInfo<'a>>,
+}
+
+/// Fields of vLLM's `NCCLWeightTransferInitInfo` or `IPCWeightTransferInitInfo`.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum BackendInfo<'a> {
+    Nccl {
+        nccl_unique_id_b64: &'a str,
+        rank_offset: usize,
+        world_size: usize,
+        packed: bool,
+        packed_buffer_size_bytes: usize,
+    },
+    Ipc {
+        packed: bool,
+    },
+}
+
+impl<'a> InitInfo<'a> {
+    pub(super) fn of(channel: &'a Channel) -> Self {
+        let Channel { form, unique_id, world_size, chunk_bytes } = channel;
+        let info = match form {
+            Form::Ipc => BackendInfo::Ipc { packed: true },
+            _ => BackendInfo::Nccl {
+                nccl_unique_id_b64: unique_id,
+                // The trainer sends as rank 0.
+                rank_offset: 1,
+                world_size: *world_size,
+                packed: true,
+                packed_buffer_size_bytes: *chunk_bytes,
+            },
+        };
+        Self { backend: Some(*form), info: Some(info) }
+    }
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct UpdateBody<'a> {
-    pub(super) update_info: UpdateInfo<'a>,
+    pub(super) update_info: &'a UpdateInfo<'a>,
 }
 
-/// Read by the worker extension.
+/// Read by the worker extension: a folder, or a chunk for vLLM's own backend.
 #[derive(Debug, Serialize)]
 pub(super) struct UpdateInfo<'a> {
-    pub(super) path: &'a str,
     pub(super) label: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) path: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chunk: Option<Chunk<'a>>,
+}
+
+/// Fields of vLLM's `NCCLWeightTransferUpdateInfo`, and of `IPCWeightTransferUpdateInfo` with a handle.
+#[derive(Debug, Serialize)]
+pub(super) struct Chunk<'a> {
+    names: &'a [String],
+    dtype_names: &'a [String],
+    shapes: &'a [Vec<usize>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor_sizes: Option<&'a [usize]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ipc_handles: Option<&'a Value>,
+}
+
+impl<'a> Chunk<'a> {
+    pub(super) fn of(chunk: &'a WeightChunk) -> Self {
+        let WeightChunk { names, dtype_names, shapes, tensor_sizes, ipc_handles } = chunk;
+        let tensor_sizes = ipc_handles.is_some().then_some(&**tensor_sizes);
+        Self { names, dtype_names, shapes, tensor_sizes, ipc_handles: ipc_handles.as_ref() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct SleepState {
+    pub(super) is_sleeping: bool,
 }
 
 #[derive(Debug, Serialize)]

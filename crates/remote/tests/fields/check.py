@@ -80,6 +80,21 @@ def vllm(fields: dict, packages: Path, check: Check) -> None:
     check.subset("choice", fields["choice"], class_fields(protocol, "GenerateTokensChoice"))
     check.subset("log-probability", fields["logprob"], class_fields(protocol, "GenerateLogProbsContent"))
     check.subset("span", fields["span"], class_fields(load(root / "outputs.py"), "WeightVersionSpan"))
+    transfer = root / "distributed/weight_transfer"
+    for backend, name in (("nccl", "NCCL"), ("ipc", "IPC")):
+        engine = load(transfer / f"{backend}_engine.py")
+        common = load(transfer / "nccl_common.py") if backend == "nccl" else engine
+        init, update = f"{name}WeightTransferInitInfo", f"{name}WeightTransferUpdateInfo"
+        check.subset(init, fields[f"{backend}_init"], class_fields(common, init))
+        check.subset(update, fields[f"{backend}_update"], class_fields(engine, update))
+    sleep = load(root / "entrypoints/serve/dev/sleep/api_router.py")
+    check.subset("/sleep", fields["sleep_parameters"], body_arguments(sleep, "/sleep"))
+    worker = (root / "v1/worker/gpu_worker.py").read_text()
+    check.require(all(f'"{tag}"' in worker for tag in fields["wake_tags"]), "/wake_up has other tags")
+    check.require('"tags"' in ast.unparse(sleep).replace("'", '"'), "/wake_up has no tags")
+    own = load(Path(__file__).parents[4] / "python/rloom/vllm/extension.py")
+    for place, name in (("init_info", "FileInit"), ("update_info", "FileUpdate")):
+        check.subset(name, fields[place], class_fields(own, name))
     modes = literal(load(root / "v1/engine/__init__.py"), "PauseMode")
     check.subset("PauseMode", fields["pause_modes"], modes)
 

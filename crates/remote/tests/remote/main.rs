@@ -18,6 +18,7 @@ mod environments;
 mod faults;
 mod fields;
 mod gang;
+mod live;
 mod measures;
 mod pool;
 mod processes;

@@ -28,6 +28,7 @@ use super::placement::{self, Placement, Slots, server_slots};
 use super::ranks::NodeRanks;
 use super::rollout::ConfiguredRollout;
 use super::train::ConfiguredTrainer;
+use super::transfer;
 use super::{EmbeddedEngines, EngineFactory, StageStart};
 use crate::{Policy, RunError};
 
@@ -104,8 +105,10 @@ impl ConfiguredEngines {
             },
             StageStart::Published(published) => published.clone(),
         };
-        if let PublishedWeights::Folder(folder) = &published.weights {
-            return Ok(Arc::clone(folder));
+        match &published.weights {
+            PublishedWeights::Folder(folder) => return Ok(Arc::clone(folder)),
+            PublishedWeights::Live(sender) => return Ok(sender.folder().map_err(StageError::Sender)?),
+            PublishedWeights::Memory(_) | PublishedWeights::Adapter(_) => {}
         }
         let folder = self.publications.join(format!("start-{}", self.next_number()));
         disk::create_folder(PUBLICATIONS, &folder)?;
@@ -281,7 +284,11 @@ impl EngineFactory for ConfiguredEngines {
                 repeats_bits: torch.deterministic,
                 shares_prompts: false,
                 numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
-                forms: vec![Form::Folder],
+                // Of the live forms, the one that the placement allows.
+                forms: transfer::form(stage, Slots::of_machine())
+                    .ok()
+                    .filter(|form| form.is_live())
+                    .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
                 candidates: false,
                 attachments: false,
             },
@@ -306,8 +313,12 @@ struct ConfiguredWriter {
 
 impl PolicyWriter for ConfiguredWriter {
     fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), StageError> {
-        let PublishedWeights::Folder(source) = &policy.weights else {
-            return self.embedded.write(policy, folder);
+        let source = match &policy.weights {
+            PublishedWeights::Folder(source) => Arc::clone(source),
+            PublishedWeights::Live(sender) => sender.folder().map_err(StageError::Sender)?,
+            PublishedWeights::Memory(_) | PublishedWeights::Adapter(_) => {
+                return self.embedded.write(policy, folder);
+            }
         };
         let failed = |error| StoreError::io("read", source.path(), error);
         for entry in std::fs::read_dir(source.path()).map_err(failed)? {

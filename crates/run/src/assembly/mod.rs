@@ -5,6 +5,7 @@ mod placement;
 mod ranks;
 mod rollout;
 mod train;
+mod transfer;
 
 use std::path::Path;
 use std::sync::Arc;

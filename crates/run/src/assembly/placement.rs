@@ -5,8 +5,10 @@ use std::ops::Range;
 
 use rloom_algo::Backbone;
 use rloom_config::Stage;
-use rloom_engine::{Backend, RolloutEngineSettings, ServerSettings};
+use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings};
 use serde::Serialize;
+
+use super::transfer;
 
 /// Largest fraction of a GPU's memory that servers may take where ranks use the same GPU.
 const SHARED_MEMORY: f64 = 0.5;
@@ -49,28 +51,55 @@ pub struct Placement {
     pub machine: Slots,
     /// The processes.
     pub roles: Vec<PlacedRole>,
+    /// Form in which ranks hand weights to servers.
+    pub weights: Form,
 }
 
-/// A stage that needs more devices than there are.
+/// A stage that does not fit the devices of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
-#[error(
-    "placement: {ranks} ranks and {replicas} servers × {tensor_parallel} GPUs need {needed} GPUs; this machine offers {offered}"
-)]
-#[diagnostic(help(
-    "lower `trainer.ranks`, `rollout.replicas` or `rollout.tensor_parallel`; with `rollout.memory` of at most 0.5, servers \
-     share the GPUs of the ranks"
-))]
-pub struct PlacementError {
-    ranks: usize,
-    replicas: usize,
-    tensor_parallel: usize,
-    needed: usize,
-    offered: usize,
+pub enum PlacementError {
+    /// It needs more devices than there are.
+    #[error(
+        "placement: {ranks} ranks and {replicas} servers × {tensor_parallel} GPUs need {needed} GPUs; this machine offers {offered}"
+    )]
+    #[diagnostic(help(
+        "lower `trainer.ranks`, `rollout.replicas` or `rollout.tensor_parallel`; with `rollout.memory` of at most 0.5, \
+         servers share the GPUs of the ranks"
+    ))]
+    Devices {
+        /// Ranks of a model.
+        ranks: usize,
+        /// Servers.
+        replicas: usize,
+        /// GPUs of a server.
+        tensor_parallel: usize,
+        /// GPUs of all.
+        needed: usize,
+        /// GPUs of the machine.
+        offered: usize,
+    },
+    /// Weights cannot reach the servers in the way that was asked for.
+    #[error("`rollout.weights = \"{form}\"` is not possible: {reason}")]
+    #[diagnostic(help("set `rollout.weights = \"auto\"`, which chooses a way that is possible"))]
+    Weights {
+        /// The way.
+        form: Form,
+        /// Reason.
+        reason: &'static str,
+    },
+    /// Server and trainer cannot take turns.
+    #[error("`rollout.sleep = true` is not possible: {reason}")]
+    #[diagnostic(help("remove `rollout.sleep`"))]
+    Sleep {
+        /// Reason.
+        reason: &'static str,
+    },
 }
 
 impl Placement {
     /// The placement of a stage; none if it uses the embedded engines alone.
     pub fn of(stage: &Stage, machine: Slots) -> Result<Option<Self>, PlacementError> {
+        let weights = transfer::form(stage, machine)?;
         let ranks = ranks(stage);
         let servers = stage.rollout.as_ref().and_then(|rollout| started(&rollout.engine));
         let mut roles = Vec::new();
@@ -94,9 +123,15 @@ impl Placement {
         } else if let Slots::Gpus(offered) = machine
             && ranks > offered
         {
-            return Err(PlacementError { ranks, replicas: 0, tensor_parallel: 1, needed: ranks, offered });
+            return Err(PlacementError::Devices {
+                ranks,
+                replicas: 0,
+                tensor_parallel: 1,
+                needed: ranks,
+                offered,
+            });
         }
-        Ok((!roles.is_empty()).then_some(Self { machine, roles }))
+        Ok((!roles.is_empty()).then_some(Self { machine, roles, weights }))
     }
 }
 
@@ -130,11 +165,12 @@ pub(super) fn server_slots(
     match machine {
         Slots::Gpus(offered) => {
             let servers = replicas * tensor_parallel;
-            let is_apart = ranks + servers <= offered;
-            let may_share = settings.memory_fraction(true) <= SHARED_MEMORY && ranks.max(servers) <= offered;
+            let is_apart = ranks + servers <= offered && !settings.sleep;
+            let has_room = settings.memory_fraction(true) <= SHARED_MEMORY || settings.sleep;
+            let may_share = has_room && ranks.max(servers) <= offered;
             if !is_apart && !may_share {
                 let needed = ranks + servers;
-                return Err(PlacementError { ranks, replicas, tensor_parallel, needed, offered });
+                return Err(PlacementError::Devices { ranks, replicas, tensor_parallel, needed, offered });
             }
             let first = if is_apart { ranks } else { 0 } + replica * tensor_parallel;
             Ok(first..first + tensor_parallel)
@@ -209,6 +245,7 @@ groups_per_batch = 2
         assert_eq!(of(&settings, 4, 8).unwrap(), [4..6, 6..8]);
         let error: PlacementError = of(&settings, 4, 6).unwrap_err();
         let text = error.to_string();
+        assert!(matches!(error, PlacementError::Devices { .. }));
         assert!(text.contains("4 ranks and 2 servers × 2 GPUs need 8 GPUs; this machine offers 6"), "{text}");
         // The hint: fewer of each, or shared GPUs.
         for (fewer, ranks) in [(&settings, 2), (&servers(1, 2, 0.9), 4), (&servers(2, 1, 0.9), 4)] {

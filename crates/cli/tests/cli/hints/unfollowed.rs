@@ -69,10 +69,12 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("InstallError::Start", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
     ("InstallError::Version", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
     (
-        "PlacementError",
+        "PlacementError::Devices",
         "crates/run/src/assembly/placement.rs",
         "servers_come_after_the_ranks_or_share_their_gpus",
     ),
+    ("PlacementError::Sleep", "crates/run/src/assembly/transfer/tests.rs", "servers_sleep_on_one_gpu"),
+    ("PlacementError::Weights", "crates/run/src/assembly/transfer/tests.rs", "impossible_forms_are_refused"),
     (
         "RunError::NoEnvironment",
         "crates/cli/tests/cli/engines.rs",

@@ -11,6 +11,8 @@ pub(crate) enum Fault {
     KeepsLabel,
     /// Loads half of the weights.
     LoadsHalf,
+    /// Acknowledges `/sleep`, and stays awake.
+    StaysAwake,
     /// Leaves the versions of the tokens out.
     DropsVersions,
     /// Names versions for a part of the tokens.

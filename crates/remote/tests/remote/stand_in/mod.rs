@@ -4,6 +4,7 @@
 
 pub(crate) mod faults;
 mod generate;
+pub(crate) mod gpu;
 pub(crate) mod http;
 pub(crate) mod model;
 mod sglang;
@@ -52,6 +53,20 @@ enum Paused {
     Keep,
 }
 
+/// Memory that the server has given away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asleep {
+    Nothing,
+    Cache,
+    All,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Channel {
+    Nccl(String),
+    Ipc,
+}
+
 /// State of the server.
 #[derive(Debug)]
 pub(crate) struct World {
@@ -61,6 +76,14 @@ pub(crate) struct World {
     /// Weights and label that were received and not finished.
     update: Option<(Option<Weights>, String)>,
     is_initialized: bool,
+    /// Communicator with the trainer, or the form of what comes without one.
+    channel: Option<Channel>,
+    /// Memory that it has given away.
+    asleep: Asleep,
+    /// Processes that it says it has.
+    pub(crate) workers: usize,
+    /// Control requests in the order of their arrival, and what tests add.
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
     paused: Option<Paused>,
     pub(crate) running: BTreeMap<u64, Running>,
     next: u64,
@@ -107,6 +130,10 @@ impl StandIn {
             label: "default".to_owned(),
             update: None,
             is_initialized: false,
+            channel: None,
+            asleep: Asleep::Nothing,
+            workers: 1,
+            log: Arc::default(),
             paused: None,
             running: BTreeMap::new(),
             next: 0,
@@ -240,6 +267,10 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
         return (400, json!({ "error": { "message": "bad cache_salt", "code": 400 } }));
     }
     let ok = (200, json!({}));
+    if method == "POST" && !path.ends_with("generate") && path != "/collective_rpc" {
+        let log = Arc::clone(&world.lock().unwrap().log);
+        log.lock().unwrap().push(if query.is_empty() { path.clone() } else { format!("{path}?{query}") });
+    }
     if protocol == Protocol::Sglang {
         return sglang::answer(world, &path, &body).await;
     }
@@ -249,17 +280,35 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
             assert_eq!(body["method"], "rloom_describe");
             let world = world.lock().unwrap();
             let description = json!({
-                "protocol": 1, "version": "0.32.0+cpu", "loaded": world.label, "full_softmax": true,
+                "protocol": 2, "version": "0.32.0+cpu", "loaded": world.label, "full_softmax": true,
                 "logprobs_mode": "processed_logprobs", "max_model_len": CONTEXT,
                 "max_num_seqs": world.max_num_seqs, "vocabulary": VOCABULARY,
             });
-            (200, json!({ "results": [description] }))
+            (200, json!({ "results": vec![description; world.workers] }))
         }
         "/init_weight_transfer_engine" => {
-            world.lock().unwrap().is_initialized = true;
+            initialize(world, &fields, &body["init_info"]).await;
             ok
         }
+        "/sleep" => {
+            assert_eq!(query, "level=2&mode=abort");
+            let mut world = world.lock().unwrap();
+            if !world.faults.has(Fault::StaysAwake) {
+                (world.asleep, world.paused) = (Asleep::All, Some(Paused::Abort));
+                // Whatever is there afterwards, it is no model.
+                world.weights = Weights([77, 78]);
+            }
+            ok
+        }
+        "/wake_up" => wake(&mut world.lock().unwrap(), &query),
+        "/is_sleeping" => {
+            let world = world.lock().unwrap();
+            (200, json!({ "is_sleeping": world.paused.is_some() || world.asleep != Asleep::Nothing }))
+        }
         "/weight_info" => (200, json!({ "weight_version": world.lock().unwrap().label })),
+        "/update_weights" if body["update_info"]["chunk"].is_object() => {
+            receive(world, &fields, &body["update_info"]).await
+        }
         "/start_weight_update" | "/update_weights" | "/finish_weight_update" => {
             update(&mut world.lock().unwrap(), &path, &body)
         }
@@ -289,11 +338,90 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
     }
 }
 
+/// Forgets a connection to the trainer's memory, and makes another one if it is asked to.
+async fn initialize(world: &Mutex<World>, fields: &Value, info: &Value) {
+    check_fields(&fields["init_info"], info, "init_info");
+    let channel = info["backend"].as_str().map(|backend| {
+        check_fields(&fields[format!("{backend}_init")], &info["info"], "info");
+        assert_eq!(info["info"]["packed"], true);
+        match backend {
+            "nccl" => Channel::Nccl(info["info"]["nccl_unique_id_b64"].as_str().unwrap().to_owned()),
+            "ipc" => Channel::Ipc,
+            other => panic!("unknown backend: {other}"),
+        }
+    });
+    {
+        let mut world = world.lock().unwrap();
+        world.is_initialized = true;
+        world.channel.clone_from(&channel);
+    }
+    if let Some(Channel::Nccl(id)) = channel {
+        assert_eq!(info["info"]["rank_offset"], 1);
+        let size = info["info"]["world_size"].as_u64().unwrap() as usize;
+        gpu::join(&id, 1);
+        while !gpu::is_complete(&id, size) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// Takes a chunk of tensors: one of the seeds, or both.
+async fn receive(world: &Mutex<World>, fields: &Value, info: &Value) -> (u16, Value) {
+    check_fields(&fields["update_info"], info, "update_info");
+    let chunk = &info["chunk"];
+    let channel = world.lock().unwrap().channel.clone();
+    let bytes = match &channel {
+        None => return (500, json!({ "error": "no connection to the trainer's memory" })),
+        Some(Channel::Nccl(id)) => {
+            check_fields(&fields["nccl_update"], chunk, "chunk");
+            loop {
+                if let Some(bytes) = gpu::take(id) {
+                    break bytes;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        Some(Channel::Ipc) => {
+            check_fields(&fields["ipc_update"], chunk, "chunk");
+            gpu::opened(chunk["ipc_handles"]["GPU-0"]["handle"][0].as_str().unwrap())
+        }
+    };
+    let mut world = world.lock().unwrap();
+    let Some((new, label)) = &mut world.update else {
+        return (500, json!({ "error": "a step of the update is missing" }));
+    };
+    let mut weights = new.unwrap_or(Weights([0, 0]));
+    let names: Vec<usize> = serde_json::from_value::<Vec<String>>(chunk["names"].clone())
+        .unwrap()
+        .iter()
+        .map(|name| gpu::NAMES.iter().position(|own| own == name).unwrap())
+        .collect();
+    assert_eq!(bytes.len(), 8 * names.len());
+    for (place, bytes) in names.into_iter().zip(bytes.chunks(8)) {
+        weights.0[place] = u64::from_le_bytes(bytes.try_into().unwrap());
+    }
+    *new = Some(weights);
+    info["label"].as_str().unwrap().clone_into(label);
+    (200, json!({}))
+}
+
+fn wake(world: &mut World, query: &str) -> (u16, Value) {
+    match (query, world.asleep) {
+        ("tags=weights", Asleep::All) => world.asleep = Asleep::Cache,
+        ("tags=kv_cache", Asleep::Cache) => (world.asleep, world.paused) = (Asleep::Nothing, None),
+        (query, asleep) => return (500, json!({ "error": format!("{query} while {asleep:?}") })),
+    }
+    (200, json!({ "status": "awake" }))
+}
+
 /// The three steps of an update; out of order they are errors, as in vLLM's worker.
 fn update(world: &mut World, path: &str, body: &Value) -> (u16, Value) {
     let refused = |message: &str| (500, json!({ "error": message }));
     if !world.is_initialized {
         return refused("weight transfer is not initialized");
+    }
+    if world.asleep == Asleep::All {
+        return refused("there is no memory for weights");
     }
     match (path, world.update.take()) {
         ("/start_weight_update", None) => world.update = Some((None, String::new())),

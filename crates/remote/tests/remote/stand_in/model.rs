@@ -47,6 +47,13 @@ impl Weights {
         scaled.iter().map(|logit| logit - sum.ln()).collect()
     }
 
+    /// The probe of these weights.
+    pub(crate) fn probe(self) -> Arc<Probe> {
+        let tokens: Vec<u32> = (0..64).map(|at| mix(at) as u32 % VOCABULARY as u32).collect();
+        let logprobs = self.score(&tokens, 1.0);
+        Arc::new(Probe { tokens, logprobs })
+    }
+
     /// Log-probability of each token but the first.
     pub(crate) fn score(self, tokens: &[u32], temperature: f64) -> Vec<f32> {
         let score = |at: usize| self.logprobs(&tokens[..at], temperature)[tokens[at] as usize] as f32;
@@ -67,13 +74,11 @@ pub(crate) fn publish(parent: &Path, policy: PolicyId, version: PolicyVersion) -
     let label = PolicyLabel { policy, version, digest: weights.0[0] };
     let folder = tempfile::Builder::new().prefix("weights").tempdir_in(parent).unwrap().keep();
     std::fs::write(folder.join("weights.json"), serde_json::to_vec(&weights).unwrap()).unwrap();
-    let tokens: Vec<u32> = (0..64).map(|at| mix(at) as u32 % VOCABULARY as u32).collect();
-    let logprobs = weights.score(&tokens, 1.0);
     PublishedPolicy {
         policy,
         version,
         digest: label.digest,
         weights: PublishedWeights::Folder(Arc::new(WeightFolder::temporary(folder))),
-        probe: Some(Arc::new(Probe { tokens, logprobs })),
+        probe: Some(weights.probe()),
     }
 }

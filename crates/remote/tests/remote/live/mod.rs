@@ -1,0 +1,314 @@
+//! Weights from the memory of ranks to servers, with stand-ins on both sides and of what is between them.
+
+mod ranks;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rloom_core::{OnUpdate, PolicyVersion};
+use rloom_engine::{
+    Form, PublishedPolicy, PublishedWeights, RolloutEngine, SendError, ServerSettings, TrainEngine,
+    TrainError, WorkerActivity, generate_all,
+};
+use rloom_remote::{Gang, GangSettings, ReplicaPool};
+
+use crate::stand_in::faults::Fault;
+use crate::stand_in::model::Weights;
+use crate::stand_in::{Protocol, StandIn};
+use crate::support::{Trainer, check, pool_of, request, run, settings};
+use ranks::{Shared, ThreadRanks};
+
+/// A gang whose ranks are threads, and the folder of its publications.
+struct Ranks {
+    gang: Gang,
+    shared: Shared,
+    folder: tempfile::TempDir,
+}
+
+impl Ranks {
+    fn start() -> Self {
+        let (folder, shared) = (tempfile::tempdir().unwrap(), Shared::default());
+        let settings = GangSettings {
+            step_deadline: Duration::from_mins(2),
+            ..GangSettings::new("model", folder.path().join("published"))
+        };
+        let gang = Gang::start(settings, &ThreadRanks(shared.clone()), 1).unwrap();
+        Self { gang, shared, folder }
+    }
+
+    /// Trains the weights of a version.
+    fn train(&mut self, version: u64) {
+        self.gang.restore(&PathBuf::from(format!("version-{version}"))).unwrap();
+    }
+
+    fn publish(&mut self, version: u64, form: Form) -> PublishedPolicy {
+        let published = self.gang.publish(PolicyVersion(version), form).unwrap();
+        assert_eq!(published.form(), form);
+        PublishedPolicy { probe: Some(Weights::of(version).probe()), ..published }
+    }
+
+    /// Trains and publishes a version and has the pool load it.
+    fn update(&mut self, pool: &ReplicaPool, version: u64, form: Form) -> PublishedPolicy {
+        self.train(version);
+        let published = self.publish(version, form);
+        run(pool.load(&published, OnUpdate::Keep)).unwrap();
+        published
+    }
+
+    /// Folders that were written.
+    fn folders(&self) -> usize {
+        let published = self.folder.path().join("published");
+        std::fs::read_dir(published).map_or(0, Iterator::count)
+    }
+
+    /// Takes the log of rank 0.
+    fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.log.lock().unwrap())
+    }
+}
+
+/// Completes requests, whose tokens are of the weights of a version.
+fn complete(pool: &ReplicaPool, round: u64, version: u64) {
+    let requests: Vec<_> =
+        (0..8).map(|sample| request(round * 100 + u64::from(sample), sample, 12)).collect();
+    let made = run(generate_all(pool, requests.iter().cloned())).unwrap();
+    for (request, made) in requests.iter().zip(&made) {
+        assert!(made.versions.iter().all(|span| span.version.0 == version), "{:?}", made.versions);
+        check(&Trainer::new(), request, made);
+    }
+}
+
+/// Waits until a replica has failed and named this.
+fn until_named(pool: &ReplicaPool, replica: u32, text: &str) {
+    let is_named = |(id, failure): &(u32, String)| *id == replica && failure.contains(text);
+    run(async {
+        while !pool.failures().iter().any(is_named) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+/// A pool whose replicas are up and have no weights yet.
+fn pool_up(stand_ins: &[&StandIn], settings: &ServerSettings) -> ReplicaPool {
+    let pool = pool_of(stand_ins, settings);
+    run(async {
+        while pool.workers().iter().any(|worker| worker.activity != WorkerActivity::Idle) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    pool
+}
+
+/// Waits until a replica serves.
+fn until_loaded(pool: &ReplicaPool, replica: usize, published: &PublishedPolicy) {
+    run(async {
+        while pool.workers()[replica].loaded != [published.label()] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn weights_go_from_memory_to_memory() {
+    for form in [Form::Nccl, Form::Ipc] {
+        let stand_ins = [StandIn::start(), StandIn::start()];
+        let pool = pool_up(&stand_ins.iter().collect::<Vec<_>>(), &settings(2));
+        let mut ranks = Ranks::start();
+        for version in 1..4 {
+            ranks.log();
+            ranks.update(&pool, version, form);
+            complete(&pool, version, version);
+            assert_eq!(ranks.folders(), 0);
+            // Two tensors and the end for each of two servers, which join rank 0 once.
+            let log = ranks.log();
+            let count = |part: &str| log.iter().filter(|job| *job == part).count();
+            let joined = 2 * usize::from(version == 1);
+            assert_eq!(
+                (count("send chunk"), count("send broadcast"), count("send join")),
+                (6, 4, joined),
+                "{log:?}"
+            );
+        }
+        assert_eq!(pool.failures(), []);
+    }
+}
+
+#[test]
+fn servers_that_read_folders_alone_get_one() {
+    let (one, other) = (StandIn::start(), StandIn::at(0, Protocol::Sglang));
+    let pool = pool_up(&[&one, &other], &settings(2));
+    let mut ranks = Ranks::start();
+    for version in 1..3 {
+        let published = ranks.update(&pool, version, Form::Nccl);
+        until_loaded(&pool, 1, &published);
+        complete(&pool, version, version);
+        assert_eq!(ranks.folders(), 1);
+    }
+    assert_eq!(pool.failures(), []);
+}
+
+#[test]
+fn servers_that_fail_in_a_transfer_are_loaded_from_a_folder() {
+    const INIT: &str = "/init_weight_transfer_engine";
+    let cases: [(Fault, &str); 9] = [
+        (Fault::Hangs("/update_weights"), "/update_weights: no answer within"),
+        (Fault::Status("/update_weights", 500), "/update_weights: status 500"),
+        (Fault::ClosesBefore("/update_weights"), "/update_weights: connection lost before"),
+        (Fault::Hangs("/start_weight_update"), "/start_weight_update: no answer within"),
+        (Fault::Hangs("/finish_weight_update"), "/finish_weight_update: no answer within"),
+        (Fault::KeepsWeights, "nats from the trainer's"),
+        (Fault::KeepsLabel, "the server says that it has"),
+        (Fault::Hangs(INIT), "/init_weight_transfer_engine: no answer within"),
+        (Fault::Status(INIT, 500), "/init_weight_transfer_engine: status 500"),
+    ];
+    let (faulty, good) = (StandIn::start(), StandIn::start());
+    let pool = pool_up(&[&faulty, &good], &settings(2));
+    let mut ranks = Ranks::start();
+    let first = ranks.update(&pool, 1, Form::Nccl);
+    until_loaded(&pool, 0, &first);
+    for (round, (fault, text)) in cases.into_iter().enumerate() {
+        let version = round as u64 + 2;
+        faulty.fail(fault, 1);
+        // In every round replica 0 joins anew, since it failed in the one before.
+        let published = ranks.update(&pool, version, Form::Nccl);
+        until_named(&pool, 0, text);
+        until_loaded(&pool, 0, &published);
+        complete(&pool, version, version);
+        assert_eq!(ranks.folders(), 1, "{fault:?}");
+        let others = pool.failures().iter().filter(|(id, _)| *id == 1).count();
+        assert_eq!(others, 0, "{fault:?}: {:?}", pool.failures());
+    }
+}
+
+#[test]
+fn a_server_with_more_workers_than_join_is_noticed() {
+    let stand_in = StandIn::start();
+    stand_in.lock().workers = 2;
+    let pool = pool_up(&[&stand_in], &settings(1));
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Nccl);
+    let second = ranks.update(&pool, 2, Form::Nccl);
+    until_named(&pool, 0, "/init_weight_transfer_engine: no answer within");
+    until_loaded(&pool, 0, &second);
+    complete(&pool, 2, 2);
+    // The ranks are in step: they gave the transfer up together.
+    ranks.gang.park().unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_in_a_transfer_ends_the_gang_and_no_server() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &ServerSettings { restarts: 1, ..settings(1) });
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Nccl);
+    ranks.shared.dies.store(true, Ordering::Relaxed);
+    ranks.train(2);
+    let second = ranks.publish(2, Form::Nccl);
+    let load = pool.load(&second, OnUpdate::Keep);
+    until_named(&pool, 0, "the trainer could not send its weights: rank 0 ended");
+    let error = ranks.gang.park().unwrap_err();
+    assert!(matches!(error, TrainError::Lost(_)), "{error}");
+    drop(load);
+    // The replica waits for weights, however long that takes, and gets those of the next gang.
+    let mut next = Ranks::start();
+    let third = next.update(&pool, 3, Form::Nccl);
+    until_loaded(&pool, 0, &third);
+    complete(&pool, 3, 3);
+}
+
+#[test]
+fn a_replica_waits_for_the_version_after_weights_that_have_changed() {
+    let (faulty, good) = (StandIn::start(), StandIn::start());
+    let pool = pool_up(&[&faulty, &good], &ServerSettings { restarts: 1, ..settings(2) });
+    let mut ranks = Ranks::start();
+    let first = ranks.update(&pool, 1, Form::Nccl);
+    until_loaded(&pool, 0, &first);
+    drop(first);
+    let second = ranks.update(&pool, 2, Form::Nccl);
+    for replica in [0, 1] {
+        until_loaded(&pool, replica, &second);
+    }
+    ranks.train(3);
+    let PublishedWeights::Live(sender) = &second.weights else { panic!("{second:?}") };
+    assert!(matches!(sender.folder(), Err(SendError::Gone)));
+    faulty.fail(Fault::Nan, 1);
+    complete(&pool, 2, 2);
+    until_named(&pool, 0, "log-probability");
+    // Requests go to the other one meanwhile.
+    complete(&pool, 3, 2);
+    let third = ranks.publish(3, Form::Nccl);
+    run(pool.load(&third, OnUpdate::Recompute)).unwrap();
+    until_loaded(&pool, 0, &third);
+    complete(&pool, 4, 3);
+}
+
+/// Server and rank take turns: neither has weights, keys and values on the device while the other needs it.
+#[test]
+fn server_and_rank_take_turns_on_a_device() {
+    for form in [Form::Ipc, Form::Folder] {
+        let stand_in = StandIn::start();
+        let pool = pool_up(&[&stand_in], &ServerSettings { sleep: true, ..settings(1) });
+        let mut ranks = Ranks::start();
+        let first = ranks.update(&pool, 1, form);
+        complete(&pool, 1, 1);
+        drop(first);
+        stand_in.lock().log = Arc::clone(&ranks.shared.log);
+        ranks.log();
+        run(pool.release()).unwrap();
+        ranks.update(&pool, 2, form);
+        complete(&pool, 2, 2);
+        let live = [
+            "/sleep?level=2&mode=abort",
+            "restore",
+            "digest",
+            "/wake_up?tags=weights",
+            "/start_weight_update",
+            "send chunk",
+            "send broadcast",
+            "/update_weights",
+            "send chunk",
+            "send broadcast",
+            "/update_weights",
+            "send chunk",
+            "/finish_weight_update",
+            "park",
+            "/wake_up?tags=kv_cache",
+            "/resume",
+        ];
+        let folder = [
+            "/sleep?level=2&mode=abort",
+            "restore",
+            "digest",
+            "publish",
+            "/wake_up?tags=weights",
+            "/start_weight_update",
+            "/update_weights",
+            "/finish_weight_update",
+            "/wake_up?tags=kv_cache",
+            "/resume",
+        ];
+        // These run beside the server's part of the same step.
+        let is_ordered = |entry: &&str| !["send join", "send broadcast"].contains(entry);
+        let expected: Vec<&str> =
+            if form == Form::Ipc { live.into_iter().filter(is_ordered).collect() } else { folder.to_vec() };
+        let log = ranks.log();
+        let log: Vec<&str> = log.iter().map(String::as_str).filter(is_ordered).collect();
+        assert_eq!(log, expected, "{form}");
+        assert_eq!(pool.failures(), []);
+    }
+}
+
+#[test]
+fn a_server_that_does_not_sleep_is_named() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &ServerSettings { sleep: true, ..settings(1) });
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Folder);
+    stand_in.fail(Fault::StaysAwake, 1);
+    run(pool.release()).unwrap();
+    until_named(&pool, 0, "/is_sleeping: the server is awake");
+    ranks.update(&pool, 2, Form::Folder);
+    complete(&pool, 2, 2);
+}

@@ -1,0 +1,113 @@
+//! Form in which the trainer of a stage hands weights to its servers.
+
+use rloom_config::Stage;
+use rloom_core::OnUpdate;
+use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, WeightTransfer};
+
+use super::placement::{PlacementError, Slots, ranks, server_slots};
+
+/// The form that a stage asks for, or the best that is possible.
+pub(super) fn form(stage: &Stage, machine: Slots) -> Result<Form, PlacementError> {
+    let Some((settings, is_vllm)) = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine))
+    else {
+        return Ok(Form::Folder);
+    };
+    let reason = no_turns(stage, settings, is_vllm, machine);
+    if let Some(reason) = reason.filter(|_| settings.sleep) {
+        return Err(PlacementError::Sleep { reason });
+    }
+    let form = match settings.weights {
+        WeightTransfer::Folder => return Ok(Form::Folder),
+        WeightTransfer::Nccl => Form::Nccl,
+        WeightTransfer::Ipc => Form::Ipc,
+        WeightTransfer::Auto => {
+            let possible = |form: &Form| {
+                settings.urls.is_empty() && obstacle(*form, stage, settings, is_vllm, machine).is_none()
+            };
+            return Ok([Form::Nccl, Form::Ipc].into_iter().find(possible).unwrap_or(Form::Folder));
+        }
+    };
+    match obstacle(form, stage, settings, is_vllm, machine) {
+        Some(reason) => Err(PlacementError::Weights { form, reason }),
+        None => Ok(form),
+    }
+}
+
+/// Settings of servers, and true for those of vLLM.
+fn servers(engine: &RolloutEngineSettings) -> Option<(&ServerSettings, bool)> {
+    match engine {
+        RolloutEngineSettings::Vllm(servers) => Some((servers, true)),
+        RolloutEngineSettings::Sglang(servers) => Some((servers, false)),
+        RolloutEngineSettings::Embedded(_) => None,
+    }
+}
+
+/// Reason against sending weights from GPU to GPU.
+fn obstacle(
+    form: Form,
+    stage: &Stage,
+    settings: &ServerSettings,
+    is_vllm: bool,
+    machine: Slots,
+) -> Option<&'static str> {
+    let schedule = stage.schedule();
+    if !is_vllm {
+        return Some("SGLang servers load folders alone");
+    }
+    if matches!(stage.trainer.backend, Backend::Embedded(_)) {
+        return Some("the built-in engine trains on processors; it needs `trainer.backend = \"torch\"`");
+    }
+    if matches!(machine, Slots::Cores(_)) {
+        return Some("this machine has no GPU");
+    }
+    if schedule.overlaps() && schedule.pin_version {
+        return Some("pinned versions need the weights of older versions, which the ranks no longer have");
+    }
+    if schedule.overlaps() && schedule.on_update == OnUpdate::Finish {
+        return Some(
+            "with `schedule.on_update = \"finish\"` the ranks could not train until all completions in flight have ended",
+        );
+    }
+    let is_shared = settings.urls.is_empty() && shares_gpus(stage, settings, machine);
+    match (form, is_shared) {
+        (Form::Nccl, true) => {
+            Some("NCCL does not connect two processes on one GPU, and servers share the ranks' GPUs")
+        }
+        (Form::Ipc, false) => Some("the servers use other GPUs than the ranks"),
+        (Form::Ipc, true) if !is_single(stage, settings) => {
+            Some("several ranks or servers share GPUs; it connects one rank and one server on one GPU")
+        }
+        _ => None,
+    }
+}
+
+/// Reason against servers that sleep while the trainer trains.
+fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, machine: Slots) -> Option<&'static str> {
+    if !is_vllm || !settings.urls.is_empty() {
+        Some("only vLLM servers that the run starts sleep")
+    } else if matches!(stage.trainer.backend, Backend::Embedded(_)) {
+        Some("the built-in engine trains on processors and leaves a GPU to the server")
+    } else if matches!(machine, Slots::Cores(_)) {
+        Some("this machine has no GPU, and servers on processors do not sleep")
+    } else if stage.schedule().overlaps() {
+        Some("with `schedule.max_staleness` above 0 servers generate while the ranks train")
+    } else if !is_single(stage, settings) {
+        Some("one rank and one server on one GPU take turns, no more")
+    } else {
+        None
+    }
+}
+
+/// One rank, and one server on one GPU.
+fn is_single(stage: &Stage, settings: &ServerSettings) -> bool {
+    (ranks(stage), settings.replicas, settings.tensor_parallel) == (1, 1, 1)
+}
+
+/// True if servers use GPUs of the ranks.
+fn shares_gpus(stage: &Stage, settings: &ServerSettings, machine: Slots) -> bool {
+    let ranks = ranks(stage);
+    server_slots(0, settings, ranks, machine).is_ok_and(|slots| slots.start < ranks)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+use rloom_config::Config;
+
+use super::*;
+use crate::assembly::Placement;
+
+const RECIPE: &str = "model.new = { layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, max_positions = 16 }\n\
+                      sampling.max_new_tokens = 4\ndata.generator = 'arithmetic'\n\
+                      reward.components = [{ kind = 'exact' }]\n\
+                      [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
+const TORCH: &str = "trainer.backend=torch";
+const VLLM: &str = "rollout.engine=vllm";
+const SHARED: &str = "rollout.memory=0.45";
+
+/// The form of a recipe on a machine, by way of its placement.
+fn placed(overrides: &[&str], machine: Slots) -> Result<Form, PlacementError> {
+    let config =
+        Config::from_text("test.toml", RECIPE, overrides).map_err(|errors| errors.to_string()).unwrap();
+    Placement::of(&config.stages[0], machine)
+        .map(|placement| placement.map_or(Form::Folder, |own| own.weights))
+}
+
+#[test]
+fn the_best_form_that_is_possible_is_chosen() {
+    let cases: [(&[&str], Slots, Form); 11] = [
+        (&[], Slots::Gpus(2), Form::Folder),
+        (&[VLLM], Slots::Gpus(2), Form::Folder),
+        (&[TORCH, VLLM], Slots::Cores(8), Form::Folder),
+        (&[TORCH, VLLM], Slots::Gpus(2), Form::Nccl),
+        (&[TORCH, VLLM, "rollout.weights=folder"], Slots::Gpus(2), Form::Folder),
+        (&[TORCH, VLLM, SHARED], Slots::Gpus(1), Form::Ipc),
+        (&[TORCH, VLLM, SHARED, "trainer.ranks=2"], Slots::Gpus(2), Form::Folder),
+        (&[TORCH, VLLM, "schedule.max_staleness=1", "schedule.on_update=keep"], Slots::Gpus(2), Form::Nccl),
+        (
+            &[TORCH, VLLM, "schedule.max_staleness=1", "schedule.on_update=finish"],
+            Slots::Gpus(2),
+            Form::Folder,
+        ),
+        (&[TORCH, VLLM, "rollout.urls=['http://a:1']"], Slots::Gpus(2), Form::Folder),
+        (&[TORCH, "rollout.engine=sglang"], Slots::Gpus(2), Form::Folder),
+    ];
+    for (overrides, machine, expected) in cases {
+        assert_eq!(placed(overrides, machine), Ok(expected), "{overrides:?} on {machine:?}");
+    }
+    let running = [TORCH, VLLM, "rollout.urls=['http://a:1']", "rollout.weights=nccl"];
+    assert_eq!(placed(&running, Slots::Gpus(2)), Ok(Form::Nccl));
+}
+
+#[test]
+fn impossible_forms_are_refused() {
+    const NCCL: &str = "rollout.weights=nccl";
+    const IPC: &str = "rollout.weights=ipc";
+    const STALE: &str = "schedule.max_staleness=1";
+    let cases: [(&[&str], Slots, &str); 9] = [
+        (&[TORCH, VLLM, NCCL], Slots::Cores(8), "this machine has no GPU"),
+        (&[TORCH, VLLM, IPC], Slots::Cores(8), "this machine has no GPU"),
+        (&[VLLM, NCCL], Slots::Gpus(2), "the built-in engine trains on processors"),
+        (&[TORCH, "rollout.engine=sglang", NCCL], Slots::Gpus(2), "SGLang servers load folders alone"),
+        (&[TORCH, VLLM, NCCL, SHARED], Slots::Gpus(1), "does not connect two processes on one GPU"),
+        (&[TORCH, VLLM, IPC], Slots::Gpus(2), "use other GPUs than the ranks"),
+        (
+            &[TORCH, VLLM, IPC, SHARED, "trainer.ranks=2"],
+            Slots::Gpus(2),
+            "several ranks or servers share GPUs",
+        ),
+        (&[TORCH, VLLM, NCCL, STALE, "schedule.on_update=finish"], Slots::Gpus(2), "could not train until"),
+        (
+            &[TORCH, VLLM, NCCL, STALE, "schedule.pin_version=true"],
+            Slots::Gpus(2),
+            "the weights of older versions",
+        ),
+    ];
+    for (overrides, machine, reason) in cases {
+        let error = placed(overrides, machine).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error, PlacementError::Weights { .. }) && text.contains(reason),
+            "{overrides:?}: {text}"
+        );
+        // The hint.
+        let auto: Vec<&str> = overrides.iter().copied().filter(|key| ![NCCL, IPC].contains(key)).collect();
+        placed(&[&auto[..], &["rollout.weights=auto"]].concat(), machine).unwrap();
+    }
+}
+
+#[test]
+fn servers_sleep_on_one_gpu() {
+    const SLEEP: &str = "rollout.sleep=true";
+    // They share it whatever memory they take, also where there are others.
+    for gpus in [1, 2] {
+        assert_eq!(placed(&[TORCH, VLLM, SLEEP], Slots::Gpus(gpus)), Ok(Form::Ipc));
+    }
+    let cases: [(&[&str], Slots, &str); 6] = [
+        (&[TORCH, VLLM, SLEEP], Slots::Cores(8), "this machine has no GPU"),
+        (&[VLLM, SLEEP], Slots::Gpus(1), "the built-in engine trains on processors"),
+        (&[TORCH, "rollout.engine=sglang", SLEEP], Slots::Gpus(1), "only vLLM servers"),
+        (&[TORCH, VLLM, SLEEP, "rollout.urls=['http://a:1']"], Slots::Gpus(1), "only vLLM servers"),
+        (&[TORCH, VLLM, SLEEP, "schedule.max_staleness=1"], Slots::Gpus(1), "generate while the ranks train"),
+        (&[TORCH, VLLM, SLEEP, "rollout.replicas=2"], Slots::Gpus(2), "one rank and one server"),
+    ];
+    for (overrides, machine, reason) in cases {
+        let error = placed(overrides, machine).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error, PlacementError::Sleep { .. }) && text.contains(reason),
+            "{overrides:?}: {text}"
+        );
+        // The hint.
+        let awake: Vec<&str> = overrides.iter().copied().filter(|key| *key != SLEEP).collect();
+        placed(&[&awake[..], &[SHARED]].concat(), machine).unwrap();
+    }
+}
