@@ -104,6 +104,21 @@ fn all_crates_but_the_extension_module_are_built_by_default() {
     }
 }
 
+/// Local LTO is off, so functions of another codegen unit are called where they should be inlined. In a crate with kernels that
+/// makes products five times slower, and no result differs.
+#[test]
+fn crates_with_kernels_are_one_codegen_unit() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let release = &manifest["profile"]["release"];
+    assert_eq!(release["lto"].as_str(), Some("off"));
+    for name in ["rloom-ops", "rloom-model", "rloom-embedded"] {
+        let settings = &release["package"][name];
+        assert_eq!(settings["codegen-units"].as_integer(), Some(1), "{name}");
+        assert!(settings.get("opt-level").is_none(), "{name}");
+    }
+}
+
 #[test]
 fn embedded_engines_are_named_in_one_place() {
     for name in crates().into_iter().filter(|name| name != "embedded") {
