@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from rloom.torch.errors import PeerFailedError, RankError
@@ -57,7 +58,7 @@ class World:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        is_divided = size > 1 or settings.dtype == "bf16" or settings.offload
+        is_divided = size > 1 or settings.offload
         if not is_divided:
             return World(rank, size, device, None)
         if not dist.is_initialized():
@@ -112,6 +113,8 @@ class World:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
         if self.mesh is None:
             model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
+            if settings.dtype == "bf16":
+                _cast_weights(model, torch.bfloat16)
             _checkpoint_activations(model, settings)
             return model
         model = open_model(folder, heads, meta=True, dtype=dtype).requires_grad_(is_trained)
@@ -186,6 +189,28 @@ class World:
 def local_part(tensor: Tensor) -> Tensor:
     """Returns the part of a tensor on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class _CastWeights(nn.Module):
+    """A module that computes with casts of its weights."""
+
+    def __init__(self, module: nn.Module, of_children: set[int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.forward = module, module.forward
+        self._own = {name: w for name, w in self.named_parameters() if id(w) not in of_children}
+        self._dtype = dtype
+
+    def call(self, *args: object, **kwargs: Any) -> object:  # noqa: ANN401
+        casts = {name: weight.to(self._dtype) for name, weight in self._own.items()}
+        return functional_call(self, casts, args, kwargs)
+
+
+def _cast_weights(model: ScoringModel, dtype: torch.dtype) -> None:
+    """Makes each layer and the rest cast their weights, as `fully_shard` does, but without buffers to send them."""
+    layers = model.layers()
+    of_layers = {id(weight) for layer in layers for weight in layer.parameters()}
+    for module, of_children in [*((layer, set[int]()) for layer in layers), (model, of_layers)]:
+        module.forward = _CastWeights(module, of_children, dtype).call
 
 
 def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
