@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rloom_remote::{RankCommand, RankLauncher, RankProcess};
+use rloom_remote::{RankCommand, RankEnd, RankLauncher, RankProcess};
 use rloom_wire::{Connection, Frame, Identity, Options, TOKEN_VARIABLE, Token, connect};
 use serde_json::{Value, json};
 
@@ -61,9 +61,12 @@ impl RankLauncher for ThreadRanks {
 struct RankThread(Option<JoinHandle<()>>);
 
 impl RankProcess for RankThread {
-    fn ended(&mut self) -> Option<String> {
-        self.0.as_ref().is_none_or(JoinHandle::is_finished).then(|| "as the test wants it".to_owned())
+    fn ended(&mut self) -> Option<RankEnd> {
+        let has_ended = self.0.as_ref().is_none_or(JoinHandle::is_finished);
+        has_ended.then(|| RankEnd { status: "as the test wants it".to_owned(), was_killed: true })
     }
+
+    fn request_stacks(&self) {}
 
     /// A thread ends when its connection does.
     fn kill(&mut self) {}
