@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 #: Bytes of the logits of a chunk, by kind of device.
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 
 
 def token_scores(
@@ -54,8 +54,9 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         hidden, weight, bias, targets, inv_temperature, entropy = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=_precision(hidden), device=weight.device)
-        d_bias = None if bias is None else torch.zeros(bias.shape, dtype=d_weight.dtype, device=bias.device)
+        precision = _precision(hidden)
+        d_weight: Tensor | None = None
+        d_bias = None if bias is None else torch.zeros(bias.shape, dtype=precision, device=bias.device)
         rows, size = hidden.shape[0], chunk_rows(weight.shape[0], hidden.device)
         for start in range(0, rows, size):
             own = slice(start, min(start + size, rows))
@@ -70,10 +71,14 @@ class _Scores(torch.autograd.Function):
                 d_bias += d_logits.sum(0)
             typed = d_logits.to(hidden.dtype)
             torch.mm(typed, weight, out=d_hidden[own])
-            if typed.dtype == d_weight.dtype:
+            if d_weight is None:
+                d_weight = typed.T @ hidden[own]
+            elif typed.dtype == precision:
                 d_weight.addmm_(typed.T, hidden[own])
             else:
-                d_weight += typed.T @ hidden[own]
+                d_weight = d_weight.to(precision).add_(typed.T @ hidden[own])
+        if d_weight is None:
+            d_weight = torch.zeros_like(weight)
         to_bias = None if d_bias is None else d_bias.to(bias.dtype)
         return d_hidden, d_weight.to(weight.dtype), to_bias, None, None
 
