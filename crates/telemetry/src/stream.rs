@@ -258,7 +258,7 @@ mod tests {
         let arguments = format!("track {} --to mlflow", directory.path().display());
         assert_eq!(
             printed,
-            format!("{arguments} --project rloom --python python3\nerror: failed\nmend it\n")
+            format!("{arguments} --project rloom --python python3 --wait\nerror: failed\nmend it\n")
         );
     }
 

@@ -63,7 +63,7 @@ fn a_finished_run_is_passed_on() {
     let requests = requests(&sandbox);
     let start = &requests[0]["start"];
     assert_eq!((&start["name"], &start["project"]), (&"tiny".into(), &"sums".into()));
-    assert_eq!((&start["is_new"], &start["settings"]["stage.rl.steps"]), (&true.into(), &4.into()));
+    assert_eq!(start["settings"]["stage.rl.steps"], 4);
     assert_eq!(requests.last().unwrap()["finish"]["state"], "finished");
     let mut steps = steps(&requests);
     steps.dedup();
@@ -91,6 +91,12 @@ fn a_tracker_that_dies_is_an_error() {
 
 #[test]
 fn a_tracker_that_is_stopped_ends_the_connection() {
+    for name in ["-TERM", "-HUP"] {
+        is_stopped_by(name);
+    }
+}
+
+fn is_stopped_by(name: &str) {
     let sandbox = trained();
     let python = python(&sandbox, "python", "echo '{}'");
     remove_end(&sandbox.path("runs/tiny/events.jsonl"));
@@ -99,7 +105,7 @@ fn a_tracker_that_is_stopped_ends_the_connection() {
     let mut command = sandbox.command(&["track", "tiny", "--to", "wandb", "--python", &python]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait(&sandbox, |request| request["log"]["step"] == 7);
-    signal(&child, "-TERM");
+    signal(&child, name);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(requests(&sandbox).last().unwrap()["finish"]["state"], "running");
 }
@@ -121,7 +127,7 @@ fn trackers_of_a_recipe_start_with_every_attempt_and_do_not_stop_it() {
     let result = sandbox.run(&["train", "--resume", "runs/tiny", "--set", "stage.rl.steps=5"]);
     assert_eq!(result.code, Some(0), "{}", result.text());
     let second = wait(&sandbox, is_end);
-    assert_eq!(second[0]["start"]["is_new"], false);
+    assert_eq!(second[0]["start"]["key"], first[0]["start"]["key"]);
     let mut steps = steps(&second);
     steps.dedup();
     assert_eq!(steps, [8], "the step that the first attempt did not have");

@@ -226,7 +226,10 @@ groups_per_batch = 2
         let error = roles(&torch, Slots::Gpus(1)).unwrap_err().to_string();
         assert!(error.contains("need 2 GPUs; this machine offers 1"), "{error}");
         let [policy, critic] = ranks;
-        assert_eq!(roles(&both, Slots::Gpus(4)), Ok(vec![policy, critic, role("server", std::slice::from_ref(&(2..4)))]));
+        assert_eq!(
+            roles(&both, Slots::Gpus(4)),
+            Ok(vec![policy, critic, role("server", std::slice::from_ref(&(2..4)))])
+        );
         roles(&both, Slots::Gpus(3)).unwrap_err();
         let on_cores = roles(&torch, Slots::Cores(4)).unwrap();
         assert_eq!(on_cores[0], role("policy rank", &[0..4, 0..4]));

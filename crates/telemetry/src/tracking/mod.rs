@@ -115,7 +115,8 @@ impl Tracking {
         let again = log.try_clone().map_err(|source| TelemetryError::io("open", &path, source))?;
         let mut command = Command::new(program);
         command.arg0("rloom").arg("track").arg(directory).args(["--to", self.kind.name()]);
-        command.args(["--project", &self.project, "--python", &self.python]);
+        // The tracker of an earlier attempt may still be passing on its end.
+        command.args(["--project", &self.project, "--python", &self.python, "--wait"]);
         let child = command.stdin(Stdio::null()).stdout(log).stderr(again).process_group(0).spawn();
         let child = child.map_err(|source| TelemetryError::io("start", program, source))?;
         Ok(TrackerProcess { tracker: self.kind, child, log: path })

@@ -35,12 +35,11 @@ pub(super) enum Request<'a> {
         config: &'a Value,
         /// Scalars of the configuration by dotted key.
         settings: &'a Map<String, Value>,
-        is_new: bool,
     },
     /// Passes on metrics of a global step and their Unix time.
     Log { step: u64, metrics: &'a Metrics, time: f64 },
     /// Passes on samples.
-    Table { step: i64, columns: &'a [&'a str], rows: &'a [&'a Value] },
+    Table { step: u64, columns: &'a [&'a str], rows: &'a [&'a Value] },
     /// Ends the connection. `state` is that of the run.
     Finish { state: &'a str },
 }
@@ -48,7 +47,7 @@ pub(super) enum Request<'a> {
 /// The answer to a request.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Answer {
-    /// Last step that the tracker has, if it tells.
+    /// Last step that the tracker has, if it tells; -1 for none.
     #[serde(default)]
     pub(super) stored: Option<i64>,
     #[serde(default)]
