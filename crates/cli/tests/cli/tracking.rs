@@ -138,3 +138,34 @@ fn trackers_of_a_recipe_start_with_every_attempt_and_do_not_stop_it() {
         "{log}"
     );
 }
+
+#[test]
+fn hints_are_followed() {
+    let sandbox = trained();
+    let good = python(&sandbox, "good", "echo '{}'");
+    let bare =
+        python(&sandbox, "bare", r#"echo '{"missing": "wandb", "python": "/bare", "error": "no module"}'"#);
+    let track = |python: &str| sandbox.run(&["track", "tiny", "--to", "wandb", "--python", python]);
+    let fails = |python: &str, error: &str, hint: &str| {
+        let result = track(python);
+        assert_eq!(result.code, Some(1), "{}", result.text());
+        assert!(result.stderr.contains(error) && result.stderr.contains(hint), "{}", result.text());
+    };
+    let succeeds = || {
+        let result = track(&good);
+        assert_eq!((result.code, result.stderr.as_str()), (Some(0), ""));
+    };
+    // TrackingError::Interpreter and TrackingError::NotInstalled: another interpreter.
+    fails("no-such-python", "no-such-python", "hint: name a Python interpreter of an environment that has");
+    succeeds();
+    fails(&bare, "error: /bare has no package wandb", "or name another interpreter with --python");
+    succeeds();
+    // TrackingError::DamagedState: the file is removed.
+    let record = sandbox.path("runs/tiny/tracking/wandb.json");
+    std::fs::write(&record, "{").unwrap();
+    fails(&good, "wandb.json is damaged", "hint: remove it to track the run as a new one");
+    std::fs::remove_file(&record).unwrap();
+    std::fs::remove_file(sandbox.path("requests")).unwrap();
+    succeeds();
+    assert!(steps(&requests(&sandbox)).contains(&7), "the run is passed on again");
+}

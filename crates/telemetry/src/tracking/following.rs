@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::added_lines::AddedLines;
-use super::process::{Answer, Answering, Process, Request};
+use super::process::{Answer, Answering, Limits, Process, Request};
 use super::state::{State, StateFile};
 use super::{Tracking, TrackingError};
 use crate::state::is_locked;
@@ -60,7 +60,7 @@ pub fn follow(
 ) -> Result<(), TrackingError> {
     let pace = Pace::default();
     let file = lock(tracking, directory, options, pace)?;
-    let start = || Process::start(tracking, options.stop);
+    let start = || Process::start(tracking, options.stop, Limits::default());
     Following::open(tracking, directory, options, warn, file, start, pace)?.run()
 }
 
@@ -196,6 +196,13 @@ impl<'a, A: Answering> Following<'a, A> {
     /// Passes on all events, and the end of the run.
     pub(super) fn run(mut self) -> Result<(), TrackingError> {
         self.start()?;
+        let (asked, project) = (&self.tracking.project, &self.state.project);
+        if asked != project && asked != super::DEFAULT_PROJECT {
+            (self.warn)(&format!(
+                "the run is in the project {project} of {} and stays there",
+                self.tracking.kind
+            ));
+        }
         let ended = self.events().and_then(|state| {
             if state != RunState::Running {
                 self.pass_table()?;
@@ -224,10 +231,10 @@ impl<'a, A: Answering> Following<'a, A> {
                 }
                 self.check_stop()?;
             }
-            let state = self.end.end().cloned().unwrap_or(RunState::Running);
-            let has_ended = state != RunState::Running && !is_running;
-            if has_ended || !self.options.until_the_end {
-                return Ok(state);
+            let end = self.end.end().filter(|_| !is_running);
+            if end.is_some() || !self.options.until_the_end {
+                let without_end = if is_running { RunState::Running } else { RunState::Killed };
+                return Ok(end.cloned().unwrap_or(without_end));
             }
             quiet_polls = if is_quiet && !is_running { quiet_polls + 1 } else { 0 };
             if quiet_polls == KILLED_AFTER {

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use tempfile::TempDir;
 
+use super::super::DEFAULT_PROJECT;
 use super::super::process::Answer;
 use super::*;
 use crate::{StageOutline, Tracker};
@@ -179,7 +180,12 @@ impl Run {
     }
 
     fn track(&self, until_the_end: bool) -> Result<(), TrackingError> {
-        let (directory, tracking) = (self.folder.path(), Tracking::new(Tracker::Wandb));
+        self.track_in(DEFAULT_PROJECT, until_the_end)
+    }
+
+    fn track_in(&self, project: &str, until_the_end: bool) -> Result<(), TrackingError> {
+        let directory = self.folder.path();
+        let tracking = Tracking { project: project.to_owned(), ..Tracking::new(Tracker::Wandb) };
         let config =
             json!({"run": {"seed": 3}, "stage": [{"name": "rl", "steps": 7}], "list": [1, 2], "none": {}});
         let warn = |warning: &str| self.warnings.borrow_mut().push(warning.to_owned());
@@ -230,10 +236,13 @@ fn a_later_process_continues() {
     for knows_steps in [false, true] {
         let run = Run::new(b"");
         run.recorder.borrow_mut().knows_steps = knows_steps;
+        let lock = File::create(run.folder.path().join("lock")).unwrap();
+        lock.lock().unwrap();
         for size in (0..whole.len()).step_by(whole.len() / 9) {
             run.write(&whole[..size]); // in the middle of lines
             run.track(false).unwrap();
         }
+        drop(lock);
         run.write(&whole);
         run.track(true).unwrap();
         let recorder = run.recorder.borrow();
@@ -323,9 +332,11 @@ fn the_end_of_an_earlier_attempt_does_not_end_the_tracking_of_a_resumed_run() {
 fn a_killed_run_ends_the_tracking() {
     let lines = events();
     let run = Run::new(&text(&lines[..lines.len() - 1]));
-    run.track(true).unwrap();
-    assert_eq!(run.recorder.borrow().states, ["killed"]);
-    assert_eq!(run.tickets(), ALL_TICKETS);
+    for until_the_end in [true, false] {
+        run.track(until_the_end).unwrap();
+        assert_eq!(run.tickets(), ALL_TICKETS);
+    }
+    assert_eq!(run.recorder.borrow().states, ["killed", "killed"]);
 }
 
 #[test]
@@ -426,6 +437,16 @@ fn a_process_that_waits_continues_after_another() {
         run.track(true).unwrap();
     });
     assert_eq!(run.recorder.borrow().logged, reported(&lines));
+}
+
+#[test]
+fn another_project_is_a_warning() {
+    let run = Run::new(&text(&events()));
+    run.track(true).unwrap();
+    assert_eq!(run.warnings.borrow().len(), 0);
+    run.track_in("sums", true).unwrap();
+    assert_eq!(*run.warnings.borrow(), ["the run is in the project rloom of wandb and stays there"]);
+    assert_eq!(run.recorder.borrow().starts[1]["project"], "rloom");
 }
 
 #[test]
