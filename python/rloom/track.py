@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and sys.path[0] == "":  # the working directory, whose files must not hide packages
+    del sys.path[0]
+
 import json
 import os
 import re
 import signal
-import sys
 from typing import Any
 
 
 class Wandb:
     """Weights & Biases. Offline, each process writes a folder; `wandb sync` joins them by the key."""
 
-    def __init__(
-        self, run: str, name: str, key: str, project: str, config: Any, is_new: bool, **_: Any
-    ) -> None:
+    def __init__(self, run: str, name: str, key: str, project: str, config: Any, **_: Any) -> None:
         import wandb
 
         self._table = wandb.Table
@@ -26,18 +28,27 @@ class Wandb:
             project=project,
             id=key,
             name=name,
-            resume="never" if is_new else "allow",
+            resume="allow",
             config=config,
             dir=os.environ.get("WANDB_DIR", os.path.join(run, "tracking")),
             settings=wandb.Settings(console="off", x_disable_stats=True, disable_git=True, disable_code=True),
         )
-        self.stored = None if self._run.offline else int(self._run.step) - 1
+        self._run.define_metric("*", step_metric="global_step")
+        self._last = int(self._run.summary.get("global_step", -1))
+        self.stored = None if self._run.offline else self._last
+
+    def _log(self, step: int, values: dict[str, Any]) -> None:
+        # Its own steps must grow in each process, and over the folders of offline processes.
+        own = max(step, self._run.step) if self._run.offline else None
+        self._run.log({**values, "global_step": step}, step=own)
+        self._last = max(self._last, step)
 
     def log(self, step: int, metrics: dict[str, float], time: float) -> None:
-        self._run.log({**metrics, "_timestamp": time}, step=step)
+        self._log(step, {**metrics, "_timestamp": time})
 
     def table(self, step: int, columns: list[str], rows: list[list[Any]]) -> None:
-        self._run.log({"samples": self._table(columns=columns, data=rows)}, step=step)
+        # The last step is what a later process continues after: samples do not lower it.
+        self._log(max(step, self._last), {"samples": self._table(columns=columns, data=rows)})
 
     def finish(self, state: str) -> None:
         self._run.finish(exit_code=int(state in ("failed", "killed")))
@@ -61,7 +72,7 @@ class Mlflow:
             self._id = self._client.create_run(number, tags={"rloom.key": key}, run_name=name).info.run_id
             texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in settings.items()}
             self._log("params", [entities.Param(name, text[:500]) for name, text in texts.items()])
-        self.stored = int(self._client.get_run(self._id).data.metrics.get("global_step", 0))
+        self.stored = int(self._client.get_run(self._id).data.metrics.get("global_step", -1))
 
     def _log(self, kind: str, values: list[Any]) -> None:
         for start in range(0, len(values), 100):
@@ -90,16 +101,19 @@ class Mlflow:
 class Trackio:
     """Trackio: the key is the name of its run."""
 
-    def __init__(self, key: str, project: str, settings: dict[str, Any], is_new: bool, **_: Any) -> None:
+    def __init__(self, key: str, project: str, settings: dict[str, Any], **_: Any) -> None:
         import trackio
 
         self._table = trackio.Table
-        self.stored = 0 if is_new else trackio.SQLiteStorage.get_max_step_for_run(project, key) or 0
+        # A Space or a server has the steps, then, and does not tell.
+        is_local = not (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"))
+        stored = trackio.SQLiteStorage.get_max_step_for_run(project, key) if is_local else None
+        self.stored = -1 if is_local and stored is None else stored
         self._run = trackio.init(
             project=project,
             name=key,
             config=settings,
-            resume="never" if is_new else "allow",
+            resume="allow",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
@@ -124,7 +138,7 @@ def main(name: str) -> None:
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2 if os.isatty(2) else os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             # The first one is for `rloom`, which then sends `finish`.
             signal.signal(number, lambda number, _: signal.signal(number, signal.SIG_DFL))

@@ -363,6 +363,9 @@ pub(crate) struct Track {
     /// Pass on what there is of a running run and end, instead of following it to its end.
     #[arg(long)]
     pub(crate) no_follow: bool,
+    /// Wait for the end of another process that passes the run to the tracker. Runs start their trackers with it.
+    #[arg(long, hide = true)]
+    pub(crate) wait: bool,
 }
 
 #[derive(Debug, Args)]

@@ -63,11 +63,11 @@ pub(crate) fn end_with_parent() {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
 }
 
-/// Sets `stop` at the first Ctrl-C or SIGTERM; the next one exits. A Ctrl-C that is ignored stays ignored.
+/// Sets `stop` at the first Ctrl-C, SIGTERM or SIGHUP; the next one exits. Signals that are ignored stay ignored.
 pub(crate) fn set_on_signals(stop: &Arc<AtomicBool>) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
-    for signal in [SIGINT, SIGTERM].into_iter().filter(|&signal| !is_ignored(signal)) {
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)) {
         let code = i32::from(crate::failure::INTERRUPTED);
         // Before the flag is set: the first signal passes.
         flag::register_conditional_shutdown(signal, code, Arc::clone(stop)).map_err(failed)?;

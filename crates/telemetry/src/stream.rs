@@ -258,8 +258,27 @@ mod tests {
         let arguments = format!("track {} --to mlflow", directory.path().display());
         assert_eq!(
             printed,
-            format!("{arguments} --project rloom --python python3\nerror: failed\nmend it\n")
+            format!("{arguments} --project rloom --python python3 --wait\nerror: failed\nmend it\n")
         );
+    }
+
+    #[test]
+    fn a_tracker_that_dies_silently_is_not_reported_with_an_earlier_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("tracking/mlflow.log");
+        std::fs::create_dir(directory.path().join("tracking")).unwrap();
+        std::fs::write(&log, "error: of an earlier attempt\n").unwrap();
+        let mut recorder = Recorder::default();
+        let mut stream =
+            EventStream::open(&directory.path().join("e.jsonl"), directory.path(), &mut recorder);
+        stream.track(&[Tracking::new(Tracker::Mlflow)], directory.path(), Path::new("/bin/false"));
+        while !stream.trackers.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            stream.emit(step(0.5));
+        }
+        drop(stream);
+        let [warning] = warnings(&recorder)[..] else { panic!("not one warning") };
+        assert!(warning.contains("(exit status: 1): it printed nothing. "), "{warning}");
     }
 
     #[test]

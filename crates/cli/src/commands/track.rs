@@ -21,7 +21,12 @@ pub(crate) fn run(arguments: &Track, output: Output) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     set_on_signals(&stop)?;
     let _ = rustix::process::nice(NICENESS);
-    let options = Follow { config: &config(&directory)?, until_the_end: !arguments.no_follow, stop: &stop };
+    let options = Follow {
+        config: &config(&directory)?,
+        until_the_end: !arguments.no_follow,
+        waits: arguments.wait,
+        stop: &stop,
+    };
     let tracking = Tracking { kind, python, project };
     let warn = |message: &str| output.warn(message);
     follow(&tracking, &directory, &options, &warn).map_err(|error| match error {

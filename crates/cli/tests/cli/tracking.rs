@@ -63,7 +63,7 @@ fn a_finished_run_is_passed_on() {
     let requests = requests(&sandbox);
     let start = &requests[0]["start"];
     assert_eq!((&start["name"], &start["project"]), (&"tiny".into(), &"sums".into()));
-    assert_eq!((&start["is_new"], &start["settings"]["stage.rl.steps"]), (&true.into(), &4.into()));
+    assert_eq!(start["settings"]["stage.rl.steps"], 4);
     assert_eq!(requests.last().unwrap()["finish"]["state"], "finished");
     let mut steps = steps(&requests);
     steps.dedup();
@@ -91,6 +91,12 @@ fn a_tracker_that_dies_is_an_error() {
 
 #[test]
 fn a_tracker_that_is_stopped_ends_the_connection() {
+    for name in ["-TERM", "-HUP"] {
+        is_stopped_by(name);
+    }
+}
+
+fn is_stopped_by(name: &str) {
     let sandbox = trained();
     let python = python(&sandbox, "python", "echo '{}'");
     remove_end(&sandbox.path("runs/tiny/events.jsonl"));
@@ -99,7 +105,7 @@ fn a_tracker_that_is_stopped_ends_the_connection() {
     let mut command = sandbox.command(&["track", "tiny", "--to", "wandb", "--python", &python]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait(&sandbox, |request| request["log"]["step"] == 7);
-    signal(&child, "-TERM");
+    signal(&child, name);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(requests(&sandbox).last().unwrap()["finish"]["state"], "running");
 }
@@ -121,7 +127,7 @@ fn trackers_of_a_recipe_start_with_every_attempt_and_do_not_stop_it() {
     let result = sandbox.run(&["train", "--resume", "runs/tiny", "--set", "stage.rl.steps=5"]);
     assert_eq!(result.code, Some(0), "{}", result.text());
     let second = wait(&sandbox, is_end);
-    assert_eq!(second[0]["start"]["is_new"], false);
+    assert_eq!(second[0]["start"]["key"], first[0]["start"]["key"]);
     let mut steps = steps(&second);
     steps.dedup();
     assert_eq!(steps, [8], "the step that the first attempt did not have");
@@ -131,4 +137,35 @@ fn trackers_of_a_recipe_start_with_every_attempt_and_do_not_stop_it() {
         log.contains("\nhint: name a Python interpreter of an environment that has the package `mlflow`"),
         "{log}"
     );
+}
+
+#[test]
+fn hints_are_followed() {
+    let sandbox = trained();
+    let good = python(&sandbox, "good", "echo '{}'");
+    let bare =
+        python(&sandbox, "bare", r#"echo '{"missing": "wandb", "python": "/bare", "error": "no module"}'"#);
+    let track = |python: &str| sandbox.run(&["track", "tiny", "--to", "wandb", "--python", python]);
+    let fails = |python: &str, error: &str, hint: &str| {
+        let result = track(python);
+        assert_eq!(result.code, Some(1), "{}", result.text());
+        assert!(result.stderr.contains(error) && result.stderr.contains(hint), "{}", result.text());
+    };
+    let succeeds = || {
+        let result = track(&good);
+        assert_eq!((result.code, result.stderr.as_str()), (Some(0), ""));
+    };
+    // TrackingError::Interpreter and TrackingError::NotInstalled: another interpreter.
+    fails("no-such-python", "no-such-python", "hint: name a Python interpreter of an environment that has");
+    succeeds();
+    fails(&bare, "error: /bare has no package wandb", "or name another interpreter with --python");
+    succeeds();
+    // TrackingError::DamagedState: the file is removed.
+    let record = sandbox.path("runs/tiny/tracking/wandb.json");
+    std::fs::write(&record, "{").unwrap();
+    fails(&good, "wandb.json is damaged", "hint: remove it to track the run as a new one");
+    std::fs::remove_file(&record).unwrap();
+    std::fs::remove_file(sandbox.path("requests")).unwrap();
+    succeeds();
+    assert!(steps(&requests(&sandbox)).contains(&7), "the run is passed on again");
 }

@@ -31,7 +31,7 @@ pub enum TrackingError {
         package: String,
     },
     /// The tracker refused the run.
-    #[error("{tracker} cannot be started: {message}")]
+    #[error("{tracker} cannot be started: {message}; the same command tries again")]
     Refused {
         /// The tracker.
         tracker: Tracker,

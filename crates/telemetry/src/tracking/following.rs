@@ -1,13 +1,13 @@
 //! From the event stream to a tracker, continuing where an earlier process stopped.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
 use super::added_lines::AddedLines;
-use super::process::{Answering, Process, Request};
+use super::process::{Answer, Answering, Limits, Process, Request};
 use super::state::{State, StateFile};
 use super::{Tracking, TrackingError};
 use crate::state::is_locked;
@@ -45,6 +45,8 @@ pub struct Follow<'a> {
     pub config: &'a Value,
     /// Continue until the run has ended.
     pub until_the_end: bool,
+    /// Wait for the end of another process that passes the run to the tracker, instead of failing.
+    pub waits: bool,
     /// Set from another thread to stop.
     pub stop: &'a AtomicBool,
 }
@@ -56,9 +58,39 @@ pub fn follow(
     options: &Follow<'_>,
     warn: &dyn Fn(&str),
 ) -> Result<(), TrackingError> {
-    let file = StateFile::lock(tracking, directory)?;
-    let start = || Process::start(tracking, options.stop);
-    Following::start(tracking, directory, options, warn, file, start)?.run()
+    let pace = Pace::default();
+    let file = lock(tracking, directory, options, pace)?;
+    let start = || Process::start(tracking, options.stop, Limits::default());
+    Following::open(tracking, directory, options, warn, file, start, pace)?.run()
+}
+
+/// Locks the record of the run.
+fn lock(
+    tracking: &Tracking,
+    directory: &Path,
+    options: &Follow<'_>,
+    pace: Pace,
+) -> Result<StateFile, TrackingError> {
+    loop {
+        match StateFile::lock(tracking, directory) {
+            Err(TrackingError::Busy { .. }) if options.waits => wait(options.stop, pace.poll)?,
+            result => return result,
+        }
+    }
+}
+
+/// Waits, unless tracking is to stop.
+fn wait(stop: &AtomicBool, time: Duration) -> Result<(), TrackingError> {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        check_stop(stop)?;
+        std::thread::sleep(time.min(Duration::from_millis(100)));
+    }
+    check_stop(stop)
+}
+
+fn check_stop(stop: &AtomicBool) -> Result<(), TrackingError> {
+    if stop.load(Ordering::Relaxed) { Err(TrackingError::Interrupted) } else { Ok(()) }
 }
 
 /// Time between two looks at the file, and the first wait before a call is repeated.
@@ -86,6 +118,9 @@ struct Row {
 pub(super) struct Following<'a, A> {
     tracking: &'a Tracking,
     directory: &'a Path,
+    /// Absolute path of the directory, and its name.
+    path: PathBuf,
+    name: String,
     options: &'a Follow<'a>,
     file: StateFile,
     state: State,
@@ -95,49 +130,28 @@ pub(super) struct Following<'a, A> {
     rows: Vec<Row>,
     answering: A,
     warn: &'a dyn Fn(&str),
-    pub(super) pace: Pace,
+    pace: Pace,
 }
 
 impl<'a, A: Answering> Following<'a, A> {
-    pub(super) fn start(
+    pub(super) fn open(
         tracking: &'a Tracking,
         directory: &'a Path,
         options: &'a Follow<'a>,
         warn: &'a dyn Fn(&str),
         file: StateFile,
         start: impl FnOnce() -> Result<A, TrackingError>,
+        pace: Pace,
     ) -> Result<Self, TrackingError> {
         let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let known = file.read()?;
-        let is_new = known.is_none();
-        let mut state = known.unwrap_or_else(|| State::new(&name, &tracking.project));
+        let state = file.read()?.unwrap_or_else(|| State::new(&name, &tracking.project));
         let lines = AddedLines::open(directory)?;
-        let mut answering = start()?;
-        let mut settings = Map::new();
-        flatten("", options.config, &mut settings);
-        let answer = answering.answer(&Request::Start {
-            run: &path,
-            name: &name,
-            key: &state.id,
-            project: &state.project,
-            config: options.config,
-            settings: &settings,
-            is_new,
-        })?;
-        let tracker = tracking.kind;
-        if let Some(package) = answer.missing {
-            return Err(TrackingError::NotInstalled { tracker, python: answer.python, package });
-        }
-        if let Some(message) = answer.error {
-            return Err(TrackingError::Refused { tracker, message });
-        }
-        // Steps that the tracker has stored count more than those that were passed on to it.
-        state.step = answer.stored.map_or(state.step, |stored| stored.min(state.step));
-        file.write(&state)?;
         Ok(Self {
             tracking,
             directory,
+            path,
+            name,
             options,
             file,
             state,
@@ -145,14 +159,50 @@ impl<'a, A: Answering> Following<'a, A> {
             end: StateReader::default(),
             attempt: 0,
             rows: Vec::new(),
-            answering,
+            answering: start()?,
             warn,
-            pace: Pace::default(),
+            pace,
         })
+    }
+
+    /// Starts or continues the run at the tracker.
+    fn start(&mut self) -> Result<(), TrackingError> {
+        let mut settings = Map::new();
+        flatten("", self.options.config, &mut settings);
+        let (name, id, project) = (self.name.clone(), self.state.id.clone(), self.state.project.clone());
+        let answer = self.repeat(&Request::Start {
+            run: &self.path.clone(),
+            name: &name,
+            key: &id,
+            project: &project,
+            config: self.options.config,
+            settings: &settings,
+        })?;
+        let tracker = self.tracking.kind;
+        if let Some(package) = answer.missing {
+            return Err(TrackingError::NotInstalled { tracker, python: answer.python, package });
+        }
+        if let Some(message) = answer.error {
+            return Err(TrackingError::Refused { tracker, message });
+        }
+        // Steps that the tracker has stored count more than those that were passed on to it.
+        let stored = answer.stored.unwrap_or(i64::MAX);
+        for passed_on in [&mut self.state.step, &mut self.state.evaluation, &mut self.state.samples] {
+            *passed_on = stored.min(*passed_on);
+        }
+        self.file.write(&self.state)
     }
 
     /// Passes on all events, and the end of the run.
     pub(super) fn run(mut self) -> Result<(), TrackingError> {
+        self.start()?;
+        let (asked, project) = (&self.tracking.project, &self.state.project);
+        if asked != project && asked != super::DEFAULT_PROJECT {
+            (self.warn)(&format!(
+                "the run is in the project {project} of {} and stays there",
+                self.tracking.kind
+            ));
+        }
         let ended = self.events().and_then(|state| {
             if state != RunState::Running {
                 self.pass_table()?;
@@ -181,10 +231,10 @@ impl<'a, A: Answering> Following<'a, A> {
                 }
                 self.check_stop()?;
             }
-            let state = self.end.end().cloned().unwrap_or(RunState::Running);
-            let has_ended = state != RunState::Running && !is_running;
-            if has_ended || !self.options.until_the_end {
-                return Ok(state);
+            let end = self.end.end().filter(|_| !is_running);
+            if end.is_some() || !self.options.until_the_end {
+                let without_end = if is_running { RunState::Running } else { RunState::Killed };
+                return Ok(end.cloned().unwrap_or(without_end));
             }
             quiet_polls = if is_quiet && !is_running { quiet_polls + 1 } else { 0 };
             if quiet_polls == KILLED_AFTER {
@@ -199,13 +249,14 @@ impl<'a, A: Answering> Following<'a, A> {
         let step = line.global_step as i64;
         match &line.event {
             Event::Step { metrics } => {
+                // Before the step, whose samples follow it: the table ends with earlier ones.
+                if self.is_table_due(step) {
+                    self.pass_table()?;
+                }
                 if step > self.state.step {
                     self.log(line, metrics)?;
                     self.state.step = step;
                     self.file.write(&self.state)?;
-                }
-                if self.is_table_due(step) {
-                    self.pass_table()?;
                 }
             }
             Event::Evaluation { metrics, .. } if step > self.state.evaluation => {
@@ -262,38 +313,40 @@ impl<'a, A: Answering> Following<'a, A> {
         let Some(last) = rows.iter().map(|row| row.global_step).max() else { return Ok(()) };
         let kept: Vec<&Value> =
             rows[rows.len().saturating_sub(TABLE_ROWS)..].iter().map(|row| &row.values).collect();
-        self.call(&Request::Table { step: self.state.step, columns: &COLUMNS, rows: &kept })?;
+        self.call(&Request::Table { step: last, columns: &COLUMNS, rows: &kept })?;
         self.state.samples = last as i64;
         self.file.write(&self.state)
     }
 
     /// Passes on a request, again if the tracker fails.
     fn call(&mut self, request: &Request<'_>) -> Result<(), TrackingError> {
-        let tracker = self.tracking.kind;
-        let mut wait = self.pace.retry;
-        for _ in 1..ATTEMPTS {
-            let Some(message) = self.answering.answer(request)?.error else { return Ok(()) };
-            (self.warn)(&format!("{tracker}: {message}"));
-            self.wait(wait)?;
-            wait *= 2;
-        }
-        match self.answering.answer(request)?.error {
-            Some(message) => Err(TrackingError::Failed { tracker, message }),
+        match self.repeat(request)?.error {
+            Some(message) => Err(TrackingError::Failed { tracker: self.tracking.kind, message }),
             None => Ok(()),
         }
     }
 
-    fn wait(&self, time: Duration) -> Result<(), TrackingError> {
-        let end = Instant::now() + time;
-        while Instant::now() < end {
-            self.check_stop()?;
-            std::thread::sleep(time.min(Duration::from_millis(100)));
+    /// Returns the first answer without an error, or the last one. A package that is missing stays so.
+    fn repeat(&mut self, request: &Request<'_>) -> Result<Answer, TrackingError> {
+        let mut time = self.pace.retry;
+        for _ in 1..ATTEMPTS {
+            let answer = self.answering.answer(request)?;
+            let Some(message) = answer.error.as_ref().filter(|_| answer.missing.is_none()) else {
+                return Ok(answer);
+            };
+            (self.warn)(&format!("{}: {message}", self.tracking.kind));
+            self.wait(time)?;
+            time *= 2;
         }
-        self.check_stop()
+        self.answering.answer(request)
+    }
+
+    fn wait(&self, time: Duration) -> Result<(), TrackingError> {
+        wait(self.options.stop, time)
     }
 
     fn check_stop(&self) -> Result<(), TrackingError> {
-        if self.options.stop.load(Ordering::Relaxed) { Err(TrackingError::Interrupted) } else { Ok(()) }
+        check_stop(self.options.stop)
     }
 }
 

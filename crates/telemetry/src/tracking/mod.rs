@@ -112,13 +112,16 @@ impl Tracking {
         let path = folder.join(format!("{}.log", self.kind));
         let log = File::options().create(true).append(true).open(&path);
         let log = log.map_err(|source| TelemetryError::io("open", &path, source))?;
+        // Earlier attempts have written before it.
+        let start = log.metadata().map_or(0, |log| log.len());
         let again = log.try_clone().map_err(|source| TelemetryError::io("open", &path, source))?;
         let mut command = Command::new(program);
         command.arg0("rloom").arg("track").arg(directory).args(["--to", self.kind.name()]);
-        command.args(["--project", &self.project, "--python", &self.python]);
+        // The tracker of an earlier attempt may still be passing on its end.
+        command.args(["--project", &self.project, "--python", &self.python, "--wait"]);
         let child = command.stdin(Stdio::null()).stdout(log).stderr(again).process_group(0).spawn();
         let child = child.map_err(|source| TelemetryError::io("start", program, source))?;
-        Ok(TrackerProcess { tracker: self.kind, child, log: path })
+        Ok(TrackerProcess { tracker: self.kind, child, log: path, start: start as usize })
     }
 }
 
@@ -128,6 +131,8 @@ pub(crate) struct TrackerProcess {
     tracker: Tracker,
     child: Child,
     log: PathBuf,
+    /// Length of the log at its start, in bytes.
+    start: usize,
 }
 
 impl TrackerProcess {
@@ -139,7 +144,8 @@ impl TrackerProcess {
     /// The message for a process that has ended with `status`.
     pub(crate) fn failure(&self, status: ExitStatus) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
-        let tail = String::from_utf8_lossy(&log[log.len().saturating_sub(TAIL)..]).into_owned();
+        let own = log.get(self.start..).unwrap_or_default();
+        let tail = String::from_utf8_lossy(&own[own.len().saturating_sub(TAIL)..]).into_owned();
         // An error comes before its hints.
         let error = tail.lines().rev().find(|line| line.starts_with("error: "));
         let last = error.or_else(|| tail.lines().rev().find(|line| !line.trim().is_empty()));

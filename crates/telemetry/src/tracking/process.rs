@@ -1,10 +1,10 @@
 //! The Python process that calls the package of a tracker: one request a line, one answer a line, strictly in turn.
 
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,12 +15,23 @@ use crate::{Metrics, Tracker};
 
 /// The Python side, which the program carries with it: the interpreter needs the tracker's package only.
 const PROGRAM: &str = include_str!("../../../../python/rloom/track.py");
-/// Longest wait for an answer. Trackers repeat failed uploads for minutes.
-const LONGEST_CALL: Duration = Duration::from_mins(30);
-/// Longest wait for an answer after tracking was asked to stop.
-const LONGEST_CALL_AT_STOP: Duration = Duration::from_secs(10);
 /// Time between two looks at the process and at requests to stop.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Longest waits for an answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    call: Duration,
+    /// After tracking was asked to stop.
+    call_at_stop: Duration,
+}
+
+impl Default for Limits {
+    /// Trackers repeat failed uploads for minutes.
+    fn default() -> Self {
+        Self { call: Duration::from_mins(30), call_at_stop: Duration::from_secs(10) }
+    }
+}
 
 /// A request to a tracker.
 #[derive(Debug, Serialize)]
@@ -35,12 +46,11 @@ pub(super) enum Request<'a> {
         config: &'a Value,
         /// Scalars of the configuration by dotted key.
         settings: &'a Map<String, Value>,
-        is_new: bool,
     },
     /// Passes on metrics of a global step and their Unix time.
     Log { step: u64, metrics: &'a Metrics, time: f64 },
     /// Passes on samples.
-    Table { step: i64, columns: &'a [&'a str], rows: &'a [&'a Value] },
+    Table { step: u64, columns: &'a [&'a str], rows: &'a [&'a Value] },
     /// Ends the connection. `state` is that of the run.
     Finish { state: &'a str },
 }
@@ -48,7 +58,7 @@ pub(super) enum Request<'a> {
 /// The answer to a request.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Answer {
-    /// Last step that the tracker has, if it tells.
+    /// Last step that the tracker has, if it tells; -1 for none.
     #[serde(default)]
     pub(super) stored: Option<i64>,
     #[serde(default)]
@@ -71,15 +81,21 @@ pub(super) trait Answering {
 pub(super) struct Process<'a> {
     tracker: Tracker,
     child: Child,
-    requests: Option<ChildStdin>,
+    /// Written by a thread: the process may not read them.
+    requests: Option<Sender<Vec<u8>>>,
     answers: Receiver<String>,
     /// The tracker has confirmed the end of the run.
     is_finished: bool,
     stop: &'a AtomicBool,
+    limits: Limits,
 }
 
 impl<'a> Process<'a> {
-    pub(super) fn start(tracking: &Tracking, stop: &'a AtomicBool) -> Result<Self, TrackingError> {
+    pub(super) fn start(
+        tracking: &Tracking,
+        stop: &'a AtomicBool,
+        limits: Limits,
+    ) -> Result<Self, TrackingError> {
         let failed = |source| TrackingError::Interpreter {
             tracker: tracking.kind,
             python: tracking.python.clone(),
@@ -88,8 +104,14 @@ impl<'a> Process<'a> {
         let mut command = Command::new(&tracking.python);
         command.args(["-c", PROGRAM, tracking.kind.name()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
-        let (requests, output) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (child.stdin.take(), child.stdout.take());
         let (sender, answers) = channel();
+        let (requests, lines) = channel::<Vec<u8>>();
+        // Both threads end with the pipes of the process.
+        let write = move || {
+            let Some(mut input) = input else { return };
+            while lines.recv().is_ok_and(|line| input.write_all(&line).is_ok()) {}
+        };
         let read = move || {
             for line in output.into_iter().flat_map(|output| BufReader::new(output).lines()) {
                 let Ok(line) = line else { return };
@@ -98,19 +120,21 @@ impl<'a> Process<'a> {
                 }
             }
         };
-        // If the thread cannot start, neither can the tracker.
-        if let Err(error) = std::thread::Builder::new().name("tracker".into()).spawn(read) {
+        let thread = || std::thread::Builder::new().name("tracker".into());
+        // If a thread cannot start, neither can the tracker.
+        if let Err(error) = thread().spawn(write).and_then(|_| thread().spawn(read)) {
             let _ = child.kill();
             return Err(failed(error));
         }
-        Ok(Self { tracker: tracking.kind, child, requests, answers, is_finished: false, stop })
+        let requests = Some(requests);
+        Ok(Self { tracker: tracking.kind, child, requests, answers, is_finished: false, stop, limits })
     }
 
-    fn send(&mut self, request: &Request<'_>) -> std::io::Result<()> {
+    /// Passes on a request. False if the process no longer takes any.
+    fn send(&self, request: &Request<'_>) -> serde_json::Result<bool> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        let requests = self.requests.as_mut().ok_or(ErrorKind::BrokenPipe)?;
-        requests.write_all(&line)
+        Ok(self.requests.as_ref().is_some_and(|requests| requests.send(line).is_ok()))
     }
 
     /// Waits for the end of the process, and kills it at the deadline.
@@ -141,13 +165,13 @@ impl<'a> Process<'a> {
                 }
             }
             let is_stopping = self.stop.load(Ordering::Relaxed) && !is_last;
-            if is_stopping && start.elapsed() > LONGEST_CALL_AT_STOP {
+            if is_stopping && start.elapsed() > self.limits.call_at_stop {
                 self.kill();
                 return Err(TrackingError::Interrupted);
             }
-            if start.elapsed() > LONGEST_CALL {
+            if start.elapsed() > self.limits.call {
                 self.kill();
-                let minutes = LONGEST_CALL.as_secs() / 60;
+                let minutes = self.limits.call.as_secs() / 60;
                 return Err(TrackingError::Hung { tracker: self.tracker, minutes });
             }
         }
@@ -160,7 +184,7 @@ impl<'a> Process<'a> {
 
     fn ended(&mut self) -> TrackingError {
         let tracker = self.tracker;
-        match self.end(Instant::now() + LONGEST_CALL_AT_STOP) {
+        match self.end(Instant::now() + self.limits.call_at_stop) {
             Ok(status) => TrackingError::Ended { tracker, status },
             Err(error) => TrackingError::Failed { tracker, message: error.to_string() },
         }
@@ -169,7 +193,7 @@ impl<'a> Process<'a> {
 
 impl Answering for Process<'_> {
     fn answer(&mut self, request: &Request<'_>) -> Result<Answer, TrackingError> {
-        if self.send(request).is_err() {
+        if !self.send(request).is_ok_and(|is_sent| is_sent) {
             return Err(self.ended());
         }
         let is_last = matches!(request, Request::Finish { .. });
@@ -183,7 +207,73 @@ impl Answering for Process<'_> {
 impl Drop for Process<'_> {
     /// Closes the connection, which ends the process; one that hangs is killed.
     fn drop(&mut self) {
-        let longest = if self.is_finished { LONGEST_CALL } else { LONGEST_CALL_AT_STOP };
+        let longest = if self.is_finished { self.limits.call } else { self.limits.call_at_stop };
         let _ = self.end(Instant::now() + longest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A program in the place of Python.
+    fn program(text: &str) -> (TempDir, Tracking) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("python");
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let tracking = Tracking { python: path.display().to_string(), ..Tracking::new(Tracker::Wandb) };
+        (folder, tracking)
+    }
+
+    fn limits(call: u64, call_at_stop: u64) -> Limits {
+        Limits { call: Duration::from_millis(call), call_at_stop: Duration::from_millis(call_at_stop) }
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_killed() {
+        let (_folder, tracking) = program("read l; exec sleep 1000");
+        let stop = AtomicBool::new(false);
+        let mut process = Process::start(&tracking, &stop, limits(20, 10)).unwrap();
+        let error = process.answer(&Request::Finish { state: "running" }).unwrap_err();
+        assert!(matches!(error, TrackingError::Hung { .. }), "{error}");
+        assert!(!process.child.wait().unwrap().success(), "it was killed");
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_is_killed() {
+        let (_folder, tracking) = program("exec sleep 1000");
+        let stop = AtomicBool::new(false);
+        let mut process = Process::start(&tracking, &stop, limits(20, 10)).unwrap();
+        let large = Value::String("a".repeat(1 << 20));
+        let request = Request::Table { step: 1, columns: &["completion"], rows: &[&large] };
+        let error = process.answer(&request).unwrap_err();
+        assert!(matches!(error, TrackingError::Hung { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_stop_does_not_wait_for_an_answer_unless_it_is_the_last() {
+        let (_folder, tracking) = program("read l; exec sleep 1000");
+        let stop = AtomicBool::new(true);
+        let request = Request::Table { step: 1, columns: &[], rows: &[] };
+        let mut process = Process::start(&tracking, &stop, limits(1_000_000, 10)).unwrap();
+        assert!(matches!(process.answer(&request), Err(TrackingError::Interrupted)));
+        let mut process = Process::start(&tracking, &stop, limits(1000, 10)).unwrap();
+        let error = process.answer(&Request::Finish { state: "running" }).unwrap_err();
+        assert!(matches!(error, TrackingError::Hung { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_stays_after_its_last_answer_is_killed() {
+        let (_folder, tracking) = program("read l; echo '{}'; exec sleep 1000");
+        let stop = AtomicBool::new(false);
+        let mut process = Process::start(&tracking, &stop, limits(60_000, 10)).unwrap();
+        process.answer(&Request::Finish { state: "finished" }).unwrap();
+        process.limits.call = Duration::from_millis(10);
+        drop(process); // or the test takes as long as the process
     }
 }

@@ -5,9 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use rloom_store::disk::write_atomically;
 use serde::{Deserialize, Serialize};
 
 use super::{Tracking, TrackingError};
+use crate::TelemetryError;
 
 /// The last global steps that were passed on. The numbers are signed because a tracker may have nothing, not even step 0.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,11 +68,9 @@ impl StateFile {
 
     /// Replaces the record.
     pub(super) fn write(&self, state: &State) -> Result<(), TrackingError> {
-        let partial = self.path.with_extension("partial");
-        let text = serde_json::to_vec(state).map_err(std::io::Error::from);
-        let written = text.and_then(|text| std::fs::write(&partial, text));
-        let replaced = written.and_then(|()| std::fs::rename(&partial, &self.path));
-        replaced.map_err(|source| TrackingError::io("write", &self.path, source))
+        let text = serde_json::to_vec(state)
+            .map_err(|error| TrackingError::io("write", &self.path, error.into()))?;
+        write_atomically("tracking", &self.path, &text).map_err(|error| TelemetryError::from(error).into())
     }
 }
 

@@ -57,23 +57,25 @@ fn number(name: &str, default: u64) -> u64 {
 fn any_process_may_die_at_any_time() {
     let (expected, length) = undisturbed();
     let first = number("RLOOM_TEST_SEED", 5);
+    let mut hits = 0;
     for seed in first..first + number("RLOOM_TEST_RUNS", 1) {
         let run = Run::new(&format!("any{seed}"));
-        kill_at_random(&run, seed, *length);
+        hits += kill_at_random(&run, seed, *length);
         run.check_journal(STEPS, GROUPS);
         assert!(run.result() == *expected, "seed {seed}: other weights");
     }
+    assert!(hits > 0, "all runs ended before a process was killed");
 }
 
-/// Runs to the end with up to six kills.
-fn kill_at_random(run: &Run, seed: u64, length: Duration) {
+/// Runs to the end with up to six kills. Returns the number of those that hit a process.
+fn kill_at_random(run: &Run, seed: u64, length: Duration) -> u32 {
     let draws = RandomKey::new(seed, 0, Purpose::Interactive, 0).stream();
     let mut drawn = 0;
     let mut below = |limit| {
         drawn += 1;
         draws.below(drawn, limit)
     };
-    let (mut kills, mut slowest) = (0, Duration::ZERO);
+    let (mut kills, mut hits, mut slowest) = (0, 0, Duration::ZERO);
     for attempt in 0..20 {
         let mut child = if run.sandbox.path("runs/gang/config.toml").is_file() {
             run.start(&["train", "--resume", "runs/gang", "--quiet"])
@@ -89,11 +91,15 @@ fn kill_at_random(run: &Run, seed: u64, length: Duration) {
                 break;
             }
             let processes = run.processes("");
+            if processes.is_empty() {
+                break;
+            }
             let victim = processes[below(processes.len() as u64) as usize];
             let line = std::fs::read_to_string(format!("/proc/{victim}/cmdline")).unwrap_or_default();
             println!("seed {seed}, attempt {attempt}, {} steps: {}", run.steps(), line.replace('\0', " "));
             // It may have ended by itself.
-            let _ = Command::new("kill").args(["-KILL", &victim.to_string()]).status().unwrap();
+            let status = Command::new("kill").args(["-KILL", &victim.to_string()]).status().unwrap();
+            hits += u32::from(status.success());
             kills += 1;
         }
         let result = run.finish(child);
@@ -101,7 +107,7 @@ fn kill_at_random(run: &Run, seed: u64, length: Duration) {
         if result.code == Some(0) {
             let warnings = run.warnings().join("\n  ");
             println!("seed {seed}: the last process ended {slowest:.1?} after its run\n  {warnings}");
-            return;
+            return hits;
         }
         // None for the controller itself.
         assert!(result.code.is_none() || result.stderr.contains("error"), "{}", result.text());

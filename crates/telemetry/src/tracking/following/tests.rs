@@ -5,6 +5,7 @@ use std::io::Write;
 
 use tempfile::TempDir;
 
+use super::super::DEFAULT_PROJECT;
 use super::super::process::Answer;
 use super::*;
 use crate::{StageOutline, Tracker};
@@ -16,11 +17,13 @@ type OnLog = Box<dyn FnOnce(&Path)>;
 struct Recorder {
     starts: Vec<Value>,
     logged: Vec<(u64, Metrics)>,
-    tables: Vec<(i64, Vec<Value>)>,
+    tables: Vec<(u64, Vec<Value>)>,
     states: Vec<String>,
     knows_steps: bool,
     /// Calls that fail from now on.
     failures: u32,
+    /// Starts that fail from now on.
+    failing_starts: u32,
     /// Called once, when metrics arrive.
     on_log: Option<OnLog>,
 }
@@ -38,10 +41,14 @@ impl Answering for Recording<'_> {
         let mut recorder = self.0.borrow_mut();
         let mut answer = Answer::default();
         match request {
+            Request::Start { .. } if recorder.failing_starts > 0 => {
+                recorder.failing_starts -= 1;
+                answer.error = Some("ConnectionError: no route".to_owned());
+            }
             Request::Start { .. } => {
                 recorder.starts.push(serde_json::to_value(request).unwrap()["start"].clone());
                 let last = recorder.logged.iter().map(|(step, _)| *step as i64).max();
-                answer.stored = recorder.knows_steps.then(|| last.unwrap_or(0));
+                answer.stored = recorder.knows_steps.then(|| last.unwrap_or(-1));
             }
             Request::Log { .. } if recorder.failures > 0 => {
                 recorder.failures -= 1;
@@ -56,6 +63,8 @@ impl Answering for Recording<'_> {
             }
             Request::Table { step, columns, rows } => {
                 assert!(rows.iter().all(|row| row.as_array().unwrap().len() == columns.len()));
+                let last = recorder.tables.last().map(|(step, _)| *step);
+                assert!(last.is_none_or(|last| last < *step), "tables of {last:?} and {step}");
                 recorder.tables.push((*step, rows.iter().map(|row| (*row).clone()).collect()));
             }
             Request::Finish { state } => recorder.states.push((*state).to_owned()),
@@ -149,6 +158,7 @@ struct Run {
     folder: TempDir,
     recorder: RefCell<Recorder>,
     warnings: RefCell<Vec<String>>,
+    waits: bool,
     stop: AtomicBool,
 }
 
@@ -158,6 +168,7 @@ impl Run {
             folder: tempfile::tempdir().unwrap(),
             recorder: RefCell::default(),
             warnings: RefCell::default(),
+            waits: false,
             stop: AtomicBool::new(false),
         };
         run.write(content);
@@ -169,16 +180,20 @@ impl Run {
     }
 
     fn track(&self, until_the_end: bool) -> Result<(), TrackingError> {
-        let (directory, tracking) = (self.folder.path(), Tracking::new(Tracker::Wandb));
+        self.track_in(DEFAULT_PROJECT, until_the_end)
+    }
+
+    fn track_in(&self, project: &str, until_the_end: bool) -> Result<(), TrackingError> {
+        let directory = self.folder.path();
+        let tracking = Tracking { project: project.to_owned(), ..Tracking::new(Tracker::Wandb) };
         let config =
             json!({"run": {"seed": 3}, "stage": [{"name": "rl", "steps": 7}], "list": [1, 2], "none": {}});
         let warn = |warning: &str| self.warnings.borrow_mut().push(warning.to_owned());
-        let options = Follow { config: &config, until_the_end, stop: &self.stop };
-        let file = StateFile::lock(&tracking, directory)?;
+        let options = Follow { config: &config, until_the_end, waits: self.waits, stop: &self.stop };
+        let pace = Pace { poll: Duration::from_millis(1), retry: Duration::from_millis(1) };
+        let file = lock(&tracking, directory, &options, pace)?;
         let start = || Ok(Recording(&self.recorder, directory));
-        let mut following = Following::start(&tracking, directory, &options, &warn, file, start)?;
-        following.pace = Pace { poll: Duration::from_millis(1), retry: Duration::from_millis(1) };
-        following.run()
+        Following::open(&tracking, directory, &options, &warn, file, start, pace)?.run()
     }
 
     /// Tickets of the samples that were passed on, in order.
@@ -202,11 +217,12 @@ fn a_finished_run_is_passed_on_once() {
         assert_eq!(run.tickets(), ALL_TICKETS);
     }
     let recorder = run.recorder.borrow();
+    let tables: Vec<u64> = recorder.tables.iter().map(|(step, _)| *step).collect();
+    assert_eq!(tables, [0, 3, 7], "of the last samples in them");
     assert_eq!(recorder.states, ["finished", "finished"]);
     let row = json!(["sample", "rl", 1, 1, 0, "1+1=", "1\n", "2", 1.0, null, true, 2, "stop_token"]);
     assert!(recorder.samples().contains(&&row), "{:?}", recorder.tables);
     let [first, second] = &recorder.starts[..] else { panic!("not two starts") };
-    assert_eq!((&first["is_new"], &second["is_new"]), (&json!(true), &json!(false)));
     assert_eq!(first["key"], second["key"]);
     assert_eq!(first["config"]["run"]["seed"], 3);
     let settings = json!({"run.seed": 3, "stage.rl.name": "rl", "stage.rl.steps": 7, "list": "[1,2]"});
@@ -220,10 +236,13 @@ fn a_later_process_continues() {
     for knows_steps in [false, true] {
         let run = Run::new(b"");
         run.recorder.borrow_mut().knows_steps = knows_steps;
+        let lock = File::create(run.folder.path().join("lock")).unwrap();
+        lock.lock().unwrap();
         for size in (0..whole.len()).step_by(whole.len() / 9) {
             run.write(&whole[..size]); // in the middle of lines
             run.track(false).unwrap();
         }
+        drop(lock);
         run.write(&whole);
         run.track(true).unwrap();
         let recorder = run.recorder.borrow();
@@ -239,12 +258,15 @@ fn steps_that_a_tracker_has_lost_are_passed_on_again() {
     let run = Run::new(&text(&lines));
     run.recorder.borrow_mut().knows_steps = true;
     run.track(true).unwrap();
-    run.recorder.borrow_mut().logged.retain(|(step, _)| *step <= 3);
-    run.track(true).unwrap();
-    let steps = |logged: &[(u64, Metrics)]| -> Vec<u64> {
-        logged.iter().filter(|(_, metrics)| metrics.contains_key("loss")).map(|(step, _)| *step).collect()
-    };
-    assert_eq!(steps(&run.recorder.borrow().logged), [1, 2, 3, 4, 5, 6, 7]);
+    for kept in [3, -1] {
+        let mut recorder = run.recorder.borrow_mut();
+        recorder.logged.retain(|(step, _)| *step as i64 <= kept);
+        recorder.tables.retain(|(step, _)| *step as i64 <= kept);
+        drop(recorder);
+        run.track(true).unwrap();
+        assert_eq!(run.recorder.borrow().logged, reported(&lines));
+        assert_eq!(run.tickets(), ALL_TICKETS);
+    }
 }
 
 #[test]
@@ -310,9 +332,11 @@ fn the_end_of_an_earlier_attempt_does_not_end_the_tracking_of_a_resumed_run() {
 fn a_killed_run_ends_the_tracking() {
     let lines = events();
     let run = Run::new(&text(&lines[..lines.len() - 1]));
-    run.track(true).unwrap();
-    assert_eq!(run.recorder.borrow().states, ["killed"]);
-    assert_eq!(run.tickets(), ALL_TICKETS);
+    for until_the_end in [true, false] {
+        run.track(until_the_end).unwrap();
+        assert_eq!(run.tickets(), ALL_TICKETS);
+    }
+    assert_eq!(run.recorder.borrow().states, ["killed", "killed"]);
 }
 
 #[test]
@@ -335,7 +359,7 @@ fn a_run_without_evaluations_has_tables_too() {
     run.track(true).unwrap();
     let recorder = run.recorder.borrow();
     let sizes: Vec<_> = recorder.tables.iter().map(|(step, rows)| (*step, rows.len())).collect();
-    assert_eq!(sizes, [(50, 200), (100, 200), (120, 105)], "the last of 245, 250 and 105");
+    assert_eq!(sizes, [(49, 200), (99, 200), (120, 105)], "the last of 245, 250 and 105");
     assert_eq!(recorder.tables[0].1.last().unwrap()[3], 494, "the newest are kept");
 }
 
@@ -362,6 +386,19 @@ fn a_tracker_that_keeps_failing_is_given_up_and_continued() {
 }
 
 #[test]
+fn a_start_that_fails_is_repeated() {
+    let lines = events();
+    let run = Run::new(&text(&lines));
+    run.recorder.borrow_mut().failing_starts = ATTEMPTS;
+    let error = run.track(true).unwrap_err().to_string();
+    assert_eq!(error, "wandb cannot be started: ConnectionError: no route; the same command tries again");
+    run.recorder.borrow_mut().failing_starts = ATTEMPTS - 1;
+    run.track(true).unwrap();
+    assert_eq!(run.recorder.borrow().logged, reported(&lines));
+    assert_eq!(*run.warnings.borrow(), ["wandb: ConnectionError: no route"; 2 * (ATTEMPTS as usize - 1)]);
+}
+
+#[test]
 fn tracking_stops_on_request() {
     let run = Run::new(&text(&events()));
     run.stop.store(true, Ordering::Relaxed);
@@ -381,6 +418,35 @@ fn one_process_at_a_time_tracks_a_run() {
     assert_eq!(error, format!("another process passes {} to wandb already", run.folder.path().display()));
     drop(lock);
     run.track(true).unwrap();
+}
+
+#[test]
+fn a_process_that_waits_continues_after_another() {
+    let lines = events();
+    let mut run = Run::new(&text(&lines));
+    run.waits = true;
+    let lock = StateFile::lock(&Tracking::new(Tracker::Wandb), run.folder.path()).unwrap();
+    run.stop.store(true, Ordering::Relaxed);
+    assert!(matches!(run.track(true), Err(TrackingError::Interrupted)), "a wait can be stopped");
+    run.stop.store(false, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(lock);
+        });
+        run.track(true).unwrap();
+    });
+    assert_eq!(run.recorder.borrow().logged, reported(&lines));
+}
+
+#[test]
+fn another_project_is_a_warning() {
+    let run = Run::new(&text(&events()));
+    run.track(true).unwrap();
+    assert_eq!(run.warnings.borrow().len(), 0);
+    run.track_in("sums", true).unwrap();
+    assert_eq!(*run.warnings.borrow(), ["the run is in the project rloom of wandb and stays there"]);
+    assert_eq!(run.recorder.borrow().starts[1]["project"], "rloom");
 }
 
 #[test]
