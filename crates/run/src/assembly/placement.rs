@@ -118,8 +118,9 @@ impl Placement {
             }
         }
         if let Some(servers) = servers {
-            let slots: Result<Vec<_>, _> =
-                (0..servers.replicas).map(|replica| server_slots(replica, servers, most_ranks, machine)).collect();
+            let slots: Result<Vec<_>, _> = (0..servers.replicas)
+                .map(|replica| server_slots(replica, servers, most_ranks, machine))
+                .collect();
             roles.push(PlacedRole { role: "server", processes: servers.replicas, slots: slots? });
         } else if let Slots::Gpus(offered) = machine
             && ranks > offered
@@ -217,7 +218,9 @@ groups_per_batch = 2
     fn roles(overrides: &[&str], machine: Slots) -> Result<Vec<PlacedRole>, PlacementError> {
         let config = rloom_config::Config::from_text("recipe.toml", RECIPE, overrides);
         let config = config.map_err(|errors| errors.to_string()).unwrap();
-        Ok(Placement::of(&config, &config.stages[0], machine)?.map(|placement| placement.roles).unwrap_or_default())
+        Ok(Placement::of(&config, &config.stages[0], machine)?
+            .map(|placement| placement.roles)
+            .unwrap_or_default())
     }
 
     #[test]
@@ -232,7 +235,10 @@ groups_per_batch = 2
         let error = roles(&torch, Slots::Gpus(1)).unwrap_err().to_string();
         assert!(error.contains("need 2 GPUs; this machine offers 1"), "{error}");
         let [policy, critic] = ranks;
-        assert_eq!(roles(&both, Slots::Gpus(4)), Ok(vec![policy, critic, role("server", std::slice::from_ref(&(2..4)))]));
+        assert_eq!(
+            roles(&both, Slots::Gpus(4)),
+            Ok(vec![policy, critic, role("server", std::slice::from_ref(&(2..4)))])
+        );
         roles(&both, Slots::Gpus(3)).unwrap_err();
         let on_cores = roles(&torch, Slots::Cores(4)).unwrap();
         assert_eq!(on_cores[0], role("policy rank", &[0..4, 0..4]));

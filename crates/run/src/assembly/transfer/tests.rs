@@ -84,11 +84,14 @@ fn impossible_forms_are_refused() {
 /// Servers come after the ranks of the stage that has most, or share their GPUs.
 #[test]
 fn ranks_of_other_stages_count() {
-    let more = format!("{RECIPE}[[stage]]\nname = 'more'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\ntrainer.ranks = 2\n");
+    let more = format!(
+        "{RECIPE}[[stage]]\nname = 'more'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\ntrainer.ranks = 2\n"
+    );
     let overrides = [TORCH, VLLM, SHARED, "rollout.weights=nccl", "stage.rl.trainer.ranks=1"];
     let config = Config::from_text("test.toml", &more, &overrides);
     let config = config.map_err(|errors| errors.to_string()).unwrap();
-    let form = |gpus| Placement::of(&config, &config.stages[0], Slots::Gpus(gpus)).map(|own| own.unwrap().weights);
+    let form =
+        |gpus| Placement::of(&config, &config.stages[0], Slots::Gpus(gpus)).map(|own| own.unwrap().weights);
     assert_eq!(form(3), Ok(Form::Nccl));
     let error = form(2).unwrap_err().to_string();
     assert!(error.contains("does not connect two processes on one GPU"), "{error}");
