@@ -243,7 +243,7 @@ impl<T: TrainEngine> TrainerThread<T> {
         }
         if self.parks {
             let Models { policy, critic, prm } = &mut self.models;
-            for engine in critic.into_iter().chain(prm) {
+            for engine in critic.iter_mut().chain(prm) {
                 engine.park()?;
             }
             // Weights that are sent from the device stay there until they have arrived, and nothing else.
