@@ -155,7 +155,7 @@ impl Supervisor {
         let sender = Arc::clone(sender);
         let parked = tokio::task::spawn_blocking(move || sender.park()).await;
         let parked = parked.unwrap_or_else(|error| Err(SendError::Trainer { reason: error.to_string() }));
-        parked.map_err(|error| not_sent(target, error))
+        parked.map_err(|error| not_sent(target, &error))
     }
 
     /// Waits for the weights after those of a load or release.
@@ -202,8 +202,7 @@ impl Supervisor {
         self.shared.end_if_all_gone();
     }
 
-    /// Records a failed transfer from the trainer's memory, and tells the user. It does not count as a failure: folders may
-    /// serve the whole run.
+    /// Records a failed transfer from the trainer's memory, and tells the user. Folders may serve the whole run.
     fn only_folders(&self, message: String) {
         self.note(message);
         self.change(|replica| replica.only_folders = true);
@@ -264,7 +263,7 @@ impl Supervisor {
         let (target, generation) = self.shared.target();
         if let Some(target) = &target {
             let source = Source::of(&target.published, true).await;
-            self.replace(target, source.map_err(|error| not_sent(target, error))?, Pause::Abort).await?;
+            self.replace(target, source.map_err(|error| not_sent(target, &error))?, Pause::Abort).await?;
         } else if self.sleeper().is_some() {
             // The trainer uses the device.
             self.sleep().await.map_err(Failure::Failed)?;
@@ -379,7 +378,7 @@ impl Supervisor {
             });
             let needs_folder = self.server.live().is_none() || self.change(|replica| replica.only_folders);
             let source = Source::of(&target.published, needs_folder).await;
-            self.replace(target, source.map_err(|error| not_sent(target, error))?, pause).await?;
+            self.replace(target, source.map_err(|error| not_sent(target, &error))?, pause).await?;
         } else {
             self.sleep().await.map_err(Failure::Failed)?;
         }
@@ -442,7 +441,7 @@ impl Supervisor {
                 let (own, timeout) = (Arc::clone(&self.server), self.shared.timings.control);
                 let receiver = LiveReceiver::new(own, incarnation, workers, label, timeout);
                 let taken = receiver.take(Arc::clone(sender)).await;
-                taken.map_err(|error| not_sent(target, error))?;
+                taken.map_err(|error| not_sent(target, &error))?;
                 server.finish_update(label, self.control()).await.map_err(failed)
             }
             (Source::Folder(folder), _) => {
@@ -591,7 +590,7 @@ impl Supervisor {
 }
 
 /// Failure of a replica whose weights did not come.
-fn not_sent(target: &Target, error: SendError) -> Failure {
+fn not_sent(target: &Target, error: &SendError) -> Failure {
     match error {
         SendError::Gone => Failure::Outdated(target.generation, None),
         SendError::Ended { .. } => Failure::Outdated(target.generation, Some(error.to_string())),
