@@ -190,7 +190,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
         }
         None => None,
     };
-    let placement = Placement::of(stage, Slots::of_machine()).map_err(Failure::usage)?;
+    let placement = Placement::of(config, stage, Slots::of_machine()).map_err(Failure::usage)?;
     Ok(StagePlan {
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -33,6 +34,9 @@ pub trait WeightReceiver {
 
     /// Number of processes that receive.
     fn ranks(&self) -> usize;
+
+    /// Longest time of a step.
+    fn timeout(&self) -> Duration;
 
     /// Starts a step and returns at once.
     fn begin(&mut self, step: ReceiverStep<'_>);
@@ -97,6 +101,12 @@ pub enum SendError {
     /// The trainer's part failed.
     #[error("the trainer could not send its weights: {reason}")]
     Trainer {
+        /// Reason.
+        reason: String,
+    },
+    /// The trainer has ended meanwhile. The publication of the next one follows.
+    #[error("the trainer could not send its weights: {reason}")]
+    Ended {
         /// Reason.
         reason: String,
     },

@@ -259,6 +259,12 @@ pub(crate) fn rollout_settings(
     let own = stage.rollout.as_ref().map(|rollout| &rollout.engine);
     let eval = eval.filter(|_| stage.eval_every > 0).map(|eval| &eval.rollout);
     let mut settings = own.or(eval)?.clone();
+    // Taking turns with the trainer is a matter of stages that sample.
+    if let (None, RolloutEngineSettings::Vllm(servers) | RolloutEngineSettings::Sglang(servers)) =
+        (own, &mut settings)
+    {
+        servers.sleep = false;
+    }
     // An engine with its own threads does not wait for those that train; with 0 it shares the threads of the run.
     if let RolloutEngineSettings::Embedded(embedded) = &mut settings
         && stage.schedule().overlaps()
@@ -280,7 +286,8 @@ mod tests {
     const ENGINE: &str = "{ threads = 3, lanes = 3, kv_memory_mib = 30, max_batch = 31, prefill_chunk = 32, \
                           speculation = 'ngram', timeout_seconds = 33.0, restarts = 34 }";
 
-    fn settings(overrides: &[&str]) -> Vec<Option<RolloutSettings>> {
+    /// Settings of the engine of each stage.
+    fn all(overrides: &[&str]) -> Vec<Option<RolloutEngineSettings>> {
         let text = "model.new = { layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, \
                     max_positions = 16 }\nsampling.max_new_tokens = 4\ndata.generator = 'arithmetic'\nreward.components = [{ kind = 'exact' }]\n\
                     eval = {}\n\
@@ -288,11 +295,15 @@ mod tests {
                     [[stage]]\nname = 'rl'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\n";
         let config =
             Config::from_text("test.toml", text, overrides).map_err(|errors| errors.to_string()).unwrap();
-        let of_stage = |stage| match rollout_settings(stage, config.eval.as_ref(), 2)? {
-            RolloutEngineSettings::Embedded(settings) => Some(settings),
+        config.stages.iter().map(|stage| rollout_settings(stage, config.eval.as_ref(), 2)).collect()
+    }
+
+    fn settings(overrides: &[&str]) -> Vec<Option<RolloutSettings>> {
+        let embedded = |engine: RolloutEngineSettings| match engine {
+            RolloutEngineSettings::Embedded(settings) => settings,
             other => panic!("{other:?}"),
         };
-        config.stages.iter().map(of_stage).collect()
+        all(overrides).into_iter().map(|engine| engine.map(embedded)).collect()
     }
 
     #[test]
@@ -311,6 +322,16 @@ mod tests {
         assert_eq!(of_eval, [Some(expected.clone()), Some(RolloutSettings::default())]);
         let shared = settings(&[&format!("rollout={ENGINE}"), "stage.warmup.eval_every=0"]);
         assert_eq!(shared, [None, Some(expected)]);
+    }
+
+    /// The trainer of a stage without rollouts keeps its weights on the GPU.
+    #[test]
+    fn servers_that_only_evaluate_do_not_sleep() {
+        const VLLM: &str = "{ engine = 'vllm', sleep = true }";
+        let overrides = ["rollout", "eval.rollout"].map(|key| format!("{key}={VLLM}"));
+        let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+        let sleeps: Vec<bool> = all(&overrides).iter().flatten().map(RolloutEngineSettings::sleeps).collect();
+        assert_eq!(sleeps, [false, true]);
     }
 
     #[test]

@@ -127,6 +127,7 @@ pub enum StageError {
     },
     /// Weights in a trainer's memory could not be written to a folder.
     #[error(transparent)]
+    #[diagnostic(help("set `rollout.weights = \"folder\"`: folders do not need the trainer's memory"))]
     Sender(rloom_engine::SendError),
     /// A worker failed.
     #[error("stage `{stage}`, step {step}: {cause}\nlast valid checkpoint: {checkpoint}")]

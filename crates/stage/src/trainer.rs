@@ -243,10 +243,14 @@ impl<T: TrainEngine> TrainerThread<T> {
         }
         if self.parks {
             let Models { policy, critic, prm } = &mut self.models;
-            // Weights that are sent from the device stay there until they have arrived.
-            let policy = (!self.form.is_live()).then_some(policy);
-            for engine in policy.into_iter().chain(critic).chain(prm) {
+            for engine in critic.iter_mut().chain(prm) {
                 engine.park()?;
+            }
+            // Weights that are sent from the device stay there until they have arrived, and nothing else.
+            if self.form.is_live() {
+                policy.trim()?;
+            } else {
+                policy.park()?;
             }
         }
         Ok(published)

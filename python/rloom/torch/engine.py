@@ -109,9 +109,9 @@ class Engine:
 
     def park(self) -> None:
         """Moves weights, gradients and moments from the device to host memory until `resume`."""
-        if self.world.device.type == "cuda" and not self.settings.offload:
+        if self.world.device.type == "cuda" and not self.settings.offload and not self.is_parked:
             self._move(torch.device("cpu"))
-            torch.cuda.empty_cache()
+            free_device(self.world.device)
             self.is_parked = True
 
     def resume(self) -> None:
@@ -206,6 +206,13 @@ class Engine:
             scores = model(batch.only([sequence]) if has else Batch.dummy()).detached()
             each += [scores] if has else []
         return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
+
+
+def free_device(device: torch.device) -> None:
+    """Gives memory that no tensor uses back to the device, including buffers that a server has read."""
+    if device.type == "cuda":
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from rloom._native import NativeError
 from rloom.torch import files
 from rloom.torch.batch import Batch
-from rloom.torch.engine import Engine, Progress
+from rloom.torch.engine import Engine, Progress, free_device
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.sending import WeightSender
@@ -170,7 +170,12 @@ class Rank:
 
     def do_park(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Frees device memory until the next job."""
-        self._engine.park()
+        self._parked.park()
+        return {}, {}
+
+    def do_trim(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Frees device memory that no tensor uses."""
+        free_device(self.world.device if self.world is not None else torch.device("cpu"))
         return {}, {}
 
     def do_gradients(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:

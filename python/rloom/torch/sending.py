@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import ctypes
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from rloom.torch.errors import TransferError
 from rloom.torch.files import VALUE_NAMES
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.02
 #: Numbers of NCCL's enumerations.
 UINT8, FLOAT32, SUM = 1, 7, 0
+
+
+@contextmanager
+def transfer_errors() -> Iterator[None]:
+    """Turns errors of CUDA and of libraries into errors that leave the ranks in step."""
+    try:
+        yield
+    except (OSError, RuntimeError, AttributeError, ValueError, LookupError) as error:
+        raise TransferError(f"{type(error).__name__}: {error}") from error
 
 
 class Communicator(Protocol):
@@ -110,7 +121,7 @@ class WeightSender:
 
     def do_channel(self, _asked: dict[str, Any]) -> dict[str, Any]:
         """Returns the identifier of a new communicator."""
-        with self.engine.world.agreement():
+        with self.engine.world.agreement(), transfer_errors():
             own = Nccl(self.engine.world.device).unique_id() if self._sends else b""
         return {"unique_id": base64.b64encode(own).decode()}
 
@@ -118,7 +129,8 @@ class WeightSender:
         """Connects rank 0 with a server, whose workers join at the same time."""
         self.do_leave(asked)
         channel, name = asked["channel"], asked["receiver"]
-        with self.engine.world.agreement():
+        with self.engine.world.agreement(), transfer_errors():
+            check_names(self.engine)
             if self._sends and channel["form"] == "nccl":
                 own = self.joined[name] = self.communicator(self.engine.world.device)
                 identifier = base64.b64decode(channel["unique_id"])
@@ -131,13 +143,14 @@ class WeightSender:
             self._chunks = self._gathered(asked["bytes"])
         self._packed = None
         chunk = next(self._chunks, None)
-        if chunk and self._packed is not None and asked["form"] == "ipc":
-            chunk["ipc_handles"] = handles(self._packed)
+        with self.engine.world.agreement(), transfer_errors():
+            if chunk and self._packed is not None and asked["form"] == "ipc":
+                chunk["ipc_handles"] = handles(self._packed)
         return {"chunk": chunk}
 
     def do_broadcast(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Sends what was gathered; a server on the same GPU reads it by itself."""
-        with self.engine.world.agreement():
+        with self.engine.world.agreement(), transfer_errors():
             packed = self._packed
             if self._sends and packed is not None and asked["form"] == "nccl":
                 own = self.joined[asked["receiver"]]
@@ -159,20 +172,30 @@ class WeightSender:
         named = {n: w for n, w in engine.model.named_weights().items() if n not in VALUE_NAMES}
         last, parts, total = next(reversed(named)), list[torch.Tensor](), 0
         chunk: dict[str, Any] = {"names": [], "dtype_names": [], "shapes": [], "tensor_sizes": []}
+        failure: TransferError | None = None
         for name, weight in named.items():
             whole = engine.world.whole(weight)
             size = whole.numel() * dtype.itemsize
-            if self._sends:
-                parts.append(whole.to(engine.world.device, dtype).contiguous().view(-1).view(torch.uint8))
+            # After an error it still takes part in what other ranks gather.
+            if self._sends and failure is None:
+                try:
+                    with transfer_errors():
+                        on_device = whole.to(engine.world.device, dtype)
+                        parts.append(on_device.contiguous().view(-1).view(torch.uint8))
+                except TransferError as error:
+                    failure = error
             about = (name, str(dtype).removeprefix("torch."), list(whole.shape), size)
             for field, value in zip(chunk, about, strict=True):
                 chunk[field].append(value)
             total += size
             if total > limit or name == last:
-                self._packed = torch.cat(parts) if parts else None
+                with engine.world.agreement(), transfer_errors():
+                    if failure is not None:
+                        raise failure
+                    self._packed = torch.cat(parts) if parts else None
+                    if self._packed is not None and self._packed.is_cuda:
+                        torch.cuda.synchronize()
                 parts.clear()
-                if self._packed is not None and self._packed.is_cuda:
-                    torch.cuda.synchronize()
                 yield chunk
                 chunk, total = {field: [] for field in chunk}, 0
 
@@ -196,6 +219,18 @@ class WeightSender:
                 raise TransferError("the server has failed")
         if failures:
             raise TransferError(str(failures[0])) from failures[0]
+
+
+def check_names(engine: Engine) -> None:
+    """Refuses a model whose tensors have other names or shapes in its files, by which servers know them."""
+    shapes = {n: tuple(w.shape) for n, w in engine.model.named_weights().items() if n not in VALUE_NAMES}
+    metas = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    written = revert_weight_conversion(engine.model.hf, metas)
+    other = sorted(shapes.items() ^ {name: tuple(x.shape) for name, x in written.items()}.items())
+    if other:
+        raise TransferError(
+            f"tensors have other names in files, such as {other[0][0]}; servers need a folder"
+        )
 
 
 def handles(packed: torch.Tensor) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import base64
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -111,7 +112,7 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         super().__init__(*args, **kwargs)
         self.loaded = ""
         self._received = ""
-        self._expected: set[str] = set()
+        self._missing: set[str] = set()
         self._backend: WeightTransferEngine[Any, Any] | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
@@ -122,13 +123,14 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
             device = current_platform.device_type
             raise ValueError(f"weights over {init_info.backend} need a GPU; this server computes on {device}")
         config = WeightTransferConfig(backend=init_info.backend)
-        backend = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
+        model: Any = SimpleNamespace(load_weights=self._load)  # all that backends call while they receive
+        backend = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, model)
         backend.init_transfer_engine(backend.parse_init_info(init_info.info))
         self._backend = backend
 
     def start_weight_update(self) -> None:
         self.loaded = self._received = ""
-        self._expected = {name for name, _ in self.model.named_parameters()}
+        self._missing = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -136,13 +138,23 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
             self._receive_chunk(dict(update_info.chunk or {}))
             self._received = update_info.label
             return
-        names = self.model.load_weights(tensors(Path(update_info.path)))
-        missing = sorted(self._expected - names) if names is not None else []
-        if missing and self.model_config.quantization is None:
-            raise ValueError(
-                f"{update_info.path} has no weights for {len(missing)} parameters: {missing[:3]}"
-            )
+        self._load(tensors(Path(update_info.path)))
+        if self._incomplete:
+            raise ValueError(f"{update_info.path} has {self._incomplete}")
         self._received = update_info.label
+
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+        """Loads tensors and notes their parameters, if the model tells which."""
+        names: set[str] | None = self.model.load_weights(weights)
+        self._missing -= self._missing if names is None else names
+        return names
+
+    @property
+    def _incomplete(self) -> str:
+        """Names parameters that an update has left out; quantized models have others than their files."""
+        if not self._missing or self.model_config.quantization is not None:
+            return ""
+        return f"no weights for {len(self._missing)} parameters: {sorted(self._missing)[:3]}"
 
     def _receive_chunk(self, chunk: dict[str, Any]) -> None:
         if self._backend is None:
@@ -157,7 +169,8 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         if self._backend is not None and self._backend.config.backend == "ipc":
             self._backend.shutdown()  # the trainer's buffer; the backend opens the next one
         refresh_heads(self.model)
-        self.loaded = self._received
+        # Its reader names what is missing. An error would leave the update open, which the next one could not end.
+        self.loaded = self._received and (self._incomplete or self._received)
 
     def shutdown(self) -> None:
         """Leaves the communicator, or closes the buffer, of a backend."""

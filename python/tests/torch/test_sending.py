@@ -10,18 +10,21 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from gangs import gang
 from rloom.torch import files, sending
-from rloom.torch.errors import TransferError
+from rloom.torch.errors import RankError, TransferError
 from rloom.torch.rank import Rank
 from rloom.torch.sending import Nccl, WeightSender
+from rloom.torch.world import World
 from safetensors.torch import load_file, save_file
 from test_gradients import engine
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from transformers.core_model_loading import WeightRenaming
 
 #: Bytes of a chunk: several tensors in some, one in others.
 LIMIT = 30_000
@@ -129,6 +132,80 @@ def test_a_cancelled_transfer_aborts_the_communicator(qwen: Path) -> None:
     sender = WeightSender(engine(qwen), lambda: False, Broken)
     with pytest.raises(TransferError, match="unhandled system error"):
         sender.do_join({"receiver": "a", "channel": CHANNEL})
+
+
+def gathered(folder: Path, settings: dict[str, Any], broken: str) -> str:
+    """Gathers all weights on a rank whose memory does not suffice; returns the kind of the error."""
+
+    def fails(*_: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    own, module = engine(folder, **settings), cast("Any", sending)
+    world: Any = own.world
+    if world.rank == 0 and broken == "cat":
+        module.torch = SimpleNamespace(**{**vars(torch), "cat": fails})
+    elif world.rank == 0:
+        world.whole = lambda weight: SimpleNamespace(
+            numel=weight.numel, shape=weight.shape, to=fails, gathered=World.whole(world, weight)
+        )
+    sender = WeightSender(own, lambda: False, Memory)
+    try:
+        sender.do_chunk({"form": "nccl", "bytes": LIMIT, "first": True})
+    except RankError as error:
+        # The ranks are in step: what follows ends on all of them.
+        world.largest(torch.tensor([1]))
+        return error.kind
+    return "none"
+
+
+@pytest.mark.parametrize("broken", ["cat", "to"])
+def test_a_rank_without_memory_leaves_the_others_in_step(qwen: Path, broken: str) -> None:
+    assert gang(2, gathered, qwen, {"dtype": "bf16"}, broken) == ["transfer", "peer_failed"]
+
+
+def test_errors_of_libraries_leave_the_ranks_in_step(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> Any:
+        raise OSError("libnccl.so.2: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    sender = WeightSender(engine(qwen), lambda: False)
+    with pytest.raises(TransferError, match=r"libnccl\.so\.2: cannot open"):
+        sender.do_channel({})
+    with pytest.raises(TransferError, match=r"libnccl\.so\.2: cannot open"):
+        sender.do_join({"receiver": "a", "channel": CHANNEL})
+
+    def invalid(_: object) -> Any:
+        raise RuntimeError("CUDA error: invalid argument")
+
+    monkeypatch.setattr(sending, "handles", invalid)
+    with pytest.raises(TransferError, match="invalid argument"):
+        sender.do_chunk({"form": "ipc", "bytes": LIMIT, "first": True})
+
+
+def test_models_with_other_names_in_files_are_refused(qwen: Path) -> None:
+    own = engine(qwen)
+    hf: Any = own.model.hf
+    hf._weight_conversions = [WeightRenaming("decoder", "model")]
+    with pytest.raises(TransferError, match=r"other names in files, such as decoder"):
+        WeightSender(own, lambda: False, Memory).do_join({"receiver": "a", "channel": CHANNEL})
+
+
+def test_a_parked_rank_stays_parked(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed, moved = list[str](), list[str]()
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: freed.append("ipc"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
+    own = engine(qwen)
+    own.world.device = torch.device("cuda", 0)
+    monkeypatch.setattr(own, "_move", lambda device: moved.append(device.type))
+    rank = Rank(cast("Any", Frames()), 0, 1)
+    rank.opened, rank.world = own, own.world
+    rank.do_trim({}, {})
+    assert (freed, moved) == (["ipc", "cache"], [])
+    for _ in range(2):
+        rank.do_park({}, {})
+        assert (freed, moved) == (["ipc", "cache"] * 2, ["cpu"])
+    own.resume()
+    assert moved == ["cpu", "cuda"]
 
 
 class Frames:

@@ -84,3 +84,27 @@ try:
 except ValueError as error:
     refused = str(error)
 assert refused == "weights over nccl need a GPU; this server computes on cpu", refused
+
+# An update by chunks that leaves a parameter out does not get its label.
+for name in ("initialize_layerwise_reload", "finalize_layerwise_reload", "refresh_heads"):
+    setattr(extension, name, lambda *_: None)
+own.model = SimpleNamespace(
+    named_parameters=lambda: [("a", None), ("b", None), ("c", None)],
+    load_weights=lambda weights: {name for name, _ in weights},
+)
+own.model_config = SimpleNamespace(quantization=None)
+own._backend = SimpleNamespace(
+    config=SimpleNamespace(backend="nccl"),
+    parse_update_info=lambda chunk: chunk,
+    receive_weights=lambda chunk: own._load([(name, None) for name in chunk["names"]]),
+)
+for sent_names, loaded in (
+    (["a", "c"], "no weights for 1 parameters: ['b']"),
+    (["a", "b", "c"], "version 2"),
+    ([], ""),
+):
+    own.start_weight_update()
+    for name in sent_names:
+        own.receive_weights(extension.FileUpdate(label="version 2", chunk={"names": [name]}))
+    own.finish_weight_update()
+    assert own.loaded == loaded, own.loaded

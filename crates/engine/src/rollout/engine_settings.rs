@@ -84,11 +84,8 @@ impl RolloutEngineSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightTransfer {
-    /// `nccl` where ranks and servers are on different GPUs of this machine, `ipc` where one of each shares a GPU, else
-    /// `folder`.
-    #[default]
-    Auto,
     /// Written to the run's folder and read by the servers.
+    #[default]
     Folder,
     /// Broadcast from the first rank's GPU to those of the servers.
     Nccl,
@@ -146,7 +143,7 @@ impl Default for ServerSettings {
             max_requests: 128,
             restarts: 3,
             replace_seconds: 600.0,
-            weights: WeightTransfer::Auto,
+            weights: WeightTransfer::Folder,
             sleep: false,
             probe_tolerance: 0.05,
             args: Vec::new(),
@@ -306,6 +303,7 @@ mod tests {
         assert_eq!(parse(&serde_json::to_string(&vllm).unwrap()).unwrap(), vllm);
         let sglang = parse(r#"{ "engine": "sglang", "timeout_seconds": 5 }"#).unwrap();
         assert_eq!((sglang.timeout_seconds(), sglang.embedded()), (5.0, None));
+        assert!(parse(r#"{ "engine": "vllm", "weights": "auto" }"#).unwrap_err().contains("`auto`"));
     }
 
     #[test]

@@ -124,4 +124,9 @@ pub trait TrainEngine: Send {
     fn park(&mut self) -> Result<(), TrainError> {
         Ok(())
     }
+
+    /// Frees device memory that the weights do not need. Does nothing by default.
+    fn trim(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
 }

@@ -100,6 +100,7 @@ impl Gang {
     pub fn reopen(&mut self, settings: GangSettings) -> Result<(), GangError> {
         self.settings = GangSettings { ranks: self.settings.ranks, ..settings };
         self.changed();
+        self.line.lock().joined.clear();
         self.accumulated.clear();
         self.observer = ProgressObserver::default();
         self.open()
@@ -447,6 +448,10 @@ impl TrainEngine for Gang {
 
     fn park(&mut self) -> Result<(), TrainError> {
         self.ask(json!({ "job": "park" })).map(drop)
+    }
+
+    fn trim(&mut self) -> Result<(), TrainError> {
+        self.ask(json!({ "job": "trim" })).map(drop)
     }
 }
 

@@ -91,6 +91,8 @@ impl Ranks {
                 let frame = Frame { epoch: self.epoch, job: number, message, tensors: Vec::new() };
                 let sent = self.connections[0].send(&frame, Instant::now() + deadline);
                 sent.map_err(|error| self.lost(0, error))?;
+                // Giving up takes its own time.
+                heard = Instant::now();
             }
             if heard.elapsed() > deadline {
                 let silent = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());

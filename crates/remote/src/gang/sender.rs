@@ -20,6 +20,9 @@ use super::settings::GangSettings;
 /// Bytes of a chunk. Rank 0 and each receiver need room for one more copy of it.
 const CHUNK: usize = 512 << 20;
 
+/// Time that a receiver has to report its failure before the ranks are blamed.
+const MARGIN: Duration = Duration::from_mins(1);
+
 /// The weights that a gang had when they were published.
 ///
 /// Each server has a communicator of its own with rank 0: one that fails or starts again does not end the others'.
@@ -50,22 +53,32 @@ impl GangSender {
         Self { line, form, changes, ranks, deadline, path, folder: Mutex::default() }
     }
 
+    /// Asks all ranks for a job that needs no other process.
+    fn ask(&self, open: &mut Open, message: Value) -> Result<Value, SendError> {
+        self.ask_within(open, message, self.deadline, &mut || false)
+    }
+
     /// Asks all ranks for a job and returns the answer of rank 0. Ends the gang if the ranks are no longer in step.
-    fn ask(
+    fn ask_within(
         &self,
         open: &mut Open,
         message: Value,
+        deadline: Duration,
         is_cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Value, SendError> {
         let tensors = vec![Vec::new(); self.ranks];
-        let job = Job { message, tensors, deadline: self.deadline, progress: &mut |_| {}, is_cancelled };
+        let job = Job { message, tensors, deadline, progress: &mut |_| {}, is_cancelled };
         let answer = open.run(job).map_err(|failure| failure.error);
         let answer = answer.and_then(|frames| content(&frames, 0));
         answer.map_err(|error| {
-            if open.is_open() && !error.is_answer() {
-                open.end(error.clone());
+            let reason = error.to_string();
+            if error.is_answer() {
+                return SendError::Trainer { reason };
             }
-            SendError::Trainer { reason: error.to_string() }
+            if open.is_open() {
+                open.end(error);
+            }
+            SendError::Ended { reason }
         })
     }
 
@@ -84,7 +97,9 @@ impl GangSender {
         step: ReceiverStep<'_>,
     ) -> Result<(), SendError> {
         receiver.begin(step);
-        let sent = self.ask(open, message, &mut || receiver.has_failed());
+        // A receiver that hangs is noticed first.
+        let deadline = self.deadline.max(receiver.timeout() + MARGIN);
+        let sent = self.ask_within(open, message, deadline, &mut || receiver.has_failed());
         if sent.is_err() && !receiver.has_failed() {
             // It waits for a sender that has given up.
             return sent.map(drop);
@@ -100,7 +115,7 @@ impl GangSender {
         let mut channel =
             Channel { form: self.form, unique_id: String::new(), world_size, chunk_bytes: CHUNK };
         if self.form == Form::Nccl {
-            let answer = self.ask(open, json!({ "job": "send", "part": "channel" }), &mut || false)?;
+            let answer = self.ask(open, json!({ "job": "send", "part": "channel" }))?;
             answer["unique_id"].as_str().unwrap_or_default().clone_into(&mut channel.unique_id);
         }
         let message = json!({ "job": "send", "part": "join", "receiver": name, "channel": channel });
@@ -116,7 +131,7 @@ impl GangSender {
         let mut is_first = true;
         loop {
             let message = json!({ "job": "send", "part": "chunk", "form": self.form, "bytes": CHUNK, "first": is_first });
-            let answer = self.ask(open, message, &mut || false)?;
+            let answer = self.ask(open, message)?;
             let gathered = Gathered::deserialize(answer);
             let gathered = gathered.map_err(|error| SendError::Trainer { reason: error.to_string() })?;
             let Some(chunk) = gathered.chunk else { return Ok(()) };
@@ -140,7 +155,8 @@ impl WeightSender for GangSender {
             // Its communicator may be in any state; the receiver joins another one.
             open.joined.remove(receiver.name());
             let message = json!({ "job": "send", "part": "leave", "receiver": receiver.name() });
-            self.ask(&mut open, message, &mut || false)?;
+            // The transfer's error says more than one of this.
+            let _ = self.ask(&mut open, message);
         }
         sent
     }
@@ -153,7 +169,7 @@ impl WeightSender for GangSender {
         let mut open = self.still()?;
         let failed = |error: io::Error| SendError::Trainer { reason: error.to_string() };
         let partial = partial_of(&self.path).map_err(failed)?;
-        self.ask(&mut open, json!({ "job": "publish", "folder": partial }), &mut || false)?;
+        self.ask(&mut open, json!({ "job": "publish", "folder": partial }))?;
         fs::rename(&partial, &self.path).map_err(failed)?;
         let written = Arc::new(WeightFolder::temporary(&self.path));
         *folder = Some(Arc::clone(&written));
@@ -162,7 +178,7 @@ impl WeightSender for GangSender {
 
     fn park(&self) -> Result<(), SendError> {
         let mut open = self.still()?;
-        self.ask(&mut open, json!({ "job": "park" }), &mut || false).map(drop)
+        self.ask(&mut open, json!({ "job": "park" })).map(drop)
     }
 }
 

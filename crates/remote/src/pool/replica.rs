@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::OnUpdate;
-use rloom_engine::{PolicyLabel, SamplingSettings, SendError};
+use rloom_engine::{PolicyLabel, PublishedWeights, SamplingSettings, SendError};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Shared;
-use super::state::{Phase, Replica, Target};
+use super::state::{Phase, Replica, State, Target};
 use super::transfer::{LiveReceiver, Source};
 use crate::error::ServerError;
 use crate::server::{Call, Description, Pause, Server};
@@ -32,7 +32,7 @@ pub(super) struct Supervisor {
     pub(super) restart: Option<Arc<dyn Restart>>,
 }
 
-/// Failure to bring up a replica.
+/// Reason for which a replica does not serve.
 enum Failure {
     /// It cannot be reached. Somebody may start it.
     Unreachable(String),
@@ -40,8 +40,14 @@ enum Failure {
     Failed(String),
     /// It cannot serve this model.
     Unsuitable(String),
-    /// The trainer has changed the weights of this load or release meanwhile.
-    Outdated(u64),
+    /// The trainer no longer has the weights of this load or release: it has changed them, or has ended for a reason.
+    Outdated(u64, Option<String>),
+    /// Weights did not arrive from the trainer's memory, or not as they should.
+    Transfer(String),
+    /// The request that noticed it has named it.
+    Noted,
+    /// The replica leaves, or the pool has ended.
+    Left,
 }
 
 /// What a serving replica does next.
@@ -64,34 +70,40 @@ impl Supervisor {
             if self.is_over() {
                 return self.gone();
             }
-            match self.start(is_started).await {
+            let failure = match self.start(&mut is_started).await {
                 Ok(()) => {
-                    (backoff, is_started) = (self.shared.timings.backoff, true);
-                    if !self.serve().await {
-                        return self.gone();
-                    }
-                    // Whatever ended the service counts: a replica that fails again and again is given up.
-                    failures += 1;
+                    backoff = self.shared.timings.backoff;
+                    self.serve().await
                 }
-                Err(failure) => {
-                    let (message, counts) = match failure {
-                        Failure::Unreachable(message) => (message, self.restart.is_some()),
-                        Failure::Failed(message) => (message, true),
-                        Failure::Unsuitable(message) => {
-                            self.note(message);
-                            return self.gone();
-                        }
-                        Failure::Outdated(generation) => {
-                            is_started = true;
-                            self.wait_for_weights(generation).await;
-                            continue;
-                        }
-                    };
+                Err(failure) => failure,
+            };
+            // Whatever ends the service counts: a replica that fails again and again is given up.
+            let counts = match failure {
+                Failure::Unreachable(message) => {
                     self.note(message);
-                    failures += u32::from(counts);
-                    is_started = self.restart.is_none();
+                    self.restart.is_some()
                 }
-            }
+                Failure::Failed(message) => {
+                    self.note(message);
+                    true
+                }
+                Failure::Noted => true,
+                Failure::Unsuitable(message) => {
+                    self.note(message);
+                    return self.gone();
+                }
+                Failure::Left => return self.gone(),
+                Failure::Outdated(generation, reason) => {
+                    self.set_aside(reason);
+                    self.wait_for_weights(generation).await;
+                    continue;
+                }
+                Failure::Transfer(message) => {
+                    self.only_folders(message);
+                    continue;
+                }
+            };
+            failures += u32::from(counts);
             self.report(failures);
             if failures > self.shared.restarts {
                 return self.gone();
@@ -106,26 +118,53 @@ impl Supervisor {
         }
     }
 
-    /// Starts the process if it can be, and gives the replica the current weights.
-    async fn start(&self, is_started: bool) -> Result<(), Failure> {
-        if !is_started && let Some(restart) = &self.restart {
+    /// Starts the process if it can be and has to be, and gives the replica the current weights.
+    async fn start(&self, is_started: &mut bool) -> Result<(), Failure> {
+        if !*is_started && let Some(restart) = &self.restart {
             self.set_phase(Phase::Launching);
+            self.wait_for_device().await?;
             let started = restart.restart().await;
             self.set_phase(Phase::Starting);
             started.map_err(Failure::Failed)?;
+            *is_started = true;
         }
-        self.bring_up().await
+        let brought_up = self.bring_up().await;
+        if matches!(brought_up, Err(Failure::Unreachable(_) | Failure::Failed(_))) {
+            *is_started = self.restart.is_none();
+        }
+        brought_up
+    }
+
+    /// Where server and trainer take turns on a device: waits for the server's turn.
+    async fn wait_for_device(&self) -> Result<(), Failure> {
+        if !self.shared.sleeps {
+            return Ok(());
+        }
+        let target = self
+            .shared
+            .until(|state| if self.is_over_in(state) { Some(None) } else { state.target.clone().map(Some) });
+        match target.await {
+            Some(target) => self.park(&target).await,
+            None => Err(Failure::Left),
+        }
+    }
+
+    /// Has a trainer that still has its weights on the device move them to the memory of the host.
+    async fn park(&self, target: &Target) -> Result<(), Failure> {
+        let PublishedWeights::Live(sender) = &target.published.weights else { return Ok(()) };
+        let sender = Arc::clone(sender);
+        let parked = tokio::task::spawn_blocking(move || sender.park()).await;
+        let parked = parked.unwrap_or_else(|error| Err(SendError::Trainer { reason: error.to_string() }));
+        parked.map_err(|error| not_sent(target, &error))
     }
 
     /// Waits for the weights after those of a load or release.
     async fn wait_for_weights(&self, generation: u64) {
         // The trainer's time is not the replica's: it does not count as time without a replica.
         self.set_phase(Phase::Launching);
-        let next = self.shared.until(|state| {
-            let phase = state.replicas.get(&self.id).map(|replica| replica.phase);
-            let is_over = state.end.is_some() || matches!(phase, None | Some(Phase::Leaving | Phase::Gone));
-            (is_over || state.generation != generation).then_some(())
-        });
+        let next = self
+            .shared
+            .until(|state| (self.is_over_in(state) || state.generation != generation).then_some(()));
         next.await;
         self.set_phase(Phase::Starting);
     }
@@ -143,22 +182,33 @@ impl Supervisor {
     }
 
     fn is_over(&self) -> bool {
-        let state = self.shared.lock();
+        self.is_over_in(&self.shared.lock())
+    }
+
+    fn is_over_in(&self, state: &State) -> bool {
         let phase = state.replicas.get(&self.id).map(|replica| replica.phase);
         state.end.is_some() || matches!(phase, None | Some(Phase::Leaving | Phase::Gone))
     }
 
     /// Gives the replica up.
     fn gone(&self) {
-        let message = self.shared.lock().replicas.get(&self.id).map(|replica| replica.last_failure.clone());
         self.shared.change(|state| {
-            state.quarantine(self.id, message.unwrap_or_default());
+            state.set_aside(self.id);
             if let Some(replica) = state.replicas.get_mut(&self.id) {
                 replica.set_phase(Phase::Gone);
             }
             state.note_availability();
         });
         self.shared.end_if_all_gone();
+    }
+
+    /// Records a failed transfer from the trainer's memory, and tells the user. Folders may serve the whole run.
+    fn only_folders(&self, message: String) {
+        self.note(message);
+        self.change(|replica| replica.only_folders = true);
+        if !self.is_over() {
+            self.shared.lock().report(self.id, "gets its weights from folders from now on");
+        }
     }
 
     /// Passes the last failure on to the user, and says what follows.
@@ -177,6 +227,14 @@ impl Supervisor {
     /// Records a failure, with which the replica starts over.
     fn note(&self, message: String) {
         self.shared.change(|state| state.quarantine(self.id, message));
+    }
+
+    /// Takes all requests from a replica that waits for weights.
+    fn set_aside(&self, reason: Option<String>) {
+        self.shared.change(|state| match reason {
+            Some(reason) => state.quarantine(self.id, reason),
+            None => state.set_aside(self.id),
+        });
     }
 
     fn control(&self) -> Instant {
@@ -204,11 +262,11 @@ impl Supervisor {
         self.change(|replica| replica.workers = workers);
         let (target, generation) = self.shared.target();
         if let Some(target) = &target {
-            let source = Source::of(&target.published, true).await.map_err(|error| match error {
-                SendError::Gone => Failure::Outdated(generation),
-                error => Failure::Failed(error.to_string()),
-            })?;
-            self.replace(target, source, Pause::Abort).await.map_err(Failure::Failed)?;
+            let source = Source::of(&target.published, true).await;
+            self.replace(target, source.map_err(|error| not_sent(target, &error))?, Pause::Abort).await?;
+        } else if self.sleeper().is_some() {
+            // The trainer uses the device.
+            self.sleep().await.map_err(Failure::Failed)?;
         } else {
             // It may be paused by a client that is no more.
             self.server.resume(self.control()).await.map_err(failed)?;
@@ -232,23 +290,22 @@ impl Supervisor {
         });
     }
 
-    /// Serves until something is wrong; false if the replica leaves.
-    async fn serve(&self) -> bool {
+    /// Serves until something is wrong or the replica leaves.
+    async fn serve(&self) -> Failure {
         loop {
             let result = match self.next().await {
                 Next::Update => self.update().await,
-                Next::Check => self.check().await,
-                Next::Probe => self.probe().await,
+                Next::Check => self.check().await.map_err(Failure::Failed),
+                Next::Probe => self.probe().await.map_err(Failure::Failed),
                 Next::Leave => {
                     self.drain().await;
-                    return false;
+                    return Failure::Left;
                 }
-                Next::StartOver => return true,
-                Next::End => return false,
+                Next::StartOver => return Failure::Noted,
+                Next::End => return Failure::Left,
             };
-            if let Err(message) = result {
-                self.note(message);
-                return true;
+            if let Err(failure) = result {
+                return failure;
             }
         }
     }
@@ -290,7 +347,7 @@ impl Supervisor {
     }
 
     /// Follows the newest load or release.
-    async fn update(&self) -> Result<(), String> {
+    async fn update(&self) -> Result<(), Failure> {
         let (target, generation) = self.shared.target();
         let pause = match target.as_ref().map(|target| target.on_update) {
             None | Some(OnUpdate::Finish) => {
@@ -319,20 +376,21 @@ impl Supervisor {
                     }
                 }
             });
-            let source = Source::of(&target.published, self.server.live().is_none()).await;
-            self.replace(target, source.map_err(|error| error.to_string())?, pause).await?;
+            let needs_folder = self.server.live().is_none() || self.change(|replica| replica.only_folders);
+            let source = Source::of(&target.published, needs_folder).await;
+            self.replace(target, source.map_err(|error| not_sent(target, &error))?, pause).await?;
         } else {
-            self.sleep().await?;
+            self.sleep().await.map_err(Failure::Failed)?;
         }
         self.ready(target.as_ref(), generation);
         Ok(())
     }
 
     /// Replaces the weights, and makes sure that they are those.
-    async fn replace(&self, target: &Target, source: Source, pause: Pause) -> Result<(), String> {
+    async fn replace(&self, target: &Target, source: Source, pause: Pause) -> Result<(), Failure> {
         let label = target.published.label();
-        let failed = |error: ServerError| format!("loading {label}: {error}");
-        let named = |problem: String| format!("loading {label}: {problem}");
+        let failed = |error: ServerError| Failure::Failed(format!("loading {label}: {error}"));
+        let named = |problem: String| Failure::Failed(format!("loading {label}: {problem}"));
         if self.shared.sleeps {
             self.sleep().await.map_err(named)?;
         } else {
@@ -341,42 +399,56 @@ impl Supervisor {
         if let Some(server) = self.sleeper() {
             server.wake_weights(self.control()).await.map_err(failed)?;
         }
-        self.load(&source, label).await.map_err(named)?;
-        if let Some(server) = self.sleeper() {
-            if let Source::Live(sender) = source {
-                let parked = tokio::task::spawn_blocking(move || sender.park()).await;
-                parked
-                    .map_err(|error| named(error.to_string()))?
-                    .map_err(|error| named(error.to_string()))?;
+        let loaded = self.load_and_check(target, &source, label).await;
+        loaded.map_err(|failure| match (failure, source) {
+            (Failure::Failed(problem), Source::Live(_)) => {
+                Failure::Transfer(format!("loading {label}: {problem}"))
             }
+            (Failure::Failed(problem), Source::Folder(_)) => named(problem),
+            (failure, _) => failure,
+        })
+    }
+
+    /// Loads weights into a server that waits for them, lets it serve, and makes sure that it has them.
+    async fn load_and_check(
+        &self,
+        target: &Target,
+        source: &Source,
+        label: PolicyLabel,
+    ) -> Result<(), Failure> {
+        let failed = |error: ServerError| Failure::Failed(error.to_string());
+        self.load(target, source, label).await?;
+        if let Some(server) = self.sleeper() {
+            self.park(target).await?;
             server.wake_cache(self.control()).await.map_err(failed)?;
             self.change(|replica| replica.is_asleep = false);
         }
         let told = self.server.label(self.control()).await.map_err(failed)?;
         if told != label.to_string() {
-            return Err(format!("loading {label}: the server says that it has {told}"));
+            return Err(Failure::Failed(format!("the server says that it has {told}")));
         }
         self.server.resume(self.control()).await.map_err(failed)?;
-        self.verify(target, label).await.map_err(|problem| format!("loading {label}: {problem}"))
+        self.verify(target, label).await.map_err(Failure::Failed)
     }
 
     /// Loads weights into a server that waits for them.
-    async fn load(&self, source: &Source, label: PolicyLabel) -> Result<(), String> {
-        let failed = |error: ServerError| error.to_string();
+    async fn load(&self, target: &Target, source: &Source, label: PolicyLabel) -> Result<(), Failure> {
+        let failed = |error: ServerError| Failure::Failed(error.to_string());
         match (source, self.server.live()) {
             (Source::Live(sender), Some(server)) => {
                 server.start_update(self.control()).await.map_err(failed)?;
                 let (workers, incarnation) = self.change(|replica| (replica.workers, replica.incarnation));
                 let (own, timeout) = (Arc::clone(&self.server), self.shared.timings.control);
                 let receiver = LiveReceiver::new(own, incarnation, workers, label, timeout);
-                receiver.take(Arc::clone(sender)).await?;
+                let taken = receiver.take(Arc::clone(sender)).await;
+                taken.map_err(|error| not_sent(target, &error))?;
                 server.finish_update(label, self.control()).await.map_err(failed)
             }
             (Source::Folder(folder), _) => {
                 let deadline = Instant::now() + self.shared.timings.load;
                 self.server.load(folder.path(), label, deadline).await.map_err(failed)
             }
-            (Source::Live(_), None) => Err("the server reads folders alone".to_owned()),
+            (Source::Live(_), None) => Err(Failure::Failed("the server reads folders alone".to_owned())),
         }
     }
 
@@ -514,5 +586,14 @@ impl Supervisor {
             });
             drop(timeout_at(Instant::now() + self.shared.timings.answer, finished).await);
         }
+    }
+}
+
+/// Failure of a replica whose weights did not come.
+fn not_sent(target: &Target, error: &SendError) -> Failure {
+    match error {
+        SendError::Gone => Failure::Outdated(target.generation, None),
+        SendError::Ended { .. } => Failure::Outdated(target.generation, Some(error.to_string())),
+        SendError::Receiver { .. } | SendError::Trainer { .. } => Failure::Failed(error.to_string()),
     }
 }

@@ -67,6 +67,8 @@ pub(super) struct Replica {
     pub(super) workers: usize,
     /// It has given its device away.
     pub(super) is_asleep: bool,
+    /// A transfer from the trainer's memory has failed.
+    pub(super) only_folders: bool,
     pub(super) sampled_tokens: u64,
     pub(super) last_answer: Instant,
     pub(super) last_failure: String,
@@ -123,6 +125,8 @@ pub(super) struct Lease {
 pub(super) struct Target {
     pub(super) published: PublishedPolicy,
     pub(super) on_update: OnUpdate,
+    /// Number of the load.
+    pub(super) generation: u64,
     /// Probe of the weights before.
     pub(super) previous: Option<Arc<Probe>>,
 }
@@ -186,6 +190,7 @@ impl State {
                 restarts: 0,
                 workers: 1,
                 is_asleep: false,
+                only_folders: false,
                 sampled_tokens: 0,
                 last_answer: now,
                 last_failure: String::new(),
@@ -296,9 +301,10 @@ impl State {
                 self.labels.pop_front();
             }
         }
-        self.target = published.map(|published| Target { published, on_update, previous });
         self.generation += 1;
-        self.generation
+        let generation = self.generation;
+        self.target = published.map(|published| Target { published, on_update, generation, previous });
+        generation
     }
 
     /// True if weights with this label were loaded at some time.
@@ -335,8 +341,15 @@ impl State {
 
     /// Takes all requests from a replica, which starts over.
     pub(super) fn quarantine(&mut self, id: u32, failure: String) {
+        if let Some(replica) = self.replicas.get_mut(&id) {
+            replica.last_failure = failure;
+        }
+        self.set_aside(id);
+    }
+
+    /// Takes all requests from a replica that has no usable weights.
+    pub(super) fn set_aside(&mut self, id: u32) {
         let Some(replica) = self.replicas.get_mut(&id) else { return };
-        replica.last_failure = failure;
         replica.incarnation += 1;
         replica.strikes = 0;
         replica.label = None;

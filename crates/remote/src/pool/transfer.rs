@@ -69,9 +69,9 @@ impl LiveReceiver {
     }
 
     /// Takes all weights of an update that was started.
-    pub(super) async fn take(mut self, sender: Arc<dyn WeightSender>) -> Result<(), String> {
+    pub(super) async fn take(mut self, sender: Arc<dyn WeightSender>) -> Result<(), SendError> {
         let sent = tokio::task::spawn_blocking(move || sender.send(&mut self)).await;
-        sent.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        sent.unwrap_or_else(|error| Err(SendError::Trainer { reason: error.to_string() }))
     }
 
     fn keep(&mut self, answer: Result<Result<(), ServerError>, impl std::error::Error>) {
@@ -92,6 +92,10 @@ impl WeightReceiver for LiveReceiver {
 
     fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     fn begin(&mut self, step: ReceiverStep<'_>) {

@@ -67,7 +67,7 @@ impl ConfiguredEngines {
         ctx: Ctx,
     ) -> Result<Self, RunError> {
         for stage in &config.stages {
-            Placement::of(stage, Slots::of_machine())?;
+            Placement::of(config, stage, Slots::of_machine())?;
         }
         let publications = directory.join(PUBLICATIONS);
         if publications.exists() {
@@ -83,7 +83,7 @@ impl ConfiguredEngines {
             publications,
             logs: directory.join(LOGS),
             dtype: config.dtype,
-            ranks: config.stages.iter().map(placement::ranks).max().unwrap_or(0),
+            ranks: placement::most_ranks(config),
             node: LocalNode::default(),
             numbers: AtomicU64::new(1),
             uses_folders: evaluates_outside
@@ -285,7 +285,7 @@ impl EngineFactory for ConfiguredEngines {
                 shares_prompts: false,
                 numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
                 // Of the live forms, the one that the placement allows.
-                forms: transfer::form(stage, Slots::of_machine())
+                forms: transfer::form(stage, self.ranks, Slots::of_machine())
                     .ok()
                     .filter(|form| form.is_live())
                     .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::ops::Range;
 
 use rloom_algo::Backbone;
-use rloom_config::Stage;
+use rloom_config::{Config, Stage};
 use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings};
 use serde::Serialize;
 
@@ -80,7 +80,7 @@ pub enum PlacementError {
     },
     /// Weights cannot reach the servers in the way that was asked for.
     #[error("`rollout.weights = \"{form}\"` is not possible: {reason}")]
-    #[diagnostic(help("set `rollout.weights = \"auto\"`, which chooses a way that is possible"))]
+    #[diagnostic(help("remove `rollout.weights`: folders are always possible"))]
     Weights {
         /// The way.
         form: Form,
@@ -98,8 +98,9 @@ pub enum PlacementError {
 
 impl Placement {
     /// The placement of a stage; none if it uses the embedded engines alone.
-    pub fn of(stage: &Stage, machine: Slots) -> Result<Option<Self>, PlacementError> {
-        let weights = transfer::form(stage, machine)?;
+    pub fn of(config: &Config, stage: &Stage, machine: Slots) -> Result<Option<Self>, PlacementError> {
+        let most_ranks = most_ranks(config);
+        let weights = transfer::form(stage, most_ranks, machine)?;
         let ranks = ranks(stage);
         let servers = stage.rollout.as_ref().and_then(|rollout| started(&rollout.engine));
         let mut roles = Vec::new();
@@ -117,8 +118,9 @@ impl Placement {
             }
         }
         if let Some(servers) = servers {
-            let slots: Result<Vec<_>, _> =
-                (0..servers.replicas).map(|replica| server_slots(replica, servers, ranks, machine)).collect();
+            let slots: Result<Vec<_>, _> = (0..servers.replicas)
+                .map(|replica| server_slots(replica, servers, most_ranks, machine))
+                .collect();
             roles.push(PlacedRole { role: "server", processes: servers.replicas, slots: slots? });
         } else if let Slots::Gpus(offered) = machine
             && ranks > offered
@@ -141,6 +143,11 @@ pub(super) fn ranks(stage: &Stage) -> usize {
         Backend::Torch(torch) => torch.ranks,
         Backend::Embedded(_) => 0,
     }
+}
+
+/// Ranks of each model of the stage that has most: servers stay on their GPUs from stage to stage.
+pub(super) fn most_ranks(config: &Config) -> usize {
+    config.stages.iter().map(ranks).max().unwrap_or(0)
 }
 
 /// Settings of the servers that a run starts.
@@ -211,7 +218,9 @@ groups_per_batch = 2
     fn roles(overrides: &[&str], machine: Slots) -> Result<Vec<PlacedRole>, PlacementError> {
         let config = rloom_config::Config::from_text("recipe.toml", RECIPE, overrides);
         let config = config.map_err(|errors| errors.to_string()).unwrap();
-        Ok(Placement::of(&config.stages[0], machine)?.map(|placement| placement.roles).unwrap_or_default())
+        Ok(Placement::of(&config, &config.stages[0], machine)?
+            .map(|placement| placement.roles)
+            .unwrap_or_default())
     }
 
     #[test]

@@ -74,4 +74,8 @@ impl TrainEngine for ConfiguredTrainer {
     fn park(&mut self) -> Result<(), TrainError> {
         delegate!(self, park())
     }
+
+    fn trim(&mut self) -> Result<(), TrainError> {
+        delegate!(self, trim())
+    }
 }

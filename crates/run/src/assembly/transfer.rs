@@ -6,8 +6,10 @@ use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, WeightT
 
 use super::placement::{PlacementError, Slots, ranks, server_slots};
 
-/// The form that a stage asks for, or the best that is possible.
-pub(super) fn form(stage: &Stage, machine: Slots) -> Result<Form, PlacementError> {
+/// The form that a stage asks for.
+///
+/// Servers are placed after `most_ranks`, those of the stage of the run that has most.
+pub(super) fn form(stage: &Stage, most_ranks: usize, machine: Slots) -> Result<Form, PlacementError> {
     let Some((settings, is_vllm)) = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine))
     else {
         return Ok(Form::Folder);
@@ -20,14 +22,9 @@ pub(super) fn form(stage: &Stage, machine: Slots) -> Result<Form, PlacementError
         WeightTransfer::Folder => return Ok(Form::Folder),
         WeightTransfer::Nccl => Form::Nccl,
         WeightTransfer::Ipc => Form::Ipc,
-        WeightTransfer::Auto => {
-            let possible = |form: &Form| {
-                settings.urls.is_empty() && obstacle(*form, stage, settings, is_vllm, machine).is_none()
-            };
-            return Ok([Form::Nccl, Form::Ipc].into_iter().find(possible).unwrap_or(Form::Folder));
-        }
     };
-    match obstacle(form, stage, settings, is_vllm, machine) {
+    let shares = settings.urls.is_empty() && shares_gpus(stage, settings, most_ranks, machine);
+    match obstacle(form, stage, settings, is_vllm, machine, shares) {
         Some(reason) => Err(PlacementError::Weights { form, reason }),
         None => Ok(form),
     }
@@ -49,6 +46,7 @@ fn obstacle(
     settings: &ServerSettings,
     is_vllm: bool,
     machine: Slots,
+    is_shared: bool,
 ) -> Option<&'static str> {
     let schedule = stage.schedule();
     if !is_vllm {
@@ -68,7 +66,6 @@ fn obstacle(
             "with `schedule.on_update = \"finish\"` the ranks could not train until all completions in flight have ended",
         );
     }
-    let is_shared = settings.urls.is_empty() && shares_gpus(stage, settings, machine);
     match (form, is_shared) {
         (Form::Nccl, true) => {
             Some("NCCL does not connect two processes on one GPU, and servers share the ranks' GPUs")
@@ -104,9 +101,8 @@ fn is_single(stage: &Stage, settings: &ServerSettings) -> bool {
 }
 
 /// True if servers use GPUs of the ranks.
-fn shares_gpus(stage: &Stage, settings: &ServerSettings, machine: Slots) -> bool {
-    let ranks = ranks(stage);
-    server_slots(0, settings, ranks, machine).is_ok_and(|slots| slots.start < ranks)
+fn shares_gpus(stage: &Stage, settings: &ServerSettings, most_ranks: usize, machine: Slots) -> bool {
+    server_slots(0, settings, most_ranks, machine).is_ok_and(|slots| slots.start < ranks(stage))
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 mod ranks;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rloom_core::{OnUpdate, PolicyVersion};
@@ -12,12 +13,12 @@ use rloom_engine::{
     Form, PublishedPolicy, PublishedWeights, RolloutEngine, SendError, ServerSettings, TrainEngine,
     TrainError, WorkerActivity, generate_all,
 };
-use rloom_remote::{Gang, GangSettings, ReplicaPool};
+use rloom_remote::{Gang, GangSettings, PoolTimings, ReplicaPool, Restart};
 
 use crate::stand_in::faults::Fault;
 use crate::stand_in::model::Weights;
 use crate::stand_in::{Protocol, StandIn};
-use crate::support::{Trainer, check, pool_of, request, run, settings};
+use crate::support::{LIMITS, Trainer, check, pool_of, request, run, settings, timings};
 use ranks::{Shared, ThreadRanks};
 
 /// A gang whose ranks are threads, and the folder of its publications.
@@ -29,11 +30,14 @@ struct Ranks {
 
 impl Ranks {
     fn start() -> Self {
+        Self::start_with(Duration::from_mins(2))
+    }
+
+    /// Ranks that end after a time without progress.
+    fn start_with(step_deadline: Duration) -> Self {
         let (folder, shared) = (tempfile::tempdir().unwrap(), Shared::default());
-        let settings = GangSettings {
-            step_deadline: Duration::from_mins(2),
-            ..GangSettings::new("model", folder.path().join("published"))
-        };
+        let settings =
+            GangSettings { step_deadline, ..GangSettings::new("model", folder.path().join("published")) };
         let gang = Gang::start(settings, &ThreadRanks(shared.clone()), 1).unwrap();
         Self { gang, shared, folder }
     }
@@ -163,23 +167,86 @@ fn servers_that_fail_in_a_transfer_are_loaded_from_a_folder() {
         (Fault::Hangs(INIT), "/init_weight_transfer_engine: no answer within"),
         (Fault::Status(INIT, 500), "/init_weight_transfer_engine: status 500"),
     ];
-    let (faulty, good) = (StandIn::start(), StandIn::start());
-    let pool = pool_up(&[&faulty, &good], &settings(2));
-    let mut ranks = Ranks::start();
-    let first = ranks.update(&pool, 1, Form::Nccl);
-    until_loaded(&pool, 0, &first);
-    for (round, (fault, text)) in cases.into_iter().enumerate() {
-        let version = round as u64 + 2;
+    for (fault, text) in cases {
+        let (faulty, good) = (StandIn::start(), StandIn::start());
+        // No failure may count: replicas that folders serve do not end the run.
+        let pool = pool_up(&[&faulty, &good], &ServerSettings { restarts: 0, ..settings(2) });
+        let mut ranks = Ranks::start();
+        ranks.shared.stays.store(true, Ordering::Relaxed);
         faulty.fail(fault, 1);
-        // In every round replica 0 joins anew, since it failed in the one before.
-        let published = ranks.update(&pool, version, Form::Nccl);
+        let first = ranks.update(&pool, 1, Form::Nccl);
         until_named(&pool, 0, text);
-        until_loaded(&pool, 0, &published);
-        complete(&pool, version, version);
-        assert_eq!(ranks.folders(), 1, "{fault:?}");
-        let others = pool.failures().iter().filter(|(id, _)| *id == 1).count();
-        assert_eq!(others, 0, "{fault:?}: {:?}", pool.failures());
+        until_loaded(&pool, 0, &first);
+        drop(first);
+        for version in 2..4 {
+            ranks.log();
+            let published = ranks.update(&pool, version, Form::Nccl);
+            until_loaded(&pool, 0, &published);
+            complete(&pool, version, version);
+            assert_eq!(ranks.folders(), 1, "{fault:?}");
+            // Those of the other one alone.
+            let sent = ranks.log().iter().filter(|job| *job == "send broadcast").count();
+            assert_eq!(sent, 2, "{fault:?}");
+        }
+        let warnings = pool.take_failures();
+        assert_eq!(warnings.len(), 1, "{fault:?}: {warnings:?}");
+        assert!(
+            warnings[0].contains("gets its weights from folders from now on") && warnings[0].contains(text)
+        );
     }
+}
+
+/// A server that hangs is blamed, also by ranks with less patience than the server's client.
+#[test]
+fn ranks_outlast_a_server_that_hangs() {
+    let stand_in = StandIn::start();
+    let slow = PoolTimings { control: Duration::from_secs(12), ..timings() };
+    let pool = ReplicaPool::with_timings(LIMITS, &settings(1), None, slow).unwrap();
+    pool.join(stand_in.server());
+    let mut ranks = Ranks::start_with(Duration::from_secs(6));
+    stand_in.fail(Fault::Hangs("/update_weights"), 1);
+    let first = ranks.update(&pool, 1, Form::Nccl);
+    until_named(&pool, 0, "/update_weights: no answer within");
+    until_loaded(&pool, 0, &first);
+    ranks.gang.park().unwrap();
+}
+
+#[test]
+fn ranks_that_open_another_model_are_joined_again() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &settings(1));
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Nccl);
+    let other = GangSettings::new("other", ranks.folder.path().join("published"));
+    ranks.gang.reopen(other).unwrap();
+    ranks.log();
+    ranks.update(&pool, 2, Form::Nccl);
+    assert!(ranks.log().contains(&"send join".to_owned()));
+    assert_eq!(pool.failures(), []);
+}
+
+/// Trainer and replica of a load that comes too late are sound: neither failure nor restart is counted.
+#[test]
+fn weights_that_changed_before_they_were_sent_are_no_failure() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &ServerSettings { restarts: 0, ..settings(1) });
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Nccl);
+    ranks.train(2);
+    let second = ranks.publish(2, Form::Nccl);
+    ranks.train(3);
+    drop(pool.load(&second, OnUpdate::Keep));
+    run(async {
+        while pool.workers()[0].activity != WorkerActivity::Restart {
+            assert_ne!(pool.workers()[0].activity, WorkerActivity::Ended);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let third = ranks.publish(3, Form::Nccl);
+    run(pool.load(&third, OnUpdate::Keep)).unwrap();
+    until_loaded(&pool, 0, &third);
+    complete(&pool, 3, 3);
+    assert_eq!((pool.failures(), pool.take_failures()), (Vec::new(), Vec::new()));
 }
 
 #[test]
@@ -298,6 +365,76 @@ fn server_and_rank_take_turns_on_a_device() {
         assert_eq!(log, expected, "{form}");
         assert_eq!(pool.failures(), []);
     }
+}
+
+/// A server that failed is loaded from a folder, and the rank leaves the device as after a transfer.
+#[test]
+fn a_rank_leaves_the_device_to_a_server_that_reads_a_folder() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &ServerSettings { sleep: true, ..settings(1) });
+    let mut ranks = Ranks::start();
+    let first = ranks.update(&pool, 1, Form::Ipc);
+    stand_in.lock().log = Arc::clone(&ranks.shared.log);
+    ranks.log();
+    stand_in.fail(Fault::Nan, 1);
+    complete(&pool, 1, 1);
+    until_loaded(&pool, 0, &first);
+    let log = ranks.log();
+    let end = log.iter().position(|entry| entry == "/wake_up?tags=kv_cache").unwrap();
+    assert_eq!(log[end - 2..end], ["/finish_weight_update", "park"], "{log:?}");
+}
+
+/// Starts nothing, and keeps a log of it.
+#[derive(Debug)]
+struct LoggedRestart(Arc<Mutex<Vec<String>>>);
+
+impl Restart for LoggedRestart {
+    fn restart(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        self.0.lock().unwrap().push("restart".to_owned());
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+#[test]
+fn servers_start_when_the_trainer_has_left_the_device() {
+    for form in [Form::Ipc, Form::Folder] {
+        let stand_in = StandIn::start();
+        let pool = pool_of(&[], &ServerSettings { sleep: true, ..settings(1) });
+        let mut ranks = Ranks::start();
+        let log = Arc::clone(&ranks.shared.log);
+        pool.join_managed(stand_in.server(), Arc::new(LoggedRestart(log)));
+        let is_relevant =
+            |entry: &String| ["restart", "restore", "park", "publish"].contains(&entry.as_str());
+        let expected = if form == Form::Ipc {
+            vec!["restore", "park", "restart", "publish", "park"]
+        } else {
+            vec!["restore", "publish", "restart"]
+        };
+        for version in [1, 2] {
+            let published = ranks.update(&pool, version, form);
+            complete(&pool, version, version);
+            let log: Vec<String> = ranks.log().into_iter().filter(is_relevant).collect();
+            assert_eq!(log, expected, "{form} {version}");
+            drop(published);
+            run(pool.release()).unwrap();
+            // It ends while the trainer trains.
+            stand_in.fail(Fault::ClosesBefore("/health"), 1);
+            stand_in.fail(Fault::ClosesBefore("/collective_rpc"), 1);
+            until_named(&pool, 0, "connection lost before");
+        }
+    }
+}
+
+#[test]
+fn a_server_without_weights_sleeps() {
+    let stand_in = StandIn::start();
+    let pool = pool_up(&[&stand_in], &ServerSettings { sleep: true, ..settings(1) });
+    let log = std::mem::take(&mut *stand_in.lock().log.lock().unwrap());
+    assert!(log.contains(&"/sleep?level=2&mode=abort".to_owned()), "{log:?}");
+    assert!(!log.contains(&"/resume".to_owned()), "{log:?}");
+    let mut ranks = Ranks::start();
+    ranks.update(&pool, 1, Form::Ipc);
+    complete(&pool, 1, 1);
 }
 
 #[test]

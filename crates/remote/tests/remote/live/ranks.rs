@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) log: Arc<Mutex<Vec<String>>>,
     /// Rank 0 ends in the next broadcast.
     pub(crate) dies: Arc<AtomicBool>,
+    /// Ranks refuse to leave a communicator.
+    pub(crate) stays: Arc<AtomicBool>,
 }
 
 /// Starts ranks as threads.
@@ -102,6 +104,7 @@ impl Rank {
                 "shutdown" => return,
                 "cancel" => continue,
                 "open" => {
+                    self.ids.clear();
                     json!({ "numeric_path": "threads", "repeats_bits": true, "layout": "packed", "has_gpus": true })
                 }
                 "digest" => json!({ "digest": self.weights.0[0] }),
@@ -172,6 +175,9 @@ impl Rank {
                     gpu::send(id, self.packed.clone());
                     return Some(self.wait(|| gpu::is_taken(id)));
                 }
+            }
+            "leave" if self.shared.stays.load(Ordering::Relaxed) => {
+                return Some(json!({ "error": { "kind": "transfer", "message": "cannot leave" } }));
             }
             "join" | "broadcast" | "leave" => {}
             other => panic!("unknown part: {other}"),

@@ -15,28 +15,27 @@ const SHARED: &str = "rollout.memory=0.45";
 fn placed(overrides: &[&str], machine: Slots) -> Result<Form, PlacementError> {
     let config =
         Config::from_text("test.toml", RECIPE, overrides).map_err(|errors| errors.to_string()).unwrap();
-    Placement::of(&config.stages[0], machine)
+    Placement::of(&config, &config.stages[0], machine)
         .map(|placement| placement.map_or(Form::Folder, |own| own.weights))
 }
 
 #[test]
-fn the_best_form_that_is_possible_is_chosen() {
-    let cases: [(&[&str], Slots, Form); 11] = [
+fn weights_go_through_folders_unless_another_form_is_set() {
+    const NCCL: &str = "rollout.weights=nccl";
+    let cases: [(&[&str], Slots, Form); 9] = [
         (&[], Slots::Gpus(2), Form::Folder),
         (&[VLLM], Slots::Gpus(2), Form::Folder),
         (&[TORCH, VLLM], Slots::Cores(8), Form::Folder),
-        (&[TORCH, VLLM], Slots::Gpus(2), Form::Nccl),
+        (&[TORCH, VLLM], Slots::Gpus(2), Form::Folder),
+        (&[TORCH, VLLM, SHARED], Slots::Gpus(1), Form::Folder),
         (&[TORCH, VLLM, "rollout.weights=folder"], Slots::Gpus(2), Form::Folder),
-        (&[TORCH, VLLM, SHARED], Slots::Gpus(1), Form::Ipc),
-        (&[TORCH, VLLM, SHARED, "trainer.ranks=2"], Slots::Gpus(2), Form::Folder),
-        (&[TORCH, VLLM, "schedule.max_staleness=1", "schedule.on_update=keep"], Slots::Gpus(2), Form::Nccl),
+        (&[TORCH, VLLM, NCCL], Slots::Gpus(2), Form::Nccl),
+        (&[TORCH, VLLM, SHARED, "rollout.weights=ipc"], Slots::Gpus(1), Form::Ipc),
         (
-            &[TORCH, VLLM, "schedule.max_staleness=1", "schedule.on_update=finish"],
+            &[TORCH, VLLM, NCCL, "schedule.max_staleness=1", "schedule.on_update=keep"],
             Slots::Gpus(2),
-            Form::Folder,
+            Form::Nccl,
         ),
-        (&[TORCH, VLLM, "rollout.urls=['http://a:1']"], Slots::Gpus(2), Form::Folder),
-        (&[TORCH, "rollout.engine=sglang"], Slots::Gpus(2), Form::Folder),
     ];
     for (overrides, machine, expected) in cases {
         assert_eq!(placed(overrides, machine), Ok(expected), "{overrides:?} on {machine:?}");
@@ -77,9 +76,25 @@ fn impossible_forms_are_refused() {
             "{overrides:?}: {text}"
         );
         // The hint.
-        let auto: Vec<&str> = overrides.iter().copied().filter(|key| ![NCCL, IPC].contains(key)).collect();
-        placed(&[&auto[..], &["rollout.weights=auto"]].concat(), machine).unwrap();
+        let folder: Vec<&str> = overrides.iter().copied().filter(|key| ![NCCL, IPC].contains(key)).collect();
+        assert_eq!(placed(&folder, machine), Ok(Form::Folder));
     }
+}
+
+/// Servers come after the ranks of the stage that has most, or share their GPUs.
+#[test]
+fn ranks_of_other_stages_count() {
+    let more = format!(
+        "{RECIPE}[[stage]]\nname = 'more'\nmethod = 'grpo'\nsteps = 1\ngroups_per_batch = 1\ntrainer.ranks = 2\n"
+    );
+    let overrides = [TORCH, VLLM, SHARED, "rollout.weights=nccl", "stage.rl.trainer.ranks=1"];
+    let config = Config::from_text("test.toml", &more, &overrides);
+    let config = config.map_err(|errors| errors.to_string()).unwrap();
+    let form =
+        |gpus| Placement::of(&config, &config.stages[0], Slots::Gpus(gpus)).map(|own| own.unwrap().weights);
+    assert_eq!(form(3), Ok(Form::Nccl));
+    let error = form(2).unwrap_err().to_string();
+    assert!(error.contains("does not connect two processes on one GPU"), "{error}");
 }
 
 #[test]
@@ -87,7 +102,9 @@ fn servers_sleep_on_one_gpu() {
     const SLEEP: &str = "rollout.sleep=true";
     // They share it whatever memory they take, also where there are others.
     for gpus in [1, 2] {
-        assert_eq!(placed(&[TORCH, VLLM, SLEEP], Slots::Gpus(gpus)), Ok(Form::Ipc));
+        assert_eq!(placed(&[TORCH, VLLM, SLEEP], Slots::Gpus(gpus)), Ok(Form::Folder));
+        let ipc = [TORCH, VLLM, SLEEP, "rollout.weights=ipc"];
+        assert_eq!(placed(&ipc, Slots::Gpus(gpus)), Ok(Form::Ipc));
     }
     let cases: [(&[&str], Slots, &str); 6] = [
         (&[TORCH, VLLM, SLEEP], Slots::Cores(8), "this machine has no GPU"),
