@@ -424,8 +424,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             cause,
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
-        let published = trainer.publish_last(PolicyVersion(stage.steps));
-        Ok((end, published.map_err(StageError::from)?))
+        Ok((end, trainer.publish_last(PolicyVersion(stage.steps)).map_err(StageError::from)?))
     }
 
     /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
