@@ -1,12 +1,14 @@
 //! A node as the controller sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rloom_wire::{Connection, Frame, FrameError, WireError};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ClusterError;
 use crate::exit::Exit;
@@ -42,7 +44,24 @@ struct State {
     replies: BTreeMap<u64, NodeEvent>,
     /// Ends of the processes that have a handle; `None` while one runs.
     processes: BTreeMap<u64, Option<Exit>>,
+    /// Name, role and process id of those that run.
+    running: BTreeMap<u64, (String, String, i32)>,
     lost: Option<WireError>,
+}
+
+/// A process that runs on a machine of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningProcess {
+    /// Number of the machine.
+    pub machine: usize,
+    /// Its host name.
+    pub hostname: String,
+    /// Name of the process, such as `policy rank 1`.
+    pub name: String,
+    /// Its role, such as `rank`.
+    pub role: String,
+    /// Its process id there.
+    pub pid: i32,
 }
 
 /// Numbers of processes and requests, unique in this process.
@@ -112,6 +131,11 @@ impl Node {
         match self.request(number, &NodeCommand::Start(spec.clone()), operation, deadline)? {
             NodeEvent::Started { pid } => {
                 process.started(pid);
+                let mut state = self.shared().state();
+                // It may have ended already.
+                if matches!(state.processes.get(&number), Some(None)) {
+                    state.running.insert(number, (spec.name.clone(), spec.role.clone(), pid));
+                }
                 Ok(process)
             }
             NodeEvent::NotStarted { reason } => {
@@ -119,6 +143,27 @@ impl Node {
             }
             event => Err(self.unexpected(event, operation())),
         }
+    }
+
+    /// The processes that run, of which this node is machine number `machine`.
+    pub(crate) fn processes(&self, machine: usize, hostname: &str) -> Vec<RunningProcess> {
+        let state = self.shared().state();
+        if state.lost.is_some() {
+            return Vec::new();
+        }
+        let process = |(name, role, pid): &(String, String, i32)| RunningProcess {
+            machine,
+            hostname: hostname.to_owned(),
+            name: name.clone(),
+            role: role.clone(),
+            pid: *pid,
+        };
+        state.running.values().map(process).collect()
+    }
+
+    /// Address by which the node reaches this process.
+    pub fn controller_ip(&self) -> Result<IpAddr, ClusterError> {
+        Ok(self.shared().connection.local_address()?.ip().to_canonical())
     }
 
     /// A port that is free on an interface of the node, and that was not returned before.
@@ -199,7 +244,9 @@ impl Node {
 
     /// Drops the end of a process that has no handle any more.
     pub(crate) fn forget(&self, process: u64) {
-        self.shared().state().processes.remove(&process);
+        let mut state = self.shared().state();
+        state.processes.remove(&process);
+        state.running.remove(&process);
     }
 
     /// Sends a command and waits for its reply.
@@ -315,6 +362,7 @@ impl Shared {
         let mut state = self.state();
         match event {
             NodeEvent::Exited(exit) => {
+                state.running.remove(&number);
                 if let Some(process) = state.processes.get_mut(&number) {
                     *process = Some(exit);
                 }

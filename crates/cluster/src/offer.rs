@@ -1,6 +1,7 @@
 //! What a node offers: its name, its address, and its resources.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::path::Path;
 
 use nix::ifaddrs::getifaddrs;
@@ -24,6 +25,25 @@ pub struct NodeOffer {
     pub memory_bytes: u64,
     /// Number of NVIDIA GPUs.
     pub gpus: usize,
+    /// Value of `CUDA_VISIBLE_DEVICES` in the environment of the daemon, which restricts the GPUs.
+    pub visible_devices: Option<String>,
+}
+
+impl NodeOffer {
+    /// Value of `CUDA_VISIBLE_DEVICES` for the GPUs with these numbers among those of the node.
+    pub fn visible_gpus(&self, slots: &Range<usize>) -> String {
+        let names: Option<Vec<&str>> = self.visible_devices.as_ref().map(|names| names.split(',').collect());
+        let name = |slot: usize| match names.as_ref().and_then(|names| names.get(slot)) {
+            Some(name) => name.trim().to_owned(),
+            None => slot.to_string(),
+        };
+        slots.clone().map(name).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Host name of this machine.
+pub fn hostname() -> String {
+    nix::unistd::gethostname().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Interface that a port is to be free on.
@@ -45,15 +65,17 @@ pub fn gpus() -> usize {
 /// Describes this machine; `local` is this end of the connection to the controller.
 pub(crate) fn describe(local: SocketAddr) -> Result<NodeOffer, String> {
     let address = local.ip().to_canonical();
-    let hostname = nix::unistd::gethostname().map_err(|error| format!("its host name: {error}"))?;
+    let visible_devices = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = visible_devices.as_deref().map(|names| names.split(',').filter(|name| !name.trim().is_empty()).count());
     let cores = std::thread::available_parallelism().map_err(|error| format!("its processors: {error}"))?;
     Ok(NodeOffer {
-        hostname: hostname.to_string_lossy().into_owned(),
+        hostname: hostname(),
         address,
         interface: interface_of(address)?,
         cores: cores.get(),
         memory_bytes: memory_bytes(),
-        gpus: gpus(),
+        gpus: visible.unwrap_or(usize::MAX).min(gpus()),
+        visible_devices,
     })
 }
 

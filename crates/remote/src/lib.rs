@@ -31,6 +31,6 @@ pub use gang::{
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
-pub use process::ServerProcess;
+pub use process::{CommandOfPort, ServerHost, ServerProcess};
 pub use rloom_cluster::gpus;
 pub use server::Server;
