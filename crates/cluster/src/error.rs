@@ -83,6 +83,12 @@ pub enum ClusterError {
         /// The time allowed.
         timeout: Duration,
     },
+    /// No port of this machine for the connections to a server on another one.
+    #[error("could not reserve a port: {source}")]
+    Port {
+        /// The system's error.
+        source: io::Error,
+    },
     /// The run was asked to end while it waited for machines.
     #[error("interrupted while the run waited for its machines")]
     Interrupted,
@@ -147,6 +153,16 @@ pub enum ClusterError {
         operation: String,
         /// The reason.
         reason: String,
+    },
+    /// A relay could not listen.
+    #[error("could not relay port {port} of {node}: {source}")]
+    Relay {
+        /// The node.
+        node: String,
+        /// The port.
+        port: u16,
+        /// The system's error.
+        source: io::Error,
     },
     /// A process ended that was needed.
     #[error("{process} on {node} {exit}")]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,21 +31,24 @@ pub struct ServerHost {
     may_move: bool,
     /// Port of this machine at which the server answers.
     port: u16,
-    /// Passes connections to `port` on to the machine of the server, if that is another one.
-    relay: Option<Relay>,
+    /// Listens on `port` if the server is on another machine.
+    listener: Option<TcpListener>,
+    /// Passes connections on to that machine.
+    relay: Mutex<Option<Relay>>,
 }
 
 impl ServerHost {
     /// A port for a server on a machine.
     pub fn new(machines: Machines, machine: usize, may_move: bool) -> Result<Self, ClusterError> {
-        let node = machines.node(machine)?;
-        let there = node.free_port(Reach::Loopback, std::time::Instant::now() + COMMAND)?;
-        let relay = match machines.members() {
-            None => None,
-            Some(_) => Some(node.relay(there)?),
+        let (port, listener) = if machines.members().is_none() {
+            let deadline = std::time::Instant::now() + COMMAND;
+            (machines.node(machine)?.free_port(Reach::Loopback, deadline)?, None)
+        } else {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+            let bound = listener.and_then(|listener| Ok((listener.local_addr()?.port(), Some(listener))));
+            bound.map_err(|source| ClusterError::Port { source })?
         };
-        let port = relay.as_ref().map_or(there, |relay| relay.address().port());
-        Ok(Self { machines, machine, may_move, port, relay })
+        Ok(Self { machines, machine, may_move, port, listener, relay: Mutex::default() })
     }
 
     /// Address of the server.
@@ -60,9 +64,13 @@ impl ServerHost {
             }
             node => node?,
         };
-        let Some(relay) = &self.relay else { return Ok((node, self.port)) };
+        let Some(listener) = &self.listener else { return Ok((node, self.port)) };
         let port = node.free_port(Reach::Loopback, std::time::Instant::now() + COMMAND)?;
-        relay.set_target(&node, port);
+        let listener = listener.try_clone().map_err(|source| ClusterError::Port { source })?;
+        let mut relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner);
+        // The relay to the machine before stops listening first.
+        drop(relay.take());
+        *relay = Some(node.relay_on(listener, port)?);
         Ok((node, port))
     }
 }
