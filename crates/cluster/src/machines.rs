@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rloom_wire::{Options, TOKEN_VARIABLE, Token, WireError};
 
 use crate::error::ClusterError;
+use crate::listener::NodeListener;
 use crate::local::LocalOptions;
 use crate::local_node::LocalNode;
-use crate::listener::NodeListener;
 use crate::node::{Node, RunningProcess};
 use crate::offer::{NodeOffer, hostname};
 use crate::ray::RayLauncher;

@@ -43,7 +43,8 @@ impl NodeOffer {
 
 /// Host name of this machine.
 pub fn hostname() -> String {
-    nix::unistd::gethostname().map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
+    nix::unistd::gethostname()
+        .map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Interface that a port is to be free on.
@@ -66,7 +67,9 @@ pub fn gpus() -> usize {
 pub(crate) fn describe(local: SocketAddr) -> Result<NodeOffer, String> {
     let address = local.ip().to_canonical();
     let visible_devices = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let visible = visible_devices.as_deref().map(|names| names.split(',').filter(|name| !name.trim().is_empty()).count());
+    let visible = visible_devices
+        .as_deref()
+        .map(|names| names.split(',').filter(|name| !name.trim().is_empty()).count());
     let cores = std::thread::available_parallelism().map_err(|error| format!("its processors: {error}"))?;
     Ok(NodeOffer {
         hostname: hostname(),

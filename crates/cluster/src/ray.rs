@@ -149,7 +149,8 @@ fn follow(stdout: impl Read, state: &Mutex<State>) {
     while lines.by_ref().take(LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
         match serde_json::from_slice(&line) {
             Ok(Line::Pending { seconds, needed, offered }) => {
-                let text = format!("Ray has waited {seconds:.0} s for {needed}; the cluster offers {offered}");
+                let text =
+                    format!("Ray has waited {seconds:.0} s for {needed}; the cluster offers {offered}");
                 lock().pending = Some(text);
             }
             Ok(Line::Placed {}) => lock().pending = None,

@@ -128,7 +128,8 @@ impl ClusterSettings {
             return refuse("nodes", self.nodes.to_string(), "from 1 to 4096");
         }
         if self.launcher == Launcher::Local && self.nodes > 1 {
-            let expected = "1 with `launcher = \"local\"`; \"ray\" and \"wait\" start runs on several machines";
+            let expected =
+                "1 with `launcher = \"local\"`; \"ray\" and \"wait\" start runs on several machines";
             return refuse("nodes", self.nodes.to_string(), expected);
         }
         if split_port(&self.bind).is_none() {

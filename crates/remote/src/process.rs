@@ -92,7 +92,10 @@ pub struct ServerProcess {
 
 impl fmt::Debug for ServerProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerProcess").field("name", &self.name).field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("ServerProcess")
+            .field("name", &self.name)
+            .field("host", &self.host)
+            .finish_non_exhaustive()
     }
 }
 

@@ -179,7 +179,9 @@ impl Shared {
             ControlCommand::Drain { replica } if servers.drain(replica) => {
                 ControlReply::Done(format!("replica {replica} ends once its requests are finished"))
             }
-            ControlCommand::Drain { replica } => ControlReply::Refused(format!("there is no replica {replica}")),
+            ControlCommand::Drain { replica } => {
+                ControlReply::Refused(format!("there is no replica {replica}"))
+            }
         }
     }
 

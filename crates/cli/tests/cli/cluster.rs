@@ -86,7 +86,7 @@ fn the_dry_run_places_processes_on_all_nodes() {
     let plan = sandbox.run(&all);
     assert_eq!(plan.code, Some(0), "{}", plan.text());
     for line in ["policy ranks 0-3 node 0: GPUs 0-3", "servers 0-1     node 1: GPUs 0-3, 2 each"] {
-        assert!(plan.stdout.contains(line), "no line `{line}`:\n{}", plan.text());
+        assert!(plan.text().contains(line), "no line `{line}`:\n{}", plan.text());
     }
     let fewer = [&all[..], &["--set", "cluster.gpus_per_node=3"]].concat();
     let refused = sandbox.run(&fewer);

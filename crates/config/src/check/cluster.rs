@@ -18,7 +18,8 @@ pub(super) fn check(
     for key in ClusterSettings::RAY_KEYS {
         if cluster.launcher != Launcher::Ray && section.is_set(key) {
             let problem = Problem::new(Code::Unread, format!("nothing reads `cluster.{key}`"));
-            let problem = problem.at(section.key_origin(key).unwrap_or_else(|| section.origin_or_table(key)), "");
+            let problem =
+                problem.at(section.key_origin(key).unwrap_or_else(|| section.origin_or_table(key)), "");
             problems.push(problem.hint("only `cluster.launcher = \"ray\"` reads it"));
         }
     }

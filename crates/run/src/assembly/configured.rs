@@ -16,9 +16,7 @@ use rloom_engine::{
 use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
-use rloom_remote::{
-    EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool,
-};
+use rloom_remote::{EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool};
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 use rloom_wire::Options;

@@ -80,7 +80,10 @@ impl Offer {
     /// All GPUs, those of the first machine first.
     fn gpus(&self) -> impl Iterator<Item = (usize, usize)> {
         let gpus_of = |slots: &Slots| if let Slots::Gpus(gpus) = *slots { gpus } else { 0 };
-        self.0.iter().enumerate().flat_map(move |(machine, slots)| (0..gpus_of(slots)).map(move |gpu| (machine, gpu)))
+        self.0
+            .iter()
+            .enumerate()
+            .flat_map(move |(machine, slots)| (0..gpus_of(slots)).map(move |gpu| (machine, gpu)))
     }
 
     /// `this machine offers 6`, `the machines offer 4 + 2`
@@ -413,9 +416,6 @@ groups_per_batch = 2
         assert_eq!(places(rank_places(2, &offer)), [(0, 0..4), (1, 0..2)]);
         assert_eq!(places(rank_places(3, &offer)), [(0, 0..4), (0, 0..4), (1, 0..2)]);
         assert_eq!(places(server_places(&servers(1, 1, 0.9), 2, &offer)), [(1, 0..2)]);
-        assert_eq!(
-            places(server_places(&servers(3, 1, 0.9), 2, &offer)),
-            [(1, 0..1), (1, 1..2), (0, 0..4)]
-        );
+        assert_eq!(places(server_places(&servers(3, 1, 0.9), 2, &offer)), [(1, 0..1), (1, 1..2), (0, 0..4)]);
     }
 }

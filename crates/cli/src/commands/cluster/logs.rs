@@ -38,13 +38,17 @@ pub(super) fn run(arguments: &ClusterLogs, output: Output) -> Result<(), Failure
 
 /// The log files of a run, or the one of a process such as `replica 0` or `policy-rank-1`.
 fn files(folder: &Path, process: Option<&str>) -> Result<Vec<PathBuf>, Failure> {
-    let entries = std::fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
+    let entries =
+        std::fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
     let mut files: Vec<PathBuf> = entries.unwrap_or_default();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
     files.sort();
     let names: Vec<String> = files.iter().map(|path| name(path)).collect();
     if names.is_empty() {
-        return Err(Failure::usage_text(format_args!("{} has no logs: the run has started no processes", folder.display())));
+        return Err(Failure::usage_text(format_args!(
+            "{} has no logs: the run has started no processes",
+            folder.display()
+        )));
     }
     let Some(process) = process else { return Ok(files) };
     let wanted = process.replace(' ', "-");

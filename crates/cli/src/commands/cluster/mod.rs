@@ -34,13 +34,8 @@ fn send(run: &std::path::Path, command: &ControlCommand, output: Output) -> Resu
 /// A table of the processes.
 fn list(processes: &Processes, output: Output) -> Result<(), Failure> {
     let Processes { controller, hostname, processes } = processes;
-    let mut rows = vec![[
-        "NODE".to_owned(),
-        "HOST".to_owned(),
-        "PID".to_owned(),
-        "ROLE".to_owned(),
-        "NAME".to_owned(),
-    ]];
+    let mut rows =
+        vec![["NODE".to_owned(), "HOST".to_owned(), "PID".to_owned(), "ROLE".to_owned(), "NAME".to_owned()]];
     rows.push(["-".to_owned(), hostname.clone(), controller.to_string(), "run".to_owned(), String::new()]);
     rows.extend(processes.iter().map(|process| {
         let (node, pid) = (process.machine.to_string(), process.pid.to_string());

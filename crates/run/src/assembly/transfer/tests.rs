@@ -90,8 +90,9 @@ fn ranks_of_other_stages_count() {
     let overrides = [TORCH, VLLM, SHARED, "rollout.weights=nccl", "stage.rl.trainer.ranks=1"];
     let config = Config::from_text("test.toml", &more, &overrides);
     let config = config.map_err(|errors| errors.to_string()).unwrap();
-    let form =
-        |gpus| Placement::of(&config, &config.stages[0], &Slots::Gpus(gpus).into()).map(|own| own.unwrap().weights);
+    let form = |gpus| {
+        Placement::of(&config, &config.stages[0], &Slots::Gpus(gpus).into()).map(|own| own.unwrap().weights)
+    };
     assert_eq!(form(3), Ok(Form::Nccl));
     let error = form(2).unwrap_err().to_string();
     assert!(error.contains("does not connect two processes on one GPU"), "{error}");
