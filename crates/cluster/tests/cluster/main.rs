@@ -17,6 +17,7 @@ mod local;
 mod nodes;
 #[cfg(target_os = "linux")]
 mod partitions;
+mod relay_speed;
 mod relays;
 mod starts;
 mod stops;
