@@ -98,6 +98,7 @@ impl Dialer {
             self.begin();
             let dialled = connect_stream(&address, &self.token, &identity, self.options, deadline);
             self.finish();
+            let is_final = Instant::now() + PAUSE >= deadline || self.closing.is_closed();
             match dialled {
                 // A listener with too many handshakes closes connections.
                 Err(
@@ -105,11 +106,10 @@ impl Dialer {
                     | WireError::NotRloom { .. }
                     | WireError::HandshakeTimeout { .. }
                     | WireError::Io { .. },
-                ) if Instant::now() + PAUSE < deadline && !self.closing.is_closed() => {
-                    std::thread::sleep(PAUSE)
-                }
+                ) if !is_final => {}
                 dialled => return dialled,
             }
+            std::thread::sleep(PAUSE);
         }
     }
 

@@ -175,7 +175,7 @@ fn a_cut_link_ends_both_sides() {
     // The controller's end: by its lease, with all relayed connections.
     let sender = std::thread::spawn(move || while (&busy).write_all(&[0; 4096]).is_ok() {});
     let error = process.wait(soon()).unwrap_err();
-    let ClusterError::NodeLost { source: WireError::Lease { .. } } = error else { panic!("{error}") };
+    assert!(matches!(error, ClusterError::NodeLost { source: WireError::Lease { .. } }), "{error}");
     assert!(idle.read(&mut [0]).is_err(), "an error, not an end");
     sender.join().unwrap();
     assert!(node.wait_lost(Instant::now()));
@@ -241,7 +241,7 @@ fn a_daemon_waits_for_link_and_controller() {
     let address = TcpListener::bind((machine.ours, 0)).unwrap().local_addr().unwrap().to_string();
     machine.link("down");
     let mut daemon = machine.run("node", &[(CONTROLLER, &address), (WAIT, "120")]);
-    machine.wait_for_output("waiting");
+    machine.wait_for_output("waiting: ");
     machine.link("up");
     let listener = NodeListener::bind(&address, Token::new(TOKEN).unwrap(), Options::default()).unwrap();
     let node = listener.accept(soon()).unwrap();

@@ -16,7 +16,7 @@ const PORT: &str = "RLOOM_TEST_PORT";
 const REPLIES: [usize; 4] = [64, 4 << 10, 256 << 10, 16 << 20];
 
 /// An HTTP server with connections that stay open; the path is the size of the reply.
-fn serve(stream: TcpStream) {
+fn serve(stream: &TcpStream) {
     stream.set_nodelay(true).unwrap();
     let mut requests = BufReader::new(stream.try_clone().unwrap());
     let mut line = String::new();
@@ -32,7 +32,7 @@ fn serve(stream: TcpStream) {
             requests.read_line(&mut line).unwrap();
         }
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n");
-        (&stream).write_all(&[head.as_bytes(), &body[..size]].concat()).unwrap();
+        (&*stream).write_all(&[head.as_bytes(), &body[..size]].concat()).unwrap();
     }
 }
 
@@ -43,7 +43,7 @@ fn server() {
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     println!("listening");
     for stream in listener.incoming() {
-        std::thread::spawn(move || serve(stream.unwrap()));
+        std::thread::spawn(move || serve(&stream.unwrap()));
     }
 }
 
