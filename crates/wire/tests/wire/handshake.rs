@@ -159,6 +159,11 @@ fn streams_of_a_role_carry_plain_bytes_after_the_handshake() {
     let mut connecting = dial(&token(), "relay").unwrap();
     let (identity, mut accepting) = arrived.recv_timeout(Duration::from_mins(2)).unwrap();
     assert_eq!((identity.role.as_str(), identity.index), ("relay", 9));
+    for stream in [&connecting, &accepting] {
+        // Those of the handshake would end a quiet connection.
+        assert_eq!((stream.read_timeout().unwrap(), stream.write_timeout().unwrap()), (None, None));
+        assert!(stream.nodelay().unwrap());
+    }
     std::thread::sleep(2 * options.lease);
     for (from, to) in [(true, &b"there"[..]), (false, b"back!")] {
         let (one, other) =
