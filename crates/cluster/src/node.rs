@@ -51,8 +51,8 @@ struct State {
     lost: Option<WireError>,
 }
 
-/// Longest wait for a relayed connection.
-const RELAYING: Duration = Duration::from_secs(30);
+/// Longest wait for a relayed connection; the daemon gives up before.
+const RELAYING: Duration = Duration::from_secs(40);
 
 /// Numbers of processes and requests, unique in this process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
