@@ -7,8 +7,8 @@ use std::time::Duration;
 use rloom_core::OnUpdate;
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics, VersionGranularity, WaitedFor,
-    WorkerStatus,
+    RequestTimes, RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics, VersionGranularity,
+    WaitedFor, WorkerStatus,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
@@ -265,6 +265,14 @@ impl RolloutEngine for ReplicaPool {
 
     fn take_failures(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.lock().reports)
+    }
+
+    fn take_request_times(&self) -> Option<RequestTimes> {
+        let mut state = self.shared.lock();
+        let replicas = state.replicas.values().filter(|replica| replica.phase.is_live()).count();
+        let (answered, requests, updates) = state.times.take();
+        let max_requests = state.max_requests;
+        Some(RequestTimes { replicas, max_requests, answered, requests, updates })
     }
 
     fn statistics(&self) -> RolloutStatistics {

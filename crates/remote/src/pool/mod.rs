@@ -7,6 +7,7 @@ mod replica;
 mod request;
 mod routing;
 mod state;
+mod times;
 mod transfer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
