@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rloom_algo::LossTerms;
+use rloom_algo::{LossStep, TokenScores};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{PublishedPolicy, RolloutEngineSettings, TrainCapabilities};
@@ -45,6 +45,8 @@ const STEPS: u64 = 8;
 const GROUPS: u64 = 64;
 const GROUP_SIZE: u64 = 8;
 const TOKENS: usize = 256;
+/// Log-probability of each token in the view of the ranks.
+const LOGPROB: f32 = -2.2;
 
 /// Numbers of replicas and ranks.
 const CASES: [(usize, usize); 7] = [(1, 2), (16, 2), (64, 2), (256, 2), (64, 16), (64, 64), (256, 64)];
@@ -62,6 +64,9 @@ hidden_size = 16
 heads = 2
 intermediate_size = 24
 max_positions = {CONTEXT}
+[tokenizer]
+# As many tokens as the stand-ins have.
+alphabet = "0123456789+-*="
 [data]
 generator = "arithmetic"
 operations = ["+"]
@@ -70,6 +75,9 @@ max_digits = 2
 components = [{{ kind = "random" }}]
 [rollout]
 engine = "vllm"
+max_requests = 64
+# The ranks do not know what the servers compute.
+probe_tolerance = 100
 urls = [{}]
 [sampling]
 max_new_tokens = {TOKENS}
@@ -120,7 +128,7 @@ fn ranks() {
     std::process::exit(0);
 }
 
-/// Answers the jobs of a rank, without computing anything.
+/// Answers the jobs of a rank, whose model gives every token the same score.
 fn serve(connection: &Connection, is_first: bool) {
     let minutes = || Instant::now() + Duration::from_mins(20);
     while let Ok(frame) = connection.receive(minutes()) {
@@ -132,14 +140,34 @@ fn serve(connection: &Connection, is_first: bool) {
             "digest" => json!({ "digest": 1 }),
             "step" => json!({ "grad_norm": 1.0 }),
             "accumulate" => {
-                let terms = LossTerms::default().to_bytes().unwrap();
+                let loss = LossStep::from_bytes(&frame.tensor("loss").unwrap().data).unwrap();
                 let mut trained = Map::new();
                 for tensor in &frame.tensors {
-                    let Some(index) = tensor.name.strip_suffix(".tokens") else { continue };
+                    let Some(index) = tensor.name.strip_suffix(".rows") else { continue };
                     trained.insert(index.to_owned(), json!({ "tokens": tensor.shape[0], "skipped": 0 }));
+                    let count = tensor.shape[0] as usize;
+                    let (logprob, entropy) = (vec![LOGPROB; count], vec![1.0; count]);
+                    let scores = TokenScores { logprob, entropy, ..TokenScores::default() };
+                    let grad = loss.evaluate(index.parse().unwrap(), &scores).unwrap();
+                    let terms = grad.terms.to_bytes().unwrap();
                     tensors.push(Tensor::new(format!("{index}.terms"), &[terms.len()], &terms));
                 }
                 json!({ "trained": trained })
+            }
+            "score" => {
+                for tensor in &frame.tensors {
+                    let Some(index) = tensor.name.strip_suffix(".rows") else { continue };
+                    let count = tensor.shape[0] as usize;
+                    for (name, scores) in [
+                        ("logprob", vec![LOGPROB; count]),
+                        ("entropy", vec![1.0; count]),
+                        ("value", Vec::new()),
+                        ("last_value", Vec::new()),
+                    ] {
+                        tensors.push(Tensor::new(format!("{index}.{name}"), &[scores.len()], &scores));
+                    }
+                }
+                json!({})
             }
             "publish" => {
                 if is_first {

@@ -173,7 +173,7 @@ fn replay(
     profile: &Profile,
     observed: &Observed,
 ) -> Result<Replay, Failure> {
-    let config = Config::load(&[directory.join("config.toml")], &[])?;
+    let config = Config::load(&[directory.join("config.toml")], &[""; 0])?;
     let recipe = Recipe::new(&config, arguments, profile)?;
     let replicas = observed.run.servers;
     let split = recipe.split_of_servers(replicas);

@@ -28,7 +28,7 @@ struct CancelGuard {
 
 impl Drop for CancelGuard {
     fn drop(&mut self) {
-        self.shared.change(|state| state.remove_request(self.id));
+        self.shared.change_requests(|state| state.remove_request(self.id));
     }
 }
 
@@ -97,7 +97,7 @@ impl ReplicaPool {
             if let Some(result) = job.run().await {
                 // The caller may have dropped it.
                 drop(reply.send(result));
-                shared.change(|state| state.remove_request(id));
+                shared.change_requests(|state| state.remove_request(id));
             }
         });
         Ok((guard, answer))

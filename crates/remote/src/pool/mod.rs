@@ -95,6 +95,19 @@ impl Shared {
         result
     }
 
+    /// Changes requests. Wakes the tasks that wait for a change only if one of them may wait for this one: with hundreds of
+    /// replicas, waking all of them for each request is most of the pool's work.
+    fn change_requests<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (result, is_awaited) = {
+            let mut state = self.lock();
+            (change(&mut state), std::mem::take(&mut state.is_awaited))
+        };
+        if is_awaited {
+            self.changed.send_replace(());
+        }
+        result
+    }
+
     /// Waits until `find` finds something in the state.
     async fn until<T>(&self, mut find: impl FnMut(&State) -> Option<T>) -> T {
         let mut changes = self.changed.subscribe();

@@ -82,7 +82,7 @@ impl Job {
             let tokens: Vec<u32> =
                 self.request.prompt.iter().chain(&self.request.prefix).chain(&made.tokens).copied().collect();
             let outcome = self.attempt(&lease, &id, &tokens, made.tokens.len()).await;
-            let (interrupted, concurrency) = self.shared.change(|state| {
+            let (interrupted, concurrency) = self.shared.change_requests(|state| {
                 let concurrency = state.mean_load(&lease, sent.elapsed().as_secs_f64());
                 (state.leave_replica(self.id), concurrency)
             });
@@ -105,7 +105,7 @@ impl Job {
             let is_timed = reply.end != End::Aborted && self.request.key.purpose == Purpose::Rollout;
             let (tokens, service) = (reply.tokens.len(), sent.elapsed());
             let time = RequestTime { tokens, service, waited: sent - enqueued, concurrency };
-            self.shared.change(|state| {
+            self.shared.change_requests(|state| {
                 state.answered(lease.replica, tokens);
                 if is_timed {
                     state.times.add(time);
@@ -187,7 +187,7 @@ impl Job {
     async fn lease(&mut self) -> Result<Option<Lease>, Option<RolloutError>> {
         // Later losses are those of the replica that gets the request.
         self.lost = self.signals.borrow().lost;
-        let granted = self.shared.change(|state| match &state.end {
+        let granted = self.shared.change_requests(|state| match &state.end {
             Some(end) => Err(Some(end.clone())),
             None => state.enqueue(self.id).ok_or(None),
         })?;

@@ -158,6 +158,9 @@ pub(super) struct State {
     pub(super) without_since: Option<Instant>,
     /// Failures that the user was not told yet.
     pub(super) reports: Vec<String>,
+    /// A change of requests that a task may wait for: the last one of a replica that is to do something else then, or one
+    /// that the caller aborts.
+    pub(super) is_awaited: bool,
     /// Times that nobody has taken yet.
     pub(super) times: TimesLog,
     /// Error of all requests, once the pool has ended.
@@ -179,6 +182,7 @@ impl State {
             next_replica: 0,
             without_since: Some(Instant::now()),
             reports: Vec::new(),
+            is_awaited: false,
             times: TimesLog::default(),
             end: None,
         }
@@ -244,6 +248,7 @@ impl State {
     pub(super) fn remove_request(&mut self, id: u64) {
         self.leave_replica(id);
         if let Some(entry) = self.requests.remove(&id) {
+            self.is_awaited |= entry.signal.borrow().is_aborted;
             self.waiting.remove(&entry.rank);
         }
     }
@@ -266,6 +271,8 @@ impl State {
             replica.advance_load();
             replica.running.remove(&id);
             replica.outstanding -= cost;
+            let has_other_plans = replica.phase != Phase::Ready || replica.generation != self.generation;
+            self.is_awaited |= replica.running.is_empty() && has_other_plans;
             self.assign();
         }
         interrupted

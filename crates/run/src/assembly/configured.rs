@@ -69,7 +69,10 @@ impl ConfiguredEngines {
         for stage in &config.stages {
             Placement::of(config, stage, Slots::of_machine())?;
         }
-        let publications = directory.join(PUBLICATIONS);
+        // Servers have working directories of their own.
+        let publications = std::path::absolute(directory)
+            .map_err(|error| StoreError::io("resolve", directory, error))?
+            .join(PUBLICATIONS);
         if publications.exists() {
             std::fs::remove_dir_all(&publications)
                 .map_err(|error| StoreError::io("remove", &publications, error))?;
