@@ -1,11 +1,15 @@
 //! Command-line arguments.
 
+mod cluster;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
+
+pub(crate) use self::cluster::{Cluster, Manifest, ManifestKind};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -74,6 +78,11 @@ pub(crate) enum Command {
     Engines {
         #[command(subcommand)]
         command: Engines,
+    },
+    /// Start runs on several machines.
+    Cluster {
+        #[command(subcommand)]
+        command: Cluster,
     },
     /// Check this machine and this installation.
     Doctor(Doctor),
