@@ -1,11 +1,15 @@
 //! Command-line arguments.
 
+mod cluster;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
+
+pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -75,7 +79,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Engines,
     },
-    /// List the processes of a run on its machines, show their output, or change the number of servers.
+    /// Start runs on several machines, and list, show and change the processes of a run there.
     Cluster {
         #[command(subcommand)]
         command: Cluster,
@@ -104,47 +108,6 @@ pub(crate) struct Node {
     /// Time to wait for a controller that does not listen yet.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub(crate) wait: u64,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Cluster {
-    /// List the processes of a running run.
-    Ps {
-        /// Folder or name of the run.
-        run: PathBuf,
-    },
-    /// Change the number of inference servers of a running run.
-    ///
-    /// New ones load the current weights before they get requests. Surplus ones finish their requests first.
-    Scale {
-        /// Folder or name of the run.
-        run: PathBuf,
-        /// Number of servers.
-        replicas: usize,
-    },
-    /// End an inference server of a running run once its requests are finished.
-    Drain {
-        /// Folder or name of the run.
-        run: PathBuf,
-        /// Number of the server.
-        replica: usize,
-    },
-    /// Show the output of the processes of a run.
-    Logs(ClusterLogs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ClusterLogs {
-    /// Folder or name of the run.
-    pub(crate) run: PathBuf,
-    /// Process, such as `replica-0` or `policy-rank-1`. Default: all.
-    pub(crate) process: Option<String>,
-    /// Number of last lines of each process.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
-    pub(crate) lines: usize,
-    /// Show new output as it is written.
-    #[arg(short, long)]
-    pub(crate) follow: bool,
 }
 
 #[derive(Debug, Args)]

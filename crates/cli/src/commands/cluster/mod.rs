@@ -1,6 +1,7 @@
-//! `rloom cluster`: the processes of a run on its machines.
+//! `rloom cluster`: runs on several machines.
 
 mod logs;
+mod manifest;
 
 use rloom_run::{ControlCommand, Processes, control, processes_of};
 use serde_json::json;
@@ -12,6 +13,7 @@ use crate::output::{BOLD, Output};
 
 pub(crate) fn run(command: &Cluster, output: Output) -> Result<(), Failure> {
     match command {
+        Cluster::Manifest(arguments) => manifest::run(arguments, output),
         Cluster::Ps { run } => {
             let processes = processes_of(&find_run(run)?).map_err(Failure::failed)?;
             if output.json { output.json(&processes) } else { list(&processes, output.on_stdout()) }

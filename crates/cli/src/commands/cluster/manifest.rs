@@ -1,0 +1,157 @@
+//! `rloom cluster manifest`: files that start a run under SLURM or on Kubernetes.
+
+mod template;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use self::template::Template;
+use crate::arguments::{Manifest, ManifestKind};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Version of Ray in the container image, which a RayJob names. That of `.ci/cluster.txt`.
+const RAY: &str = "2.60.0";
+
+/// Folder of the configuration files in a container.
+const CONFIGURATION: &str = "/etc/rloom";
+
+/// Folder of a container that all nodes see, unless the command line names one.
+const SHARE: &str = "/share";
+
+/// Longest name of a run in names of Kubernetes, which has room for suffixes within 63 characters.
+const LONGEST_NAME: usize = 40;
+
+/// Machines of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ClusterShape {
+    nodes: u32,
+    cpus_per_node: u32,
+    gpus_per_node: u32,
+    /// Folder that all nodes see.
+    share: Option<String>,
+}
+
+impl ClusterShape {
+    fn from_arguments(arguments: &Manifest) -> Self {
+        Self {
+            nodes: arguments.nodes,
+            cpus_per_node: arguments.cpus_per_node,
+            gpus_per_node: arguments.gpus_per_node,
+            share: arguments.share.clone(),
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Manifest, output: Output) -> Result<(), Failure> {
+    let shape = ClusterShape::from_arguments(arguments);
+    let text = match arguments.kind {
+        ManifestKind::Slurm => slurm(arguments, &shape)?,
+        ManifestKind::Rayjob => kubernetes(arguments, &shape, include_str!("manifest/rayjob.yaml"))?,
+        ManifestKind::Jobset => kubernetes(arguments, &shape, include_str!("manifest/jobset.yaml"))?,
+    };
+    let Some(file) = &arguments.output else {
+        return if output.json {
+            output.json(&json!({ "manifest": text }))
+        } else {
+            output.data(text.trim_end())
+        };
+    };
+    let failed = |error| Failure::failed_text(format_args!("cannot write {}: {error}", file.display()));
+    fs::write(file, text).map_err(failed)?;
+    output.info(&format!("wrote {}", file.display()));
+    Ok(())
+}
+
+/// Values that all templates have.
+fn common(arguments: &Manifest, shape: &ClusterShape) -> Result<Template, Failure> {
+    let mut template = Template::default();
+    template.set("name", run_name(arguments)?);
+    template.set("port", arguments.port);
+    template.set("nodes", shape.nodes);
+    template.set("cpus", shape.cpus_per_node);
+    template.set(
+        "gpus",
+        Some(shape.gpus_per_node).filter(|gpus| *gpus > 0).map_or_else(String::new, |n| n.to_string()),
+    );
+    template
+        .set("memory", arguments.memory_per_node.map_or_else(String::new, |gigabytes| gigabytes.to_string()));
+    let overrides = arguments.overrides.iter().map(|setting| format!("--set {}", template::shell(setting)));
+    template.set("overrides", overrides.collect::<Vec<_>>().join(" "));
+    Ok(template)
+}
+
+fn slurm(arguments: &Manifest, shape: &ClusterShape) -> Result<String, Failure> {
+    if arguments.image.is_some() {
+        return Err(Failure::usage_text("--image is for `rayjob` and `jobset`"));
+    }
+    for file in &arguments.files {
+        read(file)?;
+    }
+    let mut template = common(arguments, shape)?;
+    let files = arguments.files.iter().map(|file| template::shell(&file.to_string_lossy()));
+    template.set("files", files.collect::<Vec<_>>().join(" "));
+    let share = shape.share.as_ref().map(|share| template::shell(&format!("cluster.share={share}")));
+    template.set("share_setting", share.unwrap_or_default());
+    template.set("partition", arguments.partition.clone().unwrap_or_default());
+    template.set("time", arguments.time.clone().unwrap_or_default());
+    Ok(template.fill(include_str!("manifest/slurm.sh")))
+}
+
+fn kubernetes(arguments: &Manifest, shape: &ClusterShape, source: &str) -> Result<String, Failure> {
+    if arguments.partition.is_some() || arguments.time.is_some() {
+        return Err(Failure::usage_text("--partition and --time are for `slurm`"));
+    }
+    let mut template = common(arguments, shape)?;
+    let share = shape.share.as_deref().unwrap_or(SHARE);
+    let mut names = BTreeSet::new();
+    let (mut contents, mut files) = (String::new(), Vec::new());
+    for file in &arguments.files {
+        let text = read(file)?;
+        let name = key(file);
+        if !names.insert(name.clone()) {
+            return Err(Failure::usage_text(format_args!(
+                "two configuration files are called `{name}`, which are in one folder of the container"
+            )));
+        }
+        files.push(format!("{CONFIGURATION}/{name}"));
+        contents.push_str(&template::block(&name, &text));
+    }
+    template.set("files", files.join(" "));
+    template.set("contents", contents);
+    template.set("share", template::yaml(share));
+    template.set("share_setting", template::shell(&format!("cluster.share={share}")));
+    template.set("image", template::yaml(arguments.image.as_deref().unwrap_or_default()));
+    template.set("claim", template::yaml(&arguments.claim));
+    template.set("ray", RAY);
+    Ok(template.fill(source))
+}
+
+/// Name of the run in names of SLURM and Kubernetes: lower-case letters, digits and hyphens.
+fn run_name(arguments: &Manifest) -> Result<String, Failure> {
+    let stem = arguments.files.first().and_then(|file| file.file_stem()).unwrap_or_default();
+    let name = arguments.name.clone().unwrap_or_else(|| stem.to_string_lossy().into_owned());
+    let allowed = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let mapped: String = name.chars().map(allowed).collect();
+    // A name of Kubernetes begins with a letter.
+    let cut: String =
+        mapped.trim_start_matches(|c: char| !c.is_ascii_lowercase()).chars().take(LONGEST_NAME).collect();
+    match cut.trim_end_matches('-') {
+        "" => Err(Failure::usage_text(format_args!("`{name}` has no letters for a name; --name gives one"))),
+        name => Ok(name.to_owned()),
+    }
+}
+
+/// Key of a file in a ConfigMap.
+fn key(file: &Path) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
+    file.file_name().unwrap_or_default().to_string_lossy().chars().map(allowed).collect()
+}
+
+fn read(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file)
+        .map_err(|error| Failure::usage_text(format_args!("cannot read {}: {error}", file.display())))
+}

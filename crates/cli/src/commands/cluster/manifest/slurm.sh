@@ -1,0 +1,53 @@
+#!/bin/bash
+# Written by `rloom cluster manifest slurm`. Submit it with `sbatch` from a folder that all nodes see.
+#SBATCH --job-name={{name}}
+#SBATCH --partition={{partition}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={{cpus}}
+#SBATCH --gpus-per-node={{gpus}}
+#SBATCH --mem={{memory}}G
+#SBATCH --time={{time}}
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+# SIGTERM comes 120 s before the time limit; the run is saved and the job is put into the queue again.
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+set -euo pipefail
+
+# Daemons and the controller prove to each other that they know the token. It is in the environment alone.
+RLOOM_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export RLOOM_TOKEN
+
+# One daemon on each node of the job. A daemon that ends is started again, until the job ends.
+controller=$(hostname):{{port}}
+srun --ntasks-per-node=1 --cpus-per-task={{cpus}} --kill-on-bad-exit=0 \
+  bash -c "while :; do rloom node --controller $controller; sleep 5; done" &
+daemons=$!
+
+# This script runs on the first node, and the controller with it.
+rloom train {{files}} \
+  {{overrides}} \
+  --set cluster.launcher=wait \
+  --set "cluster.nodes=$SLURM_JOB_NUM_NODES" \
+  --set cluster.bind=0.0.0.0:{{port}} \
+  --set {{share_setting}} \
+  --set run.resume=auto &
+train=$!
+
+# `wait` returns when a signal arrives, also if the run has not ended.
+trap 'kill -TERM "$train" 2> /dev/null || true' TERM
+status=0
+wait "$train" || status=$?
+while kill -0 "$train" 2> /dev/null; do
+  status=0
+  wait "$train" || status=$?
+done
+kill "$daemons" 2> /dev/null || true
+wait "$daemons" || true
+
+# 130: the run was interrupted and is saved. A cancelled job is not running any more.
+if [ "$status" -eq 130 ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
