@@ -26,6 +26,7 @@ mod local;
 mod local_node;
 mod log_file;
 mod message;
+mod mirror;
 mod node;
 mod process;
 mod spec;
