@@ -93,9 +93,12 @@ pub(crate) struct Node {
     /// Address of the controller.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) controller: String,
-    /// Number of this node.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) index: u32,
+    /// Number of this node [default: SLURM_NODEID or JOB_COMPLETION_INDEX of the environment, else 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) index: Option<u32>,
+    /// Time to wait for a controller that does not listen yet.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) wait: u64,
 }
 
 #[derive(Debug, Args)]

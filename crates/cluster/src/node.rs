@@ -1,6 +1,7 @@
 //! A node as the controller sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::error::ClusterError;
 use crate::exit::Exit;
 use crate::local::{LocalDaemon, LocalOptions};
 use crate::message::{NodeCommand, NodeEvent};
+use crate::offer::{NodeOffer, Reach};
 use crate::process::Process;
 use crate::spec::ProcessSpec;
 
@@ -53,8 +55,8 @@ impl Node {
         Self::with_daemon(connection, Some(daemon))
     }
 
-    /// A node whose daemon others started; `connection` is that of a peer with the role `node`.
-    pub fn of(connection: Connection) -> Result<Self, ClusterError> {
+    /// A node whose daemon others started.
+    pub(crate) fn of(connection: Connection) -> Result<Self, ClusterError> {
         Self::with_daemon(connection, None)
     }
 
@@ -69,6 +71,11 @@ impl Node {
         Ok(node)
     }
 
+    /// Number that the daemon was started with. Two nodes may have the same.
+    pub fn index(&self) -> u32 {
+        self.shared().connection.peer().identity.index
+    }
+
     /// Name for messages.
     pub fn name(&self) -> String {
         match self.0.daemon {
@@ -78,8 +85,21 @@ impl Node {
     }
 
     /// True if the connection to the daemon has ended: nothing can be started any more.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.shared().state().lost.is_some()
+    }
+
+    /// Waits until the node is lost; false once the deadline has passed.
+    pub fn wait_lost(&self, deadline: Instant) -> bool {
+        loop {
+            let state = self.shared().state();
+            if state.lost.is_some() {
+                return true;
+            }
+            if !self.shared().wait(state, deadline) {
+                return false;
+            }
+        }
     }
 
     /// Starts a process; returns once the program runs.
@@ -101,12 +121,29 @@ impl Node {
         }
     }
 
-    /// A port that is free on the loopback interface of the node, and that was not returned before.
-    pub fn free_port(&self, deadline: Instant) -> Result<u16, ClusterError> {
+    /// A port that is free on an interface of the node, and that was not returned before.
+    pub fn free_port(&self, reach: Reach, deadline: Instant) -> Result<u16, ClusterError> {
         let operation = || "find a free port".to_owned();
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        match self.request(number, &NodeCommand::FreePort, operation, deadline)? {
+        match self.ask(&NodeCommand::FreePort { reach }, operation, deadline)? {
             NodeEvent::FreePort { port } => Ok(port),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// Resources and address of the node.
+    pub fn describe(&self, deadline: Instant) -> Result<NodeOffer, ClusterError> {
+        let operation = || "describe the node".to_owned();
+        match self.ask(&NodeCommand::Describe, operation, deadline)? {
+            NodeEvent::Described(offer) => Ok(offer),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// The content of a file of at most 64 KiB, as the node sees it.
+    pub fn read_file(&self, path: &Path, deadline: Instant) -> Result<Vec<u8>, ClusterError> {
+        let operation = || format!("read {}", path.display());
+        match self.ask(&NodeCommand::ReadFile { path: path.to_owned() }, operation, deadline)? {
+            NodeEvent::File { content } => Ok(content),
             event => Err(self.unexpected(event, operation())),
         }
     }
@@ -117,8 +154,7 @@ impl Node {
             return Ok(exit.output);
         }
         let operation = || format!("read the output of {name}");
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        match self.request(number, &NodeCommand::Output { process }, operation, deadline)? {
+        match self.ask(&NodeCommand::Output { process }, operation, deadline)? {
             NodeEvent::Output { text } => Ok(text),
             // It ended meanwhile.
             NodeEvent::Refused { .. } => self.wait_for(process, name, deadline).map(|exit| exit.output),
@@ -164,6 +200,16 @@ impl Node {
     /// Drops the end of a process that has no handle any more.
     pub(crate) fn forget(&self, process: u64) {
         self.shared().state().processes.remove(&process);
+    }
+
+    /// Sends a command and waits for its reply.
+    fn ask(
+        &self,
+        command: &NodeCommand,
+        operation: impl Fn() -> String,
+        deadline: Instant,
+    ) -> Result<NodeEvent, ClusterError> {
+        self.request(NUMBERS.fetch_add(1, Ordering::Relaxed), command, operation, deadline)
     }
 
     fn request(

@@ -5,15 +5,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::OsString;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rloom_cluster::daemon::{self, Daemon};
-use rloom_cluster::{Node, Process, ProcessSpec, Program, guard};
-use rloom_wire::{Identity, Listener, Options, TOKEN_VARIABLE, Token};
+use rloom_cluster::{Node, NodeListener, Process, ProcessSpec, Program, guard};
+use rloom_wire::{Options, TOKEN_VARIABLE, Token};
 
 mod deaths;
 mod local;
+mod nodes;
 mod starts;
 mod stops;
 
@@ -39,10 +40,25 @@ fn this_as(test: &str) -> Command {
     command
 }
 
+/// Settings of a daemon.
+fn daemon_of(controller: &str) -> Daemon {
+    Daemon {
+        controller: controller.to_owned(),
+        token: Token::new(TOKEN).unwrap(),
+        index: 0,
+        program: this(),
+        options: Options::default(),
+        wait: Duration::ZERO,
+        on_wait: |_| {},
+    }
+}
+
 /// A daemon in a process of its own, and its controller in this one.
 struct Machine {
     node: Node,
-    daemon: Child,
+    daemon: Killed,
+    /// Its relays dial in here.
+    listener: NodeListener,
 }
 
 impl Machine {
@@ -52,14 +68,20 @@ impl Machine {
 
     /// Options of the controller's end, and the daemon's lease.
     fn with(options: Options, lease: Duration) -> Self {
-        let identity = Identity::new("controller", 0, 0);
         let token = Token::new(TOKEN).unwrap();
-        let listener = Listener::bind("127.0.0.1:0", token, identity, options).unwrap();
+        let listener = NodeListener::bind("127.0.0.1:0", token, options).unwrap();
         let mut command = this_as("node");
         command.env(CONTROLLER, listener.address().to_string()).env(TOKEN_VARIABLE, TOKEN);
         let daemon = command.env(LEASE, lease.as_millis().to_string()).spawn().unwrap();
-        let node = Node::of(listener.accept(soon()).unwrap()).unwrap();
-        Self { node, daemon }
+        let node = listener.accept(soon()).unwrap();
+        Self { node, daemon: Killed(daemon), listener }
+    }
+
+    /// Drops the node, and waits for the end of its daemon.
+    fn end(self) -> ExitStatus {
+        let Self { node, mut daemon, listener: _listener } = self;
+        drop(node);
+        daemon.0.wait().unwrap()
     }
 
     fn start(&self, script: &str) -> Process {
@@ -67,10 +89,13 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+/// A process that is killed when this is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
     fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -128,13 +153,9 @@ fn mark(number: u32) -> String {
 fn node() {
     let lease = std::env::var(LEASE).unwrap().parse().unwrap();
     let options = Options { lease: Duration::from_millis(lease), ..Options::default() };
-    let _ = daemon::run(&Daemon {
-        controller: std::env::var(CONTROLLER).unwrap(),
-        token: Token::from_environment().unwrap(),
-        index: 0,
-        program: this(),
-        options,
-    });
+    let controller = std::env::var(CONTROLLER).unwrap();
+    let token = Token::from_environment().unwrap();
+    daemon::run(&Daemon { token, options, ..daemon_of(&controller) }).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::LocalNode;
+use rloom_cluster::{LocalNode, Reach};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -194,7 +194,7 @@ impl ConfiguredEngines {
         let machine = Slots::of_machine();
         let modules = self.publications.join("modules");
         for replica in 0..settings.replicas {
-            let port = self.node.get()?.free_port(Instant::now() + STARTING)?;
+            let port = self.node.get()?.free_port(Reach::Loopback, Instant::now() + STARTING)?;
             let url = format!("http://127.0.0.1:{port}");
             let slot = slot_of(server_slots(replica, settings, self.ranks, machine)?, machine);
             let command = match engine {
