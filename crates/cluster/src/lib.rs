@@ -41,6 +41,9 @@ pub use exit::Exit;
 pub use listener::NodeListener;
 pub use local::LocalOptions;
 pub use local_node::LocalNode;
+pub use mirror::{
+    MirrorCopy, MirrorFile, MirrorLease, MirrorOrder, MirrorSettings, MirrorSource, MirrorWeights, Mirrors,
+};
 pub use node::Node;
 pub use offer::{NodeOffer, Reach, gpus};
 pub use process::Process;

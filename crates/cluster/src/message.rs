@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::mirror::{MirrorCommand, MirrorEvent};
 use crate::offer::{NodeOffer, Reach};
 use crate::spec::ProcessSpec;
 
@@ -26,6 +27,8 @@ pub(crate) enum NodeCommand {
     Describe,
     /// Requests the content of a small file.
     ReadFile { path: PathBuf },
+    /// Work on copies of weights.
+    Mirror(MirrorCommand),
 }
 
 /// Reports of the daemon; the job of a frame is that of the command.
@@ -46,6 +49,8 @@ pub(crate) enum NodeEvent {
     Described(NodeOffer),
     /// The content of a file.
     File { content: Vec<u8> },
+    /// Work on copies of weights.
+    Mirror(MirrorEvent),
     /// A request could not be fulfilled.
     Refused { reason: String },
 }

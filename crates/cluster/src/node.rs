@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rloom_wire::{Connection, Frame, FrameError, WireError};
@@ -19,6 +19,23 @@ use crate::spec::ProcessSpec;
 /// A machine with a daemon. Clones share it; everything on the node ends with the last clone and the last process.
 #[derive(Debug, Clone)]
 pub struct Node(Arc<Handle>);
+
+/// A handle that does not keep its node. Equal handles are of the same node.
+#[derive(Debug, Clone)]
+pub(crate) struct WeakNode(Weak<Handle>);
+
+impl WeakNode {
+    /// The node, unless its last handle was dropped.
+    pub(crate) fn upgrade(&self) -> Option<Node> {
+        self.0.upgrade().map(Node)
+    }
+}
+
+impl PartialEq for WeakNode {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
 
 #[derive(Debug)]
 struct Handle {
@@ -82,6 +99,16 @@ impl Node {
             Some(_) => "this machine".to_owned(),
             None => self.shared().connection.peer().to_string(),
         }
+    }
+
+    /// True if this process started the daemon.
+    pub fn is_local(&self) -> bool {
+        self.0.daemon.is_some()
+    }
+
+    /// A handle that does not keep the node.
+    pub(crate) fn downgrade(&self) -> WeakNode {
+        WeakNode(Arc::downgrade(&self.0))
     }
 
     /// True if the connection to the daemon has ended: nothing can be started any more.
@@ -203,7 +230,7 @@ impl Node {
     }
 
     /// Sends a command and waits for its reply.
-    fn ask(
+    pub(crate) fn ask(
         &self,
         command: &NodeCommand,
         operation: impl Fn() -> String,
@@ -257,7 +284,7 @@ impl Node {
         })
     }
 
-    fn unexpected(&self, event: NodeEvent, operation: String) -> ClusterError {
+    pub(crate) fn unexpected(&self, event: NodeEvent, operation: String) -> ClusterError {
         let reason = match event {
             NodeEvent::Refused { reason } => reason,
             event => format!("unexpected reply {event:?}"),

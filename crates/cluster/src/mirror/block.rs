@@ -8,7 +8,7 @@ use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 
 /// Compression level. Higher ones take longer and save little (bench/README.md).
-pub const LEVEL: i32 = 1;
+pub(super) const LEVEL: i32 = 1;
 
 /// Forms of a block.
 const EQUAL: u8 = 0;
@@ -16,26 +16,20 @@ const PACKED: u8 = 1;
 const PLAIN: u8 = 2;
 
 /// Turns blocks into differences.
-pub struct Encoder {
+pub(super) struct Encoder {
     zstd: Compressor<'static>,
     combined: Vec<u8>,
     planes: Vec<u8>,
 }
 
-impl std::fmt::Debug for Encoder {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Encoder").finish_non_exhaustive()
-    }
-}
-
 impl Encoder {
     /// An encoder with a compression level of zstd.
-    pub fn new(level: i32) -> io::Result<Self> {
+    pub(super) fn new(level: i32) -> io::Result<Self> {
         Ok(Self { zstd: Compressor::new(level)?, combined: Vec::new(), planes: Vec::new() })
     }
 
     /// The difference of `new` to `base`, which is as long; `width` is the size of an element.
-    pub fn encode(&mut self, base: &[u8], new: &[u8], width: usize) -> io::Result<Vec<u8>> {
+    pub(super) fn encode(&mut self, base: &[u8], new: &[u8], width: usize) -> io::Result<Vec<u8>> {
         if base.len() != new.len() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -60,25 +54,19 @@ impl Encoder {
 }
 
 /// Turns differences into blocks.
-pub struct Decoder {
+pub(super) struct Decoder {
     zstd: Decompressor<'static>,
     planes: Vec<u8>,
 }
 
-impl std::fmt::Debug for Decoder {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Decoder").finish_non_exhaustive()
-    }
-}
-
 impl Decoder {
     /// A decoder.
-    pub fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         Ok(Self { zstd: Decompressor::new()?, planes: Vec::new() })
     }
 
     /// Changes `block` from the base to the new contents. After an error its contents are unspecified.
-    pub fn decode(&mut self, encoded: &[u8], block: &mut [u8], width: usize) -> io::Result<()> {
+    pub(super) fn decode(&mut self, encoded: &[u8], block: &mut [u8], width: usize) -> io::Result<()> {
         let damaged = || io::Error::from(io::ErrorKind::InvalidData);
         match encoded.split_first() {
             Some((&EQUAL, [])) => Ok(()),
@@ -103,24 +91,45 @@ impl Decoder {
 /// Writes the first bytes of all elements, then the second ones, and so on. Bytes after the last whole element come last.
 fn split(bytes: &[u8], width: usize, planes: &mut Vec<u8>) {
     planes.clear();
-    let whole = bytes.len() / width * width;
-    for plane in 0..width {
-        planes.extend(bytes[..whole].iter().skip(plane).step_by(width));
+    match width {
+        2 => split_by::<2>(bytes, planes),
+        4 => split_by::<4>(bytes, planes),
+        8 => split_by::<8>(bytes, planes),
+        _ => planes.extend_from_slice(bytes),
     }
-    planes.extend_from_slice(&bytes[whole..]);
+}
+
+fn split_by<const WIDTH: usize>(bytes: &[u8], planes: &mut Vec<u8>) {
+    let (elements, rest) = bytes.as_chunks::<WIDTH>();
+    for plane in 0..WIDTH {
+        planes.extend(elements.iter().map(|element| element[plane]));
+    }
+    planes.extend_from_slice(rest);
 }
 
 /// Combines elements with the planes of [`split`] by XOR.
 fn merge(planes: &[u8], width: usize, block: &mut [u8]) {
-    let count = block.len() / width.max(1);
-    for plane in 0..width {
-        let from = &planes[plane * count..][..count];
-        for (to, from) in block.iter_mut().skip(plane).step_by(width).zip(from) {
-            *to ^= from;
+    match width {
+        2 => merge_by::<2>(planes, block),
+        4 => merge_by::<4>(planes, block),
+        8 => merge_by::<8>(planes, block),
+        _ => combine(block, planes),
+    }
+}
+
+fn merge_by<const WIDTH: usize>(planes: &[u8], block: &mut [u8]) {
+    let (elements, rest) = block.as_chunks_mut::<WIDTH>();
+    let count = elements.len();
+    for plane in 0..WIDTH {
+        for (element, from) in elements.iter_mut().zip(&planes[plane * count..]) {
+            element[plane] ^= from;
         }
     }
-    let whole = count * width;
-    for (to, from) in block[whole..].iter_mut().zip(&planes[whole..]) {
+    combine(rest, &planes[WIDTH * count..]);
+}
+
+fn combine(block: &mut [u8], with: &[u8]) {
+    for (to, from) in block.iter_mut().zip(with) {
         *to ^= from;
     }
 }

@@ -14,6 +14,7 @@ use rloom_wire::{Options, TOKEN_VARIABLE, Token};
 
 mod deaths;
 mod local;
+mod mirror;
 mod nodes;
 mod starts;
 mod stops;
