@@ -114,6 +114,12 @@ impl MirrorLease {
     }
 }
 
+impl AsRef<Path> for MirrorLease {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Drop for MirrorLease {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
