@@ -106,6 +106,11 @@ impl Node {
         self.0.daemon.is_some()
     }
 
+    /// True if the daemon reaches this process over the loopback interface.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.shared().connection.peer().address.ip().to_canonical().is_loopback()
+    }
+
     /// A handle that does not keep the node.
     pub(crate) fn downgrade(&self) -> WeakNode {
         WeakNode(Arc::downgrade(&self.0))

@@ -117,8 +117,7 @@ pub(super) fn encode<W: Write>(
     let ((base_file, base_layout), (new_file, new_layout)) = (base.open()?, new.open()?);
     let Some(blocks) = blocks(&base_layout, &new_layout) else { return Ok(false) };
     let writing = |error: io::Error| MirrorFailure::io("write the delta of", new.path, &error);
-    let head =
-        Head { base: base.file.into(), new: new.file.into(), before: new_layout.head.len() as u64 };
+    let head = Head { base: base.file.into(), new: new.file.into(), before: new_layout.head.len() as u64 };
     let head = serde_json::to_vec(&head).map_err(MirrorFailure::other)?;
     for part in [&MAGIC[..], &(head.len() as u64).to_le_bytes(), &head, &new_layout.head] {
         out.write(part).map_err(writing)?;

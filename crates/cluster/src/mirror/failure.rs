@@ -92,9 +92,6 @@ mod tests {
     fn a_lack_of_room_is_named_with_need_and_offers() {
         let found = vec![(PathBuf::from("/dev/shm"), 64_000_000), (PathBuf::from("/tmp"), 1_500_000_000)];
         let failure = MirrorFailure::NoRoom { need: 2_000_000_000, found };
-        assert_eq!(
-            failure.to_string(),
-            "2.0 GB are needed; /dev/shm offers 64.0 MB, /tmp offers 1.5 GB"
-        );
+        assert_eq!(failure.to_string(), "2.0 GB are needed; /dev/shm offers 64.0 MB, /tmp offers 1.5 GB");
     }
 }

@@ -86,11 +86,7 @@ struct Receiver<'a> {
 
 impl Receiver<'_> {
     /// Receives all files; returns the bytes that came, and the folder of the deltas among them.
-    fn receive_all(
-        &self,
-        sent: &[SentFile],
-        version: &str,
-    ) -> Result<(u64, Option<Part>), MirrorFailure> {
+    fn receive_all(&self, sent: &[SentFile], version: &str) -> Result<(u64, Option<Part>), MirrorFailure> {
         let mut deltas = None;
         let mut received = 0;
         for (index, SentFile { file, form }) in sent.iter().enumerate() {

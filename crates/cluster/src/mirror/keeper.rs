@@ -124,7 +124,7 @@ impl Keeper {
     }
 
     /// Drops all versions but those in `keep`, and returns the names of what is left.
-    fn keep(&self, keep: &[String]) -> Vec<String> {
+    pub(super) fn keep(&self, keep: &[String]) -> Vec<String> {
         let mut state = self.state();
         let (kept, dropped) = std::mem::take(&mut state.versions)
             .into_iter()
@@ -138,7 +138,7 @@ impl Keeper {
     }
 
     /// Listens for other daemons, unless this one does already.
-    fn serve(self: &Arc<Self>, address: Option<IpAddr>) -> Result<SocketAddr, MirrorFailure> {
+    pub(super) fn serve(self: &Arc<Self>, address: Option<IpAddr>) -> Result<SocketAddr, MirrorFailure> {
         let mut state = self.state();
         if let Some(address) = state.serving {
             return Ok(address);
@@ -159,7 +159,7 @@ impl Keeper {
     }
 
     /// Makes a copy, unless there is one.
-    fn copy(&self, order: &MirrorOrder) -> Result<MirrorCopy, MirrorFailure> {
+    pub(super) fn copy(&self, order: &MirrorOrder) -> Result<MirrorCopy, MirrorFailure> {
         if !is_version(&order.version) || !order.files.as_deref().is_none_or(has_plain_names) {
             return Err(MirrorFailure::other("the version or a file has an impossible name"));
         }
@@ -297,7 +297,10 @@ pub(super) fn needing(failure: MirrorFailure, need: u64, place: &Path) -> Mirror
     match failure {
         MirrorFailure::NoRoom { need: 0, .. } => {
             let place = place.parent().and_then(|home| home.parent()).unwrap_or(place);
-            MirrorFailure::NoRoom { need, found: vec![(place.to_owned(), super::store::room(place).unwrap_or(0))] }
+            MirrorFailure::NoRoom {
+                need,
+                found: vec![(place.to_owned(), super::store::room(place).unwrap_or(0))],
+            }
         }
         failure => failure,
     }
@@ -376,7 +379,10 @@ mod tests {
         };
         let error = keeper.copy(&order).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with(&format!("3.0 MB are needed; {} offers ", place.path().display())), "{text}");
+        assert!(
+            text.starts_with(&format!("3.0 MB are needed; {} offers ", place.path().display())),
+            "{text}"
+        );
         let MirrorFailure::NoRoom { found, .. } = &error else { panic!("{error}") };
         assert_eq!(found[0].0, place.path());
         let none = keeper.copy(&MirrorOrder { places: vec!["/no/such/place".into()], ..order.clone() });

@@ -84,9 +84,8 @@ mod tests {
     fn only_the_files_that_an_engine_reads_are_listed() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| fs::write(folder.path().join(name), name).unwrap();
-        let names = || -> Vec<String> {
-            list(folder.path()).unwrap().into_iter().map(|(name, ..)| name).collect()
-        };
+        let names =
+            || -> Vec<String> { list(folder.path()).unwrap().into_iter().map(|(name, ..)| name).collect() };
         write("pytorch_model.bin");
         assert_eq!(names(), ["pytorch_model.bin"]);
         ["model.safetensors", "config.json", ".lock"].into_iter().for_each(write);

@@ -130,7 +130,10 @@ pub(super) enum SentForm {
     /// Nothing is sent: the base has the same file.
     Same,
     /// A delta of this size and CRC-32C.
-    Delta { bytes: u64, crc: u32 },
+    Delta {
+        bytes: u64,
+        crc: u32,
+    },
 }
 
 /// Name of the tensor with the contents of a `Data` frame.

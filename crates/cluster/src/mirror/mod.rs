@@ -23,6 +23,8 @@ mod failure;
 mod fetch;
 mod keeper;
 mod manifest;
+#[cfg(test)]
+mod measures;
 mod message;
 mod node;
 mod serve;
@@ -33,6 +35,6 @@ mod version;
 
 pub(crate) use keeper::Keeper;
 pub use manifest::MirrorFile;
-pub use message::{MirrorCopy, MirrorOrder, MirrorSource};
 pub(crate) use message::{MirrorCommand, MirrorEvent};
+pub use message::{MirrorCopy, MirrorOrder, MirrorSource};
 pub use tree::{MirrorLease, MirrorSettings, MirrorWeights, Mirrors};

@@ -35,7 +35,11 @@ impl Node {
     }
 
     /// Has the node serve its copies to other nodes, on `address` or that of its route to the controller.
-    pub fn serve_mirror(&self, address: Option<IpAddr>, deadline: Instant) -> Result<SocketAddr, ClusterError> {
+    pub fn serve_mirror(
+        &self,
+        address: Option<IpAddr>,
+        deadline: Instant,
+    ) -> Result<SocketAddr, ClusterError> {
         let operation = || "serve copies of weights to other nodes".to_owned();
         match self.ask_mirror(MirrorCommand::Serve { address }, &operation, deadline)? {
             MirrorEvent::Serving { address } => Ok(address),

@@ -130,8 +130,7 @@ fn make_delta(version: &Version, base: &Version, limits: Limits<'_>) -> Result<O
                 let path = delta_path(&folder, index);
                 let writing = |error: io::Error| MirrorFailure::io("write", &path, &error);
                 let mut out = Digesting::new(io::BufWriter::new(File::create(&path).map_err(writing)?));
-                let (base, new) =
-                    (Known { path: &paths.0, file: before }, Known { path: &paths.1, file });
+                let (base, new) = (Known { path: &paths.0, file: before }, Known { path: &paths.1, file });
                 if encode(base, new, &mut out, LEVEL, limits)? {
                     let made = out.finish(&file.name).map_err(writing)?;
                     SentForm::Delta { bytes: made.bytes, crc: made.crc }

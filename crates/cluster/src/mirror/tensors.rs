@@ -60,12 +60,14 @@ impl Layout {
     pub(super) fn parse(path: &Path, head: Vec<u8>, bytes: u64) -> Result<Self, MirrorFailure> {
         let invalid = |problem: String| MirrorFailure::damaged(path, problem);
         let json = head.get(LENGTH as usize..).unwrap_or_default();
-        let metadata: Metadata =
-            serde_json::from_slice(json).map_err(|error| invalid(format!("its header is invalid: {error}")))?;
+        let metadata: Metadata = serde_json::from_slice(json)
+            .map_err(|error| invalid(format!("its header is invalid: {error}")))?;
         let start = head.len() as u64;
         if start.checked_add(metadata.data_len() as u64) != Some(bytes) {
             let (found, announced) = (bytes.saturating_sub(start), metadata.data_len());
-            return Err(invalid(format!("its header announces {announced} bytes of tensors, it has {found}")));
+            return Err(invalid(format!(
+                "its header announces {announced} bytes of tensors, it has {found}"
+            )));
         }
         let tensors = metadata.offset_keys().into_iter().filter_map(|name| {
             let info = metadata.info(&name)?;
@@ -133,7 +135,8 @@ fn add(
         limits.check()?;
         let count = (tensor.bytes - at).min(PIECE as u64) as usize;
         let piece = &mut piece[..count];
-        file.read_exact_at(piece, tensor.start + at).map_err(|error| MirrorFailure::io("read", path, &error))?;
+        file.read_exact_at(piece, tensor.start + at)
+            .map_err(|error| MirrorFailure::io("read", path, &error))?;
         at += count as u64;
         values.clear();
         let pairs = piece.as_chunks::<2>().0.iter();
@@ -190,10 +193,8 @@ pub(super) mod tests {
         let norm: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
         let embedding: Vec<u8> =
             [3.0f32, -4.5].iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
-        let tensors = [
-            ("model.norm.weight", Dtype::F32, norm),
-            ("model.embed_tokens.weight", Dtype::BF16, embedding),
-        ];
+        let tensors =
+            [("model.norm.weight", Dtype::F32, norm), ("model.embed_tokens.weight", Dtype::BF16, embedding)];
         let file = safetensors(&tensors);
         let mut digest = WeightDigest::default();
         // The embedding is first, whatever the order in the file.

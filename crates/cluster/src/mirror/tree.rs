@@ -25,7 +25,8 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct MirrorSettings {
     /// File systems in the order of preference; none for `/dev/shm` and the temporary directory of the system.
     pub places: Vec<PathBuf>,
-    /// Address on which the controller's own node serves others, whose route to the controller is the loopback interface.
+    /// Address on which a node on the controller's machine serves others, if its route to the controller is the loopback
+    /// interface.
     pub address: Option<IpAddr>,
     /// Sends the difference to the last version where that is smaller.
     pub delta: bool,
@@ -72,6 +73,8 @@ struct State {
 #[derive(Debug)]
 struct Member {
     node: WeakNode,
+    /// This process started its daemon, with a token that no other daemon has.
+    is_local: bool,
     is_copying: bool,
     /// Where it serves others; it is asked when it is first needed.
     address: Option<SocketAddr>,
@@ -94,7 +97,7 @@ struct Held {
 struct Progress {
     /// The files, once a node has read them.
     files: Option<Vec<MirrorFile>>,
-    /// A node reads them.
+    /// A node reads the share, to pass them on.
     is_read: bool,
 }
 
@@ -139,6 +142,15 @@ enum Route {
     From { parent: u64, node: Node, address: Option<SocketAddr>, files: Vec<MirrorFile> },
     /// No node can give what one has read.
     Share { files: Vec<MirrorFile> },
+    /// The daemon has a token of its own, and exchanges nothing with others.
+    Alone { files: Option<Vec<MirrorFile>> },
+}
+
+impl Route {
+    /// The node reads the share, and passes the version on.
+    fn reads(&self) -> bool {
+        matches!(self, Self::First | Self::Share { .. })
+    }
 }
 
 impl Mirrors {
@@ -233,10 +245,12 @@ impl Shared {
         match route {
             Route::First => {}
             Route::Share { files } => order.files = Some(files.clone()),
+            Route::Alone { files } => order.files.clone_from(files),
             Route::From { parent, node: from, address, files } => {
                 order.files = Some(files.clone());
                 let asked = || {
-                    let served = from.serve_mirror(self.settings.address.filter(|_| from.is_local()), soon());
+                    let served =
+                        from.serve_mirror(self.settings.address.filter(|_| from.is_on_loopback()), soon());
                     let served = served.ok()?;
                     if let Some(parent) = self.lock().nodes.get_mut(parent) {
                         parent.address = Some(served);
@@ -258,13 +272,14 @@ fn soon() -> Instant {
 impl State {
     /// Number of a node, which is listed if it is new.
     fn member(&mut self, node: &Node) -> u64 {
-        let node = node.downgrade();
+        let (node, is_local) = (node.downgrade(), node.is_local());
         if let Some((&number, _)) = self.nodes.iter().find(|(_, member)| member.node == node) {
             return number;
         }
         let number = self.next;
         self.next += 1;
-        let member = Member { node, is_copying: false, address: None, children: 0, held: Vec::new() };
+        let member =
+            Member { node, is_local, is_copying: false, address: None, children: 0, held: Vec::new() };
         self.nodes.insert(number, member);
         number
     }
@@ -292,25 +307,29 @@ impl State {
         if member.is_copying || in_use.len() >= VERSIONS {
             return None;
         }
-        let kept = if in_use.is_empty() { member.held.iter().rev().take(VERSIONS - 1).collect() } else { in_use };
+        let kept =
+            if in_use.is_empty() { member.held.iter().rev().take(VERSIONS - 1).collect() } else { in_use };
         Some(kept.into_iter().map(|(version, _)| version.clone()).collect())
     }
 
     /// The origin of a copy; `None` while another node reads the share, or all that have the version are busy.
-    fn route(&self, member: u64, version: &str) -> Option<Route> {
+    fn route(&self, number: u64, version: &str) -> Option<Route> {
         let progress = self.versions.get(version);
-        let Some(files) = progress.and_then(|progress| progress.files.clone()) else {
-            return progress.is_none_or(|progress| !progress.is_read).then_some(Route::First);
-        };
-        let holders = self.nodes.iter().filter(|(number, node)| **number != member && node.serves(version));
-        let holders: Vec<_> = holders.collect();
+        let files = progress.and_then(|progress| progress.files.clone());
+        if self.nodes.get(&number).is_some_and(|node| node.is_local) {
+            return Some(Route::Alone { files });
+        }
+        let is_read = progress.is_some_and(|progress| progress.is_read);
+        let Some(files) = files else { return (!is_read).then_some(Route::First) };
+        let holders: Vec<_> =
+            self.nodes.iter().filter(|(_, node)| !node.is_local && node.serves(version)).collect();
         let free = holders.iter().filter(|(_, holder)| holder.children < FAN_OUT);
         let parent = free.min_by_key(|(_, holder)| holder.children);
         match parent.and_then(|(number, holder)| Some((**number, holder, holder.node.upgrade()?))) {
             Some((parent, holder, node)) => {
                 Some(Route::From { parent, node, address: holder.address, files })
             }
-            None => holders.is_empty().then_some(Route::Share { files }),
+            None => (holders.is_empty() && !is_read).then_some(Route::Share { files }),
         }
     }
 
@@ -319,7 +338,7 @@ impl State {
             member.is_copying = true;
             member.held.retain(|(held, _)| keep.contains(held));
         }
-        self.versions.entry(version.to_owned()).or_default().is_read |= matches!(route, Route::First);
+        self.versions.entry(version.to_owned()).or_default().is_read |= route.reads();
         if let Route::From { parent, .. } = route
             && let Some(parent) = self.nodes.get_mut(parent)
         {
@@ -336,8 +355,10 @@ impl State {
             }
         }
         let progress = self.versions.entry(version.to_owned()).or_default();
-        if matches!(route, Route::First) {
+        if route.reads() {
             progress.is_read = false;
+        }
+        if progress.files.is_none() {
             progress.files = copy.map(|copy| copy.files.clone());
         }
         if let Route::From { parent: number, .. } = route

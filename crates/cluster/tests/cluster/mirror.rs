@@ -209,14 +209,18 @@ fn damaged_weights_are_refused_by_name() {
     let model = weights.source.join("model.safetensors");
     fs::OpenOptions::new().write(true).open(&model).unwrap().set_len(1_000_000).unwrap();
     let text = node.mirror(&cluster.order(&weights), soon()).unwrap_err().to_string();
-    assert!(text.contains(&model.display().to_string()) && text.contains("announces 9000000 bytes"), "{text}");
+    assert!(
+        text.contains(&model.display().to_string()) && text.contains("announces 9000000 bytes"),
+        "{text}"
+    );
     // Another node has read other contents.
     let weights = cluster.publish("v2", 1);
     let files = Some(node.mirror(&cluster.order(&weights), soon()).unwrap().files);
     let other = cluster.publish("v3", 2);
     let error = node.mirror(&MirrorOrder { files, ..cluster.order(&other) }, soon()).unwrap_err();
     assert!(error.to_string().contains("not those that another node has copied"), "{error}");
-    let missing = MirrorOrder { source: "/no/such/folder".into(), ..cluster.order(&cluster.publish("v4", 1)) };
+    let missing =
+        MirrorOrder { source: "/no/such/folder".into(), ..cluster.order(&cluster.publish("v4", 1)) };
     let error = node.mirror(&missing, soon()).unwrap_err();
     assert!(matches!(error, ClusterError::Refused { .. }), "{error}");
     // Nothing of all that is left: the versions before were not to be kept.

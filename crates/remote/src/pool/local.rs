@@ -77,11 +77,7 @@ impl Supervisor {
     }
 
     /// A folder of a target on the replica's machine.
-    async fn localize(
-        &self,
-        target: &Target,
-        folder: Arc<WeightFolder>,
-    ) -> Result<LocalFolder, Failure> {
+    async fn localize(&self, target: &Target, folder: Arc<WeightFolder>) -> Result<LocalFolder, Failure> {
         let Some(restart) = &self.restart else {
             return Ok(LocalFolder { folder, place: Localized::Published });
         };
