@@ -12,6 +12,7 @@ use crate::message::{GuardCommand, NodeCommand, NodeEvent};
 use crate::mirror::Keeper;
 use crate::offer;
 use crate::ports::Ports;
+use crate::relay::{Dialer, Outcome};
 use crate::small_file::Reads;
 use crate::spec::{ProcessSpec, Program};
 
@@ -51,11 +52,13 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     let connection = first_connection(daemon)?;
     connection.set_phase("ready");
     let address = connection.local_address()?.ip().to_canonical();
+    let dialer = Dialer::new(connection.peer().address, daemon.token.clone(), daemon.options);
     let processes = Arc::new(Processes {
         program: daemon.program.clone(),
         ports: Ports::new(address),
         mirror: Keeper::new(daemon.token.clone(), daemon.options, daemon.index, address),
         reads: Reads::default(),
+        dialer: Arc::new(dialer.map_err(|source| ClusterError::Launch { source })?),
         connection,
         running: Mutex::default(),
         ended: Condvar::new(),
@@ -115,6 +118,7 @@ struct Processes {
     ports: Ports,
     mirror: Arc<Keeper>,
     reads: Reads,
+    dialer: Arc<Dialer>,
     connection: Connection,
     running: Mutex<Running>,
     ended: Condvar,
@@ -159,6 +163,17 @@ impl Processes {
                 self.answer(job, self.ports.free(reach).map(|port| NodeEvent::FreePort { port }));
             }
             Ok(NodeCommand::Describe) => self.answer(job, self.describe()),
+            Ok(NodeCommand::Relay { connection, port }) => {
+                let this = Arc::clone(self);
+                let report = move |outcome| {
+                    let event = match outcome {
+                        Outcome::Refused => NodeEvent::NotRelayed { connection },
+                        Outcome::Ended => NodeEvent::RelayEnded { connection },
+                    };
+                    this.report(0, &event);
+                };
+                self.dialer.start(connection, port, report);
+            }
             Ok(NodeCommand::ReadFile { path }) => {
                 let this = Arc::clone(self);
                 let done = move |content: Result<Vec<u8>, String>| {
@@ -228,6 +243,7 @@ impl Processes {
     /// Ends all processes.
     fn end(&self) {
         self.connection.close();
+        self.dialer.close();
         let mut running = self.running();
         running.is_over = true;
         for guarded in running.guarded.values() {

@@ -77,6 +77,16 @@ pub enum ClusterError {
         /// The reason.
         reason: String,
     },
+    /// A relay could not listen.
+    #[error("could not relay port {port} of {node}: {source}")]
+    Relay {
+        /// The node.
+        node: String,
+        /// The port.
+        port: u16,
+        /// The system's error.
+        source: io::Error,
+    },
     /// A process ended that was needed.
     #[error("{process} on {node} {exit}")]
     ProcessEnded {

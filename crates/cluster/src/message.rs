@@ -25,6 +25,9 @@ pub(crate) enum NodeCommand {
     FreePort { reach: Reach },
     /// Requests what the node offers.
     Describe,
+    /// Requests a connection with the role `relay` and the index `connection`, from a port of the node's loopback
+    /// interface. The events are `NotRelayed` and `RelayEnded`.
+    Relay { connection: u32, port: u16 },
     /// Requests the content of a small file.
     ReadFile { path: PathBuf },
     /// Work on copies of weights.
@@ -47,6 +50,10 @@ pub(crate) enum NodeEvent {
     FreePort { port: u16 },
     /// What the node offers.
     Described(NodeOffer),
+    /// A relayed connection could not be opened.
+    NotRelayed { connection: u32 },
+    /// The program ended its direction of a relayed connection.
+    RelayEnded { connection: u32 },
     /// The content of a file.
     File { content: Vec<u8> },
     /// Work on copies of weights.

@@ -1,6 +1,7 @@
 //! A node as the controller sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,6 +15,7 @@ use crate::local::{LocalDaemon, LocalOptions};
 use crate::message::{NodeCommand, NodeEvent};
 use crate::offer::{NodeOffer, Reach};
 use crate::process::Process;
+use crate::relay::{Arrivals, Closing, Relay, pump, reset};
 use crate::spec::ProcessSpec;
 
 /// A machine with a daemon. Clones share it; everything on the node ends with the last clone and the last process.
@@ -48,6 +50,8 @@ struct Handle {
 #[derive(Debug)]
 struct Shared {
     connection: Connection,
+    /// Where its relayed connections arrive; `None` on this machine, where nothing is relayed.
+    arrivals: Option<Arc<Arrivals>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -59,8 +63,13 @@ struct State {
     replies: BTreeMap<u64, NodeEvent>,
     /// Ends of the processes that have a handle; `None` while one runs.
     processes: BTreeMap<u64, Option<Exit>>,
+    /// Signals that end its relays.
+    relays: Vec<Weak<Closing>>,
     lost: Option<WireError>,
 }
+
+/// Longest wait for a relayed connection; the daemon gives up before.
+const RELAYING: Duration = Duration::from_secs(40);
 
 /// Numbers of processes and requests, unique in this process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -69,16 +78,21 @@ impl Node {
     /// Launches a daemon on this machine.
     pub fn local(options: &LocalOptions) -> Result<Self, ClusterError> {
         let (connection, daemon) = LocalDaemon::launch(options)?;
-        Self::with_daemon(connection, Some(daemon))
+        Self::with_daemon(connection, Some(daemon), None)
     }
 
     /// A node whose daemon others started.
-    pub(crate) fn of(connection: Connection) -> Result<Self, ClusterError> {
-        Self::with_daemon(connection, None)
+    pub(crate) fn of(connection: Connection, arrivals: Arc<Arrivals>) -> Result<Self, ClusterError> {
+        Self::with_daemon(connection, None, Some(arrivals))
     }
 
-    fn with_daemon(connection: Connection, daemon: Option<LocalDaemon>) -> Result<Self, ClusterError> {
-        let shared = Arc::new(Shared { connection, state: Mutex::default(), changed: Condvar::new() });
+    fn with_daemon(
+        connection: Connection,
+        daemon: Option<LocalDaemon>,
+        arrivals: Option<Arc<Arrivals>>,
+    ) -> Result<Self, ClusterError> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { connection, arrivals, state, changed });
         let receiving = Arc::clone(&shared);
         // First, so that an error closes the connection.
         let node = Self(Arc::new(Handle { shared, daemon }));
@@ -169,6 +183,25 @@ impl Node {
             NodeEvent::Described(offer) => Ok(offer),
             event => Err(self.unexpected(event, operation())),
         }
+    }
+
+    /// An address of this machine whose connections reach `port` of the node's loopback interface. A connection that cannot
+    /// be opened there is reset; all of them are when the node is lost.
+    pub fn relay(&self, port: u16) -> Result<Relay, ClusterError> {
+        let Some(arrivals) = self.shared().arrivals.clone() else { return Ok(Relay::direct(port)) };
+        let failed = |source| ClusterError::Relay { node: self.name(), port, source };
+        let closing = Arc::new(Closing::new().map_err(failed)?);
+        let (shared, until) = (Arc::clone(&self.0.shared), Arc::clone(&closing));
+        let serve = move |client| shared.relay(client, port, &arrivals, &until);
+        let mut state = self.shared().state();
+        if let Some(lost) = state.lost.clone() {
+            drop(state);
+            return Err(self.lost(lost));
+        }
+        state.relays.retain(|relay| relay.strong_count() > 0);
+        state.relays.push(Arc::downgrade(&closing));
+        drop(state);
+        Relay::start(closing, serve).map_err(failed)
     }
 
     /// The content of a file of at most 64 KiB, as the node sees it.
@@ -280,11 +313,8 @@ impl Node {
         command: &NodeCommand,
         deadline: Instant,
     ) -> Result<(), ClusterError> {
-        let connection = &self.shared().connection;
-        let invalid = |source: FrameError| WireError::Frame { peer: self.name(), source };
-        let frame = Frame::of(0, number, command).map_err(invalid)?;
-        connection.send(&frame, deadline).map_err(|error| match error {
-            WireError::Deadline { .. } => ClusterError::Wire(error),
+        self.shared().send(number, command, deadline).map_err(|error| match error {
+            WireError::Deadline { .. } | WireError::Frame { .. } => ClusterError::Wire(error),
             lost => self.lost(lost),
         })
     }
@@ -343,12 +373,41 @@ impl Shared {
         }
     }
 
+    fn send(&self, number: u64, command: &NodeCommand, deadline: Instant) -> Result<(), WireError> {
+        let peer = || self.connection.peer().to_string();
+        let frame = Frame::of(0, number, command);
+        let frame = frame.map_err(|source: FrameError| WireError::Frame { peer: peer(), source })?;
+        self.connection.send(&frame, deadline)
+    }
+
+    /// Serves one connection of a relay.
+    fn relay(&self, client: TcpStream, port: u16, arrivals: &Arc<Arrivals>, closing: &Closing) {
+        let deadline = Instant::now() + RELAYING;
+        let expected = arrivals.expect();
+        let command = NodeCommand::Relay { connection: expected.number, port };
+        let sent = self.send(0, &command, deadline);
+        match sent.ok().and_then(|()| expected.wait(closing, deadline)) {
+            Some(stream) => pump(stream, client, closing, || expected.has_ended()),
+            None => reset(client),
+        }
+    }
+
     fn take(&self, number: u64, event: NodeEvent) {
         let mut state = self.state();
         match event {
             NodeEvent::Exited(exit) => {
                 if let Some(process) = state.processes.get_mut(&number) {
                     *process = Some(exit);
+                }
+            }
+            NodeEvent::NotRelayed { connection } => {
+                if let Some(arrivals) = &self.arrivals {
+                    arrivals.refused(connection);
+                }
+            }
+            NodeEvent::RelayEnded { connection } => {
+                if let Some(arrivals) = &self.arrivals {
+                    arrivals.ended(connection);
                 }
             }
             reply if state.waiting.contains(&number) => {
@@ -361,7 +420,13 @@ impl Shared {
     }
 
     fn lose(&self, error: WireError) {
-        self.state().lost = Some(error);
+        let mut state = self.state();
+        state.lost = Some(error);
+        let relays = std::mem::take(&mut state.relays);
+        drop(state);
+        for relay in relays.iter().filter_map(Weak::upgrade) {
+            relay.close();
+        }
         self.changed.notify_all();
     }
 

@@ -10,12 +10,16 @@ use std::time::{Duration, Instant};
 
 use rloom_cluster::daemon::{self, Daemon};
 use rloom_cluster::{Node, NodeListener, Process, ProcessSpec, Program, guard};
-use rloom_wire::{Options, TOKEN_VARIABLE, Token};
+use rloom_wire::{Options, TOKEN_VARIABLE, Token, WireError};
 
 mod deaths;
 mod local;
 mod mirror;
 mod nodes;
+#[cfg(target_os = "linux")]
+mod partitions;
+mod relay_speed;
+mod relays;
 mod starts;
 mod stops;
 
@@ -23,6 +27,8 @@ const TOKEN: &str = "a token of this test";
 const CONTROLLER: &str = "RLOOM_TEST_CONTROLLER";
 const MARK: &str = "RLOOM_TEST_MARK";
 const LEASE: &str = "RLOOM_TEST_LEASE";
+const INDEX: &str = "RLOOM_TEST_INDEX";
+const WAIT: &str = "RLOOM_TEST_WAIT";
 
 /// A deadline that passes in a hung test alone.
 fn soon() -> Instant {
@@ -156,7 +162,11 @@ fn node() {
     let options = Options { lease: Duration::from_millis(lease), ..Options::default() };
     let controller = std::env::var(CONTROLLER).unwrap();
     let token = Token::from_environment().unwrap();
-    daemon::run(&Daemon { token, options, ..daemon_of(&controller) }).unwrap();
+    let number = |name| std::env::var(name).map_or(0, |value| value.parse().unwrap());
+    let (index, wait) = (number(INDEX), Duration::from_secs(number(WAIT).into()));
+    let on_wait = |error: &WireError| println!("waiting: {error}");
+    let ended = daemon::run(&Daemon { token, options, index, wait, on_wait, ..daemon_of(&controller) });
+    assert!(ended.is_ok(), "{}", ended.unwrap_err());
 }
 
 #[test]
