@@ -9,6 +9,7 @@ use rloom_wire::{Connection, Frame, Identity, Options, Token, WireError, connect
 use crate::error::ClusterError;
 use crate::guarded::Guarded;
 use crate::message::{GuardCommand, NodeCommand, NodeEvent};
+use crate::mirror::Keeper;
 use crate::offer;
 use crate::ports::Ports;
 use crate::relay::{Dialer, Outcome};
@@ -50,10 +51,12 @@ pub struct Daemon {
 pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     let connection = first_connection(daemon)?;
     connection.set_phase("ready");
+    let address = connection.local_address()?.ip().to_canonical();
     let dialer = Dialer::new(connection.peer().address, daemon.token.clone(), daemon.options);
     let processes = Arc::new(Processes {
         program: daemon.program.clone(),
-        ports: Ports::new(connection.local_address()?.ip().to_canonical()),
+        ports: Ports::new(address),
+        mirror: Keeper::new(daemon.token.clone(), daemon.options, daemon.index, address),
         reads: Reads::default(),
         dialer: Arc::new(dialer.map_err(|source| ClusterError::Launch { source })?),
         connection,
@@ -70,6 +73,7 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
         }
     };
     processes.end();
+    processes.mirror.end();
     match error {
         WireError::Closed { .. } => Ok(()),
         error => Err(error.into()),
@@ -112,6 +116,7 @@ fn first_connection(daemon: &Daemon) -> Result<Connection, WireError> {
 struct Processes {
     program: Program,
     ports: Ports,
+    mirror: Arc<Keeper>,
     reads: Reads,
     dialer: Arc<Dialer>,
     connection: Connection,
@@ -175,6 +180,10 @@ impl Processes {
                     this.answer(job, content.map(|content| NodeEvent::File { content }));
                 };
                 self.reads.start(&path, done);
+            }
+            Ok(NodeCommand::Mirror(command)) => {
+                let this = Arc::clone(self);
+                self.mirror.follow(command, move |event| this.report(job, &NodeEvent::Mirror(event)));
             }
             Err(error) => self.answer(job, Err(error.to_string())),
         }

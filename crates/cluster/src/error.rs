@@ -174,6 +174,26 @@ pub enum ClusterError {
         /// Its end.
         exit: Exit,
     },
+    /// No file system of a node has room for a copy of weights.
+    #[error("{node} has no room for the weights {version}: {detail}")]
+    MirrorRoom {
+        /// The node.
+        node: String,
+        /// Name of the version.
+        version: String,
+        /// Need and offers.
+        detail: String,
+    },
+    /// Weights are damaged, or another node has read others from the same folder.
+    #[error("{node} refuses the weights {version}: {detail}")]
+    MirrorDamaged {
+        /// The node.
+        node: String,
+        /// Name of the version.
+        version: String,
+        /// The file and the damage.
+        detail: String,
+    },
 }
 
 /// `node 1, node 3`

@@ -33,6 +33,7 @@ mod local_node;
 mod log_file;
 mod machines;
 mod message;
+mod mirror;
 mod node;
 mod offer;
 mod ports;
@@ -50,6 +51,9 @@ pub use listener::NodeListener;
 pub use local::LocalOptions;
 pub use local_node::LocalNode;
 pub use machines::{JoinStatus, Machines, Member};
+pub use mirror::{
+    MirrorCopy, MirrorFile, MirrorLease, MirrorOrder, MirrorSettings, MirrorSource, MirrorWeights, Mirrors,
+};
 pub use node::{Node, RunningProcess};
 pub use offer::{NodeOffer, Reach, gpus, hostname};
 pub use process::Process;

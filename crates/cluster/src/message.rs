@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::mirror::{MirrorCommand, MirrorEvent};
 use crate::offer::{NodeOffer, Reach};
 use crate::spec::ProcessSpec;
 
@@ -29,6 +30,8 @@ pub(crate) enum NodeCommand {
     Relay { connection: u32, port: u16 },
     /// Requests the content of a small file.
     ReadFile { path: PathBuf },
+    /// Work on copies of weights.
+    Mirror(MirrorCommand),
 }
 
 /// Reports of the daemon; the job of a frame is that of the command.
@@ -53,6 +56,8 @@ pub(crate) enum NodeEvent {
     RelayEnded { connection: u32 },
     /// The content of a file.
     File { content: Vec<u8> },
+    /// Work on copies of weights.
+    Mirror(MirrorEvent),
     /// A request could not be fulfilled.
     Refused { reason: String },
 }

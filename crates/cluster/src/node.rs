@@ -23,6 +23,23 @@ use crate::spec::ProcessSpec;
 #[derive(Debug, Clone)]
 pub struct Node(Arc<Handle>);
 
+/// A handle that does not keep its node. Equal handles are of the same node.
+#[derive(Debug, Clone)]
+pub(crate) struct WeakNode(Weak<Handle>);
+
+impl WeakNode {
+    /// The node, unless its last handle was dropped.
+    pub(crate) fn upgrade(&self) -> Option<Node> {
+        self.0.upgrade().map(Node)
+    }
+}
+
+impl PartialEq for WeakNode {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
@@ -114,6 +131,21 @@ impl Node {
             Some(_) => "this machine".to_owned(),
             None => self.shared().connection.peer().to_string(),
         }
+    }
+
+    /// True if this process started the daemon.
+    pub fn is_local(&self) -> bool {
+        self.0.daemon.is_some()
+    }
+
+    /// True if the daemon reaches this process over the loopback interface.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.shared().connection.peer().address.ip().to_canonical().is_loopback()
+    }
+
+    /// A handle that does not keep the node.
+    pub(crate) fn downgrade(&self) -> WeakNode {
+        WeakNode(Arc::downgrade(&self.0))
     }
 
     /// True if the connection to the daemon has ended: nothing can be started any more.
@@ -288,7 +320,7 @@ impl Node {
     }
 
     /// Sends a command and waits for its reply.
-    fn ask(
+    pub(crate) fn ask(
         &self,
         command: &NodeCommand,
         operation: impl Fn() -> String,
@@ -339,7 +371,7 @@ impl Node {
         })
     }
 
-    fn unexpected(&self, event: NodeEvent, operation: String) -> ClusterError {
+    pub(crate) fn unexpected(&self, event: NodeEvent, operation: String) -> ClusterError {
         let reason = match event {
             NodeEvent::Refused { reason } => reason,
             event => format!("unexpected reply {event:?}"),

@@ -30,7 +30,7 @@ pub use gang::{
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};
-pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
-pub use process::{CommandOfPort, ServerHost, ServerProcess};
+pub use pool::{Localized, ModelLimits, PoolTimings, ReplicaPool, Restart};
+pub use process::{CommandOfPort, ServerHost, ServerMirrors, ServerProcess};
 pub use rloom_cluster::gpus;
 pub use server::Server;

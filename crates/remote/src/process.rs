@@ -3,16 +3,19 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rloom_cluster::{ClusterError, Machines, Node, Process, ProcessSpec, Reach, Relay};
+use rloom_cluster::{
+    ClusterError, Machines, MirrorWeights, Mirrors, Node, Process, ProcessSpec, Reach, Relay,
+};
+use rloom_engine::PublishedPolicy;
 use tokio::time::{Instant, sleep};
 
 use crate::launch::ServerCommand;
-use crate::pool::Restart;
+use crate::pool::{Localized, Restart};
 use crate::server::Server;
 
 /// Timeout of a command of the daemon.
@@ -21,6 +24,17 @@ const COMMAND: Duration = Duration::from_mins(1);
 const GRACE: Duration = Duration::from_secs(10);
 /// Pause between two looks at a server that starts.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Copies of published folders on the nodes of servers.
+#[derive(Debug, Clone)]
+pub struct ServerMirrors {
+    /// The copies of the run.
+    pub mirrors: Mirrors,
+    /// Copies to the controller's own machine as well, whose servers otherwise load the published folder.
+    pub always: bool,
+    /// Published digests are those of the folders' tensors: the policy has no value head, which folders leave out.
+    pub has_digests: bool,
+}
 
 /// The machine of a server and the address of the server there.
 #[derive(Debug)]
@@ -88,6 +102,7 @@ pub struct ServerProcess {
     /// Longest time until the server answers.
     startup: Duration,
     process: Arc<Mutex<Option<Process>>>,
+    mirrors: Option<ServerMirrors>,
 }
 
 impl fmt::Debug for ServerProcess {
@@ -111,7 +126,43 @@ impl ServerProcess {
         log: Option<PathBuf>,
     ) -> Self {
         let (host, command) = (Arc::new(host), command.into());
-        Self { host, name, command, log, server, startup, process: Arc::default() }
+        Self { host, name, command, log, server, startup, process: Arc::default(), mirrors: None }
+    }
+
+    /// Has the server load published folders from copies on its node.
+    #[must_use]
+    pub fn with_mirrors(self, mirrors: ServerMirrors) -> Self {
+        Self { mirrors: Some(mirrors), ..self }
+    }
+
+    async fn copy(
+        &self,
+        published: &PublishedPolicy,
+        folder: &Path,
+        deadline: Instant,
+    ) -> Result<Localized, String> {
+        let Some(own) = &self.mirrors else { return Ok(Localized::Published) };
+        let node = self.lock().as_ref().map(|process| process.node().clone());
+        let Some(node) = node.filter(|node| own.always || !node.is_local()) else {
+            return Ok(Localized::Published);
+        };
+        let weights = MirrorWeights {
+            version: published.label().to_string().replace('/', "-"),
+            source: folder.to_owned(),
+            digest: own.has_digests.then_some(published.digest),
+        };
+        let mirrors = own.mirrors.clone();
+        let copying = move || mirrors.copy(&node, &weights, deadline.into_std());
+        match tokio::task::spawn_blocking(copying).await.map_err(|error| error.to_string())? {
+            Ok(lease) => Ok(Localized::Copy(Box::new(lease))),
+            // The folder itself may do.
+            Err(
+                error @ (ClusterError::MirrorRoom { .. }
+                | ClusterError::Deadline { .. }
+                | ClusterError::Refused { .. }),
+            ) => Ok(Localized::NoCopy { reason: error.to_string() }),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
@@ -195,5 +246,14 @@ fn lock(process: &Mutex<Option<Process>>) -> MutexGuard<'_, Option<Process>> {
 impl Restart for ServerProcess {
     fn restart(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
         Box::pin(self.start())
+    }
+
+    fn localize<'a>(
+        &'a self,
+        published: &'a PublishedPolicy,
+        folder: &'a Path,
+        deadline: Instant,
+    ) -> Pin<Box<dyn Future<Output = Result<Localized, String>> + Send + 'a>> {
+        Box::pin(self.copy(published, folder, deadline))
     }
 }

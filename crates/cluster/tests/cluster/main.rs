@@ -14,6 +14,7 @@ use rloom_wire::{Options, TOKEN_VARIABLE, Token, WireError};
 
 mod deaths;
 mod local;
+mod mirror;
 mod nodes;
 #[cfg(target_os = "linux")]
 mod partitions;

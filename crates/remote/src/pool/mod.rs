@@ -3,6 +3,7 @@
 //! The pool has a thread of its own. Each request and each replica is a task there; what they share is [`state::State`].
 
 mod engine;
+mod local;
 mod replica;
 mod request;
 mod routing;
@@ -21,7 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-pub use replica::Restart;
+pub use local::{Localized, Restart};
 
 use crate::server::Server;
 use replica::Supervisor;

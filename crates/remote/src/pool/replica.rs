@@ -1,6 +1,5 @@
 //! The task of a replica: connects it, gives it weights, checks it, and starts over after failures.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use rloom_engine::{PolicyLabel, PublishedWeights, SamplingSettings, SendError};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Shared;
+use super::local::Restart;
 use super::state::{Phase, Replica, State, Target};
 use super::transfer::{LiveReceiver, Source};
 use crate::error::ServerError;
@@ -17,12 +17,6 @@ use crate::vllm::VllmServer;
 
 /// Longest pause between two attempts to bring up a replica.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-
-/// Starts the process of a replica.
-pub trait Restart: std::fmt::Debug + Send + Sync {
-    /// Ends the process if it still runs, starts it and returns when it answers. The error quotes the end of its output.
-    fn restart(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
-}
 
 /// The task of one replica.
 pub(super) struct Supervisor {
@@ -33,7 +27,7 @@ pub(super) struct Supervisor {
 }
 
 /// Reason for which a replica does not serve.
-enum Failure {
+pub(super) enum Failure {
     /// It cannot be reached. Somebody may start it.
     Unreachable(String),
     /// It answers, and something is wrong.
@@ -262,8 +256,8 @@ impl Supervisor {
         self.change(|replica| replica.workers = workers);
         let (target, generation) = self.shared.target();
         if let Some(target) = &target {
-            let source = Source::of(&target.published, true).await;
-            self.replace(target, source.map_err(|error| not_sent(target, &error))?, Pause::Abort).await?;
+            let source = self.source(target, None, true).await?;
+            self.replace(target, source, Pause::Abort).await?;
         } else if self.sleeper().is_some() {
             // The trainer uses the device.
             self.sleep().await.map_err(Failure::Failed)?;
@@ -340,6 +334,11 @@ impl Supervisor {
     /// Follows the newest load or release.
     async fn update(&self) -> Result<(), Failure> {
         let (target, generation) = self.shared.target();
+        // Before the requests in flight are waited for or interrupted.
+        let local = match &target {
+            Some(target) => self.local_publication(target).await?,
+            None => None,
+        };
         let pause = match target.as_ref().map(|target| target.on_update) {
             None | Some(OnUpdate::Finish) => {
                 // A newer load decides anew about the requests in flight.
@@ -368,8 +367,8 @@ impl Supervisor {
                 }
             });
             let needs_folder = self.server.live().is_none() || self.change(|replica| replica.only_folders);
-            let source = Source::of(&target.published, needs_folder).await;
-            self.replace(target, source.map_err(|error| not_sent(target, &error))?, pause).await?;
+            let source = self.source(target, local, needs_folder).await?;
+            self.replace(target, source, pause).await?;
         } else {
             self.sleep().await.map_err(Failure::Failed)?;
         }
@@ -581,7 +580,7 @@ impl Supervisor {
 }
 
 /// Failure of a replica whose weights did not come.
-fn not_sent(target: &Target, error: &SendError) -> Failure {
+pub(super) fn not_sent(target: &Target, error: &SendError) -> Failure {
     match error {
         SendError::Gone => Failure::Outdated(target.generation, None),
         SendError::Ended { .. } => Failure::Outdated(target.generation, Some(error.to_string())),

@@ -421,6 +421,16 @@ impl State {
         }
     }
 
+    /// Tells the user something about a replica that serves, unless it was the last thing told.
+    pub(super) fn notice(&mut self, id: u32, notice: &str) {
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        let text = format!("replica {id} ({}) {notice}", replica.server.url());
+        if text != replica.last_report {
+            replica.last_report.clone_from(&text);
+            self.reports.push(text);
+        }
+    }
+
     /// Updates the time since which no replica serves requests.
     pub(super) fn note_availability(&mut self) {
         let is_expected = |phase: Phase| phase.is_live() || phase == Phase::Launching;

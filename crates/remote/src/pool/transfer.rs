@@ -12,17 +12,24 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::time::Instant;
 
+use super::local::LocalFolder;
 use crate::error::ServerError;
 use crate::server::Server;
 
 /// Place that a replica gets weights from.
 pub(super) enum Source {
+    Folder(LocalFolder),
+    Live(Arc<dyn WeightSender>),
+}
+
+/// Weights as the trainer gives them.
+pub(super) enum Published {
     Folder(Arc<WeightFolder>),
     Live(Arc<dyn WeightSender>),
 }
 
-impl Source {
-    /// The source of a publication. A replica that is loaded whole, or whose server knows nothing else, gets a folder, for
+impl Published {
+    /// The weights of a publication. A replica that is loaded whole, or whose server knows nothing else, gets a folder, for
     /// which the trainer may have to finish what it does.
     pub(super) async fn of(published: &PublishedPolicy, needs_folder: bool) -> Result<Self, SendError> {
         match &published.weights {

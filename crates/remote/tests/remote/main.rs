@@ -20,6 +20,7 @@ mod fields;
 mod gang;
 mod live;
 mod measures;
+mod mirrors;
 mod pool;
 mod processes;
 mod real_vllm;

@@ -51,7 +51,7 @@ impl Restart for Started {
     }
 }
 
-fn pool(restarts: u32) -> ReplicaPool {
+pub(crate) fn pool(restarts: u32) -> ReplicaPool {
     let settings = ServerSettings { restarts, ..settings(1) };
     ReplicaPool::with_timings(LIMITS, &settings, None, timings()).unwrap()
 }
@@ -90,14 +90,14 @@ fn a_process_that_fails_to_start_is_given_up() {
     assert_eq!(started.starts.load(Ordering::Relaxed), 3);
 }
 
-fn node() -> LocalNode {
+pub(crate) fn node() -> LocalNode {
     let Program { path, arguments } = crate::this();
     let script = format!("RLOOM_TEST_CONTROLLER=$2 exec {} {} node", path.display(), arguments.join(" "));
     let program = Program { path: "sh".into(), arguments: vec!["-c".to_owned(), script] };
     LocalNode::new(LocalOptions { program, ..LocalOptions::default() })
 }
 
-fn command(port: u16, mode: &str) -> ServerCommand {
+pub(crate) fn command(port: u16, mode: &str) -> ServerCommand {
     ServerCommand {
         program: std::env::current_exe().unwrap(),
         arguments: [crate::this().arguments, vec!["processes::server".to_owned()]].concat(),
@@ -148,7 +148,7 @@ fn parent(pid: u32) -> u32 {
 }
 
 /// Process id of the server at a port.
-fn server_at(port: u16) -> u32 {
+pub(crate) fn server_at(port: u16) -> u32 {
     let variable = format!("RLOOM_TEST_PORT={port}");
     let is_server = |pid: &u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

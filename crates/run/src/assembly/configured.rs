@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::{ClusterError, JoinStatus, Machines, NodeOffer};
+use rloom_cluster::{ClusterError, JoinStatus, Machines, Mirrors, NodeOffer};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -16,7 +16,7 @@ use rloom_engine::{
 use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
-use rloom_remote::{EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool};
+use rloom_remote::{EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, ServerMirrors};
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 use rloom_wire::Options;
@@ -52,6 +52,8 @@ pub(crate) struct ConfiguredEngines {
     machines: Machines,
     /// Devices of the machines.
     offer: Offer,
+    /// Copies of published weights on other machines.
+    mirrors: Option<ServerMirrors>,
     /// Lists the processes of the run, and follows the commands of `rloom cluster`.
     control: Control,
     /// Gangs that were started, and start folders that were written.
@@ -91,6 +93,7 @@ impl ConfiguredEngines {
             dtype: config.dtype,
             ranks: placement::most_ranks(config),
             control: Control::start(directory, &machines)?,
+            mirrors: machines.members().map(|_| mirrors(config)),
             machines,
             offer,
             numbers: AtomicU64::new(1),
@@ -252,6 +255,7 @@ impl ConfiguredEngines {
                 machines: self.machines.clone(),
                 offer: self.offer.clone(),
                 ranks: self.ranks,
+                mirrors: self.mirrors.clone(),
             },
         );
         servers.scale(settings.replicas)?;
@@ -405,6 +409,15 @@ fn machines(
     });
     let offer = Offer::of_machines(slots.collect());
     Ok((machines, offer))
+}
+
+/// Copies of the weights that a run publishes on its machines.
+fn mirrors(config: &Config) -> ServerMirrors {
+    let shares_backbone = |stage: &Stage| {
+        stage.algorithm.critic.as_ref().is_some_and(|critic| critic.backbone == Backbone::Shared)
+    };
+    let has_digests = !config.stages.iter().any(shares_backbone);
+    ServerMirrors { mirrors: Mirrors::default(), always: false, has_digests }
 }
 
 /// Interpreter of an engine's processes.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rloom_cluster::Machines;
 use rloom_engine::{ServerSettings, WeightFolder};
 use rloom_remote::{
-    EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerProcess, Slot,
+    EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerMirrors, ServerProcess, Slot,
 };
 
 use super::placement::{Offer, Place, server_places};
@@ -32,6 +32,8 @@ pub(super) struct ServerPlan {
     pub(super) offer: Offer,
     /// Ranks before the servers.
     pub(super) ranks: usize,
+    /// Copies of published weights on the machines.
+    pub(super) mirrors: Option<ServerMirrors>,
 }
 
 /// The servers of a pool.
@@ -108,6 +110,10 @@ impl Servers {
         let log = Some(logs.join(format!("replica-{server}.log")));
         let process =
             ServerProcess::new(host, name, Box::new(command), connect(engine, &url)?, STARTING, log);
+        let process = match &self.plan.mirrors {
+            Some(mirrors) => process.with_mirrors(mirrors.clone()),
+            None => process,
+        };
         let replica = pool.join_managed(connect(engine, &url)?, Arc::new(process));
         self.running().insert(server, replica);
         Ok(())

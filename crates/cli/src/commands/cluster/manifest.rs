@@ -94,7 +94,7 @@ fn slurm(arguments: &Manifest, shape: &ClusterShape) -> Result<String, Failure> 
     let mut template = common(arguments, shape)?;
     let files = arguments.files.iter().map(|file| template::shell(&file.to_string_lossy()));
     template.set("files", files.collect::<Vec<_>>().join(" "));
-    let share = shape.share.as_ref().map(|share| template::shell(&format!("cluster.share={share}")));
+    let share = shape.share.as_ref().map(|share| template::shell(&format!("run.directory={share}/runs")));
     template.set("share_setting", share.unwrap_or_default());
     template.set("partition", arguments.partition.clone().unwrap_or_default());
     template.set("time", arguments.time.clone().unwrap_or_default());
@@ -123,7 +123,7 @@ fn kubernetes(arguments: &Manifest, shape: &ClusterShape, source: &str) -> Resul
     template.set("files", files.join(" "));
     template.set("contents", contents);
     template.set("share", template::yaml(share));
-    template.set("share_setting", template::shell(&format!("cluster.share={share}")));
+    template.set("share_setting", template::shell(&format!("run.directory={share}/runs")));
     template.set("image", template::yaml(arguments.image.as_deref().unwrap_or_default()));
     template.set("claim", template::yaml(&arguments.claim));
     template.set("ray", RAY);
