@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::stand_in::StandIn;
 use crate::stand_in::model::mix;
-use crate::support::Sandbox;
+use crate::support::{Sandbox, TINY};
 
 const RECIPE: &str = r#"
 [run]
@@ -131,12 +131,12 @@ fn devices_and_servers_are_not_confused() {
     let sandbox = Sandbox::new();
     sandbox.write("servers.toml", RECIPE);
     train(&sandbox, "one", 1, quick, &["stage.rl.steps=2"]);
-    let embedded = "stage.rl.rollout={engine='embedded'}";
+    sandbox.write("tiny.toml", TINY);
     for (arguments, message) in [
         (&["--calibrate", "one", "--devices", "4"][..], "not devices"),
         (&["--calibrate", "one", "--rollout-devices", "4"], "not devices"),
         (&["servers.toml", "--replicas", "4"], "--replicas needs --calibrate"),
-        (&["--calibrate", "one", "--set", embedded], "is `embedded`"),
+        (&["tiny.toml", "--calibrate", "one"], "is `embedded`"),
     ] {
         let result = sandbox.run(&[&["plan"], arguments].concat());
         assert_eq!(result.code, Some(2), "{arguments:?}: {}", result.text());
