@@ -114,8 +114,22 @@ fn write_versions(share: &Path, layers: usize, dtype: Dtype) -> usize {
             }
         }
     }
-    files.map(|mut file| file.flush().unwrap());
+    files.iter_mut().for_each(|file| file.flush().unwrap());
     end / width
+}
+
+/// Processor seconds of this thread, which other programs do not lengthen.
+fn thread_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9
+}
+
+/// Processor seconds of this process, both nodes and all threads.
+fn process_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
+    // User and system time in ticks.
+    [11, 12].map(|at: usize| fields[at].parse::<f64>().unwrap()).iter().sum::<f64>() / 100.0
 }
 
 fn median(mut values: Vec<f64>) -> String {
@@ -124,7 +138,7 @@ fn median(mut values: Vec<f64>) -> String {
     format!("{middle:.2} s ({:.2} to {:.2})", values[0], values[values.len() - 1])
 }
 
-/// Bytes, and seconds of both directions on one thread, with and without planes.
+/// Bytes, and processor seconds of both directions, with and without planes.
 fn measure_blocks(share: &Path, rounds: usize) {
     let open = |version: &str| {
         let path = share.join(version).join("model.safetensors");
@@ -155,13 +169,13 @@ fn measure_blocks(share: &Path, rounds: usize) {
                         changed += pairs.filter(|(before, after)| before != after).count();
                         elements += count / width;
                     }
-                    let start = Instant::now();
+                    let start = thread_seconds();
                     let encoded = encoder.encode(&before, &after, planes).unwrap();
-                    encode += start.elapsed().as_secs_f64();
+                    let middle = thread_seconds();
                     *bytes += encoded.len();
-                    let start = Instant::now();
                     decoder.decode(&encoded, &mut before, planes).unwrap();
-                    decode += start.elapsed().as_secs_f64();
+                    encode += middle - start;
+                    decode += thread_seconds() - middle;
                     assert!(before == after);
                 }
             }
@@ -200,13 +214,13 @@ fn measure_copies(share: &Path, rounds: usize) {
     }
     let from_parent = MirrorOrder { files: Some(files), parents: vec![address], ..order("v2") };
     let by_delta = MirrorOrder { base: Some("v1".to_owned()), ..from_parent.clone() };
-    let timed = |order: &MirrorOrder| -> (f64, MirrorCopy) {
+    let timed = |order: &MirrorOrder| -> ([f64; 2], MirrorCopy) {
         child.keep(&["v1".to_owned()]);
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), process_seconds());
         let copy = child.copy(order).unwrap();
-        (start.elapsed().as_secs_f64(), copy)
+        ([start.elapsed().as_secs_f64(), process_seconds() - before], copy)
     };
-    let mut seconds: [Vec<f64>; 4] = Default::default();
+    let mut seconds: [Vec<[f64; 2]>; 4] = Default::default();
     let mut bytes = [0; 2];
     for _ in 0..rounds {
         let (time, copy) = timed(&order("v2"));
@@ -226,7 +240,8 @@ fn measure_copies(share: &Path, rounds: usize) {
     }
     let names = ["share", "parent, full", "parent, delta that it encodes first", "parent, delta"];
     for (name, seconds) in names.into_iter().zip(seconds) {
-        println!("copy from {name}: {}", median(seconds));
+        let [wall, cores] = [0, 1].map(|at| median(seconds.iter().map(|both| both[at]).collect()));
+        println!("copy from {name}: {wall}, processor {cores}");
     }
     let [full, delta] = bytes.map(|bytes| bytes as f64 / 1e6);
     println!("received: {full:.1} MB in full, {delta:.1} MB by delta ({:.2} %)", 100.0 * delta / full);

@@ -10,9 +10,13 @@
 //! get the files from a node that has them ([`Mirrors`] assigns it), and the share if that fails. Every copy has the
 //! contents of the first one, however it came.
 //!
-//! The second node that asks a parent for a version has it encode a delta to the last version, which both have: XOR of
-//! the tensors' bytes, sorted by their place in the element and compressed. Files with other tensors than before,
-//! and deltas that are not smaller, are replaced by the full files.
+//! A node that has the last version asks for the difference to it. Its parent, if it has the same two versions, encodes
+//! a delta once: XOR of the tensors' bytes, sorted by their place in the element and compressed. The node keeps it for
+//! those that ask in turn. Files with other tensors than before, and deltas that are not smaller, are replaced by the
+//! full files.
+//!
+//! The daemon that the controller starts on its own machine has a token of its own: it reads the share, and exchanges
+//! nothing with others.
 //!
 //! The controller sees names, sizes and digests of the files, never their contents.
 
