@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
 
-pub(crate) use self::cluster::{Cluster, Manifest, ManifestKind};
+pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -79,7 +79,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Engines,
     },
-    /// Start runs on several machines.
+    /// List the processes of a run on its machines, change the number of servers, or write files for schedulers.
     Cluster {
         #[command(subcommand)]
         command: Cluster,
@@ -102,9 +102,12 @@ pub(crate) struct Node {
     /// Address of the controller.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) controller: String,
-    /// Number of this node.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) index: u32,
+    /// Number of this node [default: SLURM_NODEID or JOB_COMPLETION_INDEX of the environment, else 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) index: Option<u32>,
+    /// Time to wait for a controller that does not listen yet.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) wait: u64,
 }
 
 #[derive(Debug, Args)]

@@ -6,8 +6,45 @@ use clap::{Args, Subcommand, ValueEnum};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
+    /// List the processes of a running run.
+    Ps {
+        /// Folder or name of the run.
+        run: PathBuf,
+    },
+    /// Change the number of inference servers of a running run.
+    ///
+    /// New ones load the current weights before they get requests. Surplus ones finish their requests first.
+    Scale {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of servers.
+        replicas: usize,
+    },
+    /// End an inference server of a running run once its requests are finished.
+    Drain {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of the server.
+        replica: usize,
+    },
+    /// Show the output of the processes of a run.
+    Logs(ClusterLogs),
     /// Write a batch script or a Kubernetes manifest that runs a recipe.
     Manifest(Manifest),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClusterLogs {
+    /// Folder or name of the run.
+    pub(crate) run: PathBuf,
+    /// Process, such as `replica-0` or `policy-rank-1`. Default: all.
+    pub(crate) process: Option<String>,
+    /// Number of last lines of each process.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub(crate) lines: usize,
+    /// Show new output as it is written.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
 }
 
 /// Scheduler of a manifest.
@@ -38,21 +75,21 @@ pub(crate) struct Manifest {
     /// Override a setting; may be repeated. A stage is addressed by its name.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
-    /// Number of nodes.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) nodes: u32,
-    /// Number of cores of a node.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) cpus_per_node: u32,
-    /// Number of GPUs of a node.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1024))]
-    pub(crate) gpus_per_node: u32,
+    /// Number of nodes [default: `cluster.nodes`].
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<usize>,
+    /// Number of cores of a node [default: `cluster.cpus_per_node`, else 1].
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus_per_node: Option<usize>,
+    /// Number of GPUs of a node [default: `cluster.gpus_per_node`, else 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus_per_node: Option<usize>,
     /// Memory of a node in GiB [default: the scheduler's].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) memory_per_node: Option<u32>,
-    /// Folder that all nodes see [default on Kubernetes: /share].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) share: Option<String>,
+    /// Folder in the containers where the persistent volume is mounted and the run works, for Kubernetes.
+    #[arg(long, value_name = "DIR", default_value = "/share")]
+    pub(crate) share: String,
     /// Port of the controller.
     #[arg(long, value_name = "PORT", default_value_t = 29600, value_parser = clap::value_parser!(u16).range(1024..))]
     pub(crate) port: u16,

@@ -1,164 +1,108 @@
-//! `rloom cluster manifest`: files for SLURM and Kubernetes.
+//! Runs on several machines: their daemons are processes of this one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::Command;
+use std::net::TcpListener;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
-use yaml_rust2::{Yaml, YamlLoader};
+use crate::support::{Sandbox, TINY};
 
-use crate::support::{Sandbox, snapshot};
+const TOKEN: &str = "a token for the daemons of this test";
 
-const RECIPE: &str = "  # Indented, with 'quotes', \"both\" and a colon: x\nrun.name = \"sums\"\n\n[schedule]\nmax_staleness = 1\n";
-
-/// A manifest of two nodes with a GPU each, and the sandbox with the files.
-fn manifest(kind: &str, more: &[&str]) -> (Sandbox, String) {
-    let sandbox = Sandbox::new();
-    sandbox.write("2 Sums.toml", RECIPE);
-    sandbox.write("two-nodes.toml", "cluster.join_seconds = 60\n");
-    let arguments = ["cluster", "manifest", kind, "2 Sums.toml", "two-nodes.toml", "--nodes", "2"];
-    let sizes = ["--cpus-per-node", "4", "--gpus-per-node", "1", "--set", "run.title=it's $HOME"];
-    let result = sandbox.run(&[&arguments[..], &sizes, more].concat());
-    assert_eq!((result.code, result.stderr.as_str()), (Some(0), ""), "{}", result.text());
-    (sandbox, result.stdout)
-}
-
-fn kubernetes(kind: &str, more: &[&str]) -> (String, Yaml, Yaml) {
-    let (_, text) = manifest(kind, &[&["--image", "registry/rloom:1"], more].concat());
-    let mut documents = YamlLoader::load_from_str(&text).unwrap();
-    assert_eq!(documents.len(), 2);
-    let run = documents.pop().unwrap();
-    (text, documents.pop().unwrap(), run)
-}
-
-/// Fields that the published schema of a resource or the API server asks for.
-fn assert_has(yaml: &Yaml, paths: &[&str]) {
-    for path in paths {
-        let found = path.split('.').fold(yaml, |yaml, key| match key.parse::<usize>() {
-            Ok(index) => &yaml[index],
-            Err(_) => &yaml[key],
-        });
-        assert!(!found.is_badvalue(), "{path} is missing");
-    }
-}
-
-#[test]
-fn a_batch_script_of_slurm() {
-    let (sandbox, text) = manifest("slurm", &["--share", "/data", "--time", "1:00:00"]);
-    snapshot("manifest_slurm", &text);
-    sandbox.write("run.sh", &text);
-    let checked = Command::new("bash").arg("-n").arg(sandbox.path("run.sh")).status().unwrap();
-    assert!(checked.success());
-}
-
-#[test]
-fn the_token_of_a_batch_script_is_made_where_it_runs() {
-    let (_, text) = manifest("slurm", &[]);
-    let (sandbox, line) =
-        (Sandbox::new(), text.lines().find(|line| line.starts_with("RLOOM_TOKEN=")).unwrap());
-    sandbox.write("token.sh", &format!("{line}\nprintf %s \"$RLOOM_TOKEN\""));
-    let token = || Command::new("bash").arg(sandbox.path("token.sh")).output().unwrap().stdout;
-    let (one, two) = (token(), token());
-    assert_eq!((one.len(), two.len()), (64, 64));
-    assert!(one.iter().all(u8::is_ascii_hexdigit) && one != two);
-}
-
-#[test]
-fn a_job_of_kuberay() {
-    let (text, configuration, job) = kubernetes("rayjob", &[]);
-    snapshot("manifest_rayjob", &text);
-    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(RECIPE));
-    assert_eq!(configuration["data"]["two-nodes.toml"].as_str(), Some("cluster.join_seconds = 60\n"));
-    assert_eq!((job["apiVersion"].as_str(), job["kind"].as_str()), (Some("ray.io/v1"), Some("RayJob")));
-    let cluster = &job["spec"]["rayClusterSpec"];
-    assert_has(&job, &["metadata.name", "spec.entrypoint", "spec.rayClusterSpec.headGroupSpec"]);
-    assert_has(
-        cluster,
-        &["rayVersion", "headGroupSpec.rayStartParams", "headGroupSpec.template.spec.containers.0"],
+/// A configuration of two machines, whose run listens on a free port.
+fn two_nodes(sandbox: &Sandbox, join_seconds: f64) -> String {
+    sandbox.write("tiny.toml", TINY);
+    // Free until the run listens there.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let text = format!(
+        "[cluster]\nlauncher = \"wait\"\nnodes = 2\nbind = \"{address}\"\njoin_seconds = {join_seconds}\n"
     );
-    let workers = &cluster["workerGroupSpecs"][0];
-    assert_has(
-        workers,
-        &["groupName", "minReplicas", "maxReplicas", "rayStartParams", "template.spec.containers.0"],
-    );
-    assert_eq!(workers["replicas"].as_i64(), Some(2));
-    let limits = &workers["template"]["spec"]["containers"][0]["resources"]["limits"];
-    assert_eq!((limits["cpu"].as_str(), limits["nvidia.com/gpu"].as_str()), (Some("4"), Some("1")));
-    assert_commands_agree(job["spec"]["entrypoint"].as_str().unwrap());
-    // The image, the manifest and the tests have one version of Ray.
-    let version = cluster["rayVersion"].as_str().unwrap();
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    for (file, pin) in [(".ci/cluster.txt", "ray"), ("docker/Dockerfile", "ray[default]")] {
-        let text = std::fs::read_to_string(format!("{root}/{file}")).unwrap();
-        assert!(text.contains(&format!("{pin}=={version}")), "{file}");
-    }
+    sandbox.write("two-nodes.toml", &text);
+    address
+}
+
+fn daemon(sandbox: &Sandbox, address: &str, index: &str) -> Child {
+    let mut command = sandbox.command(&["node", "--controller", address, "--index", index]);
+    command.env("RLOOM_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn wait(child: Child) -> (Option<i32>, String) {
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
-fn a_job_set() {
-    let (text, configuration, set) = kubernetes("jobset", &["--memory-per-node", "64"]);
-    snapshot("manifest_jobset", &text);
-    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(RECIPE));
-    let kind = (set["apiVersion"].as_str(), set["kind"].as_str());
-    assert_eq!(kind, (Some("jobset.x-k8s.io/v1alpha2"), Some("JobSet")));
-    assert_has(&set, &["metadata.name", "spec.successPolicy.operator", "spec.replicatedJobs.1"]);
-    for job in set["spec"]["replicatedJobs"].as_vec().unwrap() {
-        assert_has(job, &["name", "template.spec.template.spec.restartPolicy"]);
-        let container = &job["template"]["spec"]["template"]["spec"]["containers"][0];
-        assert_has(container, &["name", "image", "command", "env.0.valueFrom.secretKeyRef.key"]);
-    }
-    let [controller, nodes] = [0, 1].map(|index| &set["spec"]["replicatedJobs"][index]["template"]["spec"]);
-    assert_eq!(nodes["completionMode"].as_str(), Some("Indexed"));
-    assert_eq!((nodes["parallelism"].as_i64(), nodes["completions"].as_i64()), (Some(2), Some(2)));
-    let daemon = &nodes["template"]["spec"]["containers"][0]["command"];
-    assert_eq!(daemon[3].as_str(), Some("sums-controller-0-0.sums:29600"));
-    assert_commands_agree(controller["template"]["spec"]["containers"][0]["command"][2].as_str().unwrap());
-}
-
-/// The shell of the container reads the command as it was meant.
-fn assert_commands_agree(command: &str) {
-    let command = command.trim_start_matches("exec ").replacen("rloom", "printf '%s\\n'", 1);
-    let words = Command::new("bash").args(["-c", &command]).output().unwrap();
-    let words = String::from_utf8(words.stdout).unwrap();
-    let words: Vec<_> = words.lines().collect();
-    assert_eq!(words[..3], ["train", "/etc/rloom/2-Sums.toml", "/etc/rloom/two-nodes.toml"]);
-    assert_eq!(words[3..5], ["--set", "run.title=it's $HOME"]);
-    assert!(words.contains(&"cluster.nodes=2") && words.contains(&"run.resume=auto"), "{words:?}");
-}
-
-#[test]
-fn without_gpus_none_are_asked_for() {
+fn a_run_waits_for_its_nodes_which_end_with_it() {
     let sandbox = Sandbox::new();
-    sandbox.write("recipe.toml", RECIPE);
-    for kind in ["slurm", "rayjob", "jobset"] {
-        let image: &[&str] = if kind == "slurm" { &[] } else { &["--image", "rloom"] };
-        let written = sandbox.path(kind).display().to_string();
-        let arguments = ["cluster", "manifest", kind, "recipe.toml", "--output", &written];
-        let result = sandbox.run(&[&arguments[..], image].concat());
-        assert_eq!((result.code, result.stdout.as_str()), (Some(0), ""), "{}", result.text());
-        let text = std::fs::read_to_string(written).unwrap();
-        assert!(!text.contains("gpu") && !text.contains("{{"), "{text}");
+    let address = two_nodes(&sandbox, 120.0);
+    // The first one comes before the run, the second one twice.
+    let first = daemon(&sandbox, &address, "0");
+    let train = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]).env("RLOOM_TOKEN", TOKEN).spawn();
+    let mut train = train.unwrap();
+    let seconds = [daemon(&sandbox, &address, "1"), daemon(&sandbox, &address, "1")];
+    let deadline = Instant::now() + Duration::from_mins(4);
+    while train.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the run does not end");
+        std::thread::sleep(Duration::from_millis(50));
     }
+    assert_eq!(train.wait().unwrap().code(), Some(0));
+    // All end with their connections.
+    let mut codes = seconds.map(|daemon| wait(daemon).0).to_vec();
+    codes.push(wait(first).0);
+    assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
+    let events = std::fs::read_to_string(sandbox.path("runs/tiny/events.jsonl")).unwrap();
+    assert_eq!(events.matches("\"event\":\"node_joined\"").count(), 2, "{events}");
+    assert!(sandbox.path("runs/tiny/checkpoints/latest/model.safetensors").is_file());
 }
 
 #[test]
-fn manifests_that_cannot_be_written_are_refused() {
+fn missing_nodes_are_named() {
     let sandbox = Sandbox::new();
-    sandbox.write("recipe.toml", RECIPE);
-    std::fs::create_dir(sandbox.path("other")).unwrap();
-    sandbox.write("other/recipe.toml", RECIPE);
-    let refused = |arguments: &[&str], message: &str| {
-        let result = sandbox.run(&[&["cluster", "manifest"], arguments].concat());
-        assert_eq!(result.code, Some(2), "{}", result.text());
-        assert!(result.stderr.contains(message), "{}", result.text());
-    };
-    refused(&["jobset", "recipe.toml"], "--image");
-    refused(&["slurm", "recipe.toml", "--image", "x"], "--image is for");
-    refused(&["jobset", "recipe.toml", "--image", "x", "--time", "1"], "are for `slurm`");
-    refused(&["slurm", "missing.toml"], "cannot read missing.toml");
-    refused(
-        &["jobset", "recipe.toml", "other/recipe.toml", "--image", "x"],
-        "two configuration files are called",
-    );
-    refused(&["slurm", "recipe.toml", "--name", "12"], "--name gives one");
-    refused(&["slurm", "recipe.toml", "--nodes", "0"], "--nodes");
+    let address = two_nodes(&sandbox, 8.0);
+    let refused = daemon(&sandbox, &address, "7");
+    let one = daemon(&sandbox, &address, "0");
+    let mut command = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]);
+    let failed = sandbox.finished(&command.env("RLOOM_TOKEN", TOKEN).output().unwrap());
+    assert_eq!(failed.code, Some(1), "{}", failed.text());
+    let message = format!("1 of 2 node daemons connected to {address} within 8 s; missing: node 1");
+    assert!(failed.stderr.contains(&message), "{}", failed.stderr);
+    assert!(failed.stderr.contains("has index 7, and the run has 2 machines"), "{}", failed.stderr);
+    assert_eq!((wait(one).0, wait(refused).0), (Some(0), Some(0)));
+    // Without a token no daemon could connect.
+    let mut command = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]);
+    let failed = sandbox.finished(&command.env_remove("RLOOM_TOKEN").output().unwrap());
+    assert!(failed.stderr.contains("the environment variable RLOOM_TOKEN is not set"), "{}", failed.stderr);
+}
+
+#[test]
+fn the_dry_run_places_processes_on_all_nodes() {
+    let sandbox = Sandbox::new();
+    two_nodes(&sandbox, 1.0);
+    let torch = ["--set", "trainer.backend=torch", "--set", "trainer.ranks=4"];
+    let engines = ["--set", "rollout.engine=vllm", "--set", "rollout.replicas=2"];
+    let gpus = ["--set", "rollout.tensor_parallel=2", "--set", "cluster.gpus_per_node=4"];
+    let all = [&["train", "tiny.toml", "two-nodes.toml", "--dry-run"][..], &torch, &engines, &gpus].concat();
+    let plan = sandbox.run(&all);
+    assert_eq!(plan.code, Some(0), "{}", plan.text());
+    for line in ["policy ranks 0-3 node 0: GPUs 0-3", "servers 0-1     node 1: GPUs 0-3, 2 each"] {
+        assert!(plan.text().contains(line), "no line `{line}`:\n{}", plan.text());
+    }
+    let fewer = [&all[..], &["--set", "cluster.gpus_per_node=3"]].concat();
+    let refused = sandbox.run(&fewer);
+    assert_eq!(refused.code, Some(2), "{}", refused.text());
+    let message = "4 ranks and 2 servers × 2 GPUs need 8 GPUs; the machines offer 3 + 3";
+    assert!(refused.stderr.contains(message), "{}", refused.stderr);
+}
+
+#[test]
+fn processes_of_a_run_that_is_not_running_are_not_listed() {
+    let sandbox = crate::support::trained();
+    for arguments in [&["cluster", "ps", "runs/tiny"][..], &["cluster", "scale", "runs/tiny", "2"]] {
+        let result = sandbox.run(arguments);
+        assert_eq!(result.code, Some(1), "{}", result.text());
+        assert!(result.stderr.contains("is not running, or has started no processes"), "{}", result.stderr);
+    }
+    let logs = sandbox.run(&["cluster", "logs", "runs/tiny"]);
+    assert_eq!(logs.code, Some(2), "{}", logs.text());
 }

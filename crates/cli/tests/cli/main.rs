@@ -8,6 +8,7 @@ mod export;
 mod functions;
 mod gangs;
 mod hints;
+mod manifest;
 mod messages;
 mod node;
 mod offline;
