@@ -79,7 +79,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Engines,
     },
-    /// List the processes of a run on its machines, change the number of servers, or write files for schedulers.
+    /// Start runs on several machines, and list, show and change the processes of a run there.
     Cluster {
         #[command(subcommand)]
         command: Cluster,
@@ -386,6 +386,7 @@ Examples:
   rloom plan recipes/arithmetic.toml
   rloom plan recipes/gsm8k.toml --profile node-8xH100 --sweep --svg frontier.svg
   rloom plan --calibrate runs/arithmetic --devices 16
+  rloom plan --calibrate runs/on-servers --replicas 4
   rloom plan recipe.toml --profile cluster-1024 --set schedule.max_staleness=2 --set schedule.oversample=64
 
 The simulation runs the scheduler of real runs on a hardware model, described in docs/plan.md. A profile is one of
@@ -415,6 +416,9 @@ pub(crate) struct Plan {
     /// Number of devices for rollouts; the others train [default: the fastest split].
     #[arg(long, value_name = "N")]
     pub(crate) rollout_devices: Option<u32>,
+    /// Number of inference servers, with a profile that was measured on servers [default: the recipe's].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) replicas: Option<u32>,
     /// Number of steps to simulate [default: the stage's, limited to a few seconds of simulation].
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<u64>,

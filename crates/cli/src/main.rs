@@ -6,6 +6,7 @@
 mod arguments;
 mod commands;
 mod failure;
+mod open_files;
 mod output;
 mod plan;
 mod progress;

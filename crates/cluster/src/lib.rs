@@ -14,7 +14,12 @@
 //! On Linux the guard is the reaper of its descendants, so those that left the group are killed, too, and
 //! the program receives SIGKILL when its guard dies. Elsewhere the daemon kills the group of a guard that died.
 //!
-//! A Ctrl-C in a terminal reaches the controller alone: daemon, guards and programs have groups of their own.
+//! A Ctrl-C in a terminal reaches the controller alone: the daemon that it launched, guards and programs have groups of
+//! their own.
+//!
+//! On other machines, programs that listen on loopback are reached through a [`Relay`], and those that listen on the
+//! address of [`NodeOffer`] directly. A node whose link is cut is lost at both ends after [`rloom_wire::Options::lease`]: the
+//! controller's calls fail and its relays close, the daemon kills its programs and ends with an error.
 
 pub mod daemon;
 mod error;

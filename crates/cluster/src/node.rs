@@ -54,8 +54,8 @@ struct State {
     lost: Option<WireError>,
 }
 
-/// Longest wait for a relayed connection.
-const RELAYING: Duration = Duration::from_secs(30);
+/// Longest wait for a relayed connection; the daemon gives up before.
+const RELAYING: Duration = Duration::from_secs(40);
 
 /// A process that runs on a machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! What a node offers: its name, its address, and its resources.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
 
@@ -87,7 +87,7 @@ fn interface_of(address: IpAddr) -> Result<String, String> {
     let interfaces = getifaddrs().map_err(|error| format!("its network interfaces: {error}"))?;
     let ip = |storage: nix::sys::socket::SockaddrStorage| {
         let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::from(Ipv6Addr::from(v6.ip()))))
+        v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
     };
     let mut interfaces = interfaces.filter(|interface| interface.address.and_then(ip) == Some(address));
     let found = interfaces.next().map(|interface| interface.interface_name);

@@ -28,8 +28,8 @@ pub use publish::{
 };
 pub use rloom_core::OnUpdate;
 pub use rollout::{
-    Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
+    Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName, RequestTime,
+    RequestTimes, RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
     RolloutStatistics, SamplingSettings, ServerSettings, Speculation, VersionGranularity, WaitedFor,
     WeightTransfer, WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
@@ -143,8 +143,9 @@ pub(crate) fn attempt(
     run: impl FnOnce(&mut EventStream<'_>) -> Result<Summary, RunError>,
 ) -> Result<Summary, RunError> {
     let mut events = EventStream::open(&directory.events(), &directory.tensorboard(), observer);
+    let started = Instant::now();
     let result = run(&mut events);
-    let seconds = events.elapsed();
+    let seconds = started.elapsed().as_secs_f64();
     match &result {
         Ok(summary) if summary.interrupted => events.emit(Event::RunInterrupted { seconds }),
         Ok(summary) => {
@@ -186,6 +187,7 @@ struct Run<'r, 's, F> {
     inputs: &'r RunInputs,
     data: DataRecord,
     events: &'r mut EventStream<'s>,
+    started: Instant,
     stop: &'r StopFlag,
     checkpoints: Checkpoints,
     /// The newest valid checkpoint of an earlier attempt.
@@ -232,6 +234,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             inputs,
             data,
             events,
+            started: Instant::now(),
             stop,
             checkpoints,
             found,
@@ -250,14 +253,15 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             if index >= first {
                 let resumed = if index == first { self.resume_state(index)? } else { None };
                 let start = self.stage_start(index, stage, previous.take())?;
-                let started = self.events.elapsed();
+                // Not that of the events, which starts again with every restart.
+                let started = Instant::now();
                 let (end, policy) = self.restarted_stage(index, stage, base, start, resumed)?;
                 previous = Some((index, policy));
                 if end == StageEnd::Interrupted {
                     interrupted = true;
                     break;
                 }
-                let seconds = self.events.elapsed() - started;
+                let seconds = started.elapsed().as_secs_f64();
                 self.events.emit(Event::StageFinished { name: stage.name.clone(), seconds });
             }
             base += stage.steps;
@@ -267,7 +271,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             model: self.last.clone(),
             best: self.best.clone(),
             interrupted,
-            seconds: self.events.elapsed(),
+            seconds: self.started.elapsed().as_secs_f64(),
         })
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Sample {
     pub(crate) turns: u16,
     /// Tokens still to be generated in this turn when decoding started.
     pub(crate) left: f64,
+    /// Units of work per token, the unit of the replica's clock.
+    pub(crate) pace: f64,
     /// Tokens before those: prompt, earlier turns, and tokens kept from an aborted attempt.
     pub(crate) context: f64,
     /// Tokens to prefill before decoding starts.
@@ -47,6 +49,7 @@ const EMPTY: Sample = Sample {
     turn: 0,
     turns: 1,
     left: 0.0,
+    pace: 1.0,
     context: 0.0,
     unread: 0.0,
     start: 0.0,

@@ -8,12 +8,16 @@
 //! - `train seconds = fixed + tokens / rate`.
 //!
 //! If all steps are alike, the two terms cannot be separated, and everything is attributed to the second.
+//!
+//! Of a run on inference servers, the times of single requests are known: [`ServiceTimes`] replace the first model. The trainer
+//! is one device of its own then, and each server is another.
 
 use super::profile::{Measured, Profile, Speeds, WorkloadShape};
+use super::service::{ObservedRequest, ServiceTimes};
 use super::{DecodeRate, Distribution, Failures, SimError};
 
 /// Number of quantiles kept of a measured distribution.
-const QUANTILES: usize = 65;
+const QUANTILES: usize = 257;
 /// Steps count as alike if the determinant is below this fraction of its upper bound.
 const ALIKE: f64 = 1e-4;
 
@@ -39,6 +43,10 @@ pub struct ObservedRun {
     pub about: String,
     /// Number of devices: cores or GPUs.
     pub devices: u32,
+    /// Number of inference servers; 0 if the engine was the process's own.
+    pub servers: u32,
+    /// Requests to inference servers.
+    pub requests: Vec<ObservedRequest>,
     /// Measured steps.
     pub steps: Vec<ObservedStep>,
     /// Durations of weight publications in seconds.
@@ -72,8 +80,8 @@ pub struct Calibration {
     pub profile: Profile,
     /// Number of steps it was fitted to.
     pub steps: usize,
-    /// Mean of |fitted − measured| / measured over the rollout durations.
-    pub rollout_error: f64,
+    /// Mean of |fitted − measured| / measured over the rollout durations; `None` with service times.
+    pub rollout_error: Option<f64>,
     /// Mean of |fitted − measured| / measured over the training durations.
     pub train_error: f64,
 }
@@ -83,7 +91,9 @@ pub fn calibrate(observed: &ObservedRun) -> Result<Calibration, SimError> {
     if observed.steps.is_empty() || observed.turn_tokens.is_empty() {
         return Err(SimError::NothingToCalibrate);
     }
-    let replicas = f64::from(observed.devices.max(1));
+    let service = ServiceTimes::fit(&observed.requests);
+    let devices = if service.is_some() { observed.servers.max(1) + 1 } else { observed.devices.max(1) };
+    let replicas = f64::from(devices);
     let rollout: Vec<[f64; 3]> =
         observed.steps.iter().map(|s| [s.longest, s.generated / replicas, s.rollout_seconds]).collect();
     let train: Vec<[f64; 3]> = observed.steps.iter().map(|s| [1.0, s.trained, s.train_seconds]).collect();
@@ -96,23 +106,25 @@ pub fn calibrate(observed: &ObservedRun) -> Result<Calibration, SimError> {
         values => Distribution::measured(values.to_vec(), QUANTILES),
     };
     let positive = |v: f64| v.max(1e-12);
+    let rollout_error = service.is_none().then(|| error(&rollout, step_seconds, per_sequence));
+    let trainers = if service.is_some() { 1.0 } else { replicas };
+    let decode = match service {
+        Some(times) => DecodeRate::Service(Box::new(times)),
+        None => DecodeRate::Roofline {
+            step_seconds,
+            step_seconds_per_sequence: if step_seconds > 0.0 { per_sequence } else { positive(per_sequence) },
+        },
+    };
     let profile = Profile {
         about: observed.about.clone(),
-        devices: observed.devices.max(1),
+        devices,
         devices_per_replica: 1,
         max_concurrency: 0,
         speeds: Speeds::Measured(Measured {
-            decode: DecodeRate::Roofline {
-                step_seconds,
-                step_seconds_per_sequence: if step_seconds > 0.0 {
-                    per_sequence
-                } else {
-                    positive(per_sequence)
-                },
-            },
+            decode,
             // Included in the decoding time.
             prefill_tokens_per_second: 1e12,
-            train_tokens_per_second: 1.0 / positive(per_token) / replicas,
+            train_tokens_per_second: 1.0 / positive(per_token) / trainers,
             train_fixed_seconds: fixed,
             publish_seconds: mean(&observed.publish),
             load_seconds: mean(&observed.load),
@@ -136,13 +148,13 @@ pub fn calibrate(observed: &ObservedRun) -> Result<Calibration, SimError> {
     Ok(Calibration {
         profile,
         steps: observed.steps.len(),
-        rollout_error: error(&rollout, step_seconds, per_sequence),
+        rollout_error,
         train_error: error(&train, fixed, per_token),
     })
 }
 
 /// Returns `a, b ≥ 0` minimising the squared error of `a·x + b·y = z` over all `[x, y, z]`.
-fn least_squares(rows: &[[f64; 3]]) -> (f64, f64) {
+pub(crate) fn least_squares(rows: &[[f64; 3]]) -> (f64, f64) {
     let dot = |i: usize, j: usize| rows.iter().map(|r| r[i] * r[j]).sum::<f64>();
     let (xx, xy, yy, xz, yz) = (dot(0, 0), dot(0, 1), dot(1, 1), dot(0, 2), dot(1, 2));
     let alone = |square: f64, product: f64| if square > 0.0 { (product / square).max(0.0) } else { 0.0 };
@@ -214,7 +226,7 @@ mod tests {
         assert!(
             (m.train_tokens_per_second - 450.0).abs() < 1e-3 && (m.train_fixed_seconds - 0.5).abs() < 1e-6
         );
-        assert!(found.rollout_error < 1e-6 && found.train_error < 1e-6);
+        assert!(found.rollout_error.unwrap() < 1e-6 && found.train_error < 1e-6);
         let error = calibrate(&ObservedRun::default()).unwrap_err();
         assert!(miette::Diagnostic::help(&error).is_some(), "{error}");
     }

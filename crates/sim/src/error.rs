@@ -57,6 +57,9 @@ pub enum ScenarioError {
     /// A decoding rate that is not positive, or a table that is not ascending.
     #[error("`decode`: rates must be positive, and the concurrencies of a table must ascend from 1")]
     DecodeRate,
+    /// Service times that are missing, not positive or not ascending.
+    #[error("`decode`: service times must be positive, and lengths and times must ascend")]
+    ServiceTimes,
     /// No replica, or a replica that decodes nothing.
     #[error("`rollout` needs at least one replica with a concurrency of at least 1")]
     NoReplicas,

@@ -11,7 +11,7 @@ use rloom_core::OnUpdate;
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) replicas: Vec<Replica>,
-    /// Tokens per second of one sequence by concurrency.
+    /// Units of work per second of one sequence by concurrency.
     rates: Vec<f64>,
     max_concurrency: u32,
     prefill_tokens_per_second: f64,
@@ -115,7 +115,7 @@ impl Fleet {
     /// Cancels a running sequence and returns the number of tokens it generated there.
     pub(crate) fn cancel(&mut self, replica: u32, sample: &mut Sample, now: f64) -> f64 {
         let r = self.touch(replica, now);
-        let generated = r.clock - sample.start;
+        let generated = (r.clock - sample.start) / sample.pace;
         r.remove(sample);
         sample.stamp += 1;
         self.reindex(replica);
@@ -142,7 +142,7 @@ impl Fleet {
         if on_update == OnUpdate::Abort {
             for id in r.drain_running(samples) {
                 let sample = &mut samples[id as usize];
-                returned.push((id, r.clock - sample.start));
+                returned.push((id, (r.clock - sample.start) / sample.pace));
                 r.remove(sample);
                 sample.stamp += 1;
             }
@@ -214,7 +214,7 @@ impl Fleet {
         let r = self.touch(replica, now);
         for id in r.drain_running(samples) {
             let sample = &mut samples[id as usize];
-            returned.push((id, r.clock - sample.start));
+            returned.push((id, (r.clock - sample.start) / sample.pace));
             r.remove(sample);
             sample.stamp += 1;
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ScenarioError;
+use super::{ScenarioError, ServiceTimes};
 
 /// Decoding speed of one sequence in tokens per second, as a function of the replica's concurrency.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,15 +19,19 @@ pub enum DecodeRate {
     /// Measured: `(concurrency, tokens per second of one sequence)`, interpolated linearly. Beyond the last point the
     /// throughput of the replica stays constant.
     Table(Vec<(f64, f64)>),
+    /// Measured times of whole requests to inference servers.
+    Service(Box<ServiceTimes>),
 }
 
 impl DecodeRate {
-    /// Tokens per second of one sequence at a concurrency of at least 1.
+    /// Units of work per second of one sequence at a concurrency of at least 1. A unit is a token, except that with service
+    /// times it is a second of service at the reference concurrency.
     pub fn per_sequence(&self, concurrency: f64) -> f64 {
         match self {
             Self::Roofline { step_seconds, step_seconds_per_sequence } => {
                 1.0 / (step_seconds + concurrency * step_seconds_per_sequence)
             }
+            Self::Service(times) => times.speed(concurrency),
             Self::Table(points) => {
                 let Some(&(last, rate)) = points.last() else { return 0.0 };
                 if concurrency >= last {
@@ -43,8 +47,17 @@ impl DecodeRate {
         }
     }
 
+    /// Mean number of units of work per token.
+    pub(crate) fn work_per_token(&self) -> f64 {
+        match self {
+            Self::Roofline { .. } | Self::Table(_) => 1.0,
+            Self::Service(times) => times.mean_seconds_per_token(),
+        }
+    }
+
     fn check(&self) -> Result<(), ScenarioError> {
         let valid = match self {
+            Self::Service(times) => return times.check(),
             Self::Roofline { step_seconds, step_seconds_per_sequence } => {
                 *step_seconds >= 0.0
                     && *step_seconds_per_sequence >= 0.0
@@ -105,7 +118,9 @@ impl Hardware {
     /// Tokens per second of all replicas at full concurrency.
     pub fn peak_tokens_per_second(&self) -> f64 {
         let c = f64::from(self.rollout.max_concurrency);
-        f64::from(self.rollout.replicas) * c * self.rollout.decode.per_sequence(c)
+        let decode = &self.rollout.decode;
+        f64::from(self.rollout.replicas) * c * decode.per_sequence(c)
+            / decode.work_per_token().max(f64::MIN_POSITIVE)
     }
 
     /// Rejects hardware on which a simulation would never end.

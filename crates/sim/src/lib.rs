@@ -28,6 +28,7 @@ mod replica;
 mod replica_queue;
 mod report;
 mod scenario;
+mod service;
 mod simulation;
 mod totals;
 mod trainer;
@@ -41,6 +42,7 @@ pub use hardware::{DecodeRate, Hardware, RolloutHardware, TrainHardware};
 pub use profile::{Demand, Measured, ModelShape, Profile, Roofline, Speeds, Split, WorkloadShape};
 pub use report::{Queue, Queues, Report, RolloutShares, Staleness, TrainShares};
 pub use scenario::{Failures, Scenario, Workload};
+pub use service::{LengthRange, ObservedRequest, ServiceTimes};
 pub use totals::Ends;
 
 /// Simulates a stage from its first command to its last.

@@ -286,6 +286,11 @@ impl Profile {
         }
     }
 
+    /// True if the speeds are those of inference servers: each is a device, and the trainer is one more.
+    pub fn has_servers(&self) -> bool {
+        matches!(&self.speeds, Speeds::Measured(measured) if matches!(measured.decode, DecodeRate::Service(_)))
+    }
+
     /// Candidate splits: shared devices, and at most `limit` ways to divide them.
     pub fn splits(&self, devices: u32, limit: u32) -> Vec<Split> {
         let unit = self.devices_per_replica;

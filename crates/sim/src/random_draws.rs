@@ -85,6 +85,11 @@ impl RandomDraws {
         }
     }
 
+    /// Uniform number that selects the service time of a turn.
+    pub(crate) fn service(self, ticket: Ticket, sample: u32, turn: u16) -> f64 {
+        self.stream(ticket.0, sample).uniform(4 * u64::from(turn) + 3)
+    }
+
     /// Seconds until the next failure of a replica (exponential).
     pub(crate) fn until_failure(self, replica: u32, count: u32, mean: f64) -> f64 {
         let uniform = self.stream(u64::from(replica), REPLICA).uniform(u64::from(count));

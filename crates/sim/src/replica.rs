@@ -48,7 +48,7 @@ pub(crate) struct WeightUpdate {
 
 #[derive(Debug)]
 pub(crate) struct Replica {
-    /// Tokens that a sequence running from the start would have generated.
+    /// Units of work that a sequence running from the start would have done: tokens, or seconds of service.
     pub(crate) clock: f64,
     /// Time at which the clock was last advanced.
     read_at: f64,
@@ -60,7 +60,8 @@ pub(crate) struct Replica {
     pub(crate) down: bool,
     pub(crate) update: WeightUpdate,
     pub(crate) history: VersionHistory,
-    /// Sum over running sequences of the context at their start minus the clock at that time.
+    /// Sum over running sequences of the context at their start minus the clock at that time. Has a meaning only where the
+    /// clock counts tokens; otherwise prefill is part of the service time.
     contexts: f64,
 }
 
@@ -160,7 +161,7 @@ impl Replica {
         self.contexts += sample.context - self.clock;
         sample.start = self.clock;
         self.heap.push(Reverse(RunningSequence {
-            finish: Time(self.clock + sample.left),
+            finish: Time(self.clock + sample.left * sample.pace),
             sample: id,
             stamp: sample.stamp,
             start: Time(self.clock),

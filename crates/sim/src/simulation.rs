@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use rloom_core::{PolicyVersion, Ticket};
 
-use super::SimError;
 use super::active_workload::{ActiveWorkload, SampleState};
 use super::event_queue::{EventQueue, NextEvent, SimEvent};
 use super::fleet::Fleet;
@@ -14,6 +13,7 @@ use super::report::Report;
 use super::scenario::Scenario;
 use super::totals::{BatchTotals, Totals, TrainerActivity, add};
 use super::trainer::Trainer;
+use super::{DecodeRate, SimError};
 use rloom_sched::{End, Scheduler, SchedulerCommand, SchedulerEvent};
 
 /// State of a running simulation.
@@ -266,6 +266,10 @@ impl<'a> Simulation<'a> {
         let index = id % self.active.group_size;
         let sample = &mut self.active.samples[id as usize];
         sample.left = self.draws.tokens(ticket, index, sample.turn, shared, &self.scenario.workload);
+        if let DecodeRate::Service(times) = &self.scenario.hardware.rollout.decode {
+            let uniform = self.draws.service(ticket, index, sample.turn);
+            sample.pace = times.draw(sample.left, uniform) / sample.left;
+        }
         self.enqueue(id);
     }
 
@@ -316,10 +320,11 @@ impl<'a> Simulation<'a> {
         self.totals.generated += tokens;
         let sample = &mut self.active.samples[id as usize];
         let group = &mut self.active.groups[(id / self.active.group_size) as usize];
+        let pace = sample.pace;
         self.fleet.replicas[replica as usize].history.tokens_by_version(
             sample.start,
-            sample.start + tokens,
-            |version, n| group.add(version, n),
+            sample.start + tokens * pace,
+            |version, work| group.add(version, work / pace),
         );
         sample.context += tokens;
         sample.left -= tokens;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rloom_collect::{batch_metrics, completion_text, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
-use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
+use rloom_engine::{RequestTime, RequestTimes, RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::{BatchReport, SkippedSteps};
 use rloom_telemetry::{Event, LoggedAdvantages, Metrics, Sample};
 
@@ -50,6 +50,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.extend(reported.into_iter().map(named));
         }
         self.reporter.emit(Event::Step { metrics });
+        let times = self.weights.engine().and_then(|engine| engine.take_request_times());
+        if let Some(times) = times.filter(|_| samples) {
+            self.reporter.emit(Event::Requests(requests_event(&times)));
+        }
         if is_scored {
             self.report_samples(groups, report);
             self.log_rollouts(step, groups, report);
@@ -120,6 +124,24 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if let Err(error) = self.rollouts.write(step, groups, advantages, &text) {
             self.reporter.warn(format!("the rollouts of step {step} were not written: {error}"));
         }
+    }
+}
+
+/// Times with a resolution of 0.1 ms.
+fn requests_event(times: &RequestTimes) -> rloom_telemetry::RequestTimes {
+    let rounded = |seconds: f64| (seconds * 1e4).round() / 1e4;
+    let of = |value: fn(&RequestTime) -> f64| {
+        times.requests.iter().map(|time| rounded(value(time))).collect::<Vec<f64>>()
+    };
+    rloom_telemetry::RequestTimes {
+        replicas: times.replicas as u64,
+        max_requests: times.max_requests as u64,
+        answered: times.answered,
+        tokens: times.requests.iter().map(|time| time.tokens as u64).collect(),
+        seconds: of(|time| time.service.as_secs_f64()),
+        waited: of(|time| time.waited.as_secs_f64()),
+        concurrency: of(|time| time.concurrency),
+        updates: times.updates.iter().map(|update| rounded(update.as_secs_f64())).collect(),
     }
 }
 

@@ -193,6 +193,27 @@ pub struct PromptSummary {
     pub dropped: u64,
 }
 
+/// Times of rollout requests that inference servers answered. Element `i` of each list of requests belongs to the same one.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct RequestTimes {
+    /// Number of servers that serve requests.
+    pub replicas: u64,
+    /// Maximum number of requests that a server computes at a time.
+    pub max_requests: u64,
+    /// Number of requests answered; the lists contain an even selection of at most 256.
+    pub answered: u64,
+    /// Tokens generated per request.
+    pub tokens: Vec<u64>,
+    /// Time between each request to a server and its answer, in seconds.
+    pub seconds: Vec<f64>,
+    /// Time for which each request waited for a server with room, in seconds.
+    pub waited: Vec<f64>,
+    /// Mean number of requests at the same server meanwhile, the request included.
+    pub concurrency: Vec<f64>,
+    /// Durations of the weight updates of single servers, in seconds, without the time in which requests in flight finish.
+    pub updates: Vec<f64>,
+}
+
 /// An event of a run. The field `event` contains its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -257,6 +278,8 @@ pub enum Event {
         #[serde(deserialize_with = "finite_metrics")]
         metrics: Metrics,
     },
+    /// Times of the requests that inference servers answered during a step, which `rloom plan --calibrate` reads.
+    Requests(RequestTimes),
     /// A completion of the step's batch.
     Sample(Sample),
     /// A version was evaluated on held-out tasks.

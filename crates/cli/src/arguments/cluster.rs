@@ -31,6 +31,29 @@ pub(crate) enum Cluster {
     Logs(ClusterLogs),
     /// Write a batch script or a Kubernetes manifest that runs a recipe.
     Manifest(Manifest),
+    /// List the processes of a running run.
+    Ps {
+        /// Folder or name of the run.
+        run: PathBuf,
+    },
+    /// Change the number of inference servers of a running run.
+    ///
+    /// New ones load the current weights before they get requests. Surplus ones finish their requests first.
+    Scale {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of servers.
+        replicas: usize,
+    },
+    /// End an inference server of a running run once its requests are finished.
+    Drain {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of the server.
+        replica: usize,
+    },
+    /// Show the output of the processes of a run.
+    Logs(ClusterLogs),
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! `rloom node` and `rloom guard`: the processes between a run and the programs that it starts.
 
+use std::io::{self, Write as _};
 use std::time::Duration;
 
 use rloom_cluster::daemon::{self, Daemon};
@@ -23,7 +24,9 @@ pub(crate) fn run(arguments: Node) -> Result<(), Failure> {
         program: Program::current(),
         options: Options::default(),
         wait: Duration::from_secs(arguments.wait),
-        on_wait: |error| eprintln!("waiting for the controller: {error}"),
+        on_wait: |error| {
+            let _ = writeln!(io::stderr().lock(), "waiting for the controller: {error}");
+        },
     };
     daemon::run(&daemon).map_err(Failure::failed)
 }

@@ -1,6 +1,7 @@
 //! `rloom plan`: simulates a recipe in virtual time on any hardware.
 
 mod error;
+mod limits;
 mod observe;
 mod recipe;
 mod svg;
@@ -19,6 +20,8 @@ use crate::arguments::Plan;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 use error::PlanError;
+use limits::Limit;
+use observe::Observed;
 use recipe::Recipe;
 
 /// Staleness bounds simulated in addition to the recipe's.
@@ -27,6 +30,8 @@ const BOUNDS: [u64; 5] = [0, 1, 2, 4, 8];
 const SPLITS: u32 = 7;
 /// Samples to simulate per point of the frontier.
 const SWEEP_SAMPLES: u64 = 30_000;
+/// Steps to simulate of the run that a profile was fitted to.
+const REPLAY_STEPS: u64 = 300;
 /// Samples to simulate of the recipe as configured.
 const SAMPLES: u64 = 300_000;
 /// Fraction of the highest speed that may be given up for fresher data.
@@ -47,14 +52,30 @@ struct Findings<'a> {
     /// The recipe as configured.
     configured: &'a Candidate,
     recommended: Option<Recommended<'a>>,
+    /// Changes of a stage on inference servers, the one that saves most first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<Limit>,
     frontier: &'a [Candidate],
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
 struct FitQuality {
     steps: usize,
-    rollout_error: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout_error: Option<f64>,
     train_error: f64,
+    /// The run itself, simulated with the fitted profile, if it was on inference servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    servers: Option<Replay>,
+}
+
+/// Comparison of a run on inference servers with its simulation.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Replay {
+    replicas: u32,
+    requests: usize,
+    measured_seconds_per_step: f64,
+    simulated_seconds_per_step: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,9 +90,11 @@ pub(crate) fn run(arguments: &Plan, output: Output) -> Result<(), Failure> {
     let (profile, calibration, config) = load(arguments, output)?;
     let devices = arguments.devices.unwrap_or(profile.devices);
     let recipe = Recipe::new(&config, arguments, &profile)?;
-    let splits = match arguments.rollout_devices {
-        Some(rollout) => vec![separate_split(rollout, devices, &profile)?],
-        None => profile.splits(devices, SPLITS),
+    let own = server_split(&recipe, arguments, &profile)?;
+    let splits = match (own, arguments.rollout_devices) {
+        (Some(own), _) => server_splits(own, arguments.sweep),
+        (None, Some(rollout)) => vec![separate_split(rollout, devices, &profile)?],
+        (None, None) => profile.splits(devices, SPLITS),
     };
     let mut bounds = BOUNDS.to_vec();
     bounds.push(recipe.schedule.max_staleness);
@@ -86,20 +109,29 @@ pub(crate) fn run(arguments: &Plan, output: Output) -> Result<(), Failure> {
     let candidates =
         frontier(&splits, &bounds, |split, eta| recipe.scenario(&profile, split, eta, sweep_steps))
             .map_err(PlanError::Sim)?;
-    let configured = configured(&recipe, &profile, &candidates, steps(SAMPLES))?;
-    let recommendation = recommend(&candidates, TOLERANCE, STALENESS_LIMIT);
+    let configured = configured(&recipe, &profile, own, &candidates, steps(SAMPLES))?;
+    // The number of servers is not for the recommendation to choose: more are always faster.
+    let eligible: Vec<Candidate> =
+        candidates.iter().filter(|c| own.is_none_or(|own| c.split == own)).cloned().collect();
+    let recommendation = recommend(&eligible, TOLERANCE, STALENESS_LIMIT);
+    let limits = match own {
+        Some(own) => limits::of(&recipe, &profile, own, sweep_steps).map_err(PlanError::Sim)?,
+        None => Vec::new(),
+    };
     let findings = Findings {
         stage: &recipe.stage,
         method: &recipe.method,
         profile: &profile,
         calibration,
         configured: &configured,
-        recommended: recommendation
-            .map(|r| Recommended { point: &candidates[r.candidate], recommendation: r }),
+        recommended: recommendation.map(|r| Recommended { point: &eligible[r.candidate], recommendation: r }),
+        limits,
         frontier: if arguments.sweep { &candidates } else { &[] },
     };
     if let Some(path) = &arguments.svg {
-        write(path, &svg::draw(&candidates, recommendation.map(|r| r.candidate)))?;
+        let recommended = recommendation
+            .and_then(|r| candidates.iter().position(|candidate| *candidate == eligible[r.candidate]));
+        write(path, &svg::draw(&candidates, recommended))?;
         output.info(&format!("chart       {}", output.paint(CYAN, &path.display().to_string())));
     }
     if output.json {
@@ -124,12 +156,59 @@ fn load(arguments: &Plan, output: Output) -> Result<(Profile, Option<FitQuality>
     let config = Config::load(&files, &arguments.overrides)?;
     let observed = observe::run(&directory, arguments.stage.as_deref())?;
     let Calibration { profile, steps, rollout_error, train_error } =
-        calibrate(&observed).map_err(PlanError::Sim)?;
+        calibrate(&observed.run).map_err(PlanError::Sim)?;
+    let servers =
+        if profile.has_servers() { Some(replay(&directory, arguments, &profile, &observed)?) } else { None };
     if let Some(path) = &arguments.save_profile {
         write(path, &profile.to_toml().map_err(PlanError::Serialize)?)?;
         output.info(&format!("profile     {}", output.paint(CYAN, &path.display().to_string())));
     }
-    Ok((profile, Some(FitQuality { steps, rollout_error, train_error }), config))
+    Ok((profile, Some(FitQuality { steps, rollout_error, train_error, servers }), config))
+}
+
+/// Simulates a run on inference servers as it was.
+fn replay(
+    directory: &Path,
+    arguments: &Plan,
+    profile: &Profile,
+    observed: &Observed,
+) -> Result<Replay, Failure> {
+    let config = Config::load(&[directory.join("config.toml")], &[""; 0])?;
+    let recipe = Recipe::new(&config, arguments, profile)?;
+    let replicas = observed.run.servers;
+    let split = recipe.split_of_servers(replicas);
+    let report = simulate(&recipe.scenario(profile, split, recipe.schedule.max_staleness, REPLAY_STEPS))
+        .map_err(PlanError::Sim)?;
+    Ok(Replay {
+        replicas,
+        requests: observed.run.requests.len(),
+        measured_seconds_per_step: observed.seconds_per_step,
+        simulated_seconds_per_step: report.seconds_per_step,
+    })
+}
+
+/// The servers of the recipe, if the profile was measured on servers.
+fn server_split(recipe: &Recipe, arguments: &Plan, profile: &Profile) -> Result<Option<Split>, PlanError> {
+    match (profile.has_servers(), recipe.servers) {
+        (false, _) if arguments.replicas.is_some() => Err(PlanError::NoServers),
+        (false, _) => Ok(None),
+        (true, None) => Err(PlanError::EmbeddedRecipe),
+        (true, Some(_)) if arguments.devices.is_some() || arguments.rollout_devices.is_some() => {
+            Err(PlanError::DevicesOfServers)
+        }
+        (true, Some(replicas)) => Ok(Some(recipe.split_of_servers(replicas))),
+    }
+}
+
+/// The servers of the recipe, and in a sweep also powers of two up to four times their number.
+fn server_splits(own: Split, is_sweep: bool) -> Vec<Split> {
+    let mut splits = vec![own];
+    if let (Split::Separate { rollout, train }, true) = (own, is_sweep) {
+        let powers = (0..=16).map(|power| 1 << power).filter(|&n| n <= 4 * rollout && n != rollout);
+        splits.extend(powers.map(|rollout| Split::Separate { rollout, train }));
+        splits.sort_unstable();
+    }
+    splits
 }
 
 fn named_profile(name: &str) -> Result<Profile, PlanError> {
@@ -155,6 +234,7 @@ fn separate_split(rollout: u32, devices: u32, profile: &Profile) -> Result<Split
 fn configured(
     recipe: &Recipe,
     profile: &Profile,
+    own: Option<Split>,
     candidates: &[Candidate],
     steps: u64,
 ) -> Result<Candidate, PlanError> {
@@ -163,7 +243,7 @@ fn configured(
         .iter()
         .filter(|c| c.max_staleness == max_staleness)
         .reduce(|a, b| if b.report.steps_per_hour > a.report.steps_per_hour { b } else { a });
-    let split = best.map_or(Split::Shared { devices: profile.devices }, |c| c.split);
+    let split = own.or(best.map(|c| c.split)).unwrap_or(Split::Shared { devices: profile.devices });
     let report: Report = simulate(&recipe.scenario(profile, split, max_staleness, steps))?;
     Ok(Candidate { split, max_staleness, report })
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::arguments::Train;
 use crate::failure::Failure;
+use crate::open_files;
 use crate::output::{BOLD, CYAN, Output, YELLOW};
 use crate::plan::Plan;
 use crate::progress::numbers::percent;
@@ -21,6 +22,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     if let Some(run) = &arguments.resume {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &arguments.overrides)?;
+        warn_of_open_files(&config, output);
         let options = ResumeOptions { accept_changed_data: arguments.accept_changed_data };
         if let Some(checkpoint) = &arguments.from {
             let config = named(config, arguments.run_name.as_deref(), output);
@@ -41,6 +43,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         overrides.push(format!("run.rollouts='{}'", find_run(run)?.display()));
     }
     let config = Config::load(&arguments.files, &overrides)?;
+    warn_of_open_files(&config, output);
     if arguments.dry_run {
         return dry_run(&config, output);
     }
@@ -49,6 +52,12 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
     run_with_progress(&directory, arguments, output, |progress, stop| {
         rloom_run::train(&config, progress, stop)
     })
+}
+
+fn warn_of_open_files(config: &Config, output: Output) {
+    if let Some(warning) = open_files::raise_for(config) {
+        output.info(&format!("{}: {warning}", output.paint(YELLOW, "warning")));
+    }
 }
 
 /// Gives the run a name that is free, unless the user has chosen one or the run continues.

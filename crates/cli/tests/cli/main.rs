@@ -8,13 +8,22 @@ mod export;
 mod functions;
 mod gangs;
 mod hints;
-mod manifest;
+mod manifests;
 mod messages;
 mod node;
 mod offline;
 mod plan;
+mod plan_servers;
 mod runs;
 mod soak;
+#[expect(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests of crate remote, which use more of it and fail by panicking"
+)]
+#[path = "../../../remote/tests/remote/stand_in/mod.rs"]
+mod stand_in;
 mod support;
 mod tracking;
 mod workspace;

@@ -2,13 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalOptions, Node, Process, ProcessSpec, Program, Reach};
+use rloom_cluster::{LocalOptions, Node, NodeListener, Process, ProcessSpec, Program, Reach};
 use rloom_wire::{Identity, Listener, Options, Token};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
@@ -112,6 +113,39 @@ fn a_daemon_needs_the_token_and_the_controller() {
     let gone = dial(Some(other), &address);
     assert_eq!(gone.code, Some(1));
     assert!(gone.stderr.contains(&format!("could not connect to {address}")), "{}", gone.stderr);
+}
+
+#[test]
+fn a_daemon_waits_for_its_controller_and_takes_its_index_from_the_scheduler() {
+    let sandbox = Sandbox::new();
+    let token = Token::random().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let daemon = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = sandbox.command(&[&["node", "--controller", &address], arguments].concat());
+        command.env_remove("SLURM_NODEID").env_remove("JOB_COMPLETION_INDEX");
+        command.env("RLOOM_TOKEN", token.reveal()).envs(variables.iter().copied());
+        command
+    };
+    let mut waiting = daemon(&["--wait", "120"], &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let expected = format!("waiting for the controller: could not connect to {address}: ");
+    assert!(line.starts_with(&expected), "{line}");
+    let listener = NodeListener::bind(&address, token.clone(), Options::default()).unwrap();
+    assert_eq!(listener.accept(soon()).unwrap().index(), 0);
+    assert!(waiting.wait().unwrap().success());
+    let slurm = ("SLURM_NODEID", "3");
+    let kubernetes = ("JOB_COMPLETION_INDEX", "5");
+    let cases: [(&[&str], &[(&str, &str)], u32); 3] =
+        [(&[], &[slurm], 3), (&[], &[kubernetes], 5), (&["--index", "1"], &[slurm, kubernetes], 1)];
+    for (arguments, variables, index) in cases {
+        let mut running = daemon(arguments, variables).spawn().unwrap();
+        assert_eq!(listener.accept(soon()).unwrap().index(), index);
+        assert!(running.wait().unwrap().success());
+    }
+    let wrong = sandbox.finished(&daemon(&[], &[("SLURM_NODEID", "first")]).output().unwrap());
+    assert_eq!(wrong.code, Some(2));
+    assert_eq!(wrong.stderr, "error: SLURM_NODEID is `first`, not the number of a node\n");
 }
 
 #[test]

@@ -369,3 +369,26 @@ group_size = 2
         said.stderr
     );
 }
+
+/// The soft limit of open files is raised for the connections to servers; a hard limit that is too low is a warning.
+#[test]
+fn the_limit_of_open_files_is_raised_or_reported() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    let program = env!("CARGO_BIN_EXE_rloom");
+    let run = |limits: &str, servers: usize| {
+        let urls: Vec<String> = (0..servers).map(|i| format!("'http://127.0.0.1:{}'", 20_000 + i)).collect();
+        let urls = format!("rollout={{engine='vllm',urls=[{}]}}", urls.join(","));
+        let script = format!("{limits}; exec \"$0\" \"$@\"");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script, program, "train", "tiny.toml", "--dry-run", "--set", &urls]);
+        let result = sandbox.finished(&shell.current_dir(sandbox.path("")).output().unwrap());
+        assert_eq!(result.code, Some(0), "{}", result.text());
+        result.stderr.lines().find(|line| line.contains("limit of open files")).map(str::to_owned)
+    };
+    assert_eq!(run("ulimit -Sn 200", 100), None);
+    let warning = run("ulimit -n 200", 100).unwrap();
+    // Two groups of two, two connections of each server, and a reserve.
+    assert!(warning.contains("is 200, and requests to the inference servers may need 332"), "{warning}");
+    assert_eq!(run("ulimit -n 200", 1), None);
+}

@@ -16,7 +16,7 @@ const DIALLING: Duration = Duration::from_secs(20);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Most handshakes at a time: the controller's listener limits those of all nodes.
-const HANDSHAKES: usize = 16;
+const HANDSHAKES: usize = 32;
 
 /// What becomes of a relayed connection.
 #[derive(Debug, Clone, Copy)]
@@ -95,9 +95,10 @@ impl Dialer {
         let deadline = Instant::now() + DIALLING;
         let (address, identity) = (self.controller.to_string(), Identity::new(ROLE, connection, 0));
         loop {
-            self.begin();
+            self.begin(deadline);
             let dialled = connect_stream(&address, &self.token, &identity, self.options, deadline);
             self.finish();
+            let is_final = Instant::now() + PAUSE >= deadline || self.closing.is_closed();
             match dialled {
                 // A listener with too many handshakes closes connections.
                 Err(
@@ -105,21 +106,19 @@ impl Dialer {
                     | WireError::NotRloom { .. }
                     | WireError::HandshakeTimeout { .. }
                     | WireError::Io { .. },
-                ) if Instant::now() + PAUSE < deadline && !self.closing.is_closed() => {
-                    std::thread::sleep(PAUSE)
-                }
+                ) if !is_final => {}
                 dialled => return dialled,
             }
+            std::thread::sleep(PAUSE);
         }
     }
 
-    /// Waits until fewer than the largest number of handshakes are under way.
-    fn begin(&self) {
-        let mut count = self.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
-        while *count >= HANDSHAKES {
-            count = self.finished.wait(count).unwrap_or_else(PoisonError::into_inner);
-        }
-        *count += 1;
+    /// Waits until fewer than the largest number of handshakes are under way, or the deadline has passed.
+    fn begin(&self, deadline: Instant) {
+        let count = self.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.finished.wait_timeout_while(count, left, |count| *count >= HANDSHAKES);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 += 1;
     }
 
     fn finish(&self) {

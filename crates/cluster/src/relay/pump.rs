@@ -44,29 +44,46 @@ fn pass(one: &TcpStream, other: &TcpStream, closing: &Closing, is_end: &dyn Fn()
     let mut there = Way::new(one, other, is_end);
     let mut back = Way::new(other, one, &|| true);
     loop {
-        there.advance()?;
-        back.advance()?;
         if there.is_over && back.is_over {
             return Ok(());
         }
-        let mut events = Vec::with_capacity(3);
-        events.push(PollFd::new(closing.as_fd(), PollFlags::POLLIN));
-        for (stream, from, to) in [(one, &there, &back), (other, &back, &there)] {
-            let wanted = from.reads() | to.writes();
-            // Without an interest, a stream of which one direction has ended would be ready for ever.
-            if !wanted.is_empty() {
-                events.push(PollFd::new(stream.as_fd(), wanted));
-            }
-        }
-        let timeout = if there.is_unconfirmed() { CONFIRMING.into() } else { PollTimeout::NONE };
-        match poll(&mut events, timeout) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        wait(&mut there, &mut back, closing)?;
         if closing.is_closed() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
+        for way in [&mut there, &mut back] {
+            if way.is_ready {
+                way.advance()?;
+            }
+        }
     }
+}
+
+/// Waits for one of the streams or for `closing`.
+fn wait<'a>(there: &mut Way<'a>, back: &mut Way<'a>, closing: &Closing) -> io::Result<()> {
+    let mut events = [const { None }; 2];
+    let mut polled = Vec::with_capacity(3);
+    for (at, (from, to)) in [(&*there, &*back), (&*back, &*there)].into_iter().enumerate() {
+        let wanted = from.reads() | to.writes();
+        // Without an interest, a stream of which one direction has ended would be ready for ever.
+        if !wanted.is_empty() {
+            events[at] = Some(polled.len());
+            polled.push(PollFd::new(from.from.as_fd(), wanted));
+        }
+    }
+    polled.push(PollFd::new(closing.as_fd(), PollFlags::POLLIN));
+    let is_unconfirmed = there.is_unconfirmed() || back.is_unconfirmed();
+    let timeout = if is_unconfirmed { CONFIRMING.into() } else { PollTimeout::NONE };
+    match poll(&mut polled, timeout) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let [one, other] = events.map(|at| at.is_some_and(|at| polled[at].any() == Some(true)));
+    drop(polled);
+    for (way, from, to) in [(there, one, other), (back, other, one)] {
+        way.is_ready = way.is_unconfirmed() || if way.reads().is_empty() { to } else { from };
+    }
+    Ok(())
 }
 
 /// One direction.
@@ -82,12 +99,14 @@ struct Way<'a> {
     is_end: &'a dyn Fn() -> bool,
     /// The end was passed on.
     is_over: bool,
+    /// The stream that it waits for is ready.
+    is_ready: bool,
 }
 
 impl<'a> Way<'a> {
     fn new(from: &'a TcpStream, to: &'a TcpStream, is_end: &'a dyn Fn() -> bool) -> Self {
         let (buffer, unwritten) = (vec![0; BUFFER], 0..0);
-        Self { from, to, buffer, unwritten, has_ended: false, is_end, is_over: false }
+        Self { from, to, buffer, unwritten, has_ended: false, is_end, is_over: false, is_ready: false }
     }
 
     fn is_unconfirmed(&self) -> bool {
@@ -105,8 +124,9 @@ impl<'a> Way<'a> {
 
     /// Passes bytes on until a stream has to be waited for.
     fn advance(&mut self) -> io::Result<()> {
+        let mut is_drained = false;
         for _ in 0..TURN {
-            if self.is_over || !self.write()? {
+            if self.is_over || !self.write()? || is_drained {
                 return Ok(());
             }
             if self.has_ended {
@@ -121,7 +141,10 @@ impl<'a> Way<'a> {
             }
             match self.from.read(&mut self.buffer) {
                 Ok(0) => self.has_ended = true,
-                Ok(count) => self.unwritten = 0..count,
+                Ok(count) => {
+                    self.unwritten = 0..count;
+                    is_drained = count < BUFFER;
+                }
                 Err(error) if is_not_ready(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -17,6 +17,7 @@ mod local;
 mod nodes;
 #[cfg(target_os = "linux")]
 mod partitions;
+mod relay_speed;
 mod relays;
 mod starts;
 mod stops;
@@ -164,9 +165,7 @@ fn node() {
     let (index, wait) = (number(INDEX), Duration::from_secs(number(WAIT).into()));
     let on_wait = |error: &WireError| println!("waiting: {error}");
     let ended = daemon::run(&Daemon { token, options, index, wait, on_wait, ..daemon_of(&controller) });
-    if let Err(error) = ended {
-        panic!("{error}");
-    }
+    assert!(ended.is_ok(), "{}", ended.unwrap_err());
 }
 
 #[test]

@@ -13,12 +13,12 @@ use crate::{Machine, TOKEN, soon};
 const MINUTE: Duration = Duration::from_mins(2);
 
 /// A server on the node that calls `serve` for each connection, and its relay.
-fn relayed(machine: &Machine, serve: fn(TcpStream)) -> Relay {
+fn relayed(machine: &Machine, serve: fn(&TcpStream)) -> Relay {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            std::thread::spawn(move || serve(stream.unwrap()));
+            std::thread::spawn(move || serve(&stream.unwrap()));
         }
     });
     let relay = machine.node.relay(port).unwrap();
@@ -34,8 +34,8 @@ fn dial(address: SocketAddr) -> TcpStream {
 }
 
 /// Sends every byte back, as it arrives.
-fn echo(stream: TcpStream) {
-    let _ = std::io::copy(&mut &stream, &mut &stream);
+fn echo(stream: &TcpStream) {
+    let _ = std::io::copy(&mut &*stream, &mut &*stream);
     let _ = stream.shutdown(Shutdown::Write);
 }
 
@@ -50,9 +50,14 @@ fn exchange(mut stream: &TcpStream, bytes: &[u8]) {
 /// True for the error of a connection that was reset; false for its end.
 fn is_reset(mut stream: &TcpStream) -> bool {
     match stream.read(&mut [0]) {
-        Ok(0) => false,
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => true,
-        other => panic!("{other:?}"),
+        Ok(count) => {
+            assert_eq!(count, 0);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+            true
+        }
     }
 }
 
@@ -128,7 +133,7 @@ fn a_port_without_a_server_resets() {
     assert!(is_reset(&dial(relay.address())));
     // The relay goes on.
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    std::thread::spawn(move || listener.incoming().for_each(|stream| echo(stream.unwrap())));
+    std::thread::spawn(move || listener.incoming().for_each(|stream| echo(&stream.unwrap())));
     exchange(&dial(relay.address()), b"now");
 }
 
@@ -175,7 +180,7 @@ fn a_slow_client_holds_the_server_back() {
     const LIMIT: usize = 256 << 20;
     let machine = Machine::new();
     let relay = relayed(&machine, |mut stream| {
-        while let Ok(count) = stream.write(&[0; 64 << 10]) {
+        while let Ok(count) = stream.write(&[0; 4096]) {
             SENT.fetch_add(count, Ordering::SeqCst);
         }
     });

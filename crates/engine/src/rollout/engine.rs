@@ -4,7 +4,7 @@ use std::time::Duration;
 use rloom_core::{OnUpdate, PolicyId, PolicyVersion, RandomKey};
 
 use super::capabilities::RolloutCapabilities;
-use super::status::{RolloutStatistics, WorkerStatus};
+use super::status::{RequestTimes, RolloutStatistics, WorkerStatus};
 use super::{GenerateRequest, Generation, RolloutError};
 use crate::{PolicyLabel, PublishedPolicy};
 
@@ -109,6 +109,11 @@ pub trait RolloutEngine: Send + Sync {
     /// Failures of workers since the last call, for the user. The engine continues with the remaining workers, or tries again.
     fn take_failures(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Times of the rollout requests that servers answered since the last call; `None` for engines without servers.
+    fn take_request_times(&self) -> Option<RequestTimes> {
+        None
     }
 
     /// Totals since the engine started, as last reported by its workers.

@@ -14,7 +14,9 @@ pub use engine_settings::{RolloutEngineSettings, ServerSettings, WeightTransfer}
 pub use error::{InvalidReason, RequestName, RolloutError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
-pub use status::{DraftStatistics, RolloutStatistics, WorkerActivity, WorkerStatus};
+pub use status::{
+    DraftStatistics, RequestTime, RequestTimes, RolloutStatistics, WorkerActivity, WorkerStatus,
+};
 
 /// Submits all requests at once and returns the completions in order. The first error cancels the others.
 pub async fn generate_all<E: RolloutEngine>(

@@ -130,6 +130,34 @@ impl Add for RolloutStatistics {
     }
 }
 
+/// Times of requests that inference servers answered, for models of their speed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RequestTimes {
+    /// Number of servers that serve requests.
+    pub replicas: usize,
+    /// Maximum number of requests that a server computes at a time.
+    pub max_requests: usize,
+    /// Number of requests answered.
+    pub answered: u64,
+    /// Requests in the order of their answers; an even selection of them if there were many.
+    pub requests: Vec<RequestTime>,
+    /// Durations of the weight updates of single servers, without the time in which requests in flight finish.
+    pub updates: Vec<Duration>,
+}
+
+/// Times of one request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RequestTime {
+    /// Tokens generated.
+    pub tokens: usize,
+    /// Time between the request to the server and its answer.
+    pub service: Duration,
+    /// Time before, in which the request waited for a server with room.
+    pub waited: Duration,
+    /// Mean number of requests at the server during `service`, this one included.
+    pub concurrency: f64,
+}
+
 #[cfg(test)]
 mod tests {
     use rloom_core::{PolicyId, PolicyVersion};

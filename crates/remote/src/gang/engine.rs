@@ -226,10 +226,10 @@ impl Gang {
                 tensors[index % ranks].extend(rows::of_grad(index, grad));
             }
         } else {
-            let message = loss.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;
-            let tensor = Tensor::new("loss", &[message.len()], &message);
-            for own in &mut tensors {
-                own.push(tensor.clone());
+            for (rank, own) in tensors.iter_mut().enumerate() {
+                let message = rows::loss_of_rank(loss, rank, ranks).to_bytes();
+                let message = message.map_err(|error| TrainError::Batch(Box::new(error)))?;
+                own.push(Tensor::new("loss", &[message.len()], &message));
             }
         }
         self.accumulated.extend(step.iter().flat_map(|batch| batch.keys.iter().copied()));

@@ -1,6 +1,6 @@
 //! Micro-batches as tensors: every sequence with its own prompt, since ranks share none.
 
-use rloom_algo::{LossGrad, TokenScores};
+use rloom_algo::{LossGrad, LossInputs, LossStep, TokenScores};
 use rloom_engine::PackedBatch;
 use rloom_wire::{Frame, FrameError, Tensor};
 
@@ -29,6 +29,18 @@ pub(crate) fn of_batch(index: usize, batch: &PackedBatch) -> [Tensor; 4] {
     ]
 }
 
+/// The loss as rank `rank` of `ranks` needs it: without the inputs of the other ranks' micro-batches.
+pub(crate) fn loss_of_rank(loss: &LossStep<'_>, rank: usize, ranks: usize) -> LossStep<'static> {
+    let own = |(index, inputs): (usize, &LossInputs)| {
+        if index % ranks == rank { inputs.clone() } else { LossInputs::default() }
+    };
+    LossStep {
+        objective: loss.objective,
+        counts: loss.counts,
+        inputs: loss.inputs.iter().enumerate().map(own).collect(),
+    }
+}
+
 /// Tensors of the coefficients of micro-batch `index`.
 pub(crate) fn of_grad(index: usize, grad: &LossGrad) -> [Tensor; 3] {
     [("d_logprob", &grad.d_logprob), ("d_entropy", &grad.d_entropy), ("d_value", &grad.d_value)]
@@ -55,6 +67,7 @@ pub(crate) fn name(index: usize, field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rloom_algo::{GlobalCounts, Objective, ValueLoss};
     use rloom_core::{Author, SampleKey, Span, StopReason, Ticket, Trajectory};
     use rloom_engine::{pack, pack_unshared};
 
@@ -71,6 +84,23 @@ mod tests {
             stop: StopReason::Length,
             attachments: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_rank_gets_the_loss_of_its_own_micro_batches() {
+        let inputs: Vec<LossInputs> = (1..=5)
+            .map(|n| LossInputs { advantage: Some(vec![n as f32; 100]), ..LossInputs::default() })
+            .collect();
+        let objective = Objective::Value(ValueLoss { coef: 1.0, clip: None });
+        let loss = LossStep::new(objective, GlobalCounts::default(), &inputs);
+        let of_rank = |rank| loss_of_rank(&loss, rank, 2);
+        assert_eq!((of_rank(0).counts, of_rank(0).inputs.len()), (loss.counts, 5));
+        for index in 0..5 {
+            assert_eq!(of_rank(index % 2).inputs[index], inputs[index]);
+            assert_eq!(of_rank(1 - index % 2).inputs[index], LossInputs::default());
+        }
+        let bytes = |loss: &LossStep<'_>| loss.to_bytes().unwrap().len();
+        assert!(bytes(&of_rank(0)) + bytes(&of_rank(1)) < bytes(&loss) + 1000);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use rloom_core::OnUpdate;
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics, VersionGranularity, WaitedFor,
-    WorkerStatus,
+    RequestTimes, RolloutCapabilities, RolloutEngine, RolloutError, RolloutStatistics, VersionGranularity,
+    WaitedFor, WorkerStatus,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
@@ -28,7 +28,7 @@ struct CancelGuard {
 
 impl Drop for CancelGuard {
     fn drop(&mut self) {
-        self.shared.change(|state| state.remove_request(self.id));
+        self.shared.change_requests(|state| state.remove_request(self.id));
     }
 }
 
@@ -97,7 +97,7 @@ impl ReplicaPool {
             if let Some(result) = job.run().await {
                 // The caller may have dropped it.
                 drop(reply.send(result));
-                shared.change(|state| state.remove_request(id));
+                shared.change_requests(|state| state.remove_request(id));
             }
         });
         Ok((guard, answer))
@@ -265,6 +265,14 @@ impl RolloutEngine for ReplicaPool {
 
     fn take_failures(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.lock().reports)
+    }
+
+    fn take_request_times(&self) -> Option<RequestTimes> {
+        let mut state = self.shared.lock();
+        let replicas = state.replicas.values().filter(|replica| replica.phase.is_live()).count();
+        let (answered, requests, updates) = state.times.take();
+        let max_requests = state.max_requests;
+        Some(RequestTimes { replicas, max_requests, answered, requests, updates })
     }
 
     fn statistics(&self) -> RolloutStatistics {

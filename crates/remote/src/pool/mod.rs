@@ -7,6 +7,7 @@ mod replica;
 mod request;
 mod routing;
 mod state;
+mod times;
 mod transfer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,6 +92,19 @@ impl Shared {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.send_replace(());
+        result
+    }
+
+    /// Changes requests. Wakes the tasks that wait for a change only if one of them may wait for this one: with hundreds of
+    /// replicas, waking all of them for each request is most of the pool's work.
+    fn change_requests<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (result, is_awaited) = {
+            let mut state = self.lock();
+            (change(&mut state), std::mem::take(&mut state.is_awaited))
+        };
+        if is_awaited {
+            self.changed.send_replace(());
+        }
         result
     }
 

@@ -277,17 +277,8 @@ impl Supervisor {
 
     /// The replica has followed a load or release.
     fn ready(&self, target: Option<&Target>, generation: u64) {
-        self.shared.change(|state| {
-            if let Some(replica) = state.replicas.get_mut(&self.id) {
-                replica.label = target.map(|target| target.published.label());
-                replica.generation = generation;
-                if !matches!(replica.phase, Phase::Leaving | Phase::Gone) {
-                    replica.set_phase(Phase::Ready);
-                }
-            }
-            state.note_availability();
-            state.assign();
-        });
+        let label = target.map(|target| target.published.label());
+        self.shared.change(|state| state.followed(self.id, label, generation));
     }
 
     /// Serves until something is wrong or the replica leaves.

@@ -5,9 +5,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{ErrorText, OnUpdate, RandomKey, StopReason, VersionSpan};
+use rloom_core::{ErrorText, OnUpdate, Purpose, RandomKey, StopReason, VersionSpan};
 use rloom_engine::{
-    GenerateRequest, Generation, InvalidReason, PolicyLabel, RequestName, RolloutError, WaitedFor,
+    GenerateRequest, Generation, InvalidReason, PolicyLabel, RequestName, RequestTime, RolloutError,
+    WaitedFor,
 };
 use rloom_text::{IncrementalDecoder, StopStrings, TextError};
 use tokio::sync::watch;
@@ -74,12 +75,17 @@ impl Job {
             if let Some((length, stop)) = self.end_of(&made.tokens)? {
                 return Ok(cut(made, length, stop));
             }
+            let enqueued = Instant::now();
             let Some(lease) = self.lease().await? else { return Ok(made) };
+            let sent = Instant::now();
             let id = self.name(attempt);
             let tokens: Vec<u32> =
                 self.request.prompt.iter().chain(&self.request.prefix).chain(&made.tokens).copied().collect();
             let outcome = self.attempt(&lease, &id, &tokens, made.tokens.len()).await;
-            let interrupted = self.shared.change(|state| state.leave_replica(self.id));
+            let (interrupted, concurrency) = self.shared.change_requests(|state| {
+                let concurrency = state.mean_load(&lease, sent.elapsed().as_secs_f64());
+                (state.leave_replica(self.id), concurrency)
+            });
             let reply = match outcome {
                 Outcome::Cancelled => return Err(None),
                 Outcome::Aborted => return Ok(made),
@@ -95,7 +101,16 @@ impl Job {
                     continue;
                 }
             };
-            self.shared.change(|state| state.answered(lease.replica, reply.tokens.len()));
+            // An aborted request says little about the time of a whole one.
+            let is_timed = reply.end != End::Aborted && self.request.key.purpose == Purpose::Rollout;
+            let (tokens, service) = (reply.tokens.len(), sent.elapsed());
+            let time = RequestTime { tokens, service, waited: sent - enqueued, concurrency };
+            self.shared.change_requests(|state| {
+                state.answered(lease.replica, tokens);
+                if is_timed {
+                    state.times.add(time);
+                }
+            });
             let end = reply.end;
             made = made.then(self.generation(reply, lease.replica));
             if end == End::Aborted {
@@ -172,7 +187,7 @@ impl Job {
     async fn lease(&mut self) -> Result<Option<Lease>, Option<RolloutError>> {
         // Later losses are those of the replica that gets the request.
         self.lost = self.signals.borrow().lost;
-        let granted = self.shared.change(|state| match &state.end {
+        let granted = self.shared.change_requests(|state| match &state.end {
             Some(end) => Err(Some(end.clone())),
             None => state.enqueue(self.id).ok_or(None),
         })?;

@@ -10,6 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::routing::{Affinity, Candidate, Prefix, choose};
+use super::times::{LoadIntegral, TimesLog};
 use crate::server::Server;
 
 /// Labels that tokens in flight may still name.
@@ -58,6 +59,8 @@ pub(super) struct Replica {
     pub(super) running: BTreeSet<u64>,
     /// Tokens that they may still take.
     pub(super) outstanding: u64,
+    /// Number of `running` summed over time.
+    load: LoadIntegral,
     /// Changes when it fails, so that late news of requests from before count no more.
     pub(super) incarnation: u32,
     /// Failures since the last good answer.
@@ -79,6 +82,11 @@ pub(super) struct Replica {
 impl Replica {
     pub(super) fn set_phase(&mut self, phase: Phase) {
         (self.phase, self.since) = (phase, Instant::now());
+    }
+
+    /// Number of its requests summed over time, in seconds. Must be called before each change of that number.
+    fn advance_load(&mut self) -> f64 {
+        self.load.advance(self.running.len(), Instant::now())
     }
 }
 
@@ -118,6 +126,8 @@ pub(super) struct Lease {
     pub(super) incarnation: u32,
     pub(super) server: Arc<Server>,
     pub(super) label: PolicyLabel,
+    /// Requests of the replica summed over time until now, in seconds.
+    load: f64,
 }
 
 /// Weights that all replicas shall have.
@@ -148,6 +158,11 @@ pub(super) struct State {
     pub(super) without_since: Option<Instant>,
     /// Failures that the user was not told yet.
     pub(super) reports: Vec<String>,
+    /// A change of requests that a task may wait for: the last one of a replica that is to do something else then, or one
+    /// that the caller aborts.
+    pub(super) is_awaited: bool,
+    /// Times that nobody has taken yet.
+    pub(super) times: TimesLog,
     /// Error of all requests, once the pool has ended.
     pub(super) end: Option<RolloutError>,
 }
@@ -167,6 +182,8 @@ impl State {
             next_replica: 0,
             without_since: Some(Instant::now()),
             reports: Vec::new(),
+            is_awaited: false,
+            times: TimesLog::default(),
             end: None,
         }
     }
@@ -185,6 +202,7 @@ impl State {
                 generation: 0,
                 running: BTreeSet::new(),
                 outstanding: 0,
+                load: LoadIntegral::new(now),
                 incarnation: 0,
                 strikes: 0,
                 restarts: 0,
@@ -230,6 +248,7 @@ impl State {
     pub(super) fn remove_request(&mut self, id: u64) {
         self.leave_replica(id);
         if let Some(entry) = self.requests.remove(&id) {
+            self.is_awaited |= entry.signal.borrow().is_aborted;
             self.waiting.remove(&entry.rank);
         }
     }
@@ -249,8 +268,11 @@ impl State {
         let interrupted = entry.interrupted.take();
         let cost = entry.cost;
         if let Some(replica) = entry.replica.take().and_then(|replica| self.replicas.get_mut(&replica)) {
+            replica.advance_load();
             replica.running.remove(&id);
             replica.outstanding -= cost;
+            let has_other_plans = replica.phase != Phase::Ready || replica.generation != self.generation;
+            self.is_awaited |= replica.running.is_empty() && has_other_plans;
             self.assign();
         }
         interrupted
@@ -280,11 +302,12 @@ impl State {
             };
             self.affinity.set(&entry.prefixes, chosen);
             entry.replica = Some(chosen);
+            let load = replica.advance_load();
             replica.running.insert(rank.1);
             replica.outstanding += entry.cost;
             let (server, incarnation) = (Arc::clone(&replica.server), replica.incarnation);
             // A task that no longer listens removes its request itself.
-            drop(grant.send(Lease { replica: chosen, incarnation, server, label }));
+            drop(grant.send(Lease { replica: chosen, incarnation, server, label, load }));
         }
     }
 
@@ -307,9 +330,31 @@ impl State {
         generation
     }
 
+    /// Records that a replica has followed a load or release.
+    pub(super) fn followed(&mut self, id: u32, label: Option<PolicyLabel>, generation: u64) {
+        if let Some(replica) = self.replicas.get_mut(&id) {
+            replica.label = label;
+            replica.generation = generation;
+            if replica.phase == Phase::Updating {
+                self.times.updated(replica.since.elapsed());
+            }
+            if !matches!(replica.phase, Phase::Leaving | Phase::Gone) {
+                replica.set_phase(Phase::Ready);
+            }
+        }
+        self.note_availability();
+        self.assign();
+    }
+
     /// True if weights with this label were loaded at some time.
     pub(super) fn knows(&self, label: PolicyLabel) -> bool {
         self.labels.contains(&label)
+    }
+
+    /// Mean number of requests at the replica in the seconds since it got this lease, this one included.
+    pub(super) fn mean_load(&mut self, lease: &Lease, seconds: f64) -> f64 {
+        let load = self.replicas.get_mut(&lease.replica).map_or(0.0, Replica::advance_load);
+        ((load - lease.load) / seconds.max(1e-9)).max(1.0)
     }
 
     /// Records a good answer of a replica.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rloom_core::{OnUpdate, StopReason};
+use rloom_core::{OnUpdate, Purpose, StopReason};
 use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
 use rloom_remote::{ModelLimits, ReplicaPool, Server};
 
@@ -127,4 +127,40 @@ fn a_server_that_is_too_small_is_named() {
     pool.join(Server::vllm(&stand_in.url).unwrap());
     let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
     assert!(error.to_string().contains("has a context of 512, and 4096 are needed"), "{error}");
+}
+
+/// Each answered request has its tokens, its time at the server, its wait and the load of the server, and updates have their
+/// durations.
+#[test]
+fn times_of_requests_and_updates_are_recorded() {
+    const SERVICE: Duration = Duration::from_millis(200);
+    let stand_in = StandIn::start();
+    stand_in.set_service(|_, _| SERVICE);
+    let pool = pool_of(&[&stand_in], &ServerSettings { max_requests: 2, ..settings(1) });
+    let trainer = Trainer::new();
+    let times = run(async {
+        pool.load(&trainer.main(1), OnUpdate::Finish).await.unwrap();
+        let mut evaluated = request(9, 0, 4);
+        evaluated.key.purpose = Purpose::Evaluation;
+        pool.generate(evaluated).await.unwrap();
+        let made = generate_all(&pool, (0..6).map(|sample| request(1, sample, 5))).await.unwrap();
+        pool.load(&trainer.main(2), OnUpdate::Finish).await.unwrap();
+        let times = pool.take_request_times().unwrap();
+        let mut tokens: Vec<usize> = times.requests.iter().map(|time| time.tokens).collect();
+        let mut expected: Vec<usize> = made.iter().map(|made| made.tokens.len()).collect();
+        tokens.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(tokens, expected);
+        times
+    });
+    assert_eq!((times.replicas, times.max_requests, times.answered), (1, 2, 6));
+    assert_eq!(times.updates.len(), 1, "the first load brought the replica up");
+    for time in &times.requests {
+        assert!(time.service >= SERVICE, "{time:?}");
+        assert!((1.0..2.001).contains(&time.concurrency), "{time:?}");
+    }
+    // Of six requests in two places, some wait for others.
+    assert!(times.requests.iter().any(|time| time.waited >= SERVICE / 4), "{times:?}");
+    assert!(times.requests.iter().any(|time| time.concurrency > 1.2), "{times:?}");
+    assert!(pool.take_request_times().unwrap().requests.is_empty(), "they are taken");
 }

@@ -72,7 +72,10 @@ impl ConfiguredEngines {
         for stage in &config.stages {
             Placement::of(config, stage, &offer)?;
         }
-        let publications = directory.join(PUBLICATIONS);
+        // Servers have working directories of their own.
+        let publications = std::path::absolute(directory)
+            .map_err(|error| StoreError::io("resolve", directory, error))?
+            .join(PUBLICATIONS);
         if publications.exists() {
             std::fs::remove_dir_all(&publications)
                 .map_err(|error| StoreError::io("remove", &publications, error))?;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use rloom_core::OnUpdate;
 use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    Abort, GenerateRequest, Generation, Health, PublishedPolicy, RolloutCapabilities, RolloutEngine,
-    RolloutError, RolloutStatistics, WeightFolder, WorkerStatus,
+    Abort, GenerateRequest, Generation, Health, PublishedPolicy, RequestTimes, RolloutCapabilities,
+    RolloutEngine, RolloutError, RolloutStatistics, WeightFolder, WorkerStatus,
 };
 use rloom_remote::ReplicaPool;
 
@@ -93,6 +93,13 @@ impl RolloutEngine for ConfiguredRollout {
         match self {
             Self::Embedded(engine) => engine.take_failures(),
             Self::Pool { pool, .. } => pool.take_failures(),
+        }
+    }
+
+    fn take_request_times(&self) -> Option<RequestTimes> {
+        match self {
+            Self::Embedded(engine) => engine.take_request_times(),
+            Self::Pool { pool, .. } => pool.take_request_times(),
         }
     }
 

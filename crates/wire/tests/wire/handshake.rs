@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rloom_wire::{BUILD, Frame, Identity, Options, Token, WireError, connect};
+use rloom_wire::{
+    BUILD, Frame, Identity, Listener, Options, Peer, Streams, Token, WireError, connect, connect_stream,
+};
 
 use crate::{TOKEN, dial, listener, pair, soon, token};
 
@@ -139,4 +141,44 @@ fn frames_pass_right_after_the_handshake() {
     let (connecting, accepting) = pair(Options::default(), Options::default());
     connecting.send(&Frame::new(1, 2, "{}"), soon()).unwrap();
     assert_eq!(accepting.receive(soon()).unwrap(), Frame::new(1, 2, "{}"));
+}
+
+#[test]
+fn streams_of_a_role_carry_plain_bytes_after_the_handshake() {
+    let (sender, arrived) = std::sync::mpsc::sync_channel(8);
+    let take = Box::new(move |peer: Peer, stream| sender.send((peer.identity, stream)).unwrap());
+    let streams = Streams { role: "relay", take };
+    let identity = Identity::new("controller", 0, 0);
+    // No beat would be in time.
+    let options = Options { lease: Duration::from_millis(100), ..Options::default() };
+    let listener = Listener::bind_with("127.0.0.1:0", token(), identity, options, Some(streams)).unwrap();
+    let address = listener.address().to_string();
+    let dial = |token: &Token, role| {
+        connect_stream(&address, token, &Identity::new(role, 9, 0), Options::default(), soon())
+    };
+    let mut connecting = dial(&token(), "relay").unwrap();
+    let (identity, mut accepting) = arrived.recv_timeout(Duration::from_mins(2)).unwrap();
+    assert_eq!((identity.role.as_str(), identity.index), ("relay", 9));
+    for stream in [&connecting, &accepting] {
+        // Those of the handshake would end a quiet connection.
+        assert_eq!((stream.read_timeout().unwrap(), stream.write_timeout().unwrap()), (None, None));
+        assert!(stream.nodelay().unwrap());
+    }
+    std::thread::sleep(2 * options.lease);
+    for (from, to) in [(true, &b"there"[..]), (false, b"back!")] {
+        let (one, other) =
+            if from { (&mut connecting, &mut accepting) } else { (&mut accepting, &mut connecting) };
+        one.write_all(to).unwrap();
+        let mut bytes = [0; 5];
+        other.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, to);
+    }
+    drop(connecting);
+    assert_eq!(accepting.read(&mut [0]).unwrap(), 0);
+    // Neither a stranger nor another role gets there.
+    let error = dial(&Token::random().unwrap(), "relay").unwrap_err();
+    assert!(matches!(error, WireError::WrongToken { .. }), "{error}");
+    drop(dial(&token(), "rank").unwrap());
+    assert_eq!(listener.accept(soon()).unwrap().peer().identity.role, "rank");
+    assert!(arrived.try_recv().is_err());
 }

@@ -167,3 +167,14 @@ fn late_frames_are_dropped() {
     assert_eq!(accepting.receive(soon()).unwrap().job, 3);
     assert_eq!(accepting.discarded(), 3);
 }
+
+#[test]
+fn a_failure_is_waited_for_while_frames_wait() {
+    let (connecting, accepting) = pair(Options::default(), Options::default());
+    assert!(accepting.wait_failed(Instant::now() + Duration::from_millis(50)).is_none());
+    connecting.send(&Frame::new(1, 1, "{}"), soon()).unwrap();
+    drop(connecting);
+    let failure = accepting.wait_failed(soon()).unwrap();
+    assert!(matches!(failure, WireError::Closed { .. }), "{failure}");
+    assert_eq!(accepting.receive(soon()).unwrap().job, 1);
+}

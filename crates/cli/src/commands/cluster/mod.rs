@@ -1,4 +1,4 @@
-//! `rloom cluster`: the processes of a run on its machines, and files that start one on several.
+//! `rloom cluster`: runs on several machines.
 
 mod logs;
 mod manifest;
@@ -13,6 +13,7 @@ use crate::output::{BOLD, Output};
 
 pub(crate) fn run(command: &Cluster, output: Output) -> Result<(), Failure> {
     match command {
+        Cluster::Manifest(arguments) => manifest::run(arguments, output),
         Cluster::Ps { run } => {
             let processes = processes_of(&find_run(run)?).map_err(Failure::failed)?;
             if output.json { output.json(&processes) } else { list(&processes, output.on_stdout()) }
@@ -24,7 +25,6 @@ pub(crate) fn run(command: &Cluster, output: Output) -> Result<(), Failure> {
             send(&find_run(run)?, &ControlCommand::Drain { replica: *replica }, output)
         }
         Cluster::Logs(arguments) => logs::run(arguments, output),
-        Cluster::Manifest(arguments) => manifest::run(arguments, output),
     }
 }
 

@@ -52,6 +52,17 @@ pub(crate) enum PlanError {
         /// Devices per replica.
         per_replica: u32,
     },
+    /// Devices are given for a profile that was measured on inference servers.
+    #[error("the profile was measured on inference servers: give their number with --replicas, not devices")]
+    DevicesOfServers,
+    /// A number of servers is given for a profile that was not measured on servers.
+    #[error(
+        "--replicas needs --calibrate with a run whose rollouts came from inference servers, or its saved profile"
+    )]
+    NoServers,
+    /// The profile was measured on inference servers, and the recipe has none.
+    #[error("the profile was measured on inference servers, and the recipe's rollout engine is `embedded`")]
+    EmbeddedRecipe,
     /// An unknown shape of lengths.
     #[error("invalid value `{0}` for --lengths")]
     #[diagnostic(help("use `constant`, `lognormal:0.8` or `tail:0.05`"))]

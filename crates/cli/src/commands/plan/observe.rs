@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use rloom_core::{Author, Trajectory, metric};
-use rloom_sim::{ObservedRun, ObservedStep, group_correlation};
+use rloom_sim::{ObservedRequest, ObservedRun, ObservedStep, group_correlation};
 use rloom_telemetry::{Event, EventFile, EventLine};
 use serde::Deserialize;
 
@@ -52,8 +52,17 @@ struct Rollouts {
     samples: f64,
 }
 
+/// Measurements of a run.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    /// What a profile is fitted to.
+    pub(crate) run: ObservedRun,
+    /// Mean time between the ends of two steps, in seconds; 0 if there are no two.
+    pub(crate) seconds_per_step: f64,
+}
+
 /// Reads the measurements of stage `name`, by default of the last one whose steps sampled.
-pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<ObservedRun, Failure> {
+pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<Observed, Failure> {
     let path = directory.join("events.jsonl");
     let events = EventFile::open(&path).map_err(Failure::failed)?;
     let lines = events.select(measurement).map_err(Failure::failed)?;
@@ -104,17 +113,44 @@ pub(crate) fn run(directory: &Path, name: Option<&str>) -> Result<ObservedRun, F
             trained: get(metric::TRAIN_TOKENS_PER_SECOND) * get(metric::TIME_TRAIN),
         });
     }
+    let first = warm.first().map_or(0, |line| line.step);
+    read_requests(kept.iter().filter(|line| line.stage == stage && line.step >= first), &mut observed);
     observed.reward_seconds = if samples > 0.0 { rewards / samples } else { 0.0 };
     let drawn = filtered + trained_groups;
     observed.filter_rate = if drawn > 0.0 { filtered / drawn } else { 0.0 };
     observed.group_correlation = group_correlation(&groups.into_values().collect::<Vec<_>>());
-    Ok(observed)
+    let between = |pair: &[&&EventLine]| {
+        (pair[0].attempt == pair[1].attempt).then(|| pair[1].elapsed - pair[0].elapsed)
+    };
+    let durations: Vec<f64> = steps.windows(2).filter_map(between).collect();
+    let seconds_per_step = durations.iter().sum::<f64>() / durations.len().max(1) as f64;
+    Ok(Observed { run: observed, seconds_per_step })
+}
+
+/// Reads the times of requests to inference servers, where recorded.
+fn read_requests<'a>(lines: impl Iterator<Item = &'a &'a EventLine>, observed: &mut ObservedRun) {
+    let mut updates = Vec::new();
+    for line in lines {
+        let Event::Requests(times) = &line.event else { continue };
+        observed.servers = times.replicas as u32;
+        updates.extend(&times.updates);
+        let requests = times.tokens.iter().zip(&times.seconds).zip(&times.concurrency);
+        observed.requests.extend(requests.map(|((&tokens, &seconds), &concurrency)| ObservedRequest {
+            tokens: tokens as f64,
+            seconds,
+            concurrency,
+        }));
+    }
+    if !updates.is_empty() {
+        // Those of the whole pool include the time in which requests in flight finish.
+        observed.load = updates;
+    }
 }
 
 /// Returns the starts of the run, and its steps with the metrics that a calibration needs.
 fn measurement(mut line: EventLine) -> Option<EventLine> {
     match &mut line.event {
-        Event::RunStarted { .. } => Some(line),
+        Event::RunStarted { .. } | Event::Requests(_) => Some(line),
         Event::Step { metrics } => {
             metrics
                 .retain(|name, _| MEASURED.contains(&&**name) || name.starts_with(metric::FILTERED_PREFIX));

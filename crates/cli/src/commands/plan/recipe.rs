@@ -2,6 +2,7 @@
 //! speed.
 
 use rloom_config::{Config, Stage};
+use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
 use rloom_sched::{ScheduleSettings, SchedulerSettings};
 use rloom_sim::{Demand, Distribution, ModelShape, Profile, Scenario, Split, Workload};
@@ -25,6 +26,10 @@ pub(crate) struct Recipe {
     checkpoint_every: u64,
     pub(crate) workload: Workload,
     pub(crate) demand: Demand,
+    /// Number of inference servers; `None` with the embedded engine.
+    pub(crate) servers: Option<u32>,
+    /// Servers and trainer take turns on the same devices.
+    pub(crate) sleeps: bool,
     seed: u64,
 }
 
@@ -52,6 +57,13 @@ impl Recipe {
             checkpoint_every: stage.checkpoint_every,
             workload,
             demand,
+            servers: match &rollout.engine {
+                RolloutEngineSettings::Embedded(_) => None,
+                RolloutEngineSettings::Vllm(servers) | RolloutEngineSettings::Sglang(servers) => {
+                    Some(arguments.replicas.unwrap_or(servers.servers() as u32))
+                }
+            },
+            sleeps: rollout.engine.sleeps(),
             seed: config.run.seed,
         })
     }
@@ -80,6 +92,15 @@ impl Recipe {
     /// True if the other settings of the schedule allow this staleness bound.
     pub(crate) fn allows(&self, max_staleness: u64) -> bool {
         self.scheduler(max_staleness, self.steps).validate().is_ok()
+    }
+
+    /// Inference servers and the trainer.
+    pub(crate) fn split_of_servers(&self, replicas: u32) -> Split {
+        if self.sleeps {
+            Split::Shared { devices: replicas }
+        } else {
+            Split::Separate { rollout: replicas, train: 1 }
+        }
     }
 
     /// The stage on a split of a profile's devices.

@@ -24,15 +24,21 @@ pub(super) fn text(findings: &Findings<'_>, recipe: &Recipe, devices: u32, outpu
     let mut lines = head(findings, recipe, devices);
     lines.push(String::new());
     let configured = findings.configured;
-    lines.push(output.paint(BOLD, &format!("as configured: {}", describe(configured))));
+    lines.push(output.paint(BOLD, &format!("as configured: {}", describe(findings, configured))));
     lines.extend(details(&configured.report));
+    if !findings.limits.is_empty() {
+        lines.push(String::new());
+        let mut limits = super::limits::text(&findings.limits);
+        limits[0] = output.paint(BOLD, &limits[0]);
+        lines.extend(limits);
+    }
     if !findings.frontier.is_empty() {
         lines.push(String::new());
         lines.extend(table(findings, output));
     }
     if let Some(recommended) = &findings.recommended {
         lines.push(String::new());
-        lines.push(output.paint(GREEN, &format!("recommended: {}", describe(recommended.point))));
+        lines.push(output.paint(GREEN, &format!("recommended: {}", describe(findings, recommended.point))));
         lines.push(reason(findings, recommended));
     }
     lines.join("\n")
@@ -59,32 +65,63 @@ fn head(findings: &Findings<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
             work.group_size
         ),
         format!("model       {model}"),
-        format!("hardware    {}: {devices} devices", findings.profile.about),
+        match recipe.servers.filter(|_| findings.profile.has_servers()) {
+            Some(number) => format!(
+                "hardware    {}: {} of at most {} requests",
+                findings.profile.about,
+                servers(number),
+                recipe.demand.max_batch
+            ),
+            None => format!("hardware    {}: {devices} devices", findings.profile.about),
+        },
         format!(
             "lengths     {} tokens per turn on average, 99th percentile {}{turns}",
             tokens(work.turn_tokens.mean()),
             tokens(work.turn_tokens.quantile(0.99))
         ),
     ];
-    if let Some(FitQuality { steps, rollout_error, train_error }) = findings.calibration {
-        lines.push(format!(
-            "fitted to   {steps} steps; mean error {} of the rollout time and {} of the training time",
-            percent(rollout_error),
-            percent(train_error)
-        ));
-    }
+    lines.extend(findings.calibration.map(fit));
     lines
 }
 
+/// The data that the profile was fitted to, and how well it repeats them.
+fn fit(quality: FitQuality) -> String {
+    let FitQuality { steps, rollout_error, train_error, servers: replay } = quality;
+    match replay {
+        Some(replay) => format!(
+            "fitted to   {steps} steps and {} requests on {}; they took {} per step, simulated {}; mean error {} of the \
+             training time",
+            thousands(replay.requests as u64),
+            servers(replay.replicas),
+            step_time(replay.measured_seconds_per_step),
+            step_time(replay.simulated_seconds_per_step),
+            percent(train_error)
+        ),
+        None => format!(
+            "fitted to   {steps} steps; mean error {} of the rollout time and {} of the training time",
+            percent(rollout_error.unwrap_or_default()),
+            percent(train_error)
+        ),
+    }
+}
+
 /// Describes split and staleness bound.
-fn describe(candidate: &Candidate) -> String {
+fn describe(findings: &Findings<'_>, candidate: &Candidate) -> String {
     let split = match candidate.split {
+        Split::Shared { devices: n } if findings.profile.has_servers() => {
+            format!("{} and the trainer take turns", servers(n))
+        }
+        Split::Separate { rollout: n, .. } if findings.profile.has_servers() => servers(n),
         Split::Shared { devices } => format!("rollout and training alternate on {}", plural(devices)),
         Split::Separate { rollout, train } => {
             format!("{} for rollout, {} for training", plural(rollout), plural(train))
         }
     };
     format!("max_staleness = {}, {split}", candidate.max_staleness)
+}
+
+fn servers(number: u32) -> String {
+    format!("{number} inference server{}", if number == 1 { "" } else { "s" })
 }
 
 fn plural(devices: u32) -> String {

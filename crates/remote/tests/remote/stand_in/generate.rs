@@ -96,7 +96,10 @@ impl Params {
 
 pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, Value) {
     let prompt: Vec<u32> = serde_json::from_value(body["token_ids"].clone()).unwrap();
-    let params = Params::read(&body["sampling_params"]);
+    let mut params = Params::read(&body["sampling_params"]);
+    if world.lock().unwrap().has_whole_lengths {
+        params.min_tokens = params.max_tokens;
+    }
     if prompt.iter().any(|&token| token as usize >= VOCABULARY) || prompt.len() + params.max_tokens > CONTEXT
     {
         return (400, json!({ "error": { "message": "bad prompt", "code": 400 } }));
@@ -104,6 +107,10 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
     let id = format!("generate-tokens-{}", body["request_id"].as_str().unwrap());
     let mut registered = register(world, id.clone(), &prompt);
     let (tokens, logprobs, versions, reason) = decode(world, registered.number, &prompt, &params).await;
+    let service = world.lock().unwrap().service;
+    if let Some(service) = service {
+        sleep(service(params.seed, tokens.len())).await;
+    }
     registered.is_done = true;
     let world = &mut *world.lock().unwrap();
     let faults = &mut world.faults;

@@ -96,6 +96,10 @@ pub(crate) struct World {
     pub(crate) prompts: Vec<Vec<u32>>,
     /// Tokens per millisecond of each request.
     speed: usize,
+    /// Further time of a request by its seed and its number of tokens.
+    service: Option<fn(u64, usize) -> Duration>,
+    /// Completions have the longest length that is asked for.
+    has_whole_lengths: bool,
     max_num_seqs: usize,
 }
 
@@ -142,6 +146,8 @@ impl StandIn {
             cancelled: 0,
             prompts: Vec::new(),
             speed: 4,
+            service: None,
+            has_whole_lengths: false,
             max_num_seqs: 64,
         }));
         let (stop, stopped) = oneshot::channel::<()>();
@@ -174,6 +180,18 @@ impl StandIn {
     /// Tokens per millisecond of each request.
     pub(crate) fn set_speed(&self, speed: usize) {
         self.lock().speed = speed;
+    }
+
+    /// Lets each request take this time, by its seed and its number of tokens, and no time for the tokens themselves.
+    pub(crate) fn set_service(&self, service: fn(u64, usize) -> Duration) {
+        self.set_speed(usize::MAX);
+        self.lock().service = Some(service);
+    }
+
+    /// Gives every completion the longest length that is asked for, at once.
+    pub(crate) fn set_whole_lengths(&self) {
+        self.set_speed(usize::MAX);
+        self.lock().has_whole_lengths = true;
     }
 
     /// A client of it.

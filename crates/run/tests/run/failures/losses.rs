@@ -90,7 +90,16 @@ fn a_lost_trainer_is_replaced_with_the_same_result() {
                     "{calls:?}: {warning}"
                 );
             }
-            assert_eq!(trial.lines().last().unwrap().attempt as usize, 1 + from.len());
+            let lines = trial.lines();
+            assert_eq!(lines.last().unwrap().attempt as usize, 1 + from.len());
+            // Durations include the work before a restart.
+            let seconds = |event: &Event| match event {
+                Event::StageFinished { seconds, .. } | Event::RunFinished { seconds, .. } => Some(*seconds),
+                _ => None,
+            };
+            let ends: Vec<f64> = lines.iter().filter_map(|line| seconds(&line.event)).collect();
+            let (run, stages) = ends.split_last().unwrap();
+            assert!(ends[0] > 0.0 && *run >= stages.iter().sum::<f64>(), "{ends:?}");
             // One for each stage: it stays while the trainer is replaced, unless the stage has ended.
             let ended = u64::from(calls[0] == ("publish", 5));
             assert_eq!(faults.rollouts.load(Ordering::Relaxed), 2 + ended, "{calls:?}");
