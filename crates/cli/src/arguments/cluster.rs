@@ -6,29 +6,6 @@ use clap::{Args, Subcommand, ValueEnum};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
-    /// List the processes of a running run.
-    Ps {
-        /// Folder or name of the run.
-        run: PathBuf,
-    },
-    /// Change the number of inference servers of a running run.
-    ///
-    /// New ones load the current weights before they get requests. Surplus ones finish their requests first.
-    Scale {
-        /// Folder or name of the run.
-        run: PathBuf,
-        /// Number of servers.
-        replicas: usize,
-    },
-    /// End an inference server of a running run once its requests are finished.
-    Drain {
-        /// Folder or name of the run.
-        run: PathBuf,
-        /// Number of the server.
-        replica: usize,
-    },
-    /// Show the output of the processes of a run.
-    Logs(ClusterLogs),
     /// Write a batch script or a Kubernetes manifest that runs a recipe.
     Manifest(Manifest),
     /// List the processes of a running run.
@@ -54,20 +31,6 @@ pub(crate) enum Cluster {
     },
     /// Show the output of the processes of a run.
     Logs(ClusterLogs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ClusterLogs {
-    /// Folder or name of the run.
-    pub(crate) run: PathBuf,
-    /// Process, such as `replica-0` or `policy-rank-1`. Default: all.
-    pub(crate) process: Option<String>,
-    /// Number of last lines of each process.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
-    pub(crate) lines: usize,
-    /// Show new output as it is written.
-    #[arg(short, long)]
-    pub(crate) follow: bool,
 }
 
 /// Scheduler of a manifest.
@@ -134,4 +97,18 @@ pub(crate) struct Manifest {
     /// File to write [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClusterLogs {
+    /// Folder or name of the run.
+    pub(crate) run: PathBuf,
+    /// Process, such as `replica-0` or `policy-rank-1`. Default: all.
+    pub(crate) process: Option<String>,
+    /// Number of last lines of each process.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub(crate) lines: usize,
+    /// Show new output as it is written.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
 }
