@@ -162,12 +162,15 @@ class Launcher:
         options = self.options
         ray.init(address=options.address, configure_logging=False)
         self.answered = time.monotonic()
+        host, _, port = options.controller.rpartition(":")
+        if host in ("0.0.0.0", "[::]"):  # all interfaces: Ray knows which one the nodes reach
+            host = ray.util.get_node_ip_address()
         self.group = placement_group([self.bundle] * options.nodes, strategy=options.placement.upper())
         self.await_group()
         remote = ray.remote(max_restarts=-1, num_cpus=options.cpus_per_node, num_gpus=options.gpus_per_node)
         for index in range(options.nodes):
             strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
-            arguments = ["--controller", options.controller, "--index", str(index)]
+            arguments = ["--controller", f"{host}:{port}", "--index", str(index)]
             actor = remote(Daemon).options(scheduling_strategy=strategy)
             self.spawn(self.keep, index, actor.remote(arguments, options.program, self.token))
         while ray.nodes():  # blocks while the head is gone

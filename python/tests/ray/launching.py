@@ -22,9 +22,9 @@ class Controller:
     """Listens as a controller does and runs the launcher."""
 
     def __init__(self, program: Path, *arguments: str, controller: str = "", **environment: str) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("0.0.0.0", 0))
         self.listener.settimeout(SECONDS)
-        address = controller or f"127.0.0.1:{self.listener.getsockname()[1]}"
+        address = controller or f"0.0.0.0:{self.listener.getsockname()[1]}"
         command = [sys.executable, "-m", "rloom.ray", "--controller", address, "--program", str(program)]
         self.process = subprocess.Popen(
             [*command, *arguments],

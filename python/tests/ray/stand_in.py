@@ -15,6 +15,7 @@ if options["--controller"] == "refused:1":
 host, _, port = options["--controller"].rpartition(":")
 with socket.create_connection((host, int(port))) as connection:
     started = {
+        "controller": host,
         "index": int(options["--index"]),
         "pid": os.getpid(),
         "worker": os.getppid(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -78,6 +81,8 @@ def test_places_daemons_by_the_strategy(launch: Any, cluster: Any, placement: st
     assert [daemon["index"] for daemon in started] == [0, 1]
     assert {daemon["token"] for daemon in started} == {TOKEN}
     assert {daemon["gpus"] for daemon in started} == {""}
+    # The controller listens on all interfaces; daemons get the address of one.
+    assert "0.0.0.0" not in {daemon["controller"] for daemon in started}
     assert sorted(event["index"] for event in placed) == [0, 1]
     assert len({event["node"] for event in placed}) == nodes
     # Closed standard input ends everything.
@@ -151,6 +156,27 @@ def test_ends_with_its_process(launch: Any, cluster: Any) -> None:
     started = [controller.accept() for _ in range(2)]
     controller.process.kill()
     assert all(gone(daemon["pid"]) and gone(daemon["worker"]) for daemon in started)
+
+
+def test_daemons_end_with_their_process_without_help_of_ray(stand_in: Path) -> None:
+    program = f"""
+import sys, time, types
+from unittest import mock
+sys.modules["ray"] = mock.MagicMock(get_gpu_ids=list)
+from rloom.ray import Daemon
+daemon = Daemon(["--controller", "127.0.0.1:{{}}", "--index", "0"], {str(stand_in)!r}, "token")
+daemon.start()
+time.sleep(1000)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(SECONDS)
+        code = program.format(listener.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", code]) as worker:
+            connection, _ = listener.accept()
+            with connection:
+                pid = json.loads(connection.makefile().readline())["pid"]
+                worker.kill()
+                assert gone(pid)
 
 
 def test_moves_daemons_of_a_lost_node_to_its_replacement(launch: Any, new_cluster: Any) -> None:

@@ -61,21 +61,21 @@ pub(crate) struct Manifest {
     /// Override a setting; may be repeated. A stage is addressed by its name.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
-    /// Number of nodes.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) nodes: u32,
-    /// Number of cores of a node.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) cpus_per_node: u32,
-    /// Number of GPUs of a node.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1024))]
-    pub(crate) gpus_per_node: u32,
+    /// Number of nodes [default: `cluster.nodes`].
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<usize>,
+    /// Number of cores of a node [default: `cluster.cpus_per_node`, else 1].
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus_per_node: Option<usize>,
+    /// Number of GPUs of a node [default: `cluster.gpus_per_node`, else 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus_per_node: Option<usize>,
     /// Memory of a node in GiB [default: the scheduler's].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) memory_per_node: Option<u32>,
-    /// Folder that all nodes see [default on Kubernetes: /share].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) share: Option<String>,
+    /// Folder in the containers where the persistent volume is mounted and the run works, for Kubernetes.
+    #[arg(long, value_name = "DIR", default_value = "/share")]
+    pub(crate) share: String,
     /// Port of the controller.
     #[arg(long, value_name = "PORT", default_value_t = 29600, value_parser = clap::value_parser!(u16).range(1024..))]
     pub(crate) port: u16,

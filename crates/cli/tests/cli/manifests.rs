@@ -6,17 +6,20 @@ use std::process::Command;
 
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::support::{Sandbox, snapshot};
+use crate::support::{Sandbox, TINY, snapshot};
 
-const RECIPE: &str = "  # Indented, with 'quotes', \"both\" and a colon: x\nrun.name = \"sums\"\n\n[schedule]\nmax_staleness = 1\n";
+/// A file as the one of the recipe: it begins with spaces.
+fn recipe() -> String {
+    format!("  # With 'quotes', \"both\" and a colon: x\n{TINY}")
+}
 
 /// A manifest of two nodes with a GPU each, and the sandbox with the files.
 fn manifest(kind: &str, more: &[&str]) -> (Sandbox, String) {
     let sandbox = Sandbox::new();
-    sandbox.write("2 Sums.toml", RECIPE);
+    sandbox.write("2 Sums.toml", &recipe());
     sandbox.write("two-nodes.toml", "cluster.join_seconds = 60\n");
     let arguments = ["cluster", "manifest", kind, "2 Sums.toml", "two-nodes.toml", "--nodes", "2"];
-    let sizes = ["--cpus-per-node", "4", "--gpus-per-node", "1", "--set", "run.title=it's $HOME"];
+    let sizes = ["--cpus-per-node", "4", "--gpus-per-node", "1", "--set", "run.directory=it's $HOME"];
     let result = sandbox.run(&[&arguments[..], &sizes, more].concat());
     assert_eq!((result.code, result.stderr.as_str()), (Some(0), ""), "{}", result.text());
     (sandbox, result.stdout)
@@ -43,7 +46,7 @@ fn assert_has(yaml: &Yaml, paths: &[&str]) {
 
 #[test]
 fn a_batch_script_of_slurm() {
-    let (sandbox, text) = manifest("slurm", &["--share", "/data", "--time", "1:00:00"]);
+    let (sandbox, text) = manifest("slurm", &["--time", "1:00:00"]);
     snapshot("manifest_slurm", &text);
     sandbox.write("run.sh", &text);
     let checked = Command::new("bash").arg("-n").arg(sandbox.path("run.sh")).status().unwrap();
@@ -66,7 +69,7 @@ fn the_token_of_a_batch_script_is_made_where_it_runs() {
 fn a_job_of_kuberay() {
     let (text, configuration, job) = kubernetes("rayjob", &[]);
     snapshot("manifest_rayjob", &text);
-    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(RECIPE));
+    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(recipe().as_str()));
     assert_eq!(configuration["data"]["two-nodes.toml"].as_str(), Some("cluster.join_seconds = 60\n"));
     assert_eq!((job["apiVersion"].as_str(), job["kind"].as_str()), (Some("ray.io/v1"), Some("RayJob")));
     let cluster = &job["spec"]["rayClusterSpec"];
@@ -97,7 +100,7 @@ fn a_job_of_kuberay() {
 fn a_job_set() {
     let (text, configuration, set) = kubernetes("jobset", &["--memory-per-node", "64"]);
     snapshot("manifest_jobset", &text);
-    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(RECIPE));
+    assert_eq!(configuration["data"]["2-Sums.toml"].as_str(), Some(recipe().as_str()));
     let kind = (set["apiVersion"].as_str(), set["kind"].as_str());
     assert_eq!(kind, (Some("jobset.x-k8s.io/v1alpha2"), Some("JobSet")));
     assert_has(&set, &["metadata.name", "spec.successPolicy.operator", "spec.replicatedJobs.1"]);
@@ -121,14 +124,14 @@ fn assert_commands_agree(command: &str) {
     let words = String::from_utf8(words.stdout).unwrap();
     let words: Vec<_> = words.lines().collect();
     assert_eq!(words[..3], ["train", "/etc/rloom/2-Sums.toml", "/etc/rloom/two-nodes.toml"]);
-    assert_eq!(words[3..5], ["--set", "run.title=it's $HOME"]);
+    assert_eq!(words[3..5], ["--set", "run.directory=it's $HOME"]);
     assert!(words.contains(&"cluster.nodes=2") && words.contains(&"run.resume=auto"), "{words:?}");
 }
 
 #[test]
 fn without_gpus_none_are_asked_for() {
     let sandbox = Sandbox::new();
-    sandbox.write("recipe.toml", RECIPE);
+    sandbox.write("recipe.toml", TINY);
     for kind in ["slurm", "rayjob", "jobset"] {
         let image: &[&str] = if kind == "slurm" { &[] } else { &["--image", "rloom"] };
         let written = sandbox.path(kind).display().to_string();
@@ -143,9 +146,9 @@ fn without_gpus_none_are_asked_for() {
 #[test]
 fn manifests_that_cannot_be_written_are_refused() {
     let sandbox = Sandbox::new();
-    sandbox.write("recipe.toml", RECIPE);
+    sandbox.write("recipe.toml", TINY);
     std::fs::create_dir(sandbox.path("other")).unwrap();
-    sandbox.write("other/recipe.toml", RECIPE);
+    sandbox.write("other/recipe.toml", TINY);
     let refused = |arguments: &[&str], message: &str| {
         let result = sandbox.run(&[&["cluster", "manifest"], arguments].concat());
         assert_eq!(result.code, Some(2), "{}", result.text());

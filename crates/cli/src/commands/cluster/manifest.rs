@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use rloom_config::Config;
 use serde_json::json;
 
 use self::template::Template;
@@ -19,39 +20,49 @@ const RAY: &str = "2.60.0";
 /// Folder of the configuration files in a container.
 const CONFIGURATION: &str = "/etc/rloom";
 
-/// Folder of a container that all nodes see, unless the command line names one.
-const SHARE: &str = "/share";
-
 /// Longest name of a run in names of Kubernetes, which has room for suffixes within 63 characters.
 const LONGEST_NAME: usize = 40;
 
-/// Machines of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Machines of a run: those of `[cluster]`, with what the command line changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ClusterShape {
-    nodes: u32,
-    cpus_per_node: u32,
-    gpus_per_node: u32,
-    /// Folder that all nodes see.
-    share: Option<String>,
+    nodes: usize,
+    cpus_per_node: usize,
+    gpus_per_node: usize,
 }
 
 impl ClusterShape {
-    fn from_arguments(arguments: &Manifest) -> Self {
-        Self {
-            nodes: arguments.nodes,
-            cpus_per_node: arguments.cpus_per_node,
-            gpus_per_node: arguments.gpus_per_node,
-            share: arguments.share.clone(),
+    /// Resolves the configuration as the job will, which also checks it.
+    fn new(arguments: &Manifest) -> Result<Self, Failure> {
+        let launcher = match arguments.kind {
+            ManifestKind::Rayjob => "ray",
+            ManifestKind::Slurm | ManifestKind::Jobset => "wait",
+        };
+        let mut overrides = arguments.overrides.clone();
+        overrides.push(format!("cluster.launcher={launcher}"));
+        overrides.push(format!("cluster.bind=0.0.0.0:{}", arguments.port));
+        for (key, number) in [
+            ("nodes", arguments.nodes),
+            ("cpus_per_node", arguments.cpus_per_node),
+            ("gpus_per_node", arguments.gpus_per_node),
+        ] {
+            overrides.extend(number.map(|number| format!("cluster.{key}={number}")));
         }
+        let cluster = Config::load(&arguments.files, &overrides)?.cluster.unwrap_or_default();
+        Ok(Self {
+            nodes: cluster.nodes,
+            cpus_per_node: cluster.cpus_per_node.unwrap_or(1),
+            gpus_per_node: cluster.gpus_per_node.unwrap_or(0),
+        })
     }
 }
 
 pub(crate) fn run(arguments: &Manifest, output: Output) -> Result<(), Failure> {
-    let shape = ClusterShape::from_arguments(arguments);
+    let shape = ClusterShape::new(arguments)?;
     let text = match arguments.kind {
-        ManifestKind::Slurm => slurm(arguments, &shape)?,
-        ManifestKind::Rayjob => kubernetes(arguments, &shape, include_str!("manifest/rayjob.yaml"))?,
-        ManifestKind::Jobset => kubernetes(arguments, &shape, include_str!("manifest/jobset.yaml"))?,
+        ManifestKind::Slurm => slurm(arguments, shape)?,
+        ManifestKind::Rayjob => kubernetes(arguments, shape, include_str!("manifest/rayjob.yaml"))?,
+        ManifestKind::Jobset => kubernetes(arguments, shape, include_str!("manifest/jobset.yaml"))?,
     };
     let Some(file) = &arguments.output else {
         return if output.json {
@@ -67,46 +78,37 @@ pub(crate) fn run(arguments: &Manifest, output: Output) -> Result<(), Failure> {
 }
 
 /// Values that all templates have.
-fn common(arguments: &Manifest, shape: &ClusterShape) -> Result<Template, Failure> {
+fn common(arguments: &Manifest, shape: ClusterShape) -> Result<Template, Failure> {
     let mut template = Template::default();
     template.set("name", run_name(arguments)?);
-    template.set("port", arguments.port);
-    template.set("nodes", shape.nodes);
-    template.set("cpus", shape.cpus_per_node);
-    template.set(
-        "gpus",
-        Some(shape.gpus_per_node).filter(|gpus| *gpus > 0).map_or_else(String::new, |n| n.to_string()),
-    );
-    template
-        .set("memory", arguments.memory_per_node.map_or_else(String::new, |gigabytes| gigabytes.to_string()));
+    template.set("port", arguments.port.to_string());
+    template.set("nodes", shape.nodes.to_string());
+    template.set("cpus", shape.cpus_per_node.to_string());
+    let (gpus, memory) = (shape.gpus_per_node, arguments.memory_per_node);
+    template.set("gpus", if gpus > 0 { gpus.to_string() } else { String::new() });
+    template.set("memory", memory.map(|gigabytes| gigabytes.to_string()).unwrap_or_default());
     let overrides = arguments.overrides.iter().map(|setting| format!("--set {}", template::shell(setting)));
     template.set("overrides", overrides.collect::<Vec<_>>().join(" "));
     Ok(template)
 }
 
-fn slurm(arguments: &Manifest, shape: &ClusterShape) -> Result<String, Failure> {
+fn slurm(arguments: &Manifest, shape: ClusterShape) -> Result<String, Failure> {
     if arguments.image.is_some() {
         return Err(Failure::usage_text("--image is for `rayjob` and `jobset`"));
-    }
-    for file in &arguments.files {
-        read(file)?;
     }
     let mut template = common(arguments, shape)?;
     let files = arguments.files.iter().map(|file| template::shell(&file.to_string_lossy()));
     template.set("files", files.collect::<Vec<_>>().join(" "));
-    let share = shape.share.as_ref().map(|share| template::shell(&format!("run.directory={share}/runs")));
-    template.set("share_setting", share.unwrap_or_default());
     template.set("partition", arguments.partition.clone().unwrap_or_default());
     template.set("time", arguments.time.clone().unwrap_or_default());
     Ok(template.fill(include_str!("manifest/slurm.sh")))
 }
 
-fn kubernetes(arguments: &Manifest, shape: &ClusterShape, source: &str) -> Result<String, Failure> {
+fn kubernetes(arguments: &Manifest, shape: ClusterShape, source: &str) -> Result<String, Failure> {
     if arguments.partition.is_some() || arguments.time.is_some() {
         return Err(Failure::usage_text("--partition and --time are for `slurm`"));
     }
     let mut template = common(arguments, shape)?;
-    let share = shape.share.as_deref().unwrap_or(SHARE);
     let mut names = BTreeSet::new();
     let (mut contents, mut files) = (String::new(), Vec::new());
     for file in &arguments.files {
@@ -122,8 +124,7 @@ fn kubernetes(arguments: &Manifest, shape: &ClusterShape, source: &str) -> Resul
     }
     template.set("files", files.join(" "));
     template.set("contents", contents);
-    template.set("share", template::yaml(share));
-    template.set("share_setting", template::shell(&format!("run.directory={share}/runs")));
+    template.set("share", template::yaml(&arguments.share));
     template.set("image", template::yaml(arguments.image.as_deref().unwrap_or_default()));
     template.set("claim", template::yaml(&arguments.claim));
     template.set("ray", RAY);

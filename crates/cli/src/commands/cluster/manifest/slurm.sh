@@ -31,7 +31,6 @@ rloom train {{files}} \
   --set cluster.launcher=wait \
   --set "cluster.nodes=$SLURM_JOB_NUM_NODES" \
   --set cluster.bind=0.0.0.0:{{port}} \
-  --set {{share_setting}} \
   --set run.resume=auto &
 train=$!
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 pub(super) struct Template(BTreeMap<&'static str, String>);
 
 impl Template {
-    pub(super) fn set(&mut self, name: &'static str, value: impl ToString) {
-        self.0.insert(name, value.to_string());
+    pub(super) fn set(&mut self, name: &'static str, value: impl Into<String>) {
+        self.0.insert(name, value.into());
     }
 
     /// Replaces each `{{name}}`. A line with a placeholder whose value is empty is left out.
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn lines_with_empty_values_are_left_out() {
         let mut template = Template::default();
-        template.set("a", 1);
+        template.set("a", "1");
         template.set("b", "");
         assert_eq!(template.fill("x {{a}} {{a}}\ny {{b}}\n${z}\n"), "x 1 1\n${z}\n");
     }
