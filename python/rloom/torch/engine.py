@@ -41,8 +41,9 @@ class Trained:
 class Engine:
     """Trains one model; every rank makes the same calls, each with its own micro-batches.
 
-    Micro-batch `i` of a step belongs to rank `i mod ranks`. A rank without one in a round computes an empty
-    one: collective operations need all ranks.
+    Micro-batch `i` of a step belongs to group `i mod groups` of ranks, which divide its tokens; without sequence
+    parallelism a group is one rank. A group without one in a round computes an empty one: collective operations
+    need all ranks.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -135,9 +136,8 @@ class Engine:
 
     def _rounds(self, batches: dict[int, Batch], total: int) -> Iterator[tuple[int | None, Batch]]:
         """Yields this rank's micro-batches, and an empty one where only other ranks have one."""
-        size = self.world.size
-        for first in range(0, total, size):
-            micro_batch = first + self.world.rank
+        for first in range(0, total, self.world.groups):
+            micro_batch = first + self.world.group
             yield (micro_batch, batches[micro_batch]) if micro_batch < total else (None, Batch.dummy())
 
     def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[_Parts]:

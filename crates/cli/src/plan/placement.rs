@@ -169,7 +169,7 @@ fn rank_memory(
         ("moments", stays * 2 * part),
         ("gathered layers", u64::from(is_gathered) * 2 * layer * model.dtype.bytes() as u64),
         ("reference", reference_stays * part),
-        ("activations", tokens * per_token),
+        ("activations", tokens.div_ceil(torch.sequence_parallel as u64) * per_token),
     ]
 }
 

@@ -76,6 +76,9 @@ pub struct TorchSettings {
     /// Ranks that share one copy of weights, gradients and optimiser state; 0 for all. 1 gives every rank a whole copy. Must
     /// divide `ranks`.
     pub shard: usize,
+    /// Ranks that divide the tokens of a micro-batch among themselves, for sequences whose activations do not fit one
+    /// device. Must divide `ranks` and the attention heads of the model.
+    pub sequence_parallel: usize,
     /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used.
     pub offload: bool,
     /// Uses deterministic kernels alone, so that two runs give the same bits. On CPUs they always do.
@@ -96,6 +99,7 @@ impl Default for TorchSettings {
         Self {
             ranks: 1,
             shard: 0,
+            sequence_parallel: 1,
             offload: false,
             deterministic: false,
             python: String::new(),
@@ -152,6 +156,10 @@ impl TrainSettings {
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
             return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
         }
+        let parallel = torch.sequence_parallel;
+        if parallel == 0 || !torch.ranks.is_multiple_of(parallel) {
+            return refuse("sequence_parallel", parallel.to_string(), "a divisor of `ranks`");
+        }
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
             return refuse(
@@ -177,6 +185,7 @@ struct Keys {
     share_prompts: Option<bool>,
     ranks: Option<usize>,
     shard: Option<usize>,
+    sequence_parallel: Option<usize>,
     offload: Option<bool>,
     deterministic: Option<bool>,
     python: Option<String>,
@@ -302,6 +311,8 @@ mod tests {
         for (json, key) in [
             (r#"{ "backend": "torch", "ranks": 0 }"#, "ranks"),
             (r#"{ "backend": "torch", "ranks": 4, "shard": 3 }"#, "shard"),
+            (r#"{ "backend": "torch", "ranks": 4, "sequence_parallel": 3 }"#, "sequence_parallel"),
+            (r#"{ "backend": "torch", "sequence_parallel": 0 }"#, "sequence_parallel"),
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
             (
                 r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,
@@ -312,6 +323,6 @@ mod tests {
             let error = parse(json).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{key}`:")), "{error}");
         }
-        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4 }"#).unwrap().validate().unwrap();
+        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#).unwrap().validate().unwrap();
     }
 }

@@ -60,6 +60,8 @@ pub struct GangSettings {
     pub ranks: usize,
     /// Ranks that a copy of the weights is divided among; `None` for all of them. Must divide `ranks`.
     pub shard: Option<usize>,
+    /// Consecutive ranks that divide the tokens of a micro-batch. Must divide `ranks` and the model's attention heads.
+    pub sequence_parallel: usize,
     /// Number format of matrix products.
     pub dtype: RankDtype,
     /// Activations that the backward pass recomputes.
@@ -91,6 +93,7 @@ impl GangSettings {
             optimizer: OptimizerSettings::default(),
             ranks: 1,
             shard: None,
+            sequence_parallel: 1,
             dtype: RankDtype::F32,
             activation_checkpointing: ActivationCheckpointing::None,
             offload: false,
@@ -101,6 +104,16 @@ impl GangSettings {
             start_deadline: Duration::from_mins(10),
             publications: publications.into(),
         }
+    }
+
+    /// Groups of ranks: micro-batch `i` is computed by group `i mod groups`.
+    pub(crate) fn groups(&self) -> usize {
+        (self.ranks / self.sequence_parallel).max(1)
+    }
+
+    /// First rank of the group that computes a micro-batch.
+    pub(crate) fn first_rank(&self, micro_batch: usize) -> usize {
+        micro_batch % self.groups() * self.sequence_parallel
     }
 
     /// The settings as a rank reads them.
@@ -117,6 +130,7 @@ impl GangSettings {
                 "max_grad_norm": o.max_grad_norm,
             },
             "shard": self.shard,
+            "sequence_parallel": self.sequence_parallel,
             "dtype": self.dtype,
             "activation_checkpointing": self.activation_checkpointing,
             "offload": self.offload,

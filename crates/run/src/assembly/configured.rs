@@ -138,6 +138,7 @@ impl ConfiguredEngines {
                 optimizer: stage.optimizer.clone(),
                 ranks: torch.ranks,
                 shard: (torch.shard > 0).then_some(torch.shard),
+                sequence_parallel: torch.sequence_parallel,
                 dtype: match self.dtype {
                     Dtype::F32 => RankDtype::F32,
                     Dtype::Bf16 => RankDtype::Bf16,
@@ -280,7 +281,7 @@ impl EngineFactory for ConfiguredEngines {
             Backend::Embedded(_) if !self.uses_folders => embedded,
             Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
             Backend::Torch(torch) => TrainCapabilities {
-                ranks: torch.ranks,
+                ranks: torch.ranks / torch.sequence_parallel,
                 repeats_bits: torch.deterministic,
                 shares_prompts: false,
                 numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
