@@ -25,7 +25,7 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankEnd, RankLauncher,
+    Gang, GangError, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype, RankEnd, RankLauncher,
     RankProcess,
 };
 pub use http::{HttpError, Phase};

@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 
 from rloom.torch.errors import CheckpointError
 from rloom.torch.model import open_model
+from rloom.torch.world import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,19 +73,22 @@ def save(engine: Engine, folder: Path) -> Listed:
     except (CheckpointException, OSError) as error:
         raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
     # Every rank knows the files that it has written; rank 0 also wrote the index and the value head.
-    return written + _listed(engine, folder, "trainer/*.safetensors", f"{MOMENTS}/.metadata") + _listed(
-        engine, folder, f"{MOMENTS}/__{engine.world.rank}_*", of_all=True
+    return (
+        written
+        + _listed(engine, folder, "trainer/*.safetensors", f"{MOMENTS}/.metadata")
+        + _listed(engine, folder, f"{MOMENTS}/__{engine.world.rank}_*", of_all=True)
     )
 
 
 def restore(engine: Engine, folder: Path) -> None:
     """Continues from a folder of `save`, of any number of ranks, or from one of the embedded engine."""
     settings, world = engine.settings, engine.world
+    dtype = torch.float64 if settings.dtype == "f64" else torch.float32
     with _agreement(engine, f"read {folder}"):
         whole = None
         if world.rank == 0:
             # With a value head of its own, the folder is that of a policy.
-            whole = open_model(str(folder), settings.heads, dtype=next(engine.model.parameters()).dtype)
+            whole = open_model(str(folder), settings.heads, dtype=dtype)
             if whole.score is not None:
                 head = load_file(folder / VALUE_HEAD)
                 whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
@@ -92,12 +96,12 @@ def restore(engine: Engine, folder: Path) -> None:
     given = None if whole is None else whole.named_weights()
     with _agreement(engine, f"read {folder}"):
         if given is not None and {n: x.shape for n, x in given.items()} != {
-            n: x.shape for n, x in own.items()
+            n: shape_of(x) for n, x in own.items()
         }:
             raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
     for name, weight in own.items():
-        full = torch.empty(weight.shape, dtype=weight.dtype) if given is None else given[name].detach()
-        world.broadcast_into(weight.detach(), full.contiguous())
+        full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name].detach()
+        world.broadcast_into(weight, full.contiguous())
     engine.optimizer.zero()
     _restore_moments(engine, folder)
 
@@ -175,9 +179,7 @@ def _await_visible(folder: Path, files: Iterable[tuple[str, int]]) -> None:
         while (seen := _size(folder / name)) != size:
             if time.monotonic() > until:
                 what = "is missing" if seen is None else f"has {seen} of {size} bytes"
-                raise OSError(
-                    f"{name} {what} after {VISIBLE_SECONDS:g} s: not all ranks see the same folder"
-                )
+                raise OSError(f"{name} {what} after {VISIBLE_SECONDS:g} s: not all ranks see the same folder")
             time.sleep(LOOK_SECONDS)
 
 

@@ -93,9 +93,6 @@ class ScoringModel(nn.Module):
             with torch.no_grad():
                 last = hidden[(ends[split.own(ends)] - split.first).to(hidden.device)]
                 last_values = split.gathered(_values(value, last), ends)
-        if not len(batch.rows):
-            # Keeps a batch without scored tokens in the graph: the backward pass is collective.
-            logprob = (hidden.float().sum() * 0).expand(0).clone()
         return Scores(logprob, entropy, values, last_values)
 
     def _inputs(self, batch: Batch, split: Split) -> dict[str, object]:

@@ -57,7 +57,9 @@ def check_heads(model: ScoringModel) -> None:
     heads, parallel = model.hf.config.get_text_config().num_attention_heads, model.group.size()
     if heads % parallel:
         name = type(model.hf).__name__
-        raise ModelError(f"sequence_parallel = {parallel} does not divide the {heads} attention heads of {name}")
+        raise ModelError(
+            f"sequence_parallel = {parallel} does not divide the {heads} attention heads of {name}"
+        )
 
 
 def _agrees(

@@ -93,7 +93,7 @@ class Rank:
         device = self.world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         is_exact = device.type == "cpu" or settings.deterministic
-        path = f"torch-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
+        path = f"{settings.backend}-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
         path += f"-{self.world.sequence_parallel}" if self.world.sequence_parallel > 1 else ""
         return {
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
@@ -181,7 +181,7 @@ class Rank:
 
     def do_gradients(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Returns the accumulated gradient, for tests."""
-        gradients = self._engine.gradients()
+        gradients = self._engine.optimizer.gradients()
         return {}, {name: g.float().cpu() for name, g in gradients.items()} if self.rank == 0 else {}
 
     @property

@@ -24,6 +24,7 @@ class Settings:
 
     #: Folder of the policy.
     model: str
+    backend: Literal["torch", "deepspeed"] = "torch"
     heads: Heads = "policy"
     #: Folder of the reference policy, if the algorithm reads it.
     reference: str | None = None

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from rloom.torch.engine import Engine
 
 #: 35, 9 and 7 tokens, which two ranks cannot divide, sequences that end on both ranks, and one without scores.
-BATCHES = [batch((3, 9), (1, 14), (6, 2)), batch((2, 7), seed=3), prompt_only(), batch((1, 1), (4, 11), seed=4)]
+BATCHES = [
+    batch((3, 9), (1, 14), (6, 2)),
+    batch((2, 7), seed=3),
+    prompt_only(),
+    batch((1, 1), (4, 11), seed=4),
+]
 
 
 def mine(own: Engine, batches: list[Batch]) -> dict[int, Batch]:
@@ -42,7 +47,7 @@ def computed(folder: Path, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
     given = mine(own, BATCHES)
     scores = dict(zip(given, own.score(given, len(BATCHES), reference=False, progress=silent), strict=True))
     own.accumulate(given, len(BATCHES), Weighted(BATCHES), silent)
-    gradients = {name: g.numpy() for name, g in own.gradients().items()}
+    gradients = {name: g.numpy() for name, g in own.optimizer.gradients().items()}
     norms = [own.step(1e-2)]
     for batches, inert in [*zip(STEPS, INERT, strict=True), (BATCHES, ())]:
         skipped = tuple(i for i in inert if all(i < len(b.lengths) for b in batches))
@@ -58,7 +63,7 @@ def computed(folder: Path, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def compare(folder: Path, ranks: int, parallel: int, **settings: Any) -> None:  # noqa: ANN401
-    one, start = computed(folder, **settings), initial(folder)
+    one, start = computed(folder, **{**settings, "backend": "torch"}), initial(folder)
     moved = distance(start, one["weights"])
     results = gang(ranks, divided, folder, {"parallel": parallel, **settings})
     scored: dict[int, Any] = {}

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use rloom_config::Stage;
-use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, TorchSettings};
+use rloom_engine::{Form, RolloutEngineSettings, ServerSettings, TorchSettings};
 use rloom_model::ModelConfig;
 use rloom_run::assembly::{self, PlacedRole, Placement, Slots};
 use serde::Serialize;
@@ -46,9 +46,9 @@ impl Processes {
         let Placement { machine, roles, weights } = placement;
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
-            let memory = model.map(|model| match (&stage.trainer.backend, servers) {
+            let memory = model.map(|model| match (stage.trainer.ranks(), servers) {
                 (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
-                (Backend::Torch(torch), _) => rank_memory(stage, torch, placed.role, model, machine),
+                (Some(torch), _) => rank_memory(stage, torch, placed.role, model, machine),
                 _ => Vec::new(),
             });
             let is_limited = placed.role == "server" && matches!(machine, Slots::Gpus(_));

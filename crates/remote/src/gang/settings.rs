@@ -19,6 +19,16 @@ pub enum PolicyHeads {
     Critic,
 }
 
+/// Library that divides a model among the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankBackend {
+    /// FSDP2 of PyTorch.
+    Torch,
+    /// ZeRO-3 of DeepSpeed, without `shard`, `offload`, [`RankDtype::F64`] and parking on GPUs.
+    Deepspeed,
+}
+
 /// Number format of matrix products; weights, gradients and moments are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,6 +58,8 @@ pub enum RankDevice {
 pub struct GangSettings {
     /// Model folder of the policy.
     pub model: PathBuf,
+    /// Library that divides the model.
+    pub backend: RankBackend,
     /// Heads of the model.
     pub heads: PolicyHeads,
     /// Model folder of the reference policy, if the algorithm reads it.
@@ -87,6 +99,7 @@ impl GangSettings {
     pub fn new(model: impl Into<PathBuf>, publications: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
+            backend: RankBackend::Torch,
             heads: PolicyHeads::Policy,
             reference: None,
             policy: PolicyId::MAIN,
@@ -121,6 +134,7 @@ impl GangSettings {
         let o = &self.optimizer;
         json!({
             "model": self.model,
+            "backend": self.backend,
             "heads": self.heads,
             "reference": self.reference,
             "optimizer": {

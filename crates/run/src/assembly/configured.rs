@@ -18,7 +18,7 @@ use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
 use rloom_remote::{
-    EnvironmentKind, Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, Server,
+    EnvironmentKind, Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankBackend, RankDtype, ReplicaPool, Server,
     ServerCommand, ServerProcess, Slot,
 };
 use rloom_stage::{PolicyWriter, StageError};
@@ -134,6 +134,10 @@ impl ConfiguredEngines {
             let epoch = self.next_number();
             let settings = GangSettings {
                 heads,
+                backend: match stage.trainer.backend {
+                    Backend::Deepspeed(_) => RankBackend::Deepspeed,
+                    _ => RankBackend::Torch,
+                },
                 reference: has_reference.then(|| folder.path().to_owned()),
                 optimizer: stage.optimizer.clone(),
                 ranks: torch.ranks,
@@ -251,8 +255,8 @@ impl EngineFactory for ConfiguredEngines {
         threads: usize,
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
-        if let Backend::Torch(torch) = &stage.trainer.backend {
-            return self.gangs(stage, torch, threads, &start);
+        if let Some(ranks) = stage.trainer.ranks() {
+            return self.gangs(stage, ranks, threads, &start);
         }
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
         let policy = if self.uses_folders { policy.with_publications_in(&self.publications) } else { policy };
@@ -280,7 +284,7 @@ impl EngineFactory for ConfiguredEngines {
         match &stage.trainer.backend {
             Backend::Embedded(_) if !self.uses_folders => embedded,
             Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
-            Backend::Torch(torch) => TrainCapabilities {
+            Backend::Torch(torch) | Backend::Deepspeed(torch) => TrainCapabilities {
                 ranks: torch.ranks / torch.sequence_parallel,
                 repeats_bits: torch.deterministic,
                 shares_prompts: false,
