@@ -82,7 +82,9 @@ class ZeroOptimizer(Optimizer):
     def gradients(self) -> dict[str, Tensor]:
         gradients = {name: self.zero_3.get_local_fp32_grad_for_param(w) for name, w in self.weights.items()}
         parts = {n: flat_part(g, self.weights[n], self.world.mesh) for n, g in gradients.items()}
-        return {n: self.world.whole(part).view(shape_of(self.weights[n])) for n, part in parts.items()}
+        return {
+            n: self.world.whole(part).view(shape_of(self.weights[n])).clone() for n, part in parts.items()
+        }
 
     def _step(self, learning_rate: float) -> float:
         zero_3 = self.zero_3
